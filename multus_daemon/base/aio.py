@@ -1,0 +1,83 @@
+"""asyncio pieces: a lock for each key, exponential backoff, work that a cancelled caller can't cut in half."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class KeyedLock:
+    """One lock per key, fair within a key, forgotten when nobody holds or awaits it."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """How many keys are held or awaited now."""
+        return len(self._locks)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, key: str) -> AsyncIterator[None]:
+        """Hold the lock of `key` for the duration of the block."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._users[key] = self._users.get(key, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._locks[key]
+
+
+def backoff(first: float, last: float, *, jitter: float = 0.0) -> Iterator[float]:
+    """Delays in seconds that double from `first` to `last` and stay there; each off by up to `jitter` of itself."""
+    delay = first
+    while True:
+        yield delay * (1 + random.uniform(-jitter, jitter))
+        delay = min(delay * 2, last)
+
+
+class TaskGroupOfRequests:
+    """Tasks that outlive the request that began them, so that a client which hangs up never cuts a verb in half."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        """How many tasks are still running."""
+        return len(self._tasks)
+
+    async def run(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
+        """Run `work` in a task of its own and wait for it; cancelling the waiter leaves the work running.
+
+        Raises what the work raises. If the waiter has gone, an exception of the work is dropped here: the work
+        itself has logged it.
+        """
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Retrieved so that asyncio does not report it as never retrieved when nobody waits any more.
+            task.exception()
+
+    async def drain(self, timeout: float) -> int:
+        """Wait up to `timeout` seconds for what runs, then cancel the rest; the number of those cancelled."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+        left = list(self._tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=5)
+        return len(left)

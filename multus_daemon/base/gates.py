@@ -1,0 +1,23 @@
+"""Readiness as a set of named gates: all open means ready, a closed one says why."""
+
+from __future__ import annotations
+
+
+class Gates:
+    """Named conditions that must all hold before the daemon calls itself ready."""
+
+    def __init__(self, *names: str) -> None:
+        self._closed: dict[str, str] = dict.fromkeys(names, "not started")
+
+    def open(self, name: str) -> None:
+        """The condition `name` holds from now on."""
+        self._closed.pop(name, None)
+
+    def close(self, name: str, reason: str) -> None:
+        """The condition `name` does not hold, because of `reason`."""
+        self._closed[name] = reason
+
+    @property
+    def closed(self) -> dict[str, str]:
+        """The closed gates, name to reason; empty when ready."""
+        return dict(self._closed)

@@ -1,0 +1,50 @@
+"""What a built-in plugin is: four coroutines over one parsed call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from multus_daemon.cni.result import Result
+from multus_daemon.ports import Invocation, PluginRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a built-in: the invocation, its configuration parsed and checked, and the host it acts on."""
+
+    invocation: Invocation
+    fields: Mapping[str, Any]
+    """The whole configuration object; read with `cni.gojson` (keys in any case)."""
+    name: str
+    """The network's name, checked."""
+    cni_version: str
+    """The configuration's version, one of `versions.SUPPORTED`."""
+    prev_result: Result | None
+    """`prevResult`, already read; None if there is none."""
+    host_root: Path
+    """Where the host's files are found: `/`, or the daemon's chrootDir. Netns paths are not below it."""
+    ipam: PluginRunner
+    """Runs the IPAM plugin that the configuration names."""
+
+
+class BuiltinPlugin(Protocol):
+    """A plugin of the CNI SPEC. GC needs no code: the reference plugins have none, which counts as success."""
+
+    async def add(self, call: Call) -> Result:
+        """Raises CniError, or any exception, which becomes code 999 with its text."""
+        ...
+
+    async def delete(self, call: Call) -> None:
+        """Absent is done. Raises as `add` does."""
+        ...
+
+    async def check(self, call: Call) -> None:
+        """Raises as `add` does."""
+        ...
+
+    async def status(self, call: Call) -> None:
+        """Raises as `add` does."""
+        ...

@@ -1,0 +1,205 @@
+"""Network configurations, single or list: a parsed view beside the original bytes, and what each plugin gets on stdin.
+
+Rules: CNI SPEC section 1, and libcni where the specification is silent (`libcni/conf.go`, `libcni/api.go`).
+The bytes are what is stored and handed on; nothing is lost because our view does not know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from multus_daemon.cni import gojson, versions
+from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.cni.names import NetworkName, network_name_problem
+
+
+@dataclass(frozen=True, slots=True)
+class PluginConfig:
+    """One plugin object of a configuration."""
+
+    type: str
+    fields: Mapping[str, Any]
+    """The whole object as it was written."""
+    capabilities: frozenset[str]
+    """The capabilities that it declares as true."""
+    ipam_type: str = ""
+    """`ipam.type`, empty where there is none."""
+
+    @property
+    def name(self) -> str:
+        """The plugin object's own name; libcni shows it in errors."""
+        name = gojson.get(self.fields, "name")
+        return name if isinstance(name, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """A network: one plugin (`.conf`) or a list of them (`.conflist`)."""
+
+    raw: bytes
+    """The bytes as they were given."""
+    name: NetworkName
+    cni_version: str
+    """What the plugins are called with; empty means 0.1.0."""
+    plugins: tuple[PluginConfig, ...]
+    is_list: bool
+    disable_check: bool = False
+    disable_gc: bool = False
+    load_only_inlined_plugins: bool = False
+
+    @property
+    def type(self) -> str:
+        """The first plugin's type, for messages and metrics."""
+        return self.plugins[0].type if self.plugins else ""
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Every capability that some plugin of the network declares."""
+        return frozenset().union(*(plugin.capabilities for plugin in self.plugins))
+
+
+def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False) -> NetworkConfig:
+    """Read a configuration, single or list, told apart by the key `plugins`.
+
+    `default_name`: the name to inject where the configuration has none (NPWG multi-network SPEC 3.4.2); the bytes are
+    then written anew with it. `allow_no_plugins`: a list whose plugins come from a folder (see `with_plugins`).
+    Raises DecodingFailureError (6) and InvalidNetworkConfigError (7), with the cause first.
+    """
+    try:
+        fields = gojson.loads_object(raw)
+        if not gojson.get_str(fields, "name") and default_name:
+            fields = {key: value for key, value in fields.items() if key.lower() != "name"} | {"name": default_name}
+            raw = gojson.dumps(fields)
+        return _read(raw, fields, allow_no_plugins)
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"CNI configuration: {error}") from error
+
+
+def _read(raw: bytes, fields: dict[str, Any], allow_no_plugins: bool) -> NetworkConfig:
+    name = gojson.get_str(fields, "name") or ""
+    if problem := network_name_problem(name):
+        raise InvalidNetworkConfigError(problem, name)
+    cni_version = _choose_version(fields)
+    # A `type` decides as upstream does; a list is what has none.
+    if gojson.get_str(fields, "type"):
+        return NetworkConfig(raw, NetworkName(name), cni_version, (_plugin(fields),), is_list=False)
+    entries = gojson.get_list(fields, "plugins")
+    if entries is None and not allow_no_plugins:
+        raise InvalidNetworkConfigError(
+            "CNI configuration has neither 'type' nor 'plugins'", f"network {name!r}: name a plugin"
+        )
+    if entries is not None and not entries:
+        raise InvalidNetworkConfigError("no plugins in list", f"network {name!r}: 'plugins' is empty")
+    return NetworkConfig(
+        raw,
+        NetworkName(name),
+        cni_version,
+        tuple(_list_entry(index, entry) for index, entry in enumerate(entries or ())),
+        is_list=True,
+        disable_check=_flag(fields, "disableCheck"),
+        disable_gc=_flag(fields, "disableGC"),
+        load_only_inlined_plugins=_flag(fields, "loadOnlyInlinedPlugins"),
+    )
+
+
+def _list_entry(index: int, entry: Any) -> PluginConfig:
+    try:
+        if not isinstance(entry, dict):
+            raise gojson.JsonError(f"an object is needed, not {gojson.kind_of(entry)}")
+        if not gojson.get_str(entry, "type"):
+            raise InvalidNetworkConfigError(f"plugins[{index}]: 'type' is missing")
+        return _plugin(entry)
+    except gojson.JsonError as error:
+        raise gojson.JsonError(f"plugins[{index}]: {error}") from error
+
+
+def _plugin(fields: Mapping[str, Any]) -> PluginConfig:
+    plugin_type = gojson.get_str(fields, "type") or ""
+    if "/" in plugin_type or plugin_type in (".", ".."):
+        raise InvalidNetworkConfigError(
+            f"invalid plugin name: {plugin_type}", "a plugin's type is a file name, no path"
+        )
+    capabilities = gojson.get_object(fields, "capabilities") or {}
+    for key, value in capabilities.items():
+        if not isinstance(value, bool):
+            raise gojson.JsonError(f"capabilities.{key}: a boolean is needed, not {gojson.kind_of(value)}")
+    ipam = gojson.get_object(fields, "ipam") or {}
+    return PluginConfig(
+        type=plugin_type,
+        fields=fields,
+        capabilities=frozenset(key for key, value in capabilities.items() if value),
+        ipam_type=gojson.get_str(ipam, "type") or "",
+    )
+
+
+def _choose_version(fields: Mapping[str, Any]) -> str:
+    """`cniVersion`, or the highest of `cniVersions` that the libraries know (CNI SPEC 1.1.0 section 1)."""
+    try:
+        single = gojson.get_str(fields, "cniVersion") or ""
+        versions.parse(single)
+        offered = gojson.get_strings(fields, "cniVersions")
+        if offered is None:
+            return single
+        pool = [version for version in (*offered, single) if version and versions.parse(version) <= (1, 1, 0)]
+        return max(pool, key=versions.parse, default=single)
+    except ValueError as error:
+        raise InvalidNetworkConfigError(str(error)) from error
+
+
+def _flag(fields: Mapping[str, Any], key: str) -> bool:
+    """A boolean that 0.4.0 documented as the strings "true" and "false"."""
+    value = gojson.get(fields, key)
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise gojson.JsonError(f'{key}: a boolean, or "true" or "false", is needed, not {gojson.kind_of(value)}')
+
+
+def with_plugins(config: NetworkConfig, extra: tuple[bytes, ...]) -> NetworkConfig:
+    """A list with the plugin objects `extra` appended, written anew so that its bytes are complete by themselves.
+
+    Raises as `parse` does.
+    """
+    if not extra:
+        return config
+    try:
+        fields = gojson.loads_object(config.raw)
+        entries = [*(gojson.get_list(fields, "plugins") or ()), *(gojson.loads_object(raw) for raw in extra)]
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"CNI configuration: {error}") from error
+    fields = {key: value for key, value in fields.items() if key.lower() != "plugins"} | {"plugins": entries}
+    return parse(gojson.dumps(fields))
+
+
+def with_version(config: NetworkConfig, cni_version: str) -> NetworkConfig:
+    """The same network, its plugins called with another CNI version; the bytes stay as they are."""
+    return replace(config, cni_version=cni_version)
+
+
+def plugin_stdin(
+    config: NetworkConfig,
+    plugin: PluginConfig,
+    *,
+    prev_result: Mapping[str, Any] | None = None,
+    capability_args: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> bytes:
+    """What `plugin` of `config` reads on stdin (CNI SPEC section 3, "Deriving execution configuration").
+
+    The plugin's own object, with name and cniVersion of the network, `prevResult` where there is one, and
+    `runtimeConfig` with those of `capability_args` that the plugin declares; a literal runtimeConfig of the file stays
+    where no capability applies, as with libcni. `extra` keys are set as they are.
+    """
+    fields: dict[str, Any] = dict(plugin.fields)
+    fields["name"] = config.name
+    fields["cniVersion"] = config.cni_version or versions.IMPLIED
+    if prev_result is not None:
+        fields["prevResult"] = dict(prev_result)
+    granted = {key: value for key, value in (capability_args or {}).items() if key in plugin.capabilities}
+    if granted:
+        fields["runtimeConfig"] = granted
+    fields.update(extra or {})
+    return gojson.dumps(fields)

@@ -1,0 +1,327 @@
+"""The result of an ADD: one model in the shape of the newest CNI version, read from and written in every version.
+
+Formats: CNI SPEC section 5 "Success" of each version; the conversions are those of containernetworking/cni v1.3.0
+(`pkg/types/020`, `040`, `100`). Inside the daemon only `Result` exists; versions matter at the edges.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from multus_daemon.cni import gojson, versions
+from multus_daemon.cni.errors import DecodingFailureError, IncompatibleVersionError
+
+IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A link that the plugin made; `sandbox` is the netns path, empty for the host's side. `mtu` in bytes."""
+
+    name: str
+    mac: str = ""
+    mtu: int = 0
+    sandbox: str = ""
+    socket_path: str = ""
+    pci_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IpConfig:
+    """An address in CIDR text with its host bits, its gateway, and the index of its interface (None: not said)."""
+
+    address: str
+    gateway: str = ""
+    interface: int | None = None
+
+    @property
+    def ip(self) -> str:
+        """The address without its prefix length."""
+        return self.address.partition("/")[0]
+
+    @property
+    def is_ipv4(self) -> bool:
+        """The address family."""
+        return ":" not in self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route; 0 and None mean "not said". `table` and `scope` are kept where they are 0."""
+
+    dst: str
+    gw: str = ""
+    mtu: int = 0
+    advmss: int = 0
+    priority: int = 0
+    table: int | None = None
+    scope: int | None = None
+
+    @property
+    def is_default(self) -> bool:
+        """True for 0.0.0.0/0 and ::/0."""
+        return self.dst.endswith("/0") and ipaddress.ip_interface(self.dst).ip.is_unspecified
+
+    @property
+    def is_ipv4(self) -> bool:
+        """The address family."""
+        return ":" not in self.dst
+
+
+@dataclass(frozen=True, slots=True)
+class Dns:
+    """Resolver settings as resolv.conf(5) names them."""
+
+    nameservers: tuple[str, ...] = ()
+    domain: str = ""
+    search: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """False where nothing is set."""
+        return bool(self.nameservers or self.domain or self.search or self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an ADD made. Empty tuples where the plugin said nothing."""
+
+    interfaces: tuple[Interface, ...] = ()
+    ips: tuple[IpConfig, ...] = ()
+    routes: tuple[Route, ...] = ()
+    dns: Dns = field(default_factory=Dns)
+
+    def replace_interfaces(self, interfaces: tuple[Interface, ...]) -> Result:
+        """The same result with other interfaces."""
+        return replace(self, interfaces=interfaces)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def decode(data: bytes, implied_version: str) -> Result:
+    """The result in a plugin's stdout; `implied_version` counts where it names none. `null` is an empty result.
+
+    Raises DecodingFailureError and IncompatibleVersionError.
+    """
+    try:
+        value = gojson.loads(data)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise gojson.JsonError(f"a JSON object is needed, not {gojson.kind_of(value)}")
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"result: {error}") from error
+    return from_object(value, implied_version)
+
+
+def from_object(fields: Mapping[str, Any], implied_version: str) -> Result:
+    """The result in a decoded JSON object, of any version. Raises as `decode` does."""
+    try:
+        version = gojson.get_str(fields, "cniVersion") or implied_version or versions.IMPLIED
+        if not versions.is_supported(version):
+            raise IncompatibleVersionError(
+                f'unsupported CNI result version "{version}"', f"known are {', '.join(versions.SUPPORTED)}"
+            )
+        return _read_020(fields) if version in ("0.1.0", "0.2.0") else _read_lists(fields)
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"result: {error}") from error
+
+
+def _read_lists(fields: Mapping[str, Any]) -> Result:
+    """0.3.0 to 1.1.0: `version` of an address is derived from its family when written, so it need not be kept."""
+    return Result(
+        interfaces=tuple(
+            Interface(
+                name=gojson.get_str(item, "name") or "",
+                mac=gojson.get_str(item, "mac") or "",
+                mtu=gojson.get_int(item, "mtu") or 0,
+                sandbox=gojson.get_str(item, "sandbox") or "",
+                socket_path=gojson.get_str(item, "socketPath") or "",
+                pci_id=gojson.get_str(item, "pciID") or "",
+            )
+            for item in _objects(fields, "interfaces")
+        ),
+        ips=tuple(
+            IpConfig(
+                address=cidr(gojson.get_str(item, "address"), "ips.address"),
+                gateway=_ip(gojson.get_str(item, "gateway"), "ips.gateway"),
+                interface=gojson.get_int(item, "interface"),
+            )
+            for item in _objects(fields, "ips")
+        ),
+        routes=tuple(read_route(item) for item in _objects(fields, "routes")),
+        dns=read_dns(gojson.get_object(fields, "dns") or {}),
+    )
+
+
+def _read_020(fields: Mapping[str, Any]) -> Result:
+    ips: list[IpConfig] = []
+    routes: list[Route] = []
+    for key in ("ip4", "ip6"):
+        family = gojson.get_object(fields, key)
+        if family is None:
+            continue
+        ips.append(
+            IpConfig(
+                address=cidr(gojson.get_str(family, "ip"), f"{key}.ip"),
+                gateway=_ip(gojson.get_str(family, "gateway"), f"{key}.gateway"),
+            )
+        )
+        routes += [read_route(item) for item in _objects(family, "routes")]
+    return Result(ips=tuple(ips), routes=tuple(routes), dns=read_dns(gojson.get_object(fields, "dns") or {}))
+
+
+def _objects(fields: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    values = gojson.get_list(fields, key) or []
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise gojson.JsonError(f"{key}[{index}]: an object is needed, not {gojson.kind_of(value)}")
+    return values
+
+
+def read_route(fields: Mapping[str, Any]) -> Route:
+    """A route object of a result or of an IPAM configuration. Raises gojson.JsonError."""
+    return Route(
+        dst=cidr(gojson.get_str(fields, "dst"), "routes.dst"),
+        gw=_ip(gojson.get_str(fields, "gw"), "routes.gw"),
+        mtu=gojson.get_int(fields, "mtu") or 0,
+        advmss=gojson.get_int(fields, "advmss") or 0,
+        priority=gojson.get_int(fields, "priority") or 0,
+        table=gojson.get_int(fields, "table"),
+        scope=gojson.get_int(fields, "scope"),
+    )
+
+
+def read_dns(fields: Mapping[str, Any]) -> Dns:
+    """A dns object of a result or a configuration. Raises gojson.JsonError."""
+    return Dns(
+        nameservers=tuple(gojson.get_strings(fields, "nameservers") or ()),
+        domain=gojson.get_str(fields, "domain") or "",
+        search=tuple(gojson.get_strings(fields, "search") or ()),
+        options=tuple(gojson.get_strings(fields, "options") or ()),
+    )
+
+
+def cidr(text: str | None, where: str) -> str:
+    """An address with its prefix length, host bits kept, as Go's ParseCIDR takes it. Raises gojson.JsonError."""
+    if text is None or "/" not in text or "%" in text:
+        raise gojson.JsonError(f"{where}: an address with a prefix length is needed, not {text!r}")
+    address, _, length = text.partition("/")
+    if not (length.isascii() and length.isdigit()):
+        raise gojson.JsonError(f"{where}: {text!r} has no prefix length")
+    try:
+        return f"{ipaddress.ip_interface(text).ip}/{int(length)}"
+    except ValueError as error:
+        raise gojson.JsonError(f"{where}: {address!r}/{length} is no address in CIDR notation") from error
+
+
+def _ip(text: str | None, where: str) -> str:
+    if not text:
+        return ""
+    try:
+        if "%" in text:
+            raise ValueError(text)
+        return str(ipaddress.ip_address(text))
+    except ValueError as error:
+        raise gojson.JsonError(f"{where}: {text!r} is no IP address") from error
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def to_object(result: Result, version: str) -> dict[str, Any]:
+    """The result as a JSON object of `version`, keys in the order of the Go library's structs.
+
+    Raises IncompatibleVersionError for an unknown version, and for 0.1.0 and 0.2.0 where there is no address.
+    """
+    version = version or versions.IMPLIED
+    if not versions.is_supported(version):
+        raise IncompatibleVersionError(f"no converter for CNI result version {versions.CURRENT} to {version}")
+    if version in ("0.1.0", "0.2.0"):
+        return _write_020(result, version)
+    newest = versions.at_least(version, "1.0.0")
+    fields: dict[str, Any] = {"cniVersion": version}
+    if result.interfaces:
+        fields["interfaces"] = [_write_interface(item, newest) for item in result.interfaces]
+    if result.ips:
+        fields["ips"] = [_write_ip(item, newest) for item in result.ips]
+    if result.routes:
+        fields["routes"] = [write_route(item) for item in result.routes]
+    if result.dns or not newest:
+        fields["dns"] = write_dns(result.dns)
+    return fields
+
+
+def to_stdout(result: Result, version: str) -> bytes:
+    """What a plugin prints: 4 spaces, no newline at the end; 1.x sorted by key, older ones in struct order.
+
+    Raises as `to_object` does.
+    """
+    fields = to_object(result, version)
+    return gojson.dumps_indented(fields, sort_keys=versions.at_least(fields["cniVersion"], "1.0.0"))
+
+
+def _present(**fields: Any) -> dict[str, Any]:
+    """The fields that hold something: Go's `omitempty`, where None is a nil pointer and a 0 behind one is kept."""
+    return {key: value for key, value in fields.items() if value not in ("", None, ())}
+
+
+def _write_interface(item: Interface, newest: bool) -> dict[str, Any]:
+    if not newest:
+        return {"name": item.name, **_present(mac=item.mac, sandbox=item.sandbox)}
+    return {
+        "name": item.name,
+        **_present(
+            mac=item.mac,
+            mtu=item.mtu or None,
+            sandbox=item.sandbox,
+            socketPath=item.socket_path,
+            pciID=item.pci_id,
+        ),
+    }
+
+
+def _write_ip(item: IpConfig, newest: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {} if newest else {"version": "4" if item.is_ipv4 else "6"}
+    return fields | _present(interface=item.interface, address=item.address, gateway=item.gateway)
+
+
+def write_route(item: Route) -> dict[str, Any]:
+    """A route as every version writes it; the newer keys are kept in old versions, as the Go library does."""
+    return _present(
+        dst=item.dst,
+        gw=item.gw,
+        mtu=item.mtu or None,
+        advmss=item.advmss or None,
+        priority=item.priority or None,
+        table=item.table,
+        scope=item.scope,
+    )
+
+
+def write_dns(dns: Dns) -> dict[str, Any]:
+    """A dns object, `{}` where nothing is set."""
+    fields = _present(nameservers=dns.nameservers, domain=dns.domain, search=dns.search, options=dns.options)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+
+
+def _write_020(result: Result, version: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {"cniVersion": version}
+    for key, ipv4 in (("ip4", True), ("ip6", False)):
+        address = next((item for item in result.ips if item.is_ipv4 is ipv4), None)
+        if address is None:
+            continue
+        routes = [_present(dst=item.dst, gw=item.gw) for item in result.routes if item.is_ipv4 is ipv4]
+        fields[key] = {"ip": address.address} | _present(gateway=address.gateway)
+        if routes:
+            fields[key]["routes"] = routes
+    if len(fields) == 1:
+        raise IncompatibleVersionError(
+            "cannot convert: no valid IP addresses", f"a result of version {version} must have one"
+        )
+    fields["dns"] = write_dns(result.dns)
+    return fields

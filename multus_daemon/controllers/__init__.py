@@ -1,0 +1,1 @@
+"""Long loops beside the requests."""

@@ -1,0 +1,226 @@
+"""What the engine needs from the world, as small Protocols, and the values that cross them.
+
+Implementations: ClusterStore - kube, standalone; PluginRunner - delegates.process, delegates.dispatch and the
+built-in plugins; DelegateRunner - delegates.chain; DelegateStore - delegates.store; LinkOps - netlink.ops.
+The contract of each is in its docstring; `tests/contract/` runs one suite over every implementation and the fakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from multus_daemon.cni import args as cni_args
+from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.cni.result import Result
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The parts of a Kubernetes pod that networking needs."""
+
+    namespace: Namespace
+    name: PodName
+    uid: PodUid
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    host_network: bool = False
+
+    @property
+    def is_static(self) -> bool:
+        """True for a pod from the kubelet's own files: its UID in the API is that of the mirror pod."""
+        return self.annotations.get("kubernetes.io/config.source", "api") != "api"
+
+    def __str__(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """The container that networks are attached to: the runtime's id and the path of its network namespace."""
+
+    container_id: ContainerId
+    netns: str
+    """Empty where the runtime has none any more (DEL)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One network of one container: all that it takes to call its plugins again, years later, without asking anyone."""
+
+    name: str
+    """For people and the status: `<namespace>/<name>` of the NetworkAttachmentDefinition, else the network's name."""
+    config: NetworkConfig
+    ifname: IfName
+    cluster_network: bool = False
+    capability_args: Mapping[str, Any] = field(default_factory=dict)
+    """What plugins that declare the capability get as runtimeConfig."""
+    cni_args: cni_args.Pairs = ()
+    result: Result | None = None
+    """What ADD returned; None until it has."""
+
+    def with_result(self, result: Result | None) -> Attachment:
+        """The same attachment after its ADD."""
+        return replace(self, result=result)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRecord:
+    """Everything that is, or may be, attached to a container, in the order of its ADDs."""
+
+    sandbox: Sandbox
+    ifname: IfName
+    """CNI_IFNAME of the runtime's call: the cluster network's interface."""
+    pod_namespace: Namespace
+    pod_name: PodName
+    pod_uid: PodUid
+    attachments: tuple[Attachment, ...]
+    complete: bool = False
+    """True once the whole ADD succeeded; False from before the first plugin runs until then."""
+    created: float = 0.0
+    """Unix time in seconds."""
+
+    @property
+    def pod(self) -> str:
+        """`namespace/name` of the pod."""
+        return f"{self.pod_namespace}/{self.pod_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One call of one plugin, as the CNI SPEC section 2 has it: the variables and standard input."""
+
+    verb: str
+    container_id: str
+    netns: str
+    ifname: str
+    args: str
+    """CNI_ARGS, rendered."""
+    path: str
+    """CNI_PATH, directories joined by `:`, as the plugin is to see them."""
+    stdin: bytes
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+class PodNotFoundError(LookupError):
+    """The store knows no such pod; the message names it and where was looked."""
+
+
+class NetworkNotFoundError(LookupError):
+    """The store knows no such NetworkAttachmentDefinition; the message names it and where was looked."""
+
+
+class StoreUnavailableError(Exception):
+    """The store can't be asked now (API server away, directory unreadable); the message says why."""
+
+
+class StatusWriteError(Exception):
+    """The network-status could not be written now."""
+
+
+class CorruptRecordError(Exception):
+    """A stored record can't be read, and nothing else on disk tells what it held; the message names the file."""
+
+
+# --- protocols -------------------------------------------------------------------------------------------------------
+
+
+class ClusterStore(Protocol):
+    """Pods and networks as declared, and what is reported back about them."""
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        """The pod; `uid` is a hint for stores that can wait until that incarnation is known, may be empty.
+
+        The answer may have another UID: judging that is the caller's. Raises PodNotFoundError,
+        StoreUnavailableError.
+        """
+        ...
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        """The NetworkAttachmentDefinition. Raises NetworkNotFoundError, StoreUnavailableError."""
+        ...
+
+    async def write_network_status(self, pod: Pod, value: str) -> None:
+        """Replace the pod's `k8s.v1.cni.cncf.io/network-status` by `value`, other annotations untouched.
+
+        Refuses, as StatusWriteError, to write to another incarnation of the pod (UID differs).
+        """
+        ...
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        """Queue an Event about the pod, `kind` Normal or Warning. Never blocks, never raises."""
+        ...
+
+
+class PluginRunner(Protocol):
+    """Runs one CNI plugin for one verb, in a process or in this one."""
+
+    def locate(self, plugin_type: str) -> str:
+        """Where the plugin would run, for messages and logs: a path, or `built-in`; empty if it is not to be had."""
+        ...
+
+    async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
+        """Call the plugin; what it printed on stdout. Raises CniError, the plugin's own or one about running it.
+
+        Has a deadline of its own; when cancelled it first ends what it started.
+        """
+        ...
+
+
+class DelegateRunner(Protocol):
+    """Runs every plugin of one attachment by the rules of libcni."""
+
+    def validate(self, attachment: Attachment) -> None:
+        """Everything about the attachment that can be known to fail before anything is touched. Raises CniError."""
+        ...
+
+    async def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
+        """ADD, plugins in order. Raises CniError; what has been made until then is left for `delete`."""
+        ...
+
+    async def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        """DEL, plugins in reverse; what is absent counts as done, can be repeated. Raises CniError."""
+        ...
+
+    async def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        """CHECK with the stored result as prevResult. Raises CniError."""
+        ...
+
+
+class DelegateStore(Protocol):
+    """The record of each container, on disk, written before the first plugin runs."""
+
+    def load(self, container_id: ContainerId) -> ContainerRecord | None:
+        """The record, None if there is none. Raises CorruptRecordError, OSError."""
+        ...
+
+    def save(self, record: ContainerRecord) -> None:
+        """Write the record so that it survives a crash right after. Raises OSError, nothing is changed then."""
+        ...
+
+    def remove(self, container_id: ContainerId) -> None:
+        """Forget the container; unknown is done. Raises OSError."""
+        ...
+
+    def containers(self) -> list[ContainerId]:
+        """The ids of all records, sorted. Raises OSError."""
+        ...
+
+
+class LinkOps(Protocol):
+    """What the engine asks the kernel itself."""
+
+    def is_netns(self, path: str) -> bool:
+        """True where `path` is a network namespace that exists."""
+        ...
+
+    async def link_exists(self, netns: str, ifname: IfName) -> bool:
+        """True where the namespace has a link of that name. Raises OSError if the namespace can't be entered."""
+        ...

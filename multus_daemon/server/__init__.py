@@ -1,0 +1,1 @@
+"""The HTTP edge: the unix socket for the shim, health, metrics. The only user of aiohttp."""
