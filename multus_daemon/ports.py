@@ -1,13 +1,14 @@
 """What the engine needs from the world, as small Protocols, and the values that cross them.
 
-Implementations: ClusterStore - kube, standalone; PluginRunner - delegates.process, delegates.dispatch and the
-built-in plugins; DelegateRunner - delegates.chain; DelegateStore - delegates.store; LinkOps - netlink.ops.
-The contract of each is in its docstring; `tests/contract/` runs one suite over every implementation and the fakes.
+Implementations: ClusterStore - kube, standalone; ConfFiles - delegates.conf_files; PluginRunner -
+delegates.process, delegates.dispatch and the built-in plugins; DelegateRunner - delegates.chain; DelegateStore -
+delegates.store; LinkOps - netlink.ops. The contract of each is in its docstring; `tests/contract/` runs one suite
+over every implementation and the fakes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -214,6 +215,21 @@ class DelegateStore(Protocol):
         ...
 
 
+class ConfFiles(Protocol):
+    """CNI configurations in directories of the node, for networks that no NetworkAttachmentDefinition carries."""
+
+    async def by_name(self, directory: str, name: str) -> NetworkConfig | None:
+        """The configuration in `directory` whose JSON `name` is `name`; None if there is none. Raises CniError."""
+        ...
+
+    async def at_path(self, path: str) -> NetworkConfig:
+        """The configuration in the file `path`, or in the lexically first one if it is a directory.
+
+        Raises CniError.
+        """
+        ...
+
+
 class LinkOps(Protocol):
     """What the engine asks the kernel itself."""
 
@@ -221,6 +237,9 @@ class LinkOps(Protocol):
         """True where `path` is a network namespace that exists."""
         ...
 
-    async def link_exists(self, netns: str, ifname: IfName) -> bool:
-        """True where the namespace has a link of that name. Raises OSError if the namespace can't be entered."""
+    async def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
+        """Those of `ifnames` that the namespace has, in the same order; one entry into it for all of them.
+
+        Raises OSError if the namespace can't be entered.
+        """
         ...

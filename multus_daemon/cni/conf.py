@@ -203,3 +203,31 @@ def plugin_stdin(
         fields["runtimeConfig"] = granted
     fields.update(extra or {})
     return gojson.dumps(fields)
+
+
+def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args: Mapping[str, Any]) -> NetworkConfig:
+    """The network with `extra` keys set, and `cni_args` merged into `args.cni`, in each of its plugin objects.
+
+    The bytes are written anew where there is something to set. Raises DecodingFailureError where `args` or
+    `args.cni` is no object.
+    """
+    if not extra and not cni_args:
+        return config
+    fields = gojson.loads_object(config.raw)
+    try:
+        if config.is_list:
+            entries = [_merged(entry, extra, cni_args) for entry in gojson.get_list(fields, "plugins") or ()]
+            fields = {key: value for key, value in fields.items() if key.lower() != "plugins"} | {"plugins": entries}
+        else:
+            fields = _merged(fields, extra, cni_args)
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"CNI configuration: {error}", f"network {config.name!r}") from error
+    return replace(parse(gojson.dumps(fields)), cni_version=config.cni_version)
+
+
+def _merged(fields: Mapping[str, Any], extra: Mapping[str, Any], cni_args: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**fields, **extra}
+    if cni_args:
+        arguments = gojson.get_object(fields, "args") or {}
+        merged["args"] = {**arguments, "cni": {**(gojson.get_object(arguments, "cni") or {}), **cni_args}}
+    return merged

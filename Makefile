@@ -1,0 +1,53 @@
+# Every target sets up what it needs by itself: a virtual environment in .venv, the project, and the shim, which the
+# project's build hook compiles. PYTHON chooses the interpreter (3.11 or newer).
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_daemon/__init__.py $(wildcard multus_shim/*)
+
+.PHONY: help demo test check format bench clean
+
+help:
+	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
+	@echo "make test    the whole test suite"
+	@echo "make check   format, lint, types, import contracts"
+	@echo "make bench   measurements (bench/)"
+	@echo "make clean   removes the virtual environment and build results"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	@echo "== making the virtual environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+
+$(VENV)/.installed: $(BIN)/python $(SOURCES_OF_THE_INSTALL)
+	@echo "== installing multus-daemon and compiling the shim (the compiler is a wheel of 100 MB, fetched once)"
+	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "== installing what the tests and checks need"
+	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@$(BIN)/python examples/quickstart/demo.py
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python bench/add_latency.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,87 @@
+"""CNI configurations in directories of the node: by network name, or by path (libcni's `conf.go`).
+
+A list may be completed by the files `<directory>/<network name>/*.conf` beside it (CNI SPEC 1.1.0, side-loaded
+plugins); the bytes that are handed on are complete by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from multus_daemon.base import fs
+from multus_daemon.cni import conf, gojson
+from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError
+
+CONF_MAX_BYTES = 1024 * 1024
+SUFFIXES = (".conf", ".json", ".conflist")
+
+
+class NodeConfFiles:
+    """`ports.ConfFiles` on the file system. Files are read anew at each call: they are few, small and changeable."""
+
+    async def by_name(self, directory: str, name: str) -> NetworkConfig | None:
+        """See `ports.ConfFiles`."""
+        return await asyncio.to_thread(_by_name, Path(directory), name)
+
+    async def at_path(self, path: str) -> NetworkConfig:
+        """See `ports.ConfFiles`."""
+        return await asyncio.to_thread(_at_path, Path(path))
+
+
+def _candidates(directory: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in directory.iterdir() if entry.suffix in SUFFIXES and entry.is_file())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise IoFailureError(f"{directory}: can't be listed: {error.strerror}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return fs.read_limited(path, limit=CONF_MAX_BYTES)
+    except OSError as error:
+        raise IoFailureError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def _by_name(directory: Path, name: str) -> NetworkConfig | None:
+    for path in _candidates(directory):
+        raw = _read(path)
+        try:
+            found = gojson.get_str(gojson.loads_object(raw), "name")
+        except gojson.JsonError as error:
+            # The network may be the very one in the broken file, so passing it over could pick a wrong one.
+            raise InvalidNetworkConfigError(
+                f"{path}: {error}", f"met while looking for the network {name!r}"
+            ) from error
+        if found == name:
+            return _load(path, raw)
+    return None
+
+
+def _at_path(path: Path) -> NetworkConfig:
+    if path.is_dir():
+        candidates = _candidates(path)
+        if not candidates:
+            raise InvalidNetworkConfigError(
+                f"no net configurations found in {path}", f"a file ending in one of {', '.join(SUFFIXES)} is needed"
+            )
+        path = candidates[0]
+    return _load(path, _read(path))
+
+
+def _load(path: Path, raw: bytes) -> NetworkConfig:
+    try:
+        config = conf.parse(raw, allow_no_plugins=True)
+        if not config.is_list:
+            return config
+        if not config.load_only_inlined_plugins:
+            extra = [entry for entry in _candidates(path.parent / config.name) if entry.suffix == ".conf"]
+            config = conf.with_plugins(config, tuple(_read(entry) for entry in extra))
+        if not config.plugins:
+            raise InvalidNetworkConfigError("no plugin configs found", f"network {config.name!r}")
+        return config
+    except CniError as error:
+        raise error.with_context(str(path)) from error

@@ -1,0 +1,41 @@
+"""Our own CNI network configuration: what the runtime hands to the shim (`00-multus.conf`), as values.
+
+Keys and defaults: upstream's `NetConf`, with the daemon's keys laid over those of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from multus_daemon.cni.conf import NetworkConfig
+
+
+@dataclass(frozen=True, slots=True)
+class NetConf:
+    """Which networks every pod gets and what pods may ask for."""
+
+    name: str
+    cni_version: str
+    cluster_network: str = ""
+    """A name or a path; where it is empty, the first of `delegates` is the cluster network."""
+    delegates: tuple[NetworkConfig, ...] = ()
+    default_networks: tuple[str, ...] = ()
+    system_namespaces: tuple[str, ...] = ("kube-system",)
+    multus_namespace: str = "kube-system"
+    namespace_isolation: bool = False
+    global_namespaces: frozenset[str] = frozenset({"default"})
+    conf_dir: str = "/etc/cni/multus/net.d"
+    runtime_config: Mapping[str, Any] = field(default_factory=dict)
+    """Capability arguments of the runtime; they go to the cluster network only (NPWG SPEC 7.5)."""
+    valid_attachments: tuple[tuple[str, str], ...] | None = None
+    """GC: (container id, interface name) of what the runtime still knows; None where it did not say."""
+
+    def allows(self, pod_namespace: str, network_namespace: str) -> bool:
+        """Whether a pod of `pod_namespace` may use a network of `network_namespace`."""
+        return (
+            not self.namespace_isolation
+            or network_namespace == pod_namespace
+            or network_namespace in self.global_namespaces
+        )

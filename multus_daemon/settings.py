@@ -1,0 +1,246 @@
+"""The daemon's settings: every key of `daemon-config.json`, its type, its default, and what it does.
+
+The file is upstream's (`multus-daemon` v4.3): one flat JSON object. Reading is strict and reports every error at
+once, each with its key; a key that only upstream's other programs or documents know is passed over with a warning.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+
+from multus_daemon.base import fs
+
+DEFAULT_CONFIG_PATH = "/etc/cni/net.d/multus.d/daemon-config.json"
+CONFIG_MAX_BYTES = 1024 * 1024
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+LogLevel = Annotated[str, msgspec.Meta(pattern="(?i)^(panic|error|verbose|debug)$")]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
+class SettingsError(ValueError):
+    """The configuration can't be used; `problems` has one line for each error, the key first."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        super().__init__(f"{source}: " + "; ".join(problems))
+        self.source = source
+        self.problems = problems
+
+
+def _key(name: str, default: Any = None, *, factory: Any = None) -> Any:
+    """A field that the file spells `name`."""
+    if factory is not None:
+        return field(default_factory=factory, metadata={"key": name})
+    return field(default=default, metadata={"key": name})
+
+
+@dataclass(frozen=True, slots=True)
+class SocketSettings:
+    """Where the shim reaches the daemon."""
+
+    directory: Text = _key("socketDir", "/run/multus/")
+    """Directory of `multus.sock`, as the daemon sees it. Made 0700; nothing else in it is touched."""
+    shim_directory: str = _key("daemonSocketDir", "")
+    """The same directory as the host sees it, written to the CNI configuration for the shim; empty: the default."""
+    daemon_wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = _key("daemonWaitSeconds", 60.0)
+    """How long the shim tries to reach the daemon for ADD, CHECK and GC."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathSettings:
+    """Directories of the node."""
+
+    cni_dir: Text = _key("cniDir", "/var/lib/cni/multus")
+    """What is remembered about each container: `attachments/`, `results/`, `spool/`."""
+    bin_dir: Text = _key("binDir", "/opt/cni/bin")
+    """Where plugin binaries are searched, as seen inside `chrootDir`."""
+    conf_dir: Text = _key("confDir", "/etc/cni/multus/net.d")
+    """CNI configurations for networks that are named and not defined in the cluster."""
+    chroot_dir: str = _key("chrootDir", "")
+    """The host's root in the daemon's file system; plugin binaries run inside it. Empty: the daemon's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """Which networks a pod gets. The same keys in the runtime's configuration are overridden by these."""
+
+    cni_version: str = _key("cniVersion", "")
+    """The CNI version of the generated configuration."""
+    cluster_network: str = _key("clusterNetwork", "")
+    """Name of a NetworkAttachmentDefinition or of a configuration in `confDir`, or a path."""
+    delegates: tuple[dict[str, Any], ...] = _key("delegates", ())
+    """Networks of every pod where there is no `clusterNetwork`; the first is the cluster network."""
+    default_networks: tuple[str, ...] = _key("defaultNetworks", ())
+    """Additional networks of every pod outside `systemNamespaces`."""
+    system_namespaces: tuple[str, ...] = _key("systemNamespaces", ("kube-system",))
+    """Namespaces whose pods get no `defaultNetworks`."""
+    multus_namespace: Text = _key("multusNamespace", "kube-system")
+    """Where `clusterNetwork` and `defaultNetworks` are looked up."""
+    namespace_isolation: bool = _key("namespaceIsolation", False)
+    """True: a pod may use networks of its own namespace and of `globalNamespaces` only."""
+    global_namespaces: str = _key("globalNamespaces", "default")
+    """Comma separated namespaces that every pod may use under `namespaceIsolation`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """How delegates are run."""
+
+    builtin_plugins: Literal["off", "fallback", "prefer"] = _key("builtinPlugins", "fallback")
+    """Built-in plugins: never, where no binary is found, or before the binary."""
+    delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", 120.0)
+    """How long one call of one plugin may take before its process group is ended."""
+    gomaxprocs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = _key("pluginGomaxprocs", 2)
+    """GOMAXPROCS for plugin processes: a Go plugin that starts a thread for each core of a large host is slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is logged, and where to."""
+
+    level: LogLevel = _key("logLevel", "verbose")
+    """`panic`, `error`, `verbose` or `debug`."""
+    to_stderr: bool = _key("logToStderr", True)
+    """Log to standard error."""
+    file: str = _key("logFile", "")
+    """Log to this file too."""
+    options: dict[str, Any] = _key("logOptions", factory=dict)
+    """Rotation of `logFile`: maxSize (MB), maxAge (days), maxBackups, compress."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Prometheus."""
+
+    port: Port | None = _key("metricsPort", None)
+    """TCP port of `/metrics`; none: nothing listens."""
+    address: str = _key("metricsAddress", "")
+    """Address that `metricsPort` binds to; empty: all of them, as upstream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of it."""
+
+    socket: SocketSettings = field(default_factory=SocketSettings)
+    paths: PathSettings = field(default_factory=PathSettings)
+    networks: NetworkSettings = field(default_factory=NetworkSettings)
+    plugins: PluginSettings = field(default_factory=PluginSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    overlay: Mapping[str, Any] = field(default_factory=dict)
+    """The file's own keys: they override the same keys of every request, as upstream's do."""
+    warnings: tuple[str, ...] = ()
+    """What was passed over, for the log."""
+
+    def effective(self) -> dict[str, Any]:
+        """Every key with its value in force, by the file's spelling."""
+        return {
+            item.metadata["key"]: getattr(getattr(self, group), item.name)
+            for group, kind in GROUPS.items()
+            for item in fields(kind)
+        }
+
+
+GROUPS: dict[str, type[Any]] = {
+    "socket": SocketSettings,
+    "paths": PathSettings,
+    "networks": NetworkSettings,
+    "plugins": PluginSettings,
+    "logs": LogSettings,
+    "metrics": MetricsSettings,
+}
+
+# Keys of upstream's daemon whose feature this release does not have. They are accepted, so that a configuration map
+# can be taken over, and named in the log at start.
+WITHOUT_EFFECT = {
+    "auxiliaryCNIChainName": "no auxiliary chain in this release",
+    "capabilities": "the CNI configuration is not generated in this release",
+    "cniConfigDir": "the CNI configuration is not generated in this release",
+    "connectionLimit": "requests are not limited in this release",
+    "enablePprof": "Go's profiler; there is none here",
+    "forceCNIVersion": "the primary network's file is never rewritten",
+    "kubeconfig": "no API server in this release",
+    "logOptions.compress": "rotated logs are not compressed",
+    "multusAutoconfigDir": "the CNI configuration is not generated in this release",
+    "multusConfigFile": "the CNI configuration is not generated in this release",
+    "multusMasterCNI": "the CNI configuration is not generated in this release",
+    "name": "the name of the CNI configuration comes from the runtime",
+    "overrideNetworkName": "the CNI configuration is not generated in this release",
+    "perNodeCertificate": "no API server in this release",
+    "readinessindicatorfile": "the primary network is not watched in this release",
+    "retryDeleteOnError": "a DEL that failed is always reported and retried",
+    "runtimeConfig": "it comes from the runtime",
+    "type": "the type of the CNI configuration comes from the runtime",
+    "allowTryDeleteOnErr": "upstream's documents name it, no program reads it",
+    "defaultnetworkfile": "upstream's tests name it, no program reads it",
+    "defaultnetworkwaitseconds": "upstream's tests name it, no program reads it",
+}
+
+
+def known_keys() -> frozenset[str]:
+    """Every key that a configuration may have."""
+    own = {item.metadata["key"] for kind in GROUPS.values() for item in fields(kind)}
+    return frozenset(own | {key for key in WITHOUT_EFFECT if "." not in key})
+
+
+def parse(data: bytes, source: str) -> Settings:
+    """Settings from the bytes of a configuration file; `source` names it in errors. Raises SettingsError."""
+    try:
+        found = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(source, [f"not JSON: {error}"]) from error
+    if not isinstance(found, dict):
+        raise SettingsError(source, ["a JSON object is needed"])
+    return from_object(found, source)
+
+
+def from_object(found: Mapping[str, Any], source: str) -> Settings:
+    """Settings from a decoded object. Keys match in any case, as Go reads them. Raises SettingsError."""
+    spelling = {key.lower(): key for key in known_keys()}
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    warnings: list[str] = []
+    for key, value in found.items():
+        known = spelling.get(key.lower())
+        if known is None:
+            near = difflib.get_close_matches(key, spelling.values(), n=1)
+            problems.append(f"{key}: unknown key" + (f", is {near[0]} meant?" if near else ""))
+        elif known in WITHOUT_EFFECT:
+            warnings.append(f"{known}: no effect: {WITHOUT_EFFECT[known]}")
+        elif value is not None:
+            values[known] = value
+    groups = {group: _read_group(kind, values, problems) for group, kind in GROUPS.items()}
+    if problems:
+        raise SettingsError(source, problems)
+    return replace(Settings(**groups), overlay=values, warnings=tuple(warnings))
+
+
+def _read_group(kind: type[Any], values: Mapping[str, Any], problems: list[str]) -> Any:
+    hints = get_type_hints(kind, include_extras=True)
+    arguments: dict[str, Any] = {}
+    for item in fields(kind):
+        key = item.metadata["key"]
+        if key not in values:
+            continue
+        try:
+            arguments[item.name] = msgspec.convert(values[key], hints[item.name])
+        except msgspec.ValidationError as error:
+            problems.append(f"{key}: {error}")
+    return kind(**arguments)
+
+
+def load(path: Path) -> Settings:
+    """Settings from the file at `path`. Raises SettingsError."""
+    try:
+        data = fs.read_limited(path, limit=CONFIG_MAX_BYTES)
+    except OSError as error:
+        raise SettingsError(str(path), [f"can't be read: {error.strerror or error}"]) from error
+    return parse(data, str(path))

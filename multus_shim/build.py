@@ -1,0 +1,183 @@
+"""Compile the shim: a static binary for this machine, or for any architecture a node may have.
+
+    python -m multus_shim.build                     # this machine's, into the environment's bin folder
+    python -m multus_shim.build --arch all --out D  # D/multus-shim-x86_64, D/multus-shim-aarch64, ...
+
+The compiler comes with the `ziglang` wheel and brings every target with it, so no system toolchain is needed. This
+module imports nothing but the standard library: the wheel's build hook (`hatch_build.py`) loads it by its path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import typing
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+"""The source tree: the folder that holds `multus_shim/` and `multus_daemon/`."""
+
+NAME = "multus-shim"
+"""File name of the binary, and the CNI plugin type in the generated configuration."""
+
+ZIG = "0.17.0"
+"""The compiler that the sources are written for. Zig's standard library changes with every release."""
+
+TARGETS: typing.Final[dict[str, tuple[str, ...]]] = {
+    "x86_64": ("-target", "x86_64-linux-none", "-mcpu=baseline"),
+    "aarch64": ("-target", "aarch64-linux-none", "-mcpu=baseline"),
+    "armv7": ("-target", "arm-linux-musleabihf", "-mcpu=baseline+v7a+vfp3d16"),
+    "ppc64le": ("-target", "powerpc64le-linux-musl", "-mcpu=baseline"),
+    "s390x": ("-target", "s390x-linux-none", "-mcpu=baseline"),
+    "riscv64": ("-target", "riscv64-linux-none", "-mcpu=baseline"),
+}
+"""Compiler arguments for each architecture that Kubernetes nodes come in."""
+
+# Safety checks stay in (a bug becomes a CNI error, not memory corruption); one thread and no symbols keep it small.
+FLAGS: typing.Final = ("-O", "safe", "-fstrip", "-fsingle-threaded")
+
+
+class BuildError(Exception):
+    """The shim could not be compiled; the message says why and what to do."""
+
+
+def machine() -> str:
+    """Name in `TARGETS` of the machine that this interpreter runs on.
+
+    Raises BuildError when the shim is not built for it.
+    """
+    if not sys.platform.startswith("linux"):
+        raise BuildError(f"the shim runs on Linux only, and this is {sys.platform}; build with --arch on any machine")
+    name = platform.machine()
+    if name == "aarch64" and sys.maxsize < 2**32:
+        name = "armv7"  # a 32-bit interpreter on a 64-bit kernel
+    arch = {"arm64": "aarch64", "armv7l": "armv7", "armv8l": "armv7", "amd64": "x86_64"}.get(name, name)
+    if arch not in TARGETS:
+        raise BuildError(f"no shim target for the machine {name!r}; known: {', '.join(TARGETS)}")
+    return arch
+
+
+def version(root: pathlib.Path = ROOT) -> str:
+    """The package version, `__version__` of `multus_daemon/__init__.py`, read without importing it.
+
+    Raises BuildError when it is not there.
+    """
+    path = root / "multus_daemon" / "__init__.py"
+    try:
+        found = re.search(r'^__version__\s*(?::\s*\S+\s*)?=\s*"([^"\\]+)"', path.read_text("utf-8"), re.MULTILINE)
+    except OSError as e:
+        raise BuildError(f"cannot read the version from {path}: {e.strerror}") from e
+    if not found:
+        raise BuildError(f'no line `__version__ = "..."` in {path}')
+    return found[1]
+
+
+def compiler_version() -> str:
+    """Version of the Zig compiler beside this interpreter.
+
+    Raises BuildError when there is none.
+    """
+    command = [sys.executable, "-m", "ziglang", "version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"no Zig compiler for {sys.executable}: pip install ziglang=={ZIG}")
+    return done.stdout.strip()
+
+
+def build(arch: str, out: pathlib.Path, root: pathlib.Path = ROOT) -> pathlib.Path:
+    """Leave the shim for `arch` at the path `out` and return it.
+
+    Compiled binaries are kept in `build/multus-shim/` under a hash of everything that goes into them, so an unchanged
+    tree is not compiled twice. Where the tree is read-only a temporary folder does. Raises BuildError.
+    """
+    if arch not in TARGETS:
+        raise BuildError(f"unknown architecture {arch!r}; known: {', '.join(TARGETS)}")
+    sources = sorted((root / "multus_shim").glob("*.zig"))
+    if not sources:
+        raise BuildError(f"no Zig sources in {root / 'multus_shim'}; the shim is built from a source tree only")
+    release = version(root)
+    with tempfile.TemporaryDirectory(prefix="multus-shim-") as scratch:
+        store = _store(root, pathlib.Path(scratch))
+        kept = store / f"{NAME}-{arch}-{_key(arch, release, compiler_version(), sources)}"
+        if not kept.is_file():
+            _compile(arch, release, root, store, kept)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Copy beside and rename: the old shim may be running, and a half-written one must never be.
+        beside = out.with_name(f".{out.name}.{os.getpid()}")
+        shutil.copyfile(kept, beside)
+        beside.chmod(0o755)
+        beside.replace(out)
+    return out
+
+
+def _store(root: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
+    store = root / "build" / NAME
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return scratch
+    return store if os.access(store, os.W_OK) else scratch
+
+
+def _key(arch: str, release: str, compiler: str, sources: list[pathlib.Path]) -> str:
+    texts = {path.name: path.read_text("utf-8") for path in sources}
+    everything = json.dumps([TARGETS[arch], FLAGS, release, compiler, texts])
+    return hashlib.sha256(everything.encode()).hexdigest()[:20]
+
+
+def _compile(arch: str, release: str, root: pathlib.Path, store: pathlib.Path, result: pathlib.Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=store) as scratch:
+        options = pathlib.Path(scratch) / "build_options.zig"
+        # A JSON string is a Zig string too, as long as it is ASCII without escapes; a version is.
+        options.write_text(f"pub const version = {json.dumps(release)};\n", "utf-8")
+        binary = pathlib.Path(scratch) / NAME
+        cache = store / "zig-cache"
+        command = [
+            *(sys.executable, "-m", "ziglang", "build-exe"),
+            *TARGETS[arch],
+            *FLAGS,
+            *("--cache-dir", str(cache), "--global-cache-dir", str(cache)),
+            *(f"-femit-bin={binary}", "--dep", "build_options"),
+            *(f"-Mroot={root / 'multus_shim' / 'shim.zig'}", f"-Mbuild_options={options}"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or not binary.is_file():
+            hint = "" if compiler_version() == ZIG else f"\nThe sources are written for ziglang=={ZIG}."
+            raise BuildError(f"zig {compiler_version()} failed for {arch}:\n{done.stderr.strip()}{hint}")
+        binary.replace(result)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m multus_shim.build", description="Compile the CNI shim.")
+    parser.add_argument("--arch", choices=[*TARGETS, "all"], help="whose binary to build (default: this machine's)")
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="folder for the result (default: the bin folder of this environment)"
+    )
+    given = parser.parse_args(arguments)
+    folder: pathlib.Path = given.out or pathlib.Path(sysconfig.get_path("scripts"))
+    try:
+        if given.arch == "all":
+            jobs = [(arch, folder / f"{NAME}-{arch}") for arch in TARGETS]
+        else:
+            jobs = [(given.arch or machine(), folder / NAME)]
+        for arch, path in jobs:
+            build(arch, path)
+            print(f"{path}  {arch}  {path.stat().st_size} bytes")
+    except BuildError as e:
+        print(f"multus_shim.build: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

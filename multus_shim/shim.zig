@@ -1,0 +1,294 @@
+//! multus-shim: the CNI plugin that the container runtime executes, in place of the multus daemon that does the work.
+//!
+//! It checks what every CNI plugin checks (checks.zig), sends its CNI_* variables and its stdin to the daemon in one
+//! HTTP request over a unix socket (daemon.zig), and copies the answer to stdout. It knows no result format and makes
+//! no decision but one: a DEL that the daemon cannot take is kept for it on disk (spool.zig).
+//!
+//! Request: `POST /cni` with `Accept: application/vnd.multus.cni-stdout` and the body
+//! `{"env":{"CNI_...":"..."},"config":"<standard base64 of stdin>"}`.
+//!
+//! Reply: its body goes to stdout as it stands when its Content-Type is the accepted one, with exit code 0 for status
+//! 200 and 1 for any other. For verbs other than ADD an empty 200 of any type is success. Everything else is reported
+//! as CNI error 999 with an excerpt of what was seen, above all a daemon of another version.
+//!
+//! Keys of the network configuration that are read here (the daemon gets all of them; case does not matter):
+//!
+//! | key                | default             | meaning                                                             |
+//! | ------------------ | ------------------- | ------------------------------------------------------------------- |
+//! | name, cniVersion   |                     | checked as the CNI specification asks                               |
+//! | daemonSocketDir    | /run/multus/        | directory of multus.sock                                            |
+//! | cniDir             | /var/lib/cni/multus | its `spool` directory keeps DELs that the daemon could not take     |
+//! | daemonWaitSeconds  | 60                  | how long ADD, CHECK and GC wait for the daemon to listen (0 to 600) |
+//! | daemonReplySeconds | 180, for DEL 30     | how long ADD, CHECK, GC and DEL wait for the reply (1 to 600)       |
+//!
+//! Nothing waits for ever:
+//!
+//! | verb           | daemon does not listen                      | daemon does not answer in time                     |
+//! | -------------- | ------------------------------------------- | -------------------------------------------------- |
+//! | ADD, CHECK, GC | tries for daemonWaitSeconds, then code 11   | code 11 after daemonReplySeconds                   |
+//! | STATUS         | one attempt, code 50                        | code 50 after 10 s                                 |
+//! | DEL            | tries for 2 s (less if daemonWaitSeconds is | spooled after daemonReplySeconds, and when the     |
+//! |                | less), then spooled: exit 0                 | reply is cut off or is not HTTP: exit 0            |
+//!
+//! stdin has to arrive within 30 s and stdout to be taken within 30 s.
+
+const std = @import("std");
+const linux = std.os.linux;
+const answer = @import("answer.zig");
+const checks = @import("checks.zig");
+const daemon = @import("daemon.zig");
+const netconf = @import("netconf.zig");
+const spool = @import("spool.zig");
+const sys = @import("sys.zig");
+const text = @import("text.zig");
+const Buffer = text.Buffer;
+const Verb = checks.Verb;
+
+const release = @import("build_options").version;
+
+pub const panic = std.debug.FullPanic(answer.panicked);
+pub const std_options: std.Options = .{ .enable_segfault_handler = false, .signal_stack_size = null };
+
+const max_stdin = 16 * 1024 * 1024;
+const stdin_ms = 30_000;
+
+const default_socket_dir = "/run/multus/";
+const default_cni_dir = "/var/lib/cni/multus";
+const default_wait_ms = 60_000;
+const default_reply_ms = 180_000;
+const del_wait_ms = 2_000;
+const del_reply_ms = 30_000;
+const status_reply_ms = 10_000;
+
+pub fn main(init: std.process.Init.Minimal) void {
+    sys.guardStandardDescriptors();
+    sys.ignoreBrokenPipes();
+    run(init) catch answer.outOfMemory();
+}
+
+fn run(init: std.process.Init.Minimal) text.Error!noreturn {
+    for (init.args.vector[@min(1, init.args.vector.len)..]) |argument| {
+        for ([_][]const u8{ "--version", "-version", "-v" }) |flag|
+            if (std.mem.eql(u8, std.mem.span(argument), flag)) answer.finish("multus-shim: version " ++ release ++ "\n", 0);
+    }
+    const env: checks.Environment = .{ .block = init.environ.block.slice };
+    const command = env.get("CNI_COMMAND");
+    if (command.len == 0) try about();
+    if (std.mem.eql(u8, command, "VERSION")) try version();
+
+    const known = std.meta.stringToEnum(Verb, command);
+    if (known) |verb| checks.environment(env, verb);
+    const stdin = readStdin();
+    const conf = checks.config(stdin);
+    const verb = known orelse answer.refuse(.bad_environment, .{ "unknown CNI_COMMAND: ", command }, "");
+    checks.version(&conf, verb);
+    const call = try Call.prepare(verb, env, stdin, &conf);
+    if (verb == .ADD or verb == .DEL) refuseOwnNetns(env);
+    try call.make();
+}
+
+/// Somebody calls the plugin by hand.
+fn about() text.Error!noreturn {
+    var out: Buffer = .{};
+    try out.add("multus-shim " ++ release ++ ": meta-plugin that hands CNI requests to the multus daemon of this node\n");
+    try out.add("CNI protocol versions supported: ");
+    for (checks.versions, 0..) |v, i| try out.all(.{ if (i == 0) "" else ", ", v });
+    try out.byte('\n');
+    answer.remark(out.bytes());
+    answer.exit(0);
+}
+
+fn version() text.Error!noreturn {
+    var out: Buffer = .{};
+    try out.all(.{ "{\"cniVersion\":\"", checks.versions[checks.versions.len - 1], "\",\"supportedVersions\":[" });
+    for (checks.versions, 0..) |v, i| try out.all(.{ if (i == 0) "\"" else ",\"", v, "\"" });
+    try out.add("]}\n");
+    answer.finish(out.bytes(), 0);
+}
+
+fn readStdin() []const u8 {
+    var stdin: Buffer = .{};
+    const trouble = "error reading from stdin: ";
+    switch (sys.readAll(0, &stdin, max_stdin, .in(stdin_ms))) {
+        .whole => return stdin.bytes(),
+        .no_memory => answer.outOfMemory(),
+        .too_long => answer.refuse(.io_failure, .{ trouble, "the network configuration is longer than ", max_stdin, " bytes" }, ""),
+        .late => answer.refuse(.io_failure, .{ trouble, "the runtime has not closed it after ", stdin_ms / 1000, " s" }, ""),
+        .failed => |e| {
+            var space: [32]u8 = undefined;
+            answer.refuse(.io_failure, .{ trouble, sys.errnoName(e, &space) }, "");
+        },
+    }
+}
+
+/// ADD into, or DEL from, the namespace of the runtime itself would reconfigure the host. Upstream looks after the
+/// work is done, and then prints its refusal behind the result; here nothing has happened yet.
+fn refuseOwnNetns(env: checks.Environment) void {
+    const override = env.get("CNI_NETNS_OVERRIDE");
+    if (std.mem.eql(u8, override, "1") or text.sameWord(override, "true")) return;
+    const netns = env.get("CNI_NETNS");
+    // One that cannot be looked at is left to the daemon, as upstream leaves it to the plugin.
+    if (netns.len == 0) return;
+    if (sys.sameFile(netns, "/proc/thread-self/ns/net") or sys.sameFile(netns, "/proc/self/ns/net"))
+        answer.refuse(.bad_netns, .{"plugin's netns and netns from CNI_NETNS should not be the same"}, "");
+}
+
+const Call = struct {
+    verb: Verb,
+    env: checks.Environment,
+    socket: []const u8,
+    cni_dir: []const u8,
+    wait_ms: u64,
+    reply_ms: u64,
+    body: []const u8,
+
+    fn prepare(verb: Verb, env: checks.Environment, stdin: []const u8, conf: *const netconf.Netconf) text.Error!Call {
+        var socket: Buffer = .{};
+        try socket.all(.{ std.mem.trimEnd(u8, directory(&conf.socket_dir, default_socket_dir), "/"), "/multus.sock" });
+        const wait_ms = seconds(&conf.wait, 0) orelse default_wait_ms;
+        const asked_reply = seconds(&conf.reply, 1);
+        var body: Buffer = .{};
+        try body.add("{\"env\":{");
+        try env.cniMembers(&body);
+        try body.add("},\"config\":\"");
+        try body.base64(stdin);
+        try body.add("\"}");
+        return .{
+            .verb = verb,
+            .env = env,
+            .socket = socket.bytes(),
+            .cni_dir = directory(&conf.cni_dir, default_cni_dir),
+            .wait_ms = if (verb == .DEL) @min(wait_ms, del_wait_ms) else wait_ms,
+            .reply_ms = switch (verb) {
+                .STATUS => status_reply_ms,
+                .DEL => asked_reply orelse del_reply_ms,
+                else => asked_reply orelse default_reply_ms,
+            },
+            .body = body.bytes(),
+        };
+    }
+
+    fn make(self: *const Call) text.Error!noreturn {
+        if (self.socket.len > daemon.max_path) {
+            if (self.verb == .DEL) try self.keep("the path of its socket is too long");
+            answer.refuse(.bad_config, .{
+                "daemonSocketDir is too long: ", self.socket, " has ", self.socket.len, " bytes and a socket path at most ", daemon.max_path,
+            }, "");
+        }
+        const fd = switch (daemon.connect(self.socket, .in(self.wait_ms), self.verb == .STATUS)) {
+            .open => |fd| fd,
+            .absent => |e| try self.cannotConnect(e, true),
+            .refused => |e| try self.cannotConnect(e, false),
+        };
+        var head: Buffer = .{};
+        try head.all(.{
+            "POST /cni HTTP/1.1\r\nHost: dummy\r\nUser-Agent: multus-shim/" ++ release ++ "\r\nAccept: " ++ daemon.stdout_type ++
+                "\r\nContent-Type: application/json\r\nContent-Length: ",
+            self.body.len,
+            "\r\nConnection: close\r\n\r\n",
+        });
+        switch (try daemon.exchange(fd, head.bytes(), self.body, .in(self.reply_ms))) {
+            .reply => |reply| try self.copy(&reply),
+            .late => try self.late(),
+            .broken => |what| try self.broken(what),
+        }
+    }
+
+    fn cannotConnect(self: *const Call, e: sys.Errno, waited: bool) text.Error!noreturn {
+        var space: [32]u8 = undefined;
+        const name = sys.errnoName(e, &space);
+        if (self.verb == .DEL) try self.keep(name);
+        if (self.verb == .STATUS) answer.refuse(.unavailable, .{
+            "multus daemon is not available: ", self.socket, ": ", name, "; is its pod running on this node, and is daemonSocketDir its socketDir?",
+        }, "");
+        if (!waited) answer.refuse(.internal, .{
+            "multus daemon cannot be called: connect to ", self.socket, ": ", name, "; is daemonSocketDir the daemon's socketDir, and does the runtime run the shim as root?",
+        }, "");
+        var msg: Buffer = .{};
+        try msg.all(.{ "multus daemon does not listen on ", self.socket, ": ", name, " after " });
+        try msg.seconds(self.wait_ms);
+        try msg.add("; is its pod running on this node, and is daemonSocketDir its socketDir?");
+        answer.refuseWith(.try_again, msg.bytes(), "");
+    }
+
+    fn late(self: *const Call) text.Error!noreturn {
+        var msg: Buffer = .{};
+        try msg.all(.{ "no complete reply to ", @tagName(self.verb), " within " });
+        try msg.seconds(self.reply_ms);
+        if (self.verb == .DEL) try self.keep(msg.bytes());
+        try msg.all(.{ " from the multus daemon on ", self.socket, "; its log says what it was doing" });
+        answer.refuseWith(if (self.verb == .STATUS) .unavailable else .try_again, msg.bytes(), "");
+    }
+
+    fn broken(self: *const Call, what: []const u8) text.Error!noreturn {
+        if (self.verb == .DEL) try self.keep(what);
+        answer.refuse(.internal, .{
+            "no usable reply to ", @tagName(self.verb), " from ", self.socket, ": ", what, "; did the multus daemon stop just now (its log), or is another program listening there?",
+        }, "");
+    }
+
+    fn copy(self: *const Call, reply: *const daemon.Reply) text.Error!noreturn {
+        const ok = reply.status == 200;
+        if (ok and reply.body.len == 0 and self.verb != .ADD) answer.exit(0);
+        if (reply.forStdout() and reply.body.len > 0) answer.finish(reply.body, if (ok) 0 else 1);
+        var msg: Buffer = .{};
+        try msg.all(.{ "the reply to ", @tagName(self.verb), " from ", self.socket, " is not for a CNI plugin's stdout: status line " });
+        try daemon.excerpt(&msg, reply.status_line);
+        try msg.add(", content type ");
+        try daemon.excerpt(&msg, reply.content_type);
+        try msg.all(.{ " (wanted " ++ daemon.stdout_type ++ "), ", reply.body.len, " bytes of body: " });
+        try daemon.excerpt(&msg, reply.body);
+        try msg.add("; is the multus daemon of another version than this shim (" ++ release ++ "), or is another program listening there?");
+        answer.refuseWith(.internal, msg.bytes(), "");
+    }
+
+    /// Ends a DEL that the daemon did not take.
+    fn keep(self: *const Call, reason: []const u8) text.Error!noreturn {
+        switch (try spool.write(self.cni_dir, self.body)) {
+            .written => |path| {
+                var note: Buffer = .{};
+                try note.all(.{
+                    "multus-shim: DEL of container ", self.env.get("CNI_CONTAINERID"), " interface ",        self.env.get("CNI_IFNAME"), ": multus daemon on ", self.socket,
+                    " did not take it (",             reason,                          "); kept for it in ", path,                       "\n",
+                });
+                answer.remark(note.bytes());
+                answer.exit(0);
+            },
+            .failed => |f| {
+                var space: [32]u8 = undefined;
+                answer.refuse(.io_failure, .{
+                    "multus daemon on ",            self.socket,             " did not take the DEL (", reason, ") and it could not be kept for later: cannot ", f.step, " ", f.path, ": ",
+                    sys.errnoName(f.errno, &space), "; is cniDir writable?",
+                }, "");
+            },
+        }
+    }
+};
+
+/// A directory from the configuration; "" counts as not given.
+fn directory(slot: *const netconf.Slot, default: []const u8) []const u8 {
+    if (slot.wrong) |kind| answer.refuse(.bad_config, .{ slot.key, " must be a string, not ", kindName(kind) }, "");
+    const path = checks.string(slot);
+    if (std.mem.indexOfScalar(u8, path, 0) != null) answer.refuse(.bad_config, .{ slot.key, " must not contain a NUL character" }, "");
+    return if (path.len == 0) default else path;
+}
+
+/// A number of seconds from the configuration in milliseconds, null when it is not given.
+fn seconds(slot: *const netconf.Slot, comptime least: u64) ?u64 {
+    const most = 600;
+    const must = .{ slot.key, " must be a number of seconds from ", least, " to ", most, ", not " };
+    if (slot.wrong) |kind| answer.refuse(.bad_config, must ++ .{kindName(kind)}, "");
+    const raw = slot.raw orelse return null;
+    return netconf.milliseconds(raw, least, most) orelse answer.refuse(.bad_config, must ++ .{raw[0..@min(raw.len, 40)]}, "");
+}
+
+fn kindName(kind: netconf.Kind) []const u8 {
+    return switch (kind) {
+        .object => "an object",
+        .array => "an array",
+        .string => "a string",
+        .number => "a number",
+        .bool => "true or false",
+        .null => "null",
+    };
+}
