@@ -47,7 +47,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python bench/add_latency.py
+	$(BIN)/python -m bench.add_latency
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -15,13 +15,13 @@ COMMANDS = ("run", "check-config", "version")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Exit status: 0 done or stopped by a signal, 1 configuration can't be used, 2 usage, 3 can't start."""
+    """Entry point. Exit status: 0 done or stopped by a signal, 1 bad configuration, 2 usage, 3 can't start."""
     arguments = _parser().parse_args(_upstream_spelling(list(sys.argv[1:] if argv is None else argv)))
     if arguments.command == "version":
         print(f"multus-daemon: version {__version__}")
         return
     try:
-        found = _settings(arguments.config)
+        found = _settings(arguments.config, optional=getattr(arguments, "standalone", None) is not None)
     except SettingsError as error:
         print(f"{error.source}: {len(error.problems)} problem(s)", file=sys.stderr)
         for problem in error.problems:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _upstream_spelling(argv: list[str]) -> list[str]:
-    """Upstream's daemon has no commands and Go's single dash: `multus-daemon -config FILE`, `multus-daemon -version`."""
+    """Upstream's daemon has no commands, and Go's single dash: `multus-daemon -config FILE`."""
     argv = [f"-{word}" if word.split("=")[0] in ("-config", "-version") else word for word in argv]
     if argv and argv[0] == "--version":
         return ["version"]
@@ -65,8 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(path: Path | None) -> Settings:
-    return settings.load(path or Path(settings.DEFAULT_CONFIG_PATH))
+def _settings(path: Path | None, *, optional: bool) -> Settings:
+    """The settings in `path`, or in the usual place; `optional`: where nothing is there, the defaults."""
+    default = Path(settings.DEFAULT_CONFIG_PATH)
+    if path is None and optional and not default.exists():
+        return Settings()
+    return settings.load(path or default)
 
 
 def _run(found: Settings, standalone: Path | None) -> int:

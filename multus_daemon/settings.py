@@ -21,7 +21,7 @@ CONFIG_MAX_BYTES = 1024 * 1024
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-LogLevel = Annotated[str, msgspec.Meta(pattern="(?i)^(panic|error|verbose|debug)$")]
+LogLevel = Annotated[str, msgspec.Meta(pattern=r"(?i)^(panic|error|verbose|debug)\Z")]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 
@@ -211,8 +211,8 @@ def from_object(found: Mapping[str, Any], source: str) -> Settings:
     for key, value in found.items():
         known = spelling.get(key.lower())
         if known is None:
-            near = difflib.get_close_matches(key, spelling.values(), n=1)
-            problems.append(f"{key}: unknown key" + (f", is {near[0]} meant?" if near else ""))
+            near = difflib.get_close_matches(key.lower(), spelling, n=1)
+            problems.append(f"{key}: unknown key" + (f", is {spelling[near[0]]} meant?" if near else ""))
         elif known in WITHOUT_EFFECT:
             warnings.append(f"{known}: no effect: {WITHOUT_EFFECT[known]}")
         elif value is not None:

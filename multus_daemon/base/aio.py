@@ -75,7 +75,7 @@ class TaskGroupOfRequests:
         """Wait up to `timeout` seconds for what runs, then cancel the rest; the number of those cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
-        left = list(self._tasks)
+        left = [task for task in self._tasks if not task.done()]
         for task in left:
             task.cancel()
         if left:

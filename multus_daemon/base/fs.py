@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 DEFAULT_READ_LIMIT = 16 * 1024 * 1024
@@ -26,8 +27,8 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, fsync: bool = Tr
     """Put `data` at `path` so that a reader, or a crash, sees the old content or the new, never a part.
 
     The temporary file has a dot name without the target's suffix, in the same directory: directory scanners
-    (libcni, containerd) pass it over, and the rename stays within one file system. Raises OSError; nothing
-    is left behind then.
+    (libcni, containerd) pass it over, and the rename stays within one file system. Raises OSError; nothing is left
+    behind then. Only where the last step fails, the fsync of the directory, the new content is in place already.
     """
     temporary = path.parent / f".{path.name[:200]}.{secrets.token_hex(6)}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -68,8 +69,13 @@ def read_limited(path: Path, *, limit: int = DEFAULT_READ_LIMIT, follow: bool = 
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(limit + 1)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > limit:
         raise FileTooLargeError(path, limit)
     return data
@@ -85,12 +91,16 @@ def remove(path: Path) -> bool:
 
 
 def ensure_directory(path: Path, *, mode: int = 0o700) -> None:
-    """Make `path` and what is missing above it; `mode` is for `path` itself, where it is new. Raises OSError."""
+    """Make `path` and what is missing above it; `mode` is for `path` itself, where it is new, whatever the umask.
+
+    Raises OSError.
+    """
     if path.is_dir():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(mode=mode)
+        path.chmod(mode)
     except FileExistsError:
         if not path.is_dir():
             raise

@@ -70,7 +70,7 @@ def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False)
     try:
         fields = gojson.loads_object(raw)
         if not gojson.get_str(fields, "name") and default_name:
-            fields = {key: value for key, value in fields.items() if key.lower() != "name"} | {"name": default_name}
+            fields = gojson.with_keys(fields, {"name": default_name})
             raw = gojson.dumps(fields)
         return _read(raw, fields, allow_no_plugins)
     except gojson.JsonError as error:
@@ -117,13 +117,13 @@ def _list_entry(index: int, entry: Any) -> PluginConfig:
 
 def _plugin(fields: Mapping[str, Any]) -> PluginConfig:
     plugin_type = gojson.get_str(fields, "type") or ""
-    if "/" in plugin_type or plugin_type in (".", ".."):
+    if "/" in plugin_type or "\0" in plugin_type or plugin_type in (".", ".."):
         raise InvalidNetworkConfigError(
             f"invalid plugin name: {plugin_type}", "a plugin's type is a file name, no path"
         )
     capabilities = gojson.get_object(fields, "capabilities") or {}
     for key, value in capabilities.items():
-        if not isinstance(value, bool):
+        if value is not None and not isinstance(value, bool):
             raise gojson.JsonError(f"capabilities.{key}: a boolean is needed, not {gojson.kind_of(value)}")
     ipam = gojson.get_object(fields, "ipam") or {}
     return PluginConfig(
@@ -170,8 +170,7 @@ def with_plugins(config: NetworkConfig, extra: tuple[bytes, ...]) -> NetworkConf
         entries = [*(gojson.get_list(fields, "plugins") or ()), *(gojson.loads_object(raw) for raw in extra)]
     except gojson.JsonError as error:
         raise DecodingFailureError(f"CNI configuration: {error}") from error
-    fields = {key: value for key, value in fields.items() if key.lower() != "plugins"} | {"plugins": entries}
-    return parse(gojson.dumps(fields))
+    return parse(gojson.dumps(gojson.with_keys(fields, {"plugins": entries})))
 
 
 def with_version(config: NetworkConfig, cni_version: str) -> NetworkConfig:
@@ -193,16 +192,13 @@ def plugin_stdin(
     `runtimeConfig` with those of `capability_args` that the plugin declares; a literal runtimeConfig of the file stays
     where no capability applies, as with libcni. `extra` keys are set as they are.
     """
-    fields: dict[str, Any] = dict(plugin.fields)
-    fields["name"] = config.name
-    fields["cniVersion"] = config.cni_version or versions.IMPLIED
+    updates: dict[str, Any] = {"name": config.name, "cniVersion": config.cni_version or versions.IMPLIED}
     if prev_result is not None:
-        fields["prevResult"] = dict(prev_result)
+        updates["prevResult"] = dict(prev_result)
     granted = {key: value for key, value in (capability_args or {}).items() if key in plugin.capabilities}
     if granted:
-        fields["runtimeConfig"] = granted
-    fields.update(extra or {})
-    return gojson.dumps(fields)
+        updates["runtimeConfig"] = granted
+    return gojson.dumps(gojson.with_keys(plugin.fields, updates | dict(extra or {})))
 
 
 def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args: Mapping[str, Any]) -> NetworkConfig:
@@ -217,7 +213,7 @@ def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args
     try:
         if config.is_list:
             entries = [_merged(entry, extra, cni_args) for entry in gojson.get_list(fields, "plugins") or ()]
-            fields = {key: value for key, value in fields.items() if key.lower() != "plugins"} | {"plugins": entries}
+            fields = gojson.with_keys(fields, {"plugins": entries})
         else:
             fields = _merged(fields, extra, cni_args)
     except gojson.JsonError as error:
@@ -226,8 +222,9 @@ def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args
 
 
 def _merged(fields: Mapping[str, Any], extra: Mapping[str, Any], cni_args: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**fields, **extra}
+    updates = dict(extra)
     if cni_args:
         arguments = gojson.get_object(fields, "args") or {}
-        merged["args"] = {**arguments, "cni": {**(gojson.get_object(arguments, "cni") or {}), **cni_args}}
-    return merged
+        cni = {**(gojson.get_object(arguments, "cni") or {}), **cni_args}
+        updates["args"] = gojson.with_keys(arguments, {"cni": cni})
+    return gojson.with_keys(fields, updates)

@@ -1,13 +1,15 @@
 """JSON as Go's encoding/json reads and writes it, which is what every CNI configuration in the field relies on.
 
 Reading: object keys match in any case, unknown keys are passed over, null is the same as absent, a value of the
-wrong type is an error, and so is anything behind the value. Writing: `<`, `>`, `&`, U+2028 and U+2029 escaped,
-everything else as it is.
+wrong type is an error, and so is anything behind the value; 1.0 and 1e3 are integers, as they are in what Go writes.
+Writing: `<`, `>`, `&`, U+2028 and U+2029 escaped, everything else as it is.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,16 +22,52 @@ class JsonError(ValueError):
 
 _ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _TRANSLATION: Final = str.maketrans(_ESCAPES)
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+
+# Far beyond any real configuration, and far below where the interpreter gives up: what could be read can be written
+# again, whatever the depth of the call.
+NESTING_MAX: Final = 200
+# From here on Go's library writes an exponent, and so does Python's.
+_EXPONENT_FROM: Final = 1e21
 
 
 def loads(data: bytes | str) -> Any:
-    """The value of one JSON text. Raises JsonError."""
+    """The value of one JSON text, nested at most NESTING_MAX deep. Raises JsonError."""
     try:
-        return msgspec.json.decode(data)
+        value = _DECODER.decode(data)
     except (ValueError, RecursionError) as error:
         if not data.strip():
             raise JsonError("unexpected end of JSON input") from error
         raise JsonError(str(error)) from error
+    if _brackets(data) > NESTING_MAX and _is_deeper(value, NESTING_MAX):
+        raise JsonError(f"nested deeper than {NESTING_MAX} levels")
+    return value
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text} is out of range")
+    return int(value) if value.is_integer() and abs(value) < _EXPONENT_FROM else value
+
+
+_DECODER: Final = msgspec.json.Decoder(float_hook=_number)
+
+
+def _brackets(data: bytes | str) -> int:
+    if isinstance(data, str):
+        return data.count("{") + data.count("[")
+    return data.count(b"{") + data.count(b"[")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    layer = [value]
+    for _ in range(levels + 1):
+        containers = [item for item in layer if isinstance(item, dict | list)]
+        layer = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+        if not containers:
+            return False
+    return True
 
 
 def loads_object(data: bytes | str) -> dict[str, Any]:
@@ -55,14 +93,18 @@ def kind_of(value: Any) -> str:
 
 def get(fields: Mapping[str, Any], key: str) -> Any:
     """The value of `key` in any case, the last one in the text where there are several; None if absent or null."""
-    if len(fields) > 1 or key not in fields:
-        wanted = key.lower()
-        found = None
-        for name, value in fields.items():
-            if name == key or name.lower() == wanted:
-                found = value
-        return found
-    return fields[key]
+    wanted, length = key.lower(), len(key)
+    found = None
+    for name, value in fields.items():
+        if name == key or (len(name) == length and name.lower() == wanted):
+            found = value
+    return found
+
+
+def with_keys(fields: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` with `updates` set. Other spellings of these keys go: a reader that ignores case could prefer them."""
+    taken = {key.lower() for key in updates}
+    return {key: value for key, value in fields.items() if key.lower() not in taken} | dict(updates)
 
 
 def _typed(fields: Mapping[str, Any], key: str, kind: type | tuple[type, ...], wanted: str) -> Any:
@@ -130,5 +172,9 @@ def dumps_indented(value: Any, *, sort_keys: bool = True) -> bytes:
 
 
 def _escape(text: str) -> bytes:
-    # Lone surrogates can't be encoded; Go writes the replacement character for them.
-    return text.translate(_TRANSLATION).encode("utf-8", "replace")
+    text = text.translate(_TRANSLATION)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # Lone surrogates can't be encoded; Go writes the replacement character for them.
+        return _SURROGATES.sub("\ufffd", text).encode()

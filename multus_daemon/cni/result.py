@@ -16,6 +16,9 @@ from multus_daemon.cni.errors import DecodingFailureError, IncompatibleVersionEr
 
 IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
+# `::ffff:0:0/96` holds the IPv4 addresses.
+_MAPPED_PREFIX = 96
+
 
 @dataclass(frozen=True, slots=True)
 class Interface:
@@ -126,22 +129,24 @@ def from_object(fields: Mapping[str, Any], implied_version: str) -> Result:
             raise IncompatibleVersionError(
                 f'unsupported CNI result version "{version}"', f"known are {', '.join(versions.SUPPORTED)}"
             )
-        return _read_020(fields) if version in ("0.1.0", "0.2.0") else _read_lists(fields)
+        if version in ("0.1.0", "0.2.0"):
+            return _read_020(fields)
+        return _read_lists(fields, newest=versions.at_least(version, "1.0.0"))
     except gojson.JsonError as error:
         raise DecodingFailureError(f"result: {error}") from error
 
 
-def _read_lists(fields: Mapping[str, Any]) -> Result:
+def _read_lists(fields: Mapping[str, Any], *, newest: bool) -> Result:
     """0.3.0 to 1.1.0: `version` of an address is derived from its family when written, so it need not be kept."""
     return Result(
         interfaces=tuple(
             Interface(
                 name=gojson.get_str(item, "name") or "",
                 mac=gojson.get_str(item, "mac") or "",
-                mtu=gojson.get_int(item, "mtu") or 0,
+                mtu=(newest and gojson.get_int(item, "mtu")) or 0,
                 sandbox=gojson.get_str(item, "sandbox") or "",
-                socket_path=gojson.get_str(item, "socketPath") or "",
-                pci_id=gojson.get_str(item, "pciID") or "",
+                socket_path=(newest and gojson.get_str(item, "socketPath")) or "",
+                pci_id=(newest and gojson.get_str(item, "pciID")) or "",
             )
             for item in _objects(fields, "interfaces")
         ),
@@ -207,14 +212,20 @@ def read_dns(fields: Mapping[str, Any]) -> Dns:
 
 
 def cidr(text: str | None, where: str) -> str:
-    """An address with its prefix length, host bits kept, as Go's ParseCIDR takes it. Raises gojson.JsonError."""
+    """An address with its prefix length, host bits kept, as Go's ParseCIDR takes it: `::ffff:a.b.c.d` is IPv4.
+
+    Raises gojson.JsonError.
+    """
     if text is None or "/" not in text or "%" in text:
         raise gojson.JsonError(f"{where}: an address with a prefix length is needed, not {text!r}")
     address, _, length = text.partition("/")
     if not (length.isascii() and length.isdigit()):
         raise gojson.JsonError(f"{where}: {text!r} has no prefix length")
     try:
-        return f"{ipaddress.ip_interface(text).ip}/{int(length)}"
+        ip, bits = ipaddress.ip_interface(text).ip, int(length)
+        if ip.version == 6 and ip.ipv4_mapped and bits >= _MAPPED_PREFIX:
+            return f"{ip.ipv4_mapped}/{bits - _MAPPED_PREFIX}"
+        return f"{ip}/{bits}"
     except ValueError as error:
         raise gojson.JsonError(f"{where}: {address!r}/{length} is no address in CIDR notation") from error
 
@@ -225,7 +236,8 @@ def _ip(text: str | None, where: str) -> str:
     try:
         if "%" in text:
             raise ValueError(text)
-        return str(ipaddress.ip_address(text))
+        ip = ipaddress.ip_address(text)
+        return str(ip.ipv4_mapped if ip.version == 6 and ip.ipv4_mapped else ip)
     except ValueError as error:
         raise gojson.JsonError(f"{where}: {text!r} is no IP address") from error
 

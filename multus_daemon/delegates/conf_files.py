@@ -37,6 +37,8 @@ def _candidates(directory: Path) -> list[Path]:
         return []
     except OSError as error:
         raise IoFailureError(f"{directory}: can't be listed: {error.strerror}") from error
+    except ValueError as error:  # a NUL byte, from a configuration
+        raise InvalidNetworkConfigError(f"{str(directory)!r} is no path: {error}") from error
 
 
 def _read(path: Path) -> bytes:
@@ -44,10 +46,13 @@ def _read(path: Path) -> bytes:
         return fs.read_limited(path, limit=CONF_MAX_BYTES)
     except OSError as error:
         raise IoFailureError(f"{path}: can't be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InvalidNetworkConfigError(f"{str(path)!r} is no path: {error}") from error
 
 
 def _by_name(directory: Path, name: str) -> NetworkConfig | None:
-    for path in _candidates(directory):
+    # Lists before single configurations: NPWG multi-network SPEC 3.4.1, and libcni's LoadNetworkConf.
+    for path in sorted(_candidates(directory), key=lambda path: path.suffix != ".conflist"):
         raw = _read(path)
         try:
             found = gojson.get_str(gojson.loads_object(raw), "name")

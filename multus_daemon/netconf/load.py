@@ -17,9 +17,7 @@ def load(stdin: bytes, overlay: Mapping[str, Any]) -> NetConf:
     """
     try:
         fields = gojson.loads_object(stdin)
-        taken = {key.lower() for key in overlay}
-        merged = {key: value for key, value in fields.items() if key.lower() not in taken} | dict(overlay)
-        return _read(merged)
+        return _read(gojson.with_keys(fields, overlay))
     except gojson.JsonError as error:
         raise DecodingFailureError(f"Multus CNI configuration: {error}") from error
 

@@ -1,0 +1,318 @@
+"""One child process from start to reaping: pipes with limits, a deadline, and nothing left of it afterwards.
+
+The child leads a session and so a process group of its own; ending it means the group. Its exit is seen through a
+pidfd and it is reaped last: while it is a zombie nobody else can get its number, so the group that is signalled is
+always the right one (with a reaper in between, as asyncio's, it may be a stranger's).
+
+Started with vfork: no preexec_fn, which would make CPython fork the whole daemon (see the architecture page).
+"""
+
+# The one module that starts processes (style rule 24). asyncio's own starter is not used because its watcher reaps
+# the child before its group can be ended, see above.
+# ruff: noqa: TID251
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from multus_daemon.delegates.failure import STDERR_TAIL, Exit
+
+_CHUNK = 64 * 1024
+# A grandchild may hold stdout open for ever; what the plugin itself wrote is in the pipe when it exits.
+PIPES_AFTER_EXIT = 1.0
+# SIGKILL works at once, except on a process that the kernel does not let go of (state D).
+_WAIT_AFTER_KILL = 5.0
+
+_Started: TypeAlias = tuple[subprocess.Popen[bytes], int]
+"""The process and its pidfd, -1 where the kernel has none to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`timeout` and `grace` (between SIGTERM and SIGKILL) in seconds, `max_output` in bytes of stdout."""
+
+    timeout: float
+    grace: float
+    max_output: int
+
+
+class DeadlineExceededError(Exception):
+    """The child did not end in time and was ended; `stderr` is the end of what it had written."""
+
+    def __init__(self, stderr: bytes = b"") -> None:
+        super().__init__()
+        self.stderr = stderr
+
+
+class OutputTooLargeError(Exception):
+    """The child wrote more to stdout than it may and was ended."""
+
+
+async def run(argv: Sequence[str], environ: Mapping[str, str], stdin: bytes, limits: Limits) -> Exit:
+    """Run a program to its end, in `/`, with exactly `environ`.
+
+    Raises OSError where it can't be started, DeadlineExceededError, OutputTooLargeError. In every case, cancellation
+    included, the child has been reaped on return and its group has got SIGKILL, unless it ended by itself with its
+    pipes closed: what detached itself properly then lives on.
+    """
+    deadline = asyncio.get_running_loop().time() + limits.timeout
+    popen, pidfd = await _start(argv, environ, deadline, limits)
+    child = _Child(popen, pidfd, stdin, limits)
+    try:
+        return await child.result(deadline)
+    finally:
+        await _uncut(child.end())
+
+
+async def _start(argv: Sequence[str], environ: Mapping[str, str], deadline: float, limits: Limits) -> _Started:
+    """In a thread, as exec waits for the disk. A start that nobody awaits any more is ended as soon as it is there."""
+    loop = asyncio.get_running_loop()
+    started = loop.run_in_executor(None, _popen, list(argv), dict(environ))
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await asyncio.shield(started)
+    except (TimeoutError, asyncio.CancelledError) as reason:
+        await _uncut(_end_unwanted(started, limits))
+        if isinstance(reason, TimeoutError):
+            raise DeadlineExceededError from reason
+        raise
+
+
+def _popen(argv: list[str], environ: dict[str, str]) -> _Started:
+    popen = subprocess.Popen(  # noqa: S603 - argv is ours, no shell
+        argv,
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env=environ,
+        start_new_session=True,
+    )
+    try:
+        return popen, os.pidfd_open(popen.pid)
+    except OSError:
+        return popen, -1
+
+
+async def _end_unwanted(started: asyncio.Future[_Started], limits: Limits) -> None:
+    # Nearly always it is about to be there: then nothing is left when the caller goes on.
+    await asyncio.wait((started,), timeout=_WAIT_AFTER_KILL)
+    if not started.done():
+        started.add_done_callback(_end_late)
+    elif not started.cancelled() and not started.exception():
+        await _Child(*started.result(), b"", limits).end()
+
+
+def _end_late(started: asyncio.Future[_Started]) -> None:
+    if not started.cancelled() and not started.exception():
+        popen, pidfd = started.result()
+        _signal_group(popen.pid, signal.SIGKILL)
+        child = _Child(popen, pidfd, b"", Limits(0, 0, 0))
+        child.close()
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    # Only while its leader is not reaped. Nobody left to signal is what we want.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+async def _uncut(work: Coroutine[Any, Any, None]) -> None:
+    """Do `work` to its end, which must be near; a cancellation meanwhile is raised after it."""
+    task = asyncio.create_task(work, name="ending a plugin process")
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        raise cancelled
+
+
+class _Reader:
+    """The reading end of a pipe. Keeps what comes: all, until there is too much of it, or the end."""
+
+    def __init__(self, fd: int, limit: int, *, keep_end: bool, on_change: Callable[[], None]) -> None:
+        self.data = bytearray()
+        self.closed = False
+        self.too_much = False
+        self._fd, self._limit, self._keep_end, self._on_change = fd, limit, keep_end, on_change
+        os.set_blocking(fd, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            chunk = os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        self.data += chunk
+        if self._keep_end:
+            del self.data[: -self._limit]
+        elif len(self.data) > self._limit:
+            self.too_much = True
+        if not chunk or self.too_much:
+            self.stop()
+            self._on_change()
+
+    def stop(self) -> None:
+        """Read no more."""
+        if not self.closed:
+            self.closed = True
+            self._loop.remove_reader(self._fd)
+
+
+class _Writer:
+    """Feeds a pipe and closes it. A reader that goes away is no error: a plugin need not read its stdin."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], data: bytes) -> None:
+        assert popen.stdin is not None
+        self._pipe = popen.stdin
+        self._rest = memoryview(data)
+        os.set_blocking(self._pipe.fileno(), False)
+        self._loop = asyncio.get_running_loop()
+        self._waiting = False
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._pipe.fileno(), self._rest) :]
+        except BlockingIOError:
+            if not self._waiting:
+                self._waiting = True
+                self._loop.add_writer(self._pipe.fileno(), self._write)
+            return
+        except OSError:
+            pass
+        self.stop()
+
+    def stop(self) -> None:
+        """Write no more, and let the child see the end."""
+        if self._waiting:
+            self._waiting = False
+            self._loop.remove_writer(self._pipe.fileno())
+        self._pipe.close()
+
+
+class _Child:
+    """A started process and its pipes. `end` must be awaited, whatever happens."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], pidfd: int, stdin: bytes, limits: Limits) -> None:
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        self._popen, self._pidfd, self._limits = popen, pidfd, limits
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._exited = False
+        self._clean = False
+        self._stdout = _Reader(popen.stdout.fileno(), limits.max_output, keep_end=False, on_change=self._changed.set)
+        self._stderr = _Reader(popen.stderr.fileno(), STDERR_TAIL, keep_end=True, on_change=self._changed.set)
+        self._stdin = _Writer(popen, stdin)
+        if pidfd >= 0:
+            self._loop.add_reader(pidfd, self._on_exit)
+        else:
+            # A kernel before 5.3, or a seccomp profile from then. WNOWAIT: see and leave it a zombie.
+            waiter = self._loop.run_in_executor(None, os.waitid, os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+            waiter.add_done_callback(self._on_waited)
+
+    def _on_exit(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+        self._exited = True
+        self._changed.set()
+
+    def _on_waited(self, waiter: asyncio.Future[Any]) -> None:
+        # Its answer says nothing new; taken, so that asyncio does not miss somebody who takes it.
+        if not waiter.cancelled():
+            waiter.exception()
+        self._on_exit()
+
+    async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait for `condition` until `deadline`; whether it holds."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return condition()
+        return True
+
+    def _drained(self) -> bool:
+        return self._stdout.closed and self._stderr.closed
+
+    async def result(self, deadline: float) -> Exit:
+        """How it ended. Raises DeadlineExceededError, OutputTooLargeError; `end` does the ending."""
+        in_time = await self._until(lambda: self._exited or self._stdout.too_much, deadline)
+        if not in_time:
+            raise DeadlineExceededError(bytes(self._stderr.data))
+        if not self._stdout.too_much:
+            await self._until(self._drained, self._loop.time() + PIPES_AFTER_EXIT)
+        if self._stdout.too_much:
+            raise OutputTooLargeError
+        self._clean = self._drained()
+        if not self._clean:
+            _signal_group(self._popen.pid, signal.SIGKILL)
+        self._popen.poll()
+        assert self._popen.returncode is not None
+        return Exit(self._popen.returncode, bytes(self._stdout.data), bytes(self._stderr.data))
+
+    async def end(self) -> None:
+        """End what still runs, reap the child, close the pipes."""
+        try:
+            if self._popen.returncode is None and not self._clean:
+                await self._stop_group()
+        finally:
+            # Also reached with the loop closing down around us: no await from here on.
+            if self._popen.returncode is None:
+                _signal_group(self._popen.pid, signal.SIGKILL)
+            self.close()
+
+    async def _stop_group(self) -> None:
+        loop, pid = self._loop, self._popen.pid
+        if not self._exited:
+            _signal_group(pid, signal.SIGTERM)
+            await self._until(lambda: self._exited, loop.time() + self._limits.grace)
+        _signal_group(pid, signal.SIGKILL)
+        await self._until(lambda: self._exited, loop.time() + _WAIT_AFTER_KILL)
+
+    def close(self) -> None:
+        """Close the pipes and reap the child, at once or as soon as it ends. It must have got its SIGKILL."""
+        self._stdin.stop()
+        self._stdout.stop()
+        self._stderr.stop()
+        for pipe in (self._popen.stdout, self._popen.stderr):
+            assert pipe is not None
+            pipe.close()
+        if self._popen.poll() is None:
+            # The kernel holds it. Reaped when it lets go; until then only this watch knows it.
+            self._watch_lost()
+        elif self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+
+    def _watch_lost(self) -> None:
+        popen, pidfd, loop = self._popen, self._pidfd, self._loop
+        if pidfd < 0:
+            threading.Thread(target=popen.wait, name="reaping a plugin process", daemon=True).start()
+            return
+
+        def reap() -> None:
+            loop.remove_reader(pidfd)
+            popen.wait()
+            os.close(pidfd)
+
+        loop.add_reader(pidfd, reap)

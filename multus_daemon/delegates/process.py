@@ -1,0 +1,185 @@
+"""Runs plugin binaries: lookup, chroot, environment, a busy file tried again, and what their failure means.
+
+Execution protocol: CNI SPEC section 2; libcni's habits in containernetworking/cni `pkg/invoke`. The host's root is
+entered by the `chroot` program, which also changes to `/`, so that a plugin never has a working directory outside
+its root. Nothing of the daemon's own environment reaches a plugin, in particular no KUBERNETES_*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from multus_daemon.base.aio import backoff
+from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
+from multus_daemon.delegates import child, failure, find
+from multus_daemon.ports import Invocation
+
+logger = logging.getLogger(__name__)
+
+# LC_ALL: the chroot program's messages are in plain English then, see _is_busy.
+MINIMAL_ENVIRON: Final[Mapping[str, str]] = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LC_ALL": "C",
+}
+CHROOT_PROGRAMS: Final = ("/usr/sbin/chroot", "/usr/bin/chroot", "/sbin/chroot", "/bin/chroot")
+# coreutils and busybox: chroot itself failed, the command can't be executed, the command is not there.
+_CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND = 125, 126, 127
+_BUSY_ATTEMPTS: Final = 6
+
+
+class ProcessRunner:
+    """The PluginRunner for plugin binaries."""
+
+    def __init__(
+        self,
+        bin_dirs: Sequence[str],
+        *,
+        chroot_dir: str = "",
+        timeout: float = 120.0,
+        grace: float = 2.0,
+        gomaxprocs: int = 2,
+        max_output: int = 16 * 1024 * 1024,
+        environ: Mapping[str, str] = MINIMAL_ENVIRON,
+    ) -> None:
+        """`bin_dirs` as seen inside `chroot_dir` ("" and "/": no chroot); times in seconds, `max_output` in bytes.
+
+        Raises ValueError for a relative directory, FileNotFoundError where there is no chroot program to be had.
+        """
+        for directory in (*bin_dirs, chroot_dir or "/"):
+            if not directory.startswith("/"):
+                raise ValueError(f"{directory!r} is not an absolute path")
+        self._bin_dirs = tuple(bin_dirs)
+        self._root = chroot_dir.rstrip("/")
+        self._chroot = _chroot_program() if self._root else ""
+        self._limits = child.Limits(timeout, grace, max_output)
+        procs = max(1, min(gomaxprocs, os.cpu_count() or 1))
+        self._environ = {"GOMAXPROCS": str(procs), **environ}
+
+    def locate(self, plugin_type: str) -> str:
+        """The plugin's path inside the chroot; empty where it is not to be had."""
+        try:
+            return find.find(self._bin_dirs, plugin_type, root=self._root)
+        except CniError:
+            return ""
+
+    async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
+        """What the plugin printed on stdout, its exit status being 0.
+
+        Raises the plugin's own CniError, PluginNotFoundError, IoFailureError where it can't be started,
+        TryAgainLaterError where its file stays busy or its time is up, InternalError for an end without a CNI error
+        and for too much output.
+        """
+        path = await asyncio.to_thread(find.find, self._bin_dirs, plugin_type, root=self._root)
+        argv = [self._chroot, self._root, path] if self._root else [path]
+        environ = self._environ | _variables(invocation)
+        started = time.monotonic()
+        delays = backoff(0.05, 1.0)
+        for attempt in range(1, _BUSY_ATTEMPTS + 1):
+            # A new process each time, on what is left of the time.
+            left = self._limits.timeout - (time.monotonic() - started)
+            end = await self._once(plugin_type, invocation, argv, environ, max(left, 0.0))
+            if end is not None:
+                return self._stdout_of(plugin_type, invocation.verb, end)
+            if attempt < _BUSY_ATTEMPTS:
+                await asyncio.sleep(next(delays))
+        raise TryAgainLaterError(
+            f'plugin "{plugin_type}" is being written: text file busy, {_BUSY_ATTEMPTS} attempts',
+            failure.context(plugin_type, invocation.verb, first=path),
+        )
+
+    async def _once(
+        self, plugin_type: str, invocation: Invocation, argv: list[str], environ: Mapping[str, str], timeout: float
+    ) -> failure.Exit | None:
+        """How one process ended; None where the binary was busy."""
+        limits = child.Limits(timeout, self._limits.grace, self._limits.max_output)
+        verb, path = invocation.verb, argv[-1]
+        try:
+            end = await child.run(argv, environ, invocation.stdin, limits)
+        except OSError as error:
+            if error.errno == errno.ETXTBSY:
+                return None
+            raise IoFailureError(
+                f'plugin "{plugin_type}" could not be started: {error.strerror}',
+                failure.context(plugin_type, verb, first=" ".join(argv)),
+            ) from error
+        except child.DeadlineExceededError as error:
+            raise TryAgainLaterError(
+                f'plugin "{plugin_type}" did not end within {self._limits.timeout:g} s and was ended',
+                failure.context(plugin_type, verb, error.stderr, path),
+            ) from error
+        except child.OutputTooLargeError as error:
+            raise InternalError(
+                f'plugin "{plugin_type}" wrote more than {limits.max_output} bytes to stdout and was ended',
+                failure.context(plugin_type, verb, first=path),
+            ) from error
+        if self._root and end.returncode == _CHROOT_CANNOT_EXECUTE and not end.stdout:
+            busy = await asyncio.to_thread(self._is_busy, path, end.stderr)
+            return None if busy else end
+        return end
+
+    def _stdout_of(self, plugin_type: str, verb: str, end: failure.Exit) -> bytes:
+        if end.returncode == 0:
+            if end.stderr:
+                # The SPEC wants a plugin's stderr to end up in the runtime's log; ours is the daemon's.
+                logger.debug(
+                    "plugin %s, %s, wrote to stderr: %s", plugin_type, verb, end.stderr.decode("utf-8", "replace")
+                )
+            return end.stdout
+        error = failure.error_of(plugin_type, verb, end)
+        by_chroot = (_CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND)
+        if self._root and not end.stdout and end.returncode in by_chroot and self._speaks(end.stderr):
+            raise IoFailureError(f'plugin "{plugin_type}" could not be started in {self._root}', error.details)
+        raise error
+
+    def _speaks(self, stderr: bytes) -> bool:
+        """Whether the chroot program, not the plugin, has written `stderr`: its messages begin with its own name."""
+        return stderr.startswith((self._chroot.encode() + b":", b"chroot:"))
+
+    def _is_busy(self, path: str, stderr: bytes) -> bool:
+        """Whether the chroot program could not execute the plugin because somebody has it open for writing (ETXTBSY).
+
+        Its exit status 126 stands for several errnos. The kernel refuses a read lease with EAGAIN on exactly the
+        files that it refuses to execute with ETXTBSY, so that is asked first. Only where the writer has gone in
+        between, or leases are not to be had (no CAP_LEASE, NFS), is the text looked at; it is in the C locale.
+        """
+        try:
+            descriptor = os.open(find.resolve(self._root, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return True
+        finally:
+            os.close(descriptor)
+        return self._speaks(stderr) and os.strerror(errno.ETXTBSY).encode() in stderr
+
+
+def _chroot_program() -> str:
+    for path in CHROOT_PROGRAMS:
+        if os.access(path, os.X_OK):
+            return path
+    raise FileNotFoundError(
+        errno.ENOENT, f"no chroot program (looked for {', '.join(CHROOT_PROGRAMS)}), which a chroot directory needs"
+    )
+
+
+def _variables(invocation: Invocation) -> dict[str, str]:
+    """All six, also where they are empty: a plugin in a test bench must not see an outer one."""
+    return {
+        "CNI_COMMAND": invocation.verb,
+        "CNI_CONTAINERID": invocation.container_id,
+        "CNI_NETNS": invocation.netns,
+        "CNI_IFNAME": invocation.ifname,
+        "CNI_ARGS": invocation.args,
+        "CNI_PATH": invocation.path,
+    }

@@ -1,0 +1,133 @@
+"""Every metric of the daemon, on an injected registry. The one module that knows prometheus_client.
+
+Label values are bounded whatever callers pass. Recording never raises and never blocks; `render` reads /proc and
+belongs in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+VERBS: Final = frozenset({"ADD", "DEL", "CHECK", "STATUS", "GC"})
+OUTCOMES: Final = frozenset({"success", "error", "deadline"})
+HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz"})
+_METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "notify", "trace", "patch"})
+# Seconds. A built-in plugin takes milliseconds, a plugin's deadline is two minutes.
+_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_MAX_PLUGIN_TYPES: Final = 64
+_MAX_TYPE_LENGTH: Final = 64
+
+
+class Metrics:
+    """What is counted and measured."""
+
+    def __init__(self, registry: CollectorRegistry, *, version: str = "") -> None:
+        self._registry = registry
+        self._plugin_types: set[str] = set()
+        # Name, labels and help text are upstream's: dashboards stay as they are.
+        self._requests = Counter(
+            "multus_server_request_total",
+            "Counter of HTTP requests",
+            ["handler", "code", "method"],
+            registry=registry,
+        )
+        self._verbs = Histogram(
+            "multus_cni_request_duration_seconds",
+            "Time from a decoded CNI request to its answer",
+            ["verb", "outcome"],
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._delegates = Histogram(
+            "multus_delegate_duration_seconds",
+            "Time of one call of one plugin",
+            ["type", "verb", "outcome"],
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._in_flight = Gauge(
+            "multus_cni_requests_in_flight", "CNI requests being worked on", ["verb"], registry=registry
+        )
+        self._refused_peers = Counter(
+            "multus_refused_peers_total", "Requests on the socket from users that may not call", registry=registry
+        )
+        build = Gauge("multus_build_info", "Always 1", ["version", "python"], registry=registry)
+        build.labels(version, platform.python_version()).set(1)
+        for verb in VERBS:
+            # A series that is there from the start lets a rate be taken of the first event.
+            self._in_flight.labels(verb)
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+
+    def request(self, handler: str, code: int, method: str) -> None:
+        """An HTTP request was answered; `handler` is its path."""
+        method = method.lower()
+        self._requests.labels(
+            handler if handler in HANDLERS else "NotFound",
+            str(code),
+            method if method in _METHODS else "unknown",
+        ).inc()
+
+    def verb(self, verb: str, outcome: str, seconds: float) -> None:
+        """A verb has ended; `outcome` is one of `OUTCOMES`."""
+        self._verbs.labels(_known(verb, VERBS), _known(outcome, OUTCOMES)).observe(seconds)
+
+    def delegate(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
+        """One plugin was called for one verb."""
+        self._delegates.labels(self._known_type(plugin_type), _known(verb, VERBS), _known(outcome, OUTCOMES)).observe(
+            seconds
+        )
+
+    @contextlib.contextmanager
+    def in_flight(self, verb: str) -> Iterator[None]:
+        """The block works on `verb`."""
+        gauge = self._in_flight.labels(_known(verb, VERBS))
+        gauge.inc()
+        try:
+            yield
+        finally:
+            gauge.dec()
+
+    def refused_peer(self) -> None:
+        """A process of another user called."""
+        self._refused_peers.inc()
+
+    def render(self) -> tuple[bytes, str]:
+        """The exposition and its Content-Type. Reads /proc: for a thread, not for the event loop."""
+        return generate_latest(_WithoutCreated(self._registry)), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _known_type(self, plugin_type: str) -> str:
+        """`plugin_type`, or "other" once there have been too many: they come from configurations of users."""
+        cut = plugin_type[:_MAX_TYPE_LENGTH].encode("utf-8", "replace").decode()
+        if cut in self._plugin_types:
+            return cut
+        if not cut or len(self._plugin_types) >= _MAX_PLUGIN_TYPES:
+            return "other"
+        self._plugin_types.add(cut)
+        return cut
+
+
+def _known(value: str, known: frozenset[str]) -> str:
+    return value if value in known else "other"
+
+
+class _WithoutCreated(Collector):
+    """A registry less the `…_created` series, which double what is scraped and which upstream does not have."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family

@@ -1,0 +1,231 @@
+"""Network selection: which networks a pod asks for, and how (NPWG multi-network SPEC section 4).
+
+Read from the annotations of the pod, in the short form (`net1, ns/net2@data0`) or as a JSON list. One element that
+can't be read fails the whole: a pod gets every network that it names, or none and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from multus_daemon.cni import gojson
+from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.cni.names import ifname_problem
+from multus_daemon.nad import requests
+from multus_daemon.nad.names import label_problem, subdomain_problem
+from multus_daemon.nad.requests import PortMapping
+
+NETWORKS_ANNOTATION: Final = "k8s.v1.cni.cncf.io/networks"
+DEFAULT_NETWORK_ANNOTATION: Final = "v1.multus-cni.io/default-network"
+
+# Kubernetes refuses objects whose annotations exceed 256 KiB in all, so nothing longer is honest.
+ANNOTATION_MAX_BYTES: Final = 256 * 1024
+ELEMENTS_MAX: Final = 256
+_SHOWN_CHARACTERS: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSelection:
+    """One network that a pod asks for. Empty strings and tuples, and None, where it says nothing.
+
+    Addresses are kept in the text in which they were written; they have been checked.
+    """
+
+    namespace: str
+    name: str
+    interface: str = ""
+    ips: tuple[str, ...] = ()
+    """Addresses, each with or without a prefix length."""
+    mac: str = ""
+    infiniband_guid: str = ""
+    port_mappings: tuple[PortMapping, ...] = ()
+    bandwidth: Mapping[str, int] | None = None
+    """Bits per second and bits by the names of the specification; none of them zero."""
+    device_id: str = ""
+    cni_args: Mapping[str, Any] | None = None
+    default_route: tuple[str, ...] | None = None
+    """Gateways; None where the key is absent, empty where it is there without any: not the same."""
+    ipam_claim_reference: str = ""
+
+    def __str__(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    def capability_args(self) -> dict[str, Any]:
+        """What plugins that declare the capability get as runtimeConfig."""
+        found: dict[str, Any] = {
+            "ips": list(self.ips),
+            "mac": self.mac,
+            "infinibandGUID": self.infiniband_guid,
+            "portMappings": [mapping.to_object() for mapping in self.port_mappings],
+            "bandwidth": dict(self.bandwidth or {}),
+            "deviceID": self.device_id,
+        }
+        return {key: value for key, value in found.items() if value}
+
+
+def parse(annotation: str, *, pod_namespace: str) -> tuple[NetworkSelection, ...]:
+    """The networks in the value of `k8s.v1.cni.cncf.io/networks`, in order; "" and `[]` are none.
+
+    Raises DecodingFailureError (6) for what is no list of objects of the right types, InvalidNetworkConfigError (7)
+    for values that can't be; the message names the element.
+    """
+    elements = _parse(annotation, pod_namespace, NETWORKS_ANNOTATION)
+    _refuse_conflicts(elements)
+    return elements
+
+
+def parse_default_network(annotation: str, *, default_namespace: str) -> NetworkSelection:
+    """The one network in the value of `v1.multus-cni.io/default-network`. Raises as `parse` does."""
+    elements = _parse(annotation, default_namespace, DEFAULT_NETWORK_ANNOTATION)
+    if len(elements) != 1:
+        raise InvalidNetworkConfigError(
+            f"exactly one network is needed, {len(elements) or 'none'} found (annotation {DEFAULT_NETWORK_ANNOTATION})",
+            f"the value is {_shown(annotation)}; remove the annotation for the cluster's own default network",
+        )
+    return elements[0]
+
+
+def _parse(annotation: str, namespace: str, key: str) -> tuple[NetworkSelection, ...]:
+    if not annotation:
+        return ()
+    try:
+        if len(annotation.encode("utf-8", "surrogatepass")) > ANNOTATION_MAX_BYTES:
+            raise InvalidNetworkConfigError(f"longer than {ANNOTATION_MAX_BYTES} bytes")
+        # Upstream's rule: any of these characters, anywhere, makes it JSON.
+        if any(character in annotation for character in '[{"'):
+            return _parse_json(annotation, namespace)
+        items = annotation.split(",")
+        _limit(len(items))
+        return tuple(_short_element(index, item.strip(), namespace) for index, item in enumerate(items))
+    except CniError as error:
+        raise error.with_context(f"annotation {key}") from error
+
+
+def _limit(count: int) -> None:
+    if count > ELEMENTS_MAX:
+        raise InvalidNetworkConfigError(f"{count} networks, and at most {ELEMENTS_MAX} are allowed")
+
+
+# --- the short form --------------------------------------------------------------------------------------------------
+
+
+def _short_element(index: int, item: str, namespace: str) -> NetworkSelection:
+    """`[<namespace>/]<name>[@<interface>]`, white space around each part passed over."""
+    try:
+        target, at, interface = (part.strip() for part in item.partition("@"))
+        if "@" in interface:
+            raise InvalidNetworkConfigError("more than one '@'")
+        if at and not interface:
+            raise InvalidNetworkConfigError("no interface name after '@'")
+        if target.count("/") > 1:
+            raise InvalidNetworkConfigError("more than one '/'")
+        first, slash, second = (part.strip() for part in target.partition("/"))
+        if slash and not first:
+            raise InvalidNetworkConfigError("no namespace before '/'")
+        selected = NetworkSelection(
+            namespace=first if slash else namespace,
+            name=second if slash else first,
+            interface=interface,
+        )
+        _check_names(selected)
+    except CniError as error:
+        raise error.with_context(f"element {index} {_shown(item)}") from error
+    return selected
+
+
+# --- the JSON form ---------------------------------------------------------------------------------------------------
+
+
+def _parse_json(annotation: str, namespace: str) -> tuple[NetworkSelection, ...]:
+    try:
+        items = gojson.loads(annotation)
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"not JSON: {error}", _shown(annotation)) from error
+    if not isinstance(items, list):
+        raise DecodingFailureError(f"a JSON list of objects is needed, not {gojson.kind_of(items)}")
+    _limit(len(items))
+    return tuple(_json_element(index, item, namespace) for index, item in enumerate(items))
+
+
+def _json_element(index: int, item: Any, namespace: str) -> NetworkSelection:
+    try:
+        if not isinstance(item, dict):
+            raise gojson.JsonError(f"an object is needed, not {gojson.kind_of(item)}")
+        selected = _read(item, namespace)
+        _check_names(selected)
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"{error} ({_where(index, item)})") from error
+    except CniError as error:
+        raise error.with_context(_where(index, item)) from error
+    return selected
+
+
+def _read(fields: Mapping[str, Any], namespace: str) -> NetworkSelection:
+    """Keys match in any case, null is absent, unknown keys are passed over, as Go reads them."""
+    ips = requests.ips(fields)
+    claim = gojson.get_str(fields, "ipam-claim-reference") or ""
+    if ips and claim:
+        raise InvalidNetworkConfigError("ips and ipam-claim-reference exclude each other")
+    return NetworkSelection(
+        namespace=gojson.get_str(fields, "namespace") or namespace,
+        name=gojson.get_str(fields, "name") or "",
+        # The second is the key's name of before the specification.
+        interface=gojson.get_str(fields, "interface") or gojson.get_str(fields, "interfaceRequest") or "",
+        ips=ips,
+        mac=requests.mac(fields),
+        infiniband_guid=requests.infiniband_guid(fields),
+        port_mappings=requests.port_mappings(fields),
+        bandwidth=requests.bandwidth(fields),
+        device_id=gojson.get_str(fields, "deviceID") or "",
+        cni_args=gojson.get_object(fields, "cni-args"),
+        default_route=requests.default_route(fields),
+        ipam_claim_reference=claim,
+    )
+
+
+# --- checks of both --------------------------------------------------------------------------------------------------
+
+
+def _check_names(selected: NetworkSelection) -> None:
+    if problem := subdomain_problem(selected.name):
+        raise InvalidNetworkConfigError(f"name: {_shown(selected.name)} {problem}")
+    if problem := label_problem(selected.namespace):
+        raise InvalidNetworkConfigError(f"namespace: {_shown(selected.namespace)} {problem}")
+    if selected.interface and (problem := ifname_problem(selected.interface)):
+        raise InvalidNetworkConfigError(f"interface: {_shown(selected.interface)}: {problem}")
+
+
+def _refuse_conflicts(elements: tuple[NetworkSelection, ...]) -> None:
+    """What only one element may ask for: an interface name, and the default route (SPEC 4.1.2.1.5 and .9)."""
+    owners: dict[str, int] = {}
+    router: int | None = None
+    for index, element in enumerate(elements):
+        if element.interface:
+            other = owners.setdefault(element.interface, index)
+            if other != index:
+                raise _conflict(f"interface {element.interface!r} is asked for twice", elements, other, index)
+        if element.default_route:
+            if router is not None:
+                raise _conflict("default-route is set twice", elements, router, index)
+            router = index
+
+
+def _conflict(problem: str, elements: tuple[NetworkSelection, ...], first: int, second: int) -> CniError:
+    return InvalidNetworkConfigError(
+        f"{problem}: by element {first} ({elements[first]}) and element {second} ({elements[second]})"
+        f" (annotation {NETWORKS_ANNOTATION})"
+    )
+
+
+def _where(index: int, item: Any) -> str:
+    name = gojson.get(item, "name") if isinstance(item, dict) else None
+    return f"element {index} {_shown(name)}" if isinstance(name, str) else f"element {index}"
+
+
+def _shown(text: str) -> str:
+    """`text` quoted for a message, its middle left out where it is long."""
+    half = _SHOWN_CHARACTERS // 2
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]}...{text[-half:]}")

@@ -1,0 +1,84 @@
+"""The network-status annotation of a pod (NPWG multi-network SPEC section 5), in the bytes that its readers know.
+
+Derivation and form are those of network-attachment-definition-client's `pkg/utils`, as upstream writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from multus_daemon.cni import gojson
+from multus_daemon.cni.errors import DecodingFailureError
+from multus_daemon.cni.result import Interface, IpConfig, Result, write_dns
+from multus_daemon.nad.device_info import DeviceInfo
+
+ANNOTATION: Final = "k8s.v1.cni.cncf.io/network-status"
+
+
+def entries_for(
+    name: str, result: Result, *, cluster_network: bool, device_info: DeviceInfo | None = None
+) -> list[dict[str, Any]]:
+    """The status of one attachment: an entry for each interface in the pod, keys in the order of the Go struct.
+
+    `name`: `<namespace>/<name>` of the NetworkAttachmentDefinition, else the network's name. A result without
+    interfaces, as those of CNI 0.2.0 are, has no entry.
+    """
+    # NB: upstream writes the text `<nil>` for a default route without gateway. It is left out here.
+    shared = {
+        "dns": write_dns(result.dns),
+        "device-info": device_info.to_object() if device_info else None,
+        "gateway": [route.gw for route in result.routes if route.is_default and route.gw],
+    }
+    if len(result.interfaces) == 1:
+        only = result.interfaces[0]
+        shown = only if only.sandbox else Interface(name="")
+        return [_entry(name, shown, [ip.ip for ip in result.ips], cluster_network, shared)]
+    inside = [index for index, item in enumerate(result.interfaces) if item.sandbox]
+    default = _default_index(result.ips, inside) if cluster_network else None
+    return [
+        _entry(name, result.interfaces[index], _addresses(result.ips, index, inside[-1]), index == default, shared)
+        for index in inside
+    ]
+
+
+def render(entries: Iterable[Mapping[str, Any]]) -> str:
+    """The annotation's value: a JSON list whose items, not the list itself, are indented."""
+    return "[" + ",".join(gojson.dumps_indented(entry, sort_keys=False).decode() for entry in entries) + "]"
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    """The entries in an annotation's value; empty text is none. Raises DecodingFailureError."""
+    if not text.strip():
+        return []
+    try:
+        entries = gojson.loads(text)
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"network-status is not JSON: {error}") from error
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise DecodingFailureError("network-status is no JSON list of objects")
+    return entries
+
+
+def _entry(name: str, interface: Interface, ips: list[str], default: bool, shared: Mapping[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "name": name,
+        "interface": interface.name,
+        "ips": ips,
+        "mac": interface.mac,
+        "mtu": interface.mtu,
+        "default": default,
+        **shared,
+    }
+    return {key: value for key, value in fields.items() if value or key in ("name", "dns")}
+
+
+def _addresses(ips: Iterable[IpConfig], index: int, last: int) -> list[str]:
+    """The addresses of interface `index`; those that belong to none by their index go to the last one in the pod."""
+    return [ip.ip for ip in ips if (last if ip.interface is None or ip.interface < 0 else ip.interface) == index]
+
+
+def _default_index(ips: Iterable[IpConfig], inside: list[int]) -> int | None:
+    """The interface of the first address with a gateway, else the first in the pod."""
+    with_gateway = (ip.interface for ip in ips if ip.gateway and ip.interface in inside)
+    return next(with_gateway, inside[0] if inside else None)

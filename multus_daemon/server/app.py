@@ -1,0 +1,355 @@
+"""The HTTP edge: which path goes where, who may call, and the two listeners (the unix socket, the metrics port)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
+
+from multus_daemon.base.aio import backoff
+from multus_daemon.base.gates import Gates
+from multus_daemon.cni.errors import InternalError
+from multus_daemon.metrics import Metrics
+from multus_daemon.server import wire
+from multus_daemon.server.cni_api import CniApi, to_response
+from multus_daemon.server.health import Readiness, healthz
+
+SOCKET_NAME: Final = "multus.sock"
+BODY_LIMIT: Final = 24 * 1024 * 1024
+"""Bytes of a request's body: the 16 MiB of stdin that the shim takes, in base64, and its variables."""
+BACKLOG: Final = 1024
+# sockaddr_un has 108 bytes, the last one a NUL.
+_MAX_SOCKET_PATH = 107
+# Directories of many owners: making one of these private would break the host.
+_SHARED: Final = frozenset({"/", "/run", "/var/run", "/tmp", "/var/tmp", "/host/run", "/host/var/run"})  # noqa: S108
+# Seconds to read what a client still sends after it was answered, so that it gets to reading the answer.
+_LINGER = 2.0
+
+_log = logging.getLogger(__name__)
+_http_log = logging.getLogger(f"{__name__}.http")
+
+
+class ListenError(Exception):
+    """The socket can't be made; the message names the path and what to do."""
+
+
+class Peer(NamedTuple):
+    """The process at the other end, as the kernel knows it (SO_PEERCRED, unix(7)).
+
+    Ids are those of the daemon's user namespace: a user that it does not map appears as the overflow id, 65534.
+    """
+
+    pid: int
+    uid: int
+    gid: int
+
+
+# --- the application -------------------------------------------------------------------------------------------------
+
+
+def application(
+    api: CniApi, gates: Gates, metrics: Metrics, *, allowed_uids: frozenset[int] | None = None
+) -> web.Application:
+    """Everything that is served on the socket. `allowed_uids`: who may call, None for everybody (tests over TCP)."""
+    app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_edge(metrics, allowed_uids)])
+    for path, handler, methods in (
+        ("/cni", api.handle, ("POST",)),
+        ("/healthz", healthz, ("GET", "POST")),
+        ("/readyz", Readiness(gates).readyz, ("GET", "POST")),
+    ):
+        app.router.add_route("*", path, _only(methods, handler))
+    app.on_response_prepare.append(_hide_server)
+    return app
+
+
+def _only(
+    methods: tuple[str, ...], handler: Callable[[web.Request], Awaitable[web.Response]]
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """`handler` for `methods`; any other gets upstream's 405, before its body is read."""
+
+    async def checked(request: web.Request) -> web.Response:
+        if request.method in methods:
+            return await handler(request)
+        return web.Response(
+            status=405,
+            text="Method not allowed\n",
+            headers={"X-Content-Type-Options": "nosniff", "Allow": ", ".join(methods)},
+        )
+
+    return checked
+
+
+def _edge(metrics: Metrics, allowed_uids: frozenset[int] | None) -> Any:
+    """The middleware around everything: who calls, what goes wrong, what is counted; one request per connection."""
+
+    @web.middleware
+    async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response: web.StreamResponse
+        try:
+            response = _refusal(request, metrics, allowed_uids) or await handler(request)
+        except web.HTTPException as error:
+            # 404 above all; upstream's has no body.
+            _log.warning("%s %s: %d %s", request.method, request.path, error.status, error.reason)
+            response = web.Response(status=error.status)
+        except Exception:
+            _log.exception("%s %s failed", request.method, request.path)
+            response = web.Response(status=500)
+        response.force_close()
+        metrics.request(request.path, response.status, request.method)
+        return response
+
+    return edge
+
+
+def _refusal(request: web.Request, metrics: Metrics, allowed_uids: frozenset[int] | None) -> web.Response | None:
+    if allowed_uids is None:
+        return None
+    caller = peer(request)
+    if caller is not None and caller.uid in allowed_uids:
+        return None
+    metrics.refused_peer()
+    who = f"user {caller.uid} (process {caller.pid})" if caller else "an unknown user"
+    _log.error("%s %s refused: called by %s", request.method, request.path, who)
+    error = InternalError(f"{who} may not call the multus daemon", "only root and the daemon's own user may")
+    stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))
+    return to_response(wire.encode_error(error, stdout=stdout, status=403))
+
+
+def peer(request: web.Request) -> Peer | None:
+    """Who sent `request`; None once it has hung up."""
+    connection = request.transport.get_extra_info("socket") if request.transport else None
+    if connection is None:
+        return None
+    layout = struct.Struct("iII")
+    return Peer(*layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)))
+
+
+async def _hide_server(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.pop("Server", None)
+
+
+class _ClientFaults(logging.Filter):
+    """What is no HTTP is the client's fault: a debug line, where aiohttp would log an error with a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        record.msg, record.args, record.exc_info = "not a valid HTTP request: %s", (error.message,), None
+        return _http_log.isEnabledFor(logging.DEBUG)
+
+
+_client_faults = _ClientFaults()
+
+
+def _runner(app: web.Application, *, head_timeout: float) -> web.AppRunner:
+    """`head_timeout`: seconds for a request's head to arrive."""
+    _http_log.addFilter(_client_faults)
+    return web.AppRunner(
+        app,
+        access_log=None,
+        logger=_http_log,
+        keepalive_timeout=head_timeout,
+        lingering_time=_LINGER,
+        tcp_keepalive=False,
+        # By then the requests have been drained.
+        shutdown_timeout=2,
+    )
+
+
+# --- the unix socket -------------------------------------------------------------------------------------------------
+
+
+class UnixServer:
+    """`<directory>/multus.sock`, for root and the daemon's own user."""
+
+    def __init__(
+        self,
+        api: CniApi,
+        gates: Gates,
+        metrics: Metrics,
+        directory: Path,
+        *,
+        allowed_uids: frozenset[int] | None = None,
+        head_timeout: float = 30,
+    ) -> None:
+        """`allowed_uids`: root and our own user where None."""
+        self.path = directory / SOCKET_NAME
+        self._api = api
+        uids = frozenset({0, os.getuid()}) if allowed_uids is None else allowed_uids
+        self._app = application(api, gates, metrics, allowed_uids=uids)
+        self._head_timeout = head_timeout
+        self._runner: web.AppRunner | None = None
+        self._site: web.BaseSite | None = None
+        self._inode: tuple[int, int] | None = None
+
+    async def start(self) -> None:
+        """Listen. The socket appears under its name when it accepts, in place of a predecessor's.
+
+        Raises ListenError; nothing is left behind then.
+        """
+        try:
+            temporary, listener = await asyncio.to_thread(_bind, self.path)
+        except OSError as error:
+            raise ListenError(f"can't listen on {self.path}: {error.strerror or error}; check socketDir") from error
+        runner = _runner(self._app, head_timeout=self._head_timeout)
+        try:
+            await runner.setup()
+            self._site = web.SockSite(runner, listener, backlog=BACKLOG)
+            await self._site.start()
+            self._inode = await asyncio.to_thread(_publish, temporary, self.path)
+        except BaseException as error:
+            await runner.cleanup()
+            listener.close()
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            if isinstance(error, OSError):
+                raise ListenError(f"can't listen on {self.path}: {error}") from error
+            raise
+        self._runner = runner
+        _log.info("listening on %s", self.path)
+
+    async def stop(self, timeout: float) -> int:
+        """Accept nothing more, wait up to `timeout` seconds for what runs; the number of verbs that were cut."""
+        if self._runner is None or self._site is None:
+            return 0
+        await asyncio.to_thread(_withdraw, self.path, self._inode)
+        # Who connected before the name was gone is still in the backlog: one round of the loop accepts them all.
+        await asyncio.sleep(0.01)
+        await self._site.stop()
+        cut = await self._api.drain(timeout)
+        await self._runner.cleanup()
+        self._runner = self._site = self._inode = None
+        if cut:
+            _log.error("stopped with %d CNI requests cut off after %g s", cut, timeout)
+        return cut
+
+
+def _bind(path: Path) -> tuple[Path, socket.socket]:
+    """A listening socket of mode 0600 beside `path`, under another name. Blocks. Raises ListenError and OSError."""
+    length = len(os.fsencode(path))
+    if length > _MAX_SOCKET_PATH:
+        raise ListenError(f"{path} is too long: {length} bytes, and a socket's path may have {_MAX_SOCKET_PATH}")
+    _refuse_foreign(path)
+    _prepare_directory(path.parent)
+    # Not longer than `path`, so within the limit; a dot name, which scanners pass over.
+    temporary = path.parent / f".m{secrets.token_hex(4)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        listener.bind(str(temporary))
+        # Between bind and listen nobody can connect, so the mode is right from the first moment.
+        temporary.chmod(0o600)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    return temporary, listener
+
+
+def _prepare_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ListenError(f"{directory} is no directory; check socketDir") from error
+    status = directory.stat()
+    if str(directory.resolve()) in _SHARED or status.st_mode & stat.S_ISVTX:
+        _log.warning("%s is shared with others and keeps its mode; give the socket a directory of its own", directory)
+    elif stat.S_IMODE(status.st_mode) != 0o700:
+        directory.chmod(0o700)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise ListenError where `path` is something else than a socket: it is not ours to remove."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ListenError(f"{path} exists and is no socket; remove it, or give socketDir another value")
+
+
+def _publish(temporary: Path, path: Path) -> tuple[int, int]:
+    """Give the socket its name, atomically; what tells it from another. Blocks. Raises ListenError and OSError."""
+    _refuse_foreign(path)
+    status = temporary.lstat()
+    temporary.rename(path)
+    return status.st_dev, status.st_ino
+
+
+def _withdraw(path: Path, inode: tuple[int, int] | None) -> None:
+    """Remove the socket file if it is still that of `inode`: a successor may have put its own there. Blocks."""
+    try:
+        status = path.lstat()
+        if (status.st_dev, status.st_ino) == inode:
+            path.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _log.warning("can't remove %s: %s", path, error)
+
+
+# --- the metrics port ------------------------------------------------------------------------------------------------
+
+
+class MetricsServer:
+    """`/metrics` on a TCP port; a port that can't be had is tried again and again, the daemon works without."""
+
+    def __init__(self, metrics: Metrics, port: int, address: str = "", *, retry: tuple[float, float] = (1, 60)) -> None:
+        """`address`: empty for all, as upstream. `retry`: the first and the longest pause in seconds."""
+        self._metrics = metrics
+        self._address = address
+        self._asked_port = port
+        self._retry = retry
+        self.port: int | None = None
+        """The port that is listened on; None while there is none."""
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        app = web.Application()
+        app.router.add_get("/metrics", self._render)
+        app.on_response_prepare.append(_hide_server)
+        # Prometheus keeps its connection between scrapes only if they are close together; neither is needed.
+        runner = _runner(app, head_timeout=10)
+        await runner.setup()
+        try:
+            await self._bind(runner)
+            await asyncio.Event().wait()
+        finally:
+            self.port = None
+            await runner.cleanup()
+
+    async def _bind(self, runner: web.AppRunner) -> None:
+        for pause in backoff(*self._retry, jitter=0.1):
+            site = web.TCPSite(runner, self._address or None, self._asked_port)
+            try:
+                await site.start()
+            except OSError as error:
+                await site.stop()
+                _log.error(
+                    "no metrics: can't listen on %s port %d: %s; next attempt in %.0f s",
+                    self._address or "any address", self._asked_port, error.strerror or error, pause,
+                )  # fmt: skip
+                await asyncio.sleep(pause)
+                continue
+            self.port = site.port
+            _log.info("metrics on %s port %d", self._address or "any address", self.port)
+            return
+
+    async def _render(self, _request: web.Request) -> web.Response:
+        body, content_type = await asyncio.to_thread(self._metrics.render)
+        return web.Response(body=body, headers={"Content-Type": content_type})

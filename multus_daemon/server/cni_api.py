@@ -1,0 +1,256 @@
+"""`POST /cni`: one verb for one caller, in a task of its own, with a deadline; errors leave through one function."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from aiohttp import web
+
+from multus_daemon import logs
+from multus_daemon.base.aio import TaskGroupOfRequests
+from multus_daemon.cni.errors import (
+    CniError,
+    DecodingFailureError,
+    InternalError,
+    IoFailureError,
+    TryAgainLaterError,
+)
+from multus_daemon.cni.result import Result
+from multus_daemon.engine.request import CniRequest
+from multus_daemon.metrics import Metrics
+from multus_daemon.server import wire
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+# How often a drain looks whether the last request has ended, in seconds.
+_DRAIN_STEP = 0.02
+
+
+class Verbs(Protocol):
+    """What the socket needs from the engine. Every method raises CniError; anything else is a fault of the program.
+
+    A method that is cancelled (its deadline is over) first undoes what it did, then lets the cancellation through.
+    """
+
+    async def add(self, request: CniRequest) -> Result:
+        """Attach the pod to its networks, all or none."""
+        ...
+
+    async def delete(self, request: CniRequest) -> None:
+        """Detach the container; what is absent counts as done, can be repeated."""
+        ...
+
+    async def check(self, request: CniRequest) -> None:
+        """Is everything still as ADD left it?"""
+        ...
+
+    async def status(self, stdin: bytes) -> None:
+        """Could an ADD be served now?"""
+        ...
+
+    async def gc(self, stdin: bytes) -> None:
+        """Remove what belongs to no attachment that the configuration names as valid."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that a verb may take; each below what the native shim waits, so that the caller reads the reason.
+
+    Except DEL: the shim waits 30 s and then leaves the request in its spool, while the daemon goes on.
+    """
+
+    add: float = 170
+    delete: float = 110
+    check: float = 170
+    status: float = 9
+    gc: float = 170
+
+    def of(self, verb: str) -> float:
+        """The deadline of `verb`, spelled as CNI_COMMAND has it."""
+        return {"ADD": self.add, "DEL": self.delete, "CHECK": self.check, "STATUS": self.status, "GC": self.gc}[verb]
+
+
+class DeadlineExceededError(TryAgainLaterError):
+    """A verb was stopped because it took too long."""
+
+
+class CniApi:
+    """The CNI verbs behind HTTP."""
+
+    def __init__(
+        self,
+        verbs: Verbs,
+        metrics: Metrics,
+        *,
+        deadlines: Deadlines | None = None,
+        body_timeout: float = 30,
+    ) -> None:
+        """`body_timeout`: seconds for the whole body of a request to arrive."""
+        self._verbs = verbs
+        self._metrics = metrics
+        self._deadlines = deadlines or Deadlines()
+        self._body_timeout = body_timeout
+        self._requests = TaskGroupOfRequests()
+        self._draining = False
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many verbs are running."""
+        return len(self._requests)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """The handler of `POST /cni`. Every failure is a CNI error in the body of a 400."""
+        stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))
+        try:
+            answer = await self.call(await self._body(request), stdout=stdout)
+        except CniError as error:
+            answer = wire.encode_error(error, stdout=stdout)
+        return to_response(answer)
+
+    async def call(self, body: bytes, *, stdout: bool = False) -> wire.Answer:
+        """Serve one request body; also the way in for requests that the shim left in its spool.
+
+        Cancelling the caller leaves the verb running. Raises CniError and nothing else.
+        """
+        try:
+            call = wire.decode(body)
+        except CniError as error:
+            _log.error("CNI request refused: %s", error)
+            raise
+        request = call.request
+        names = {"verb": request.verb}
+        if isinstance(request, CniRequest):
+            pod = f"{request.args.namespace}/{request.args.name}" if request.args.has_pod else ""
+            names |= {"container": request.container_id, "ifname": request.ifname, "pod": pod}
+        with logs.fields(**names):
+            self._refuse_while_draining(request.verb)
+            return await self._requests.run(self._work(call, stdout), name=" ".join(names.values()))
+
+    async def drain(self, timeout: float) -> int:
+        """Take nothing new, wait up to `timeout` seconds for what runs, then cancel it; the number of those cancelled.
+
+        A DEL is served until the wait is over: the Go shim tells its runtime of no refusal, so it would be lost.
+        """
+        self._draining = True
+        end = time.monotonic() + timeout
+        while self._requests and time.monotonic() < end:
+            await asyncio.sleep(_DRAIN_STEP)
+        self._closed = True
+        return await self._requests.drain(0)
+
+    def _refuse_while_draining(self, verb: str) -> None:
+        if self._closed or (self._draining and verb != "DEL"):
+            _log.info("CNI %s refused: shutting down", verb)
+            raise TryAgainLaterError("multus daemon is shutting down", "its successor will take the request")
+
+    async def _body(self, request: web.Request) -> bytes:
+        """The whole body. Raises CniError, having logged it, since no request is known yet."""
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                return await request.read()
+        except TimeoutError:
+            error: CniError = IoFailureError(
+                f"the request's body did not arrive within {self._body_timeout:g} s", "does the client still run?"
+            )
+        except web.HTTPRequestEntityTooLarge:
+            error = DecodingFailureError(f"the request's body is larger than {request.client_max_size} bytes")
+        except Exception as cause:
+            # A cut connection, bad chunks or bad compression: the client's fault, and aiohttp has no one base for it.
+            error = IoFailureError(f"the request's body can't be read: {type(cause).__name__}: {cause}")
+        _log.error("CNI request refused: %s", error)
+        raise error
+
+    async def _work(self, call: wire.Call, stdout: bool) -> wire.Answer:
+        """Serve `call` and write its two log lines; the task of the request. Raises CniError and nothing else."""
+        verb = call.request.verb
+        started = time.monotonic()
+        _log.info("CNI %s started", verb)
+        failure: CniError | None = None
+        traceback: BaseException | None = None
+        try:
+            with self._metrics.in_flight(verb):
+                return await self._perform(call, stdout)
+        except (Exception, asyncio.CancelledError) as error:
+            failure = to_cni_error(error)
+            traceback = None if isinstance(error, CniError | asyncio.CancelledError) else error
+            if failure is error:
+                raise
+            raise failure from error
+        finally:
+            self._finish(verb, time.monotonic() - started, failure, traceback)
+
+    def _finish(self, verb: str, seconds: float, failure: CniError | None, traceback: BaseException | None) -> None:
+        if failure is None:
+            outcome = "success"
+        else:
+            outcome = "deadline" if isinstance(failure, DeadlineExceededError) else "error"
+        self._metrics.verb(verb, outcome, seconds)
+        with logs.fields(outcome=outcome, seconds=f"{seconds:.3f}", code=failure.code if failure else None):
+            if failure is None:
+                _log.info("CNI %s finished", verb)
+            else:
+                _log.error("CNI %s failed: %s", verb, failure, exc_info=traceback)
+
+    async def _perform(self, call: wire.Call, stdout: bool) -> wire.Answer:
+        request = call.request
+        if isinstance(request, wire.NodeRequest):
+            work = self._verbs.status(request.stdin) if request.verb == "STATUS" else self._verbs.gc(request.stdin)
+            await self._limited(request, work)
+        elif request.verb == "ADD":
+            made = await self._limited(request, self._verbs.add(request))
+            return await self._tell(request, made, call.asked_version, stdout)
+        elif request.verb == "DEL":
+            await self._limited(request, self._verbs.delete(request))
+        else:
+            await self._limited(request, self._verbs.check(request))
+        return wire.encode_done(stdout=stdout)
+
+    async def _tell(self, request: CniRequest, made: Result, version: str, stdout: bool) -> wire.Answer:
+        """The answer to an ADD; where its result can't be told, the ADD is undone, since to the runtime it failed."""
+        try:
+            return wire.encode_result(made, version, stdout=stdout)
+        except CniError as error:
+            undo = replace(request, verb="DEL")
+            try:
+                await self._limited(undo, self._verbs.delete(undo))
+            except CniError as second:
+                raise error.with_context(f"and undoing the ADD failed: {second}") from second
+            raise
+
+    async def _limited(self, request: CniRequest | wire.NodeRequest, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for `work` as long as its verb may take. Raises DeadlineExceededError once it has undone its part."""
+        seconds = self._deadlines.of(request.verb)
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                return await work
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            subject = f" of pod {request.args.namespace}/{request.args.name}" if isinstance(request, CniRequest) else ""
+            raise DeadlineExceededError(
+                f"{request.verb}{subject} took longer than {seconds:g} s", "the daemon's log has what it was doing"
+            ) from error
+
+
+def to_cni_error(error: BaseException) -> CniError:
+    """What the caller is told: a CniError as it is, a cancelled verb as "try again", anything else as code 999."""
+    if isinstance(error, CniError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return TryAgainLaterError("multus daemon was stopped before the request was done", "what was begun is undone")
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return InternalError(f"internal error: {text}; see the daemon's log")
+
+
+def to_response(answer: wire.Answer) -> web.Response:
+    """`answer` as aiohttp wants it."""
+    headers = {"Content-Type": answer.content_type} if answer.content_type else None
+    return web.Response(status=answer.status, body=answer.body or None, headers=headers)

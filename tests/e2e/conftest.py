@@ -1,0 +1,66 @@
+"""A scratch node for each test; what the daemon logged is shown where a test fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.node import Node
+
+REFERENCE = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    made = item.funcargs.get("make_node") if hasattr(item, "funcargs") else None
+    if report.when == "call" and report.failed and made is not None:
+        for node in made.nodes:
+            if node.log.exists():
+                report.sections.append((f"daemon log {node.root.name}", node.log.read_text()[-8000:]))
+    return report
+
+
+class NodeFactory:
+    """Makes nodes and remembers them."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def __call__(self, **arguments: Any) -> Node:
+        self.nodes.append(Node(**arguments))
+        return self.nodes[-1]
+
+
+@pytest.fixture
+def make_node(request: pytest.FixtureRequest) -> Iterator[Callable[..., Node]]:
+    """Make a node that is taken apart after the test."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: run as root, or under `unshare -Urnm`")
+    if not shutil.which("ip"):
+        pytest.skip("needs the ip program: install iproute2")
+    factory = NodeFactory()
+    yield factory
+    for node in factory.nodes:
+        node.__exit__()
+
+
+@pytest.fixture
+def node(make_node: Callable[..., Node]) -> Node:
+    """A node with a ptp cluster network of built-in plugins; not started."""
+    made = make_node()
+    made.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0")
+    return made
+
+
+@pytest.fixture
+def reference() -> Path:
+    """The directory of the reference plugins."""
+    if not (REFERENCE / "bridge").exists():
+        pytest.skip("needs the reference plugins: apt-get install containernetworking-plugins, or CNI_REFERENCE_DIR")
+    return REFERENCE

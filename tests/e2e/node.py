@@ -1,0 +1,235 @@
+"""A scratch node: a daemon in a directory of its own, network namespaces, and the real shim as the runtime runs it."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import multus_shim
+
+_NUMBERS = itertools.count(1)
+
+NAD = {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the runtime gets of one call of the shim."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+
+    @property
+    def json(self) -> Any:
+        """Standard output as JSON."""
+        return json.loads(self.stdout)
+
+
+@dataclass
+class Node:
+    """One node; use it as a context manager. Everything that it makes is below `root` or carries its prefix."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    cni_version: str = "1.0.0"
+    root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="multus-node-")))
+    daemon: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.prefix = f"mlt{os.getpid()}n{next(_NUMBERS)}"
+        self.manifests = self.root / "manifests"
+        self.cni_dir = self.root / "cni"
+        self.networks_dir = self.root / "networks"
+        self.socket = self.root / "run" / "multus.sock"
+        self.bin_dir = self.root / "bin"
+        self.manifests.mkdir()
+        self.bin_dir.mkdir()
+        self.config = self.root / "daemon-config.json"
+        self.log = self.root / "daemon.log"
+        self._netns: list[str] = []
+        self.settings = {
+            "socketDir": str(self.root / "run"),
+            "daemonSocketDir": str(self.root / "run"),
+            "cniDir": str(self.cni_dir),
+            "binDir": str(self.bin_dir),
+            "confDir": str(self.root / "conf.d"),
+            "clusterNetwork": "cluster",
+            "cniVersion": self.cni_version,
+        } | self.settings
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for name in list(self._netns):
+            self.remove_netns(name)
+        subprocess.run(["rm", "-rf", str(self.root)], check=True)
+
+    # --- what the cluster declares ---------------------------------------------------------------------------------
+
+    def network(self, name: str, config: dict[str, Any] | str, namespace: str = "kube-system") -> None:
+        """Declare a NetworkAttachmentDefinition."""
+        text = config if isinstance(config, str) else json.dumps(config)
+        self._manifest({**NAD, "metadata": {"namespace": namespace, "name": name}, "spec": {"config": text}})
+
+    def ptp(self, name: str, subnet: str, *, namespace: str = "kube-system", **more: Any) -> None:
+        """Declare a ptp network with host-local addresses below the node's root."""
+        ipam = {"type": "host-local", "subnet": subnet, "dataDir": str(self.networks_dir)}
+        config = {"cniVersion": self.cni_version, "name": name, "type": "ptp", "ipam": ipam, **more}
+        self.network(name, config, namespace)
+
+    def pod(self, name: str, networks: str | None = None, namespace: str = "default") -> None:
+        """Declare a pod, with or without the networks annotation."""
+        metadata: dict[str, Any] = {"namespace": namespace, "name": name, "uid": f"uid-{name}"}
+        if networks is not None:
+            metadata["annotations"] = {"k8s.v1.cni.cncf.io/networks": networks}
+        self._manifest({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}})
+
+    def _manifest(self, item: dict[str, Any]) -> None:
+        metadata = item["metadata"]
+        path = self.manifests / f"{item['kind']}-{metadata['namespace']}-{metadata['name']}.yaml".lower()
+        path.write_text(yaml.safe_dump(item))
+
+    # --- the daemon ------------------------------------------------------------------------------------------------
+
+    def start(self, timeout: float = 20) -> None:
+        """Start the daemon and wait until it is ready."""
+        self.config.write_text(json.dumps(self.settings))
+        command = [sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(self.config)]
+        with self.log.open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [*command, "--standalone", str(self.manifests)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        deadline = time.monotonic() + timeout
+        while self.get("/readyz")[0] != 200:
+            if self.daemon.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the daemon did not become ready:\n{self.log.read_text()}")
+            time.sleep(0.02)
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """GET over the daemon's socket; status 0 where nobody listens."""
+        connection = http.client.HTTPConnection("localhost", timeout=5)
+        try:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(5)
+            connection.sock.connect(str(self.socket))
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except OSError:
+            return 0, b""
+        finally:
+            connection.close()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        assert self.daemon is not None
+        self.daemon.send_signal(signal.SIGTERM)
+        return self.daemon.wait(timeout=30)
+
+    def kill(self) -> None:
+        """SIGKILL, if it runs."""
+        if self.daemon is not None:
+            self.daemon.kill()
+            self.daemon.wait(timeout=30)
+            self.daemon = None
+
+    # --- the runtime -----------------------------------------------------------------------------------------------
+
+    def add_netns(self) -> str:
+        """Make a network namespace; its path."""
+        name = f"{self.prefix}-{next(_NUMBERS)}"
+        subprocess.run(["ip", "netns", "add", name], check=True)
+        self._netns.append(name)
+        return f"/run/netns/{name}"
+
+    def remove_netns(self, name_or_path: str) -> None:
+        """Remove one that `add_netns` made."""
+        name = Path(name_or_path).name
+        subprocess.run(["ip", "netns", "delete", name], check=False)
+        self._netns.remove(name)
+
+    def environment(
+        self, verb: str, container_id: str, netns: str, pod: str, namespace: str = "default"
+    ) -> dict[str, str]:
+        """What the runtime sets for one call."""
+        cni_args = {
+            "IgnoreUnknown": "1",
+            "K8S_POD_NAMESPACE": namespace,
+            "K8S_POD_NAME": pod,
+            "K8S_POD_INFRA_CONTAINER_ID": container_id,
+            "K8S_POD_UID": f"uid-{pod}",
+        }
+        return {
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": container_id,
+            "CNI_NETNS": netns,
+            "CNI_IFNAME": "eth0",
+            "CNI_PATH": str(self.bin_dir),
+            "CNI_ARGS": ";".join(f"{key}={value}" for key, value in cni_args.items()),
+        }
+
+    @property
+    def stdin(self) -> bytes:
+        """The runtime's configuration of our network."""
+        keys = ("daemonSocketDir", "cniDir", "clusterNetwork")
+        config = {key: self.settings[key] for key in keys}
+        return json.dumps(
+            {"cniVersion": self.cni_version, "name": "multus-cni-network", "type": "multus-shim", **config}
+        ).encode()
+
+    def cni(
+        self, verb: str, container_id: str, netns: str, pod: str, *, stdin: bytes | None = None, timeout: float = 60
+    ) -> Answer:
+        """Run the shim as the runtime does."""
+        start = time.perf_counter()
+        done = subprocess.run(
+            [str(multus_shim.binary())],
+            env=self.environment(verb, container_id, netns, pod),
+            input=self.stdin if stdin is None else stdin,
+            capture_output=True,
+            timeout=timeout,
+        )
+        return Answer(done.returncode, done.stdout, done.stderr, time.perf_counter() - start)
+
+    # --- what there is ---------------------------------------------------------------------------------------------
+
+    def leftovers(self) -> list[str]:
+        """Files that tell of an attachment: records, cached results, addresses, spooled requests."""
+        found = [path for path in self.cni_dir.rglob("*") if path.is_file()]
+        harmless = ("lock", "last_reserved_ip.")
+        found += [
+            path for path in self.networks_dir.rglob("*") if path.is_file() and not path.name.startswith(harmless)
+        ]
+        return sorted(str(path.relative_to(self.root)) for path in found)
+
+    def ip(self, *arguments: str, netns: str = "") -> Any:
+        """`ip -j ARGUMENTS`, in a namespace or the host's."""
+        command = ["ip", *(["-n", Path(netns).name] if netns else []), "-j", *arguments]
+        return json.loads(subprocess.run(command, check=True, capture_output=True).stdout or b"[]")
+
+    def links(self, netns: str = "") -> list[str]:
+        """Names of the links in a namespace, or on the host."""
+        return sorted(link["ifname"] for link in self.ip("link", netns=netns))
+
+
+def ping(netns: str, address: str, *options: Sequence[str]) -> bool:
+    """One echo request from a namespace, answered within 2 s."""
+    command = ["ip", "netns", "exec", Path(netns).name, "ping", "-c1", "-W2", *map(str, options), address]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -1,0 +1,67 @@
+"""kill -9 of the daemon at any point of an ADD, a restart, a DEL: nothing is left."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+
+import multus_shim
+from tests.e2e.node import Node
+
+ROUNDS = 40
+
+
+def test_killed_at_any_point_of_an_add_then_del_leaves_nothing(node: Node) -> None:
+    node.ptp("storage", "10.81.1.0/24", namespace="default")
+    node.pod("hello", "storage")
+    node.start()
+    before = node.links()
+    netns = node.add_netns()
+    took = []
+    for number in range(5):
+        took.append(node.cni("ADD", f"warm{number}", netns, "hello").seconds)
+        assert node.cni("DEL", f"warm{number}", netns, "hello").code == 0
+    whole = statistics.median(took)
+
+    unfinished = 0
+    for number in range(ROUNDS):
+        container_id = f"c{number}"
+        environment = node.environment("ADD", container_id, netns, "hello")
+        shim = subprocess.Popen(
+            [str(multus_shim.binary())], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert shim.stdin is not None
+        shim.stdin.write(node.stdin)
+        shim.stdin.close()
+        # From right after the start to a little past the end, evenly.
+        time.sleep(whole * 1.2 * number / ROUNDS)
+        node.kill()
+        assert shim.stdout is not None
+        shim.stdout.read()
+        shim.stdout.close()
+        unfinished += shim.wait(timeout=30) != 0
+        node.start()
+        assert node.cni("DEL", container_id, netns, "hello").code == 0
+        assert node.links(netns) == ["lo"], f"round {number}"
+        assert node.links() == before, f"round {number}"
+        assert node.leftovers() == [], f"round {number}"
+    assert unfinished >= ROUNDS // 4, "the daemon was hardly ever killed in the middle: the sweep shows nothing"
+
+
+def test_an_add_after_a_crash_starts_afresh(node: Node) -> None:
+    """The runtime may try the ADD of a container again whose first ADD the crash cut off."""
+    node.pod("hello")
+    node.start()
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "hello").code == 0
+    (record,) = (node.cni_dir / "attachments").iterdir()
+    node.ip("link", "delete", "eth0", netns=netns)
+    node.kill()
+    node.start()
+    again = node.cni("ADD", "c1", netns, "hello")
+    assert again.code == 0, again.stdout
+    assert "eth0" in node.links(netns)
+    assert node.cni("DEL", "c1", netns, "hello").code == 0
+    assert not record.exists()
+    assert node.leftovers() == []

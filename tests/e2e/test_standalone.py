@@ -1,0 +1,235 @@
+"""The runtime's view of a node without a cluster: shim, daemon, built-in and reference plugins, real namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.node import Node, ping
+
+
+def status_of(node: Node, pod: str) -> list[dict[str, object]]:
+    text = (node.manifests / "status" / "default" / f"{pod}.yaml").read_text()
+    annotations = yaml.safe_load(text)["metadata"]["annotations"]
+    return json.loads(annotations["k8s.v1.cni.cncf.io/network-status"])
+
+
+def test_a_pod_gets_three_networks_and_leaves_nothing(node: Node) -> None:
+    node.ptp("storage", "10.81.1.0/24", namespace="default")
+    node.ptp("metrics", "10.81.2.0/24", namespace="default")
+    node.pod("hello", "storage,metrics@probe0")
+    node.start()
+    before = node.links()
+    netns = node.add_netns()
+
+    added = node.cni("ADD", "c1", netns, "hello")
+    assert added.code == 0, added.stdout
+    assert added.json["cniVersion"] == "1.0.0"
+    assert [item["name"] for item in added.json["interfaces"] if "sandbox" in item] == ["eth0"]
+    assert set(node.links(netns)) == {"lo", "eth0", "net1", "probe0"}
+    assert [(item["name"], item["interface"], item.get("default", False)) for item in status_of(node, "hello")] == [
+        ("kube-system/cluster", "eth0", True),
+        ("default/storage", "net1", False),
+        ("default/metrics", "probe0", False),
+    ]
+    for ifname, gateway in (("eth0", "10.81.0.1"), ("net1", "10.81.1.1"), ("probe0", "10.81.2.1")):
+        assert ping(netns, gateway, "-I", ifname)
+    assert node.cni("CHECK", "c1", netns, "hello").code == 0
+
+    deleted = node.cni("DEL", "c1", netns, "hello")
+    assert (deleted.code, deleted.stdout) == (0, b"")
+    assert node.links(netns) == ["lo"]
+    assert node.links() == before
+    assert node.leftovers() == []
+    assert node.cni("DEL", "c1", netns, "hello").code == 0, "DEL can be repeated"
+
+
+def test_check_finds_what_is_missing(node: Node) -> None:
+    node.ptp("storage", "10.81.1.0/24", namespace="default")
+    node.pod("hello", "storage")
+    node.start()
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "hello").code == 0
+    node.ip("link", "delete", "net1", netns=netns)
+    answer = node.cni("CHECK", "c1", netns, "hello")
+    assert answer.code == 1
+    assert "net1" in answer.json["msg"]
+    assert "default/storage" in answer.json["msg"]
+
+
+def test_check_of_an_unknown_container_is_code_3(node: Node) -> None:
+    node.pod("hello")
+    node.start()
+    answer = node.cni("CHECK", "c1", node.add_netns(), "hello")
+    assert (answer.code, answer.json["code"]) == (1, 3)
+
+
+def test_a_repeated_add_returns_the_stored_result_and_destroys_nothing(node: Node) -> None:
+    node.ptp("storage", "10.81.1.0/24", namespace="default")
+    node.pod("hello", "storage")
+    node.start()
+    netns = node.add_netns()
+    first = node.cni("ADD", "c1", netns, "hello")
+    links = node.ip("address", netns=netns)
+    second = node.cni("ADD", "c1", netns, "hello")
+    assert (first.code, second.code) == (0, 0)
+    assert second.stdout == first.stdout
+    assert node.ip("address", netns=netns) == links
+    assert node.cni("DEL", "c1", netns, "hello").code == 0
+    assert node.leftovers() == []
+
+
+def test_one_network_fails_and_all_are_undone_with_the_cause_first(node: Node) -> None:
+    node.ptp("storage", "10.81.1.0/24", namespace="default")
+    node.ptp("full", "10.81.3.0/30", namespace="default")
+    node.pod("one", "full")
+    node.pod("two", "storage,full")
+    node.start()
+    before = node.links()
+    assert node.cni("ADD", "c1", node.add_netns(), "one").code == 0
+    between, held = node.links(), node.leftovers()
+    netns = node.add_netns()
+    answer = node.cni("ADD", "c2", netns, "two")
+    assert answer.code == 1
+    assert "no IP addresses available" in answer.json["msg"]
+    assert "default/full" in answer.json["msg"]
+    assert "default/two" in answer.json["msg"]
+    assert node.links(netns) == ["lo"]
+    assert node.links() == between
+    assert node.links() != before
+    assert node.leftovers() == held
+
+
+@pytest.mark.parametrize(
+    ("networks", "words"),
+    [
+        ("nope", ["default/nope", "does not exist"]),
+        ("[null]", ["null"]),
+        ('[{"name": 7}]', ["name", "string"]),
+        ("broken", ["default/broken"]),
+        ("typeless", ["default/typeless", "type"]),
+        ("unknown-plugin", ["no-such-plugin"]),
+        ("storage@eth0", ["eth0", "taken"]),
+        ("storage@averyveryverylongname", ["averyveryverylongname", "too long"]),
+    ],
+)
+def test_bad_requests_name_the_cause_and_attach_nothing(node: Node, networks: str, words: list[str]) -> None:
+    node.ptp("storage", "10.81.1.0/24", namespace="default")
+    node.network("broken", "{", "default")
+    node.network("typeless", {"cniVersion": "1.0.0", "name": "typeless"}, "default")
+    node.network("unknown-plugin", {"cniVersion": "1.0.0", "name": "x", "type": "no-such-plugin"}, "default")
+    node.pod("bad", networks)
+    node.start()
+    before = node.links()
+    netns = node.add_netns()
+    answer = node.cni("ADD", "c1", netns, "bad")
+    assert answer.code == 1
+    text = answer.json["msg"] + answer.json.get("details", "")
+    assert all(word in text for word in words), text
+    assert "default/bad" in text
+    assert (node.links(netns), node.links(), node.leftovers()) == (["lo"], before, [])
+    assert node.get("/healthz")[0] == 200
+
+
+def test_the_reference_plugins_as_single_conf_and_as_list_with_portmap(
+    make_node: Callable[..., Node], reference: Path
+) -> None:
+    node = make_node(settings={"binDir": str(reference), "builtinPlugins": "off"})
+    bridge = f"mb{os.getpid()}"
+    ipam = {"type": "host-local", "subnet": "10.82.0.0/24", "dataDir": str(node.networks_dir)}
+    node.network(
+        "cluster",
+        {
+            "cniVersion": "1.0.0",
+            "name": "cluster",
+            "plugins": [
+                {"type": "bridge", "bridge": bridge, "isGateway": True, "ipMasq": False, "ipam": ipam},
+                {"type": "portmap", "capabilities": {"portMappings": True}, "snat": False},
+            ],
+        },
+    )
+    node.ptp("storage", "10.82.1.0/24", namespace="default")
+    node.pod("hello", "storage")
+    node.start()
+    netns = node.add_netns()
+    config = json.loads(node.stdin)
+    mapping = {"hostPort": 18099, "containerPort": 80, "protocol": "tcp"}
+    config |= {"capabilities": {"portMappings": True}, "runtimeConfig": {"portMappings": [mapping]}}
+    stdin = json.dumps(config).encode()
+    try:
+        added = node.cni("ADD", "c1", netns, "hello", stdin=stdin)
+        assert added.code == 0, added.stdout
+        assert set(node.links(netns)) == {"lo", "eth0", "net1"}
+        assert ping(netns, "10.82.0.1", "-I", "eth0")
+        assert ping(netns, "10.82.1.1", "-I", "net1")
+        assert node.cni("CHECK", "c1", netns, "hello", stdin=stdin).code == 0
+        assert node.cni("DEL", "c1", netns, "hello", stdin=stdin).code == 0
+        assert node.links(netns) == ["lo"]
+        assert node.leftovers() == []
+    finally:
+        node.ip("link", "delete", bridge)
+
+
+def test_the_socket_is_private_and_its_directory_is_left_alone(node: Node) -> None:
+    node.socket.parent.mkdir(mode=0o755)
+    foreign = node.socket.parent / "kubeconfig"
+    foreign.write_text("not ours")
+    node.start()
+    assert stat.S_IMODE(node.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(node.socket.parent.stat().st_mode) == 0o700
+    assert foreign.read_text() == "not ours"
+    node.kill()
+    assert node.socket.exists(), "a killed daemon leaves its socket"
+    node.start()
+    assert node.stop() == 0
+    assert not node.socket.exists()
+    assert foreign.exists()
+
+
+def test_a_pod_declared_just_now_is_known(node: Node) -> None:
+    node.start()
+    node.pod("late")
+    assert node.cni("ADD", "c1", node.add_netns(), "late").code == 0
+
+
+def test_a_pod_that_is_not_declared_is_refused_with_its_name(node: Node) -> None:
+    node.start()
+    netns = node.add_netns()
+    answer = node.cni("ADD", "c1", netns, "ghost")
+    assert (answer.code, answer.json["code"]) == (1, 11)
+    assert answer.json["msg"].startswith("pod default/ghost is not known")
+    assert node.links(netns) == ["lo"]
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
+def test_the_result_has_the_version_that_the_runtime_asked_for(make_node: Callable[..., Node], version: str) -> None:
+    node = make_node(cni_version=version)
+    node.ptp("cluster", "10.81.0.0/24", cniVersion="0.4.0")
+    node.pod("hello")
+    node.start()
+    netns = node.add_netns()
+    answer = node.cni("ADD", "c1", netns, "hello")
+    assert answer.code == 0, answer.stdout
+    assert answer.json["cniVersion"] == version
+    address = answer.json["ip4"]["ip"] if version == "0.2.0" else answer.json["ips"][0]["address"]
+    assert address == "10.81.0.2/24"
+    assert node.cni("DEL", "c1", netns, "hello").code == 0
+    assert node.leftovers() == []
+
+
+def test_a_del_without_a_daemon_is_spooled_and_succeeds(node: Node) -> None:
+    node.pod("hello")
+    node.start()
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "hello").code == 0
+    node.kill()
+    answer = node.cni("DEL", "c1", netns, "hello")
+    assert (answer.code, answer.stdout) == (0, b"")
+    (spooled,) = (node.cni_dir / "spool").iterdir()
+    assert json.loads(spooled.read_bytes())["env"]["CNI_CONTAINERID"] == "c1"
