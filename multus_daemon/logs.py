@@ -17,9 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from logging.handlers import RotatingFileHandler
-from typing import Final, Literal
-
-Level = Literal["panic", "error", "verbose", "debug"]
+from typing import Final
 
 LEVELS: Final[dict[str, int]] = {
     "panic": logging.CRITICAL,
@@ -59,13 +57,16 @@ def fields(**values: object) -> Iterator[None]:
 
 
 def configure(
-    level: Level = "verbose", *, to_stderr: bool = True, file: str = "", rotation: Rotation | None = None
+    level: str = "verbose", *, to_stderr: bool = True, file: str = "", rotation: Rotation | None = None
 ) -> None:
-    """Set up logging for the process, in place of any earlier set-up. `file`: empty for none; it gets mode 0600.
+    """Set up logging for the process, in place of any earlier set-up.
+
+    `level`: a key of `LEVELS`, in any case. `file`: empty for none; a new one gets mode 0600.
 
     Other packages log from warnings upwards only. Raises ValueError for an unknown level, OSError for the file;
     the earlier set-up stays then.
     """
+    level = level.lower()
     if level not in LEVELS:
         raise ValueError(f"log level {level!r}: one of {', '.join(LEVELS)} is needed")
     handlers: list[logging.Handler] = []
@@ -135,4 +136,4 @@ class _PrivateFileHandler(RotatingFileHandler):
 
     def _open(self) -> io.TextIOWrapper:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        return open(descriptor, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  closed by the handler
+        return open(descriptor, "a", encoding="utf-8", errors="backslashreplace")

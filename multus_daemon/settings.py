@@ -22,6 +22,7 @@ CONFIG_MAX_BYTES = 1024 * 1024
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 LogLevel = Annotated[str, msgspec.Meta(pattern=r"(?i)^(panic|error|verbose|debug)\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 
@@ -112,7 +113,7 @@ class LogSettings:
     file: str = _key("logFile", "")
     """Log to this file too."""
     options: dict[str, Any] = _key("logOptions", factory=dict)
-    """Rotation of `logFile`: maxSize (MB), maxAge (days), maxBackups, compress."""
+    """Rotation of `logFile`: `maxSize` in MB, and `maxBackups`, the number of old files that stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ WITHOUT_EFFECT = {
     "forceCNIVersion": "the primary network's file is never rewritten",
     "kubeconfig": "no API server in this release",
     "logOptions.compress": "rotated logs are not compressed",
+    "logOptions.maxAge": "rotated logs are removed by their number, not by their age",
     "multusAutoconfigDir": "the CNI configuration is not generated in this release",
     "multusConfigFile": "the CNI configuration is not generated in this release",
     "multusMasterCNI": "the CNI configuration is not generated in this release",
@@ -183,6 +185,9 @@ WITHOUT_EFFECT = {
     "defaultnetworkfile": "upstream's tests name it, no program reads it",
     "defaultnetworkwaitseconds": "upstream's tests name it, no program reads it",
 }
+
+
+LOG_OPTIONS: dict[str, Any] = {"maxSize": Count, "maxAge": Count, "maxBackups": Count, "compress": bool}
 
 
 def known_keys() -> frozenset[str]:
@@ -211,16 +216,39 @@ def from_object(found: Mapping[str, Any], source: str) -> Settings:
     for key, value in found.items():
         known = spelling.get(key.lower())
         if known is None:
-            near = difflib.get_close_matches(key.lower(), spelling, n=1)
-            problems.append(f"{key}: unknown key" + (f", is {spelling[near[0]]} meant?" if near else ""))
+            problems.append(_unknown(key, spelling))
         elif known in WITHOUT_EFFECT:
             warnings.append(f"{known}: no effect: {WITHOUT_EFFECT[known]}")
         elif value is not None:
             values[known] = value
+    if isinstance(values.get("logOptions"), dict):
+        values["logOptions"] = _read_log_options(values["logOptions"], problems, warnings)
     groups = {group: _read_group(kind, values, problems) for group, kind in GROUPS.items()}
     if problems:
         raise SettingsError(source, problems)
     return replace(Settings(**groups), overlay=values, warnings=tuple(warnings))
+
+
+def _unknown(key: str, spelling: Mapping[str, str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(key.lower(), spelling, n=1)
+    return f"{prefix}{key}: unknown key" + (f", is {spelling[near[0]]} meant?" if near else "")
+
+
+def _read_log_options(found: Mapping[str, Any], problems: list[str], warnings: list[str]) -> dict[str, Any]:
+    spelling = {key.lower(): key for key in LOG_OPTIONS}
+    options: dict[str, Any] = {}
+    for key, value in found.items():
+        known = spelling.get(key.lower())
+        if known is None:
+            problems.append(_unknown(key, spelling, "logOptions."))
+        elif value is not None:
+            try:
+                options[known] = msgspec.convert(value, LOG_OPTIONS[known])
+            except msgspec.ValidationError as error:
+                problems.append(f"logOptions.{known}: {error}")
+            if reason := WITHOUT_EFFECT.get(f"logOptions.{known}"):
+                warnings.append(f"logOptions.{known}: no effect: {reason}")
+    return options
 
 
 def _read_group(kind: type[Any], values: Mapping[str, Any], problems: list[str]) -> Any:

@@ -144,6 +144,8 @@ def _choose_version(fields: Mapping[str, Any]) -> str:
             return single
         pool = [version for version in (*offered, single) if version and versions.parse(version) <= (1, 1, 0)]
         return max(pool, key=versions.parse, default=single)
+    except gojson.JsonError:
+        raise
     except ValueError as error:
         raise InvalidNetworkConfigError(str(error)) from error
 

@@ -166,8 +166,10 @@ class ProcessRunner:
 
 def _chroot_program() -> str:
     for path in CHROOT_PROGRAMS:
-        if os.access(path, os.X_OK):
-            return path
+        try:
+            return find.find((os.path.dirname(path),), os.path.basename(path)) and path
+        except CniError:
+            continue
     raise FileNotFoundError(
         errno.ENOENT, f"no chroot program (looked for {', '.join(CHROOT_PROGRAMS)}), which a chroot directory needs"
     )

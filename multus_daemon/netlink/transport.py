@@ -44,9 +44,7 @@ class Socket:
     """One rtnetlink socket of the namespace in which the calling thread is now. Blocks; not for several threads."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
-        )
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         # The kernel answers within `send`; the limit is for a kernel that does not keep to that.
         self._socket.settimeout(_ANSWER_SECONDS)
         # Errors with the kernel's own words, dumps filtered by the kernel; old kernels have neither and need neither.

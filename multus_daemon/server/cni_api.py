@@ -141,7 +141,7 @@ class CniApi:
         """
         self._draining = True
         end = time.monotonic() + timeout
-        while self._requests and time.monotonic() < end:
+        while self._requests and time.monotonic() < end:  # noqa: ASYNC110  once in a life, and new DELs may come in
             await asyncio.sleep(_DRAIN_STEP)
         self._closed = True
         return await self._requests.drain(0)
@@ -228,8 +228,9 @@ class CniApi:
     async def _limited(self, request: CniRequest | wire.NodeRequest, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work` as long as its verb may take. Raises DeadlineExceededError once it has undone its part."""
         seconds = self._deadlines.of(request.verb)
+        deadline = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds) as deadline:
+            async with deadline:
                 return await work
         except TimeoutError as error:
             if not deadline.expired():

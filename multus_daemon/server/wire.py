@@ -1,6 +1,6 @@
 """The socket's JSON, read into typed requests and written from results and errors. `docs/protocol.md` describes it.
 
-Reading follows Go's encoding/json (`cni.gojson`): that is what the upstream shim and its other clients were written for.
+Reading follows Go's encoding/json (`cni.gojson`): upstream's shim and its other clients were written for that.
 Everything that is wrong with a request is a `CniError` whose message begins with the cause.
 """
 
@@ -84,8 +84,8 @@ class _Variable:
 
 _ATTACHING = frozenset({"ADD", "CHECK"})
 _CONTAINER_VERBS = _ATTACHING | {"DEL"}
-# Variable x verb x validator, in the order in which the Go skeleton (`pkg/skel`) looks at them: it decides which error a
-# call with several faults gets. A netns that is no path must not keep DEL from cleaning up. CNI_PATH is not read: the
+# Variable x verb x validator, in the order in which the Go skeleton (`pkg/skel`) looks at them: it decides which error
+# a call with several faults gets. A netns that is no path must not keep DEL from cleaning up. CNI_PATH is not read: the
 # daemon has plugin directories of its own.
 _VARIABLES: Final = (
     _Variable("CNI_CONTAINERID", _CONTAINER_VERBS, _container_id, _CONTAINER_VERBS),

@@ -274,7 +274,10 @@ def test_go_folds_two_characters_outside_ascii(shim: Shim) -> None:
 
 def test_the_last_of_equal_keys_wins_and_null_is_passed_over(shim: Shim, daemon: Stub) -> None:
     tail = shim.config(name=None, cniVersion=None)[1:]
-    assert shim(stdin=b'{"name":"a b","Name":"n","cniVersion":"9","cniversion":"1.0.0","CNIVERSION":null,' + tail).code == 0
+    assert (
+        shim(stdin=b'{"name":"a b","Name":"n","cniVersion":"9","cniversion":"1.0.0","CNIVERSION":null,' + tail).code
+        == 0
+    )
     assert shim(stdin=b'{"name":"n","NAME":"a b",' + tail).error["code"] == 7
 
 
@@ -318,7 +321,9 @@ def test_odd_versions_with_gates(shim: Shim, verb: str, version: str, expected: 
     assert shim(verb, conf={"cniVersion": version}).error == expected
 
 
-@pytest.mark.parametrize(("version", "shown"), [("9.9.9", "9.9.9"), ("1.1", "1.1"), ("1.1.0\n", "1.1.0\\n"), ('"', '\\"')])
+@pytest.mark.parametrize(
+    ("version", "shown"), [("9.9.9", "9.9.9"), ("1.1", "1.1"), ("1.1.0\n", "1.1.0\\n"), ('"', '\\"')]
+)
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 def test_unsupported_version(shim: Shim, verb: str, version: str, shown: str) -> None:
     supported = " ".join(f'"{v}"' for v in VERSIONS)
@@ -364,7 +369,9 @@ def test_our_keys_with_bad_values(shim: Shim, daemon: Stub, verb: str, key: str,
     assert daemon.requests == []
 
 
-@pytest.mark.parametrize("value", ["0", "-0", "0e5", "600", "6e2", "6E+2", "0.6e3", "60000e-2", "1e-300", "0.25", "600.000"])
+@pytest.mark.parametrize(
+    "value", ["0", "-0", "0e5", "600", "6e2", "6E+2", "0.6e3", "60000e-2", "1e-300", "0.25", "600.000"]
+)
 def test_every_way_to_write_seconds(shim: Shim, daemon: Stub, value: str) -> None:
     stdin = shim.config()[:-1] + b',"daemonWaitSeconds":' + value.encode() + b"}"
     assert shim(stdin=stdin).code == 0

@@ -1,0 +1,79 @@
+"""What CHECK compares with the kernel: a link, addresses, routes (plugins `pkg/ip`, ValidateExpected…)."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from multus_daemon.builtin.contract import Call
+from multus_daemon.builtin.interfaces import describe_route, step
+from multus_daemon.cni.errors import InternalError, InvalidNetworkConfigError
+from multus_daemon.cni.result import Interface, Result
+from multus_daemon.cni.result import Route as ResultRoute
+from multus_daemon.netlink import rtnl
+from multus_daemon.netlink.ops import Session
+from multus_daemon.netlink.rtnl import Link
+
+
+def previous_result(call: Call, plugin: str) -> Result:
+    """`prevResult`, which CHECK needs. Raises InvalidNetworkConfigError where there is none."""
+    if call.prev_result is None:
+        raise InvalidNetworkConfigError(f"{plugin}: Required prevResult missing", f"network {call.name!r}")
+    return call.prev_result
+
+
+def container_interface(call: Call, previous: Result) -> Interface:
+    """The entry of the previous result that is this call's interface. Raises InternalError."""
+    for item in previous.interfaces:
+        if item.name == call.invocation.ifname and item.sandbox == call.invocation.netns:
+            return item
+    known = ", ".join(f"{item.name} in {item.sandbox or 'the host'}" for item in previous.interfaces) or "none"
+    raise InternalError(
+        f'Sandbox in prevResult doesn\'t match configured netns: "{call.invocation.netns}"',
+        f'"{call.invocation.ifname}" is looked for; interfaces in prevResult: {known}',
+    )
+
+
+def check_link(session: Session, expected: Interface, kind: str) -> Link:
+    """The container's link, which must be of `kind` and have the expected MAC. Raises InternalError."""
+    with step(f'find "{expected.name}"'):
+        link = session.pod.link(expected.name)
+    if link.kind != kind:
+        raise InternalError(f'"{expected.name}" is no {kind} but {link.kind or "a link without a kind"}')
+    if expected.mac and expected.mac.lower() != link.mac.lower():
+        raise InternalError(f'"{expected.name}" has MAC {link.mac}, not {expected.mac} as in prevResult')
+    return link
+
+
+def check_addresses(session: Session, link: Link, previous: Result) -> None:
+    """Every address of the previous result is on the link, and its network has a route. Raises InternalError."""
+    with step(f'read the addresses of "{link.name}"'):
+        present = {item.address for item in session.pod.addresses(link.index)}
+    for ip in previous.ips:
+        address = ipaddress.ip_interface(ip.address)
+        if address not in present:
+            raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
+        if not any(route.dst.network == address.network for route in _routes(session, ip.is_ipv4, 0)):
+            raise InternalError(f'expected a route to {address.network} for "{link.name}", and there is none')
+
+
+def check_routes(session: Session, previous: Result) -> None:
+    """Every route of the previous result is there: by destination, and by gateway where it names one.
+
+    Of default routes only the destination counts. Raises InternalError.
+    """
+    for expected in previous.routes:
+        if not any(_fits(expected, route) for route in _routes(session, expected.is_ipv4, expected.table or 0)):
+            text = describe_route(expected, expected.gw, "any")
+            raise InternalError(f"expected route '{text}' was not found in the routing table")
+
+
+def _fits(expected: ResultRoute, found: rtnl.Route) -> bool:
+    if found.dst.network != ipaddress.ip_interface(expected.dst).network:
+        return False
+    return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
+
+
+def _routes(session: Session, ipv4: bool, table: int) -> list[rtnl.Route]:
+    with step("read the routing table"):
+        return session.pod.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table or rtnl.TABLE_MAIN)

@@ -1,0 +1,206 @@
+"""The data directory of one network, as the reference plugin writes it: its lock, its address files, its marks.
+
+`<dataDir>/<network>/`: one file for each address, named by it, `<container id>\\r\\n<interface>` inside;
+`last_reserved_ip.<set>` with the address given away last; `lock` for flock(2), exclusive. Both implementations can
+work on one directory at the same time.
+
+What is better here: an address file appears with its content at once (written beside, then linked into place), so a
+crash never leaves a file without an owner, which nothing could ever release. One that the reference plugin left
+counts as taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from multus_daemon.base.aio import backoff
+from multus_daemon.cni.errors import TryAgainLaterError
+
+LOCK_NAME: Final = "lock"
+LAST_RESERVED_PREFIX: Final = "last_reserved_ip."
+# One name is enough: only the holder of the lock writes it. Nothing in the directory matters with a name like this.
+_BESIDE: Final = ".new"
+_READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OWNER_MAX_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose an address is: an interface of a container."""
+
+    container_id: str
+    ifname: str
+
+    @property
+    def content(self) -> bytes:
+        """What the address file holds."""
+        return os.fsencode(f"{self.container_id.strip()}\r\n{self.ifname}")
+
+    @property
+    def old_content(self) -> bytes:
+        """What versions before 0.8 of the reference plugin wrote."""
+        return os.fsencode(self.container_id.strip())
+
+
+class LeaseDirectory:
+    """The directory while its lock is held (`locked` makes one). Everything here blocks and raises OSError."""
+
+    def __init__(self, descriptor: int, owner: Owner) -> None:
+        self._descriptor = descriptor
+        self._owner = owner
+
+    @cached_property
+    def taken(self) -> set[str]:
+        """Every name in the directory, read once: an address that is a file is taken, whatever is in the file."""
+        return set(os.listdir(self._descriptor))
+
+    @cached_property
+    def _contents(self) -> dict[str, bytes]:
+        """What each address file holds, without white space around it."""
+        contents = {}
+        for name in self.taken:
+            if name != LOCK_NAME and not name.startswith(LAST_RESERVED_PREFIX):
+                # A file that can't be read (a directory, a link) belongs to nobody whom we know.
+                with contextlib.suppress(OSError):
+                    contents[name] = self._read(name).strip()
+        return contents
+
+    def owned(self) -> list[str]:
+        """The addresses of the owner, those in the old form too."""
+        mine = (self._owner.content, self._owner.old_content)
+        return sorted(name for name, content in self._contents.items() if content in mine and _is_address(name))
+
+    def files(self) -> list[str]:
+        """The files of the owner; those of the old form only where there are no others."""
+        for mine in (self._owner.content, self._owner.old_content):
+            if found := [name for name, content in self._contents.items() if content == mine]:
+                return sorted(found)
+        return []
+
+    def last_reserved(self, index: int) -> str:
+        """The mark of the set `index`; empty if there is none that can be read."""
+        try:
+            return self._read(f"{LAST_RESERVED_PREFIX}{index}").decode("ascii")
+        except (OSError, UnicodeDecodeError):
+            # Only the order depends on it.
+            return ""
+
+    def reserve(self, address: str, index: int) -> bool:
+        """Make the address file, then the mark; False if the file is there already. No file is left where it raises."""
+        self._write_beside(self._owner.content)
+        try:
+            os.link(_BESIDE, address, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(_BESIDE, dir_fd=self._descriptor)
+        self.taken.add(address)
+        try:
+            self._write_beside(address.encode())
+            mark = f"{LAST_RESERVED_PREFIX}{index}"
+            os.rename(_BESIDE, mark, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        except BaseException:
+            self.release(address)
+            raise
+        return True
+
+    def release(self, address: str) -> None:
+        """Remove a file; absent is done."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(address, dir_fd=self._descriptor)
+        self.taken.discard(address)
+
+    def _read(self, name: str) -> bytes:
+        descriptor = os.open(name, _READ_FLAGS, dir_fd=self._descriptor)
+        try:
+            return os.read(descriptor, _OWNER_MAX_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def _write_beside(self, data: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(_BESIDE, flags, 0o600, dir_fd=self._descriptor)
+        except FileExistsError:
+            # Left by a crash. It may be a second name of an address file, so it is not written to.
+            os.unlink(_BESIDE, dir_fd=self._descriptor)
+            descriptor = os.open(_BESIDE, flags, 0o600, dir_fd=self._descriptor)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path, owner: Owner, *, deadline: float, given_up: threading.Event) -> Iterator[LeaseDirectory]:
+    """The directory `path`, made where it is missing, held exclusively for the duration of the block.
+
+    The lock is waited for until `deadline` (time.monotonic) at most, and not after `given_up` is set: then
+    TryAgainLaterError (11).
+    Blocks; raises OSError.
+    """
+    descriptor = _open_directory(path)
+    try:
+        lock = os.open(LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o750, dir_fd=descriptor)
+        try:
+            _acquire(lock, path / LOCK_NAME, deadline, given_up)
+            # Closing the file gives the lock back.
+            yield LeaseDirectory(descriptor, owner)
+        finally:
+            os.close(lock)
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(lock: int, path: Path, deadline: float, given_up: threading.Event) -> None:
+    """Polls: a thread in a blocking flock(2) can't be told to stop."""
+    for delay in backoff(0.0005, 0.02, jitter=0.2):
+        if given_up.is_set():
+            raise busy(path)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            return
+        if time.monotonic() > deadline:
+            raise busy(path)
+        given_up.wait(delay)
+
+
+def busy(lock: Path) -> TryAgainLaterError:
+    """The error for a lock that somebody else keeps too long."""
+    return TryAgainLaterError(
+        f"host-local: the addresses of the network are busy: {lock} is locked",
+        "gave up waiting; `lslocks` shows who holds it",
+    )
+
+
+def _open_directory(path: Path) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        for directory in (*reversed(path.parents), path):
+            with contextlib.suppress(FileExistsError):
+                # Each with its mode: an open umask must not let others put leases there.
+                directory.mkdir(mode=0o755)
+        return os.open(path, flags)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

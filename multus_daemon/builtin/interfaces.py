@@ -1,0 +1,195 @@
+"""What plugins that make an interface have in common: entering the pod, addresses, routes (plugins `pkg/ipam`).
+
+The functions that take a `Session` run in its thread. They raise CniError; each names the step that failed, the
+interface and what the kernel said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from multus_daemon.builtin.contract import Call
+from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError
+from multus_daemon.cni.result import IpConfig, Result
+from multus_daemon.cni.result import Route as ResultRoute
+from multus_daemon.netlink import ops, rtnl, sysctl
+from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.netlink.ops import Session
+from multus_daemon.netlink.rtnl import IpAddress, Link
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+_SETTLE_SECONDS: Final = 5.0
+_SETTLE_POLL_SECONDS: Final = 0.05
+
+
+async def in_pod(call: Call, work: Callable[[Session], T]) -> T:
+    """Run `work` in the namespace of the call. Raises InvalidNetnsError (8) and what `work` raises, place added."""
+    try:
+        return await ops.in_pod(call.invocation.netns, work)
+    except NamespaceError as error:
+        raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
+    except CniError as error:
+        raise error.with_context(f'interface "{call.invocation.ifname}" in netns "{call.invocation.netns}"') from error
+
+
+@contextlib.contextmanager
+def step(what: str) -> Iterator[None]:
+    """Turn what the kernel refuses in the block into an InternalError: `failed to <what>: <the kernel's words>`."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise InternalError(f"failed to {what}: {error.strerror or error}{where}") from error
+
+
+async def require_absent(call: Call) -> None:
+    """Raise InternalError where the interface exists already, before anything is touched, as `in_pod` does."""
+
+    def look(session: Session) -> None:
+        with step("look for the interface"):
+            found = session.pod.find_link(call.invocation.ifname)
+        if found is not None:
+            raise InternalError(
+                f'container interface name ("{call.invocation.ifname}") already exists',
+                "an earlier ADD of this container was not followed by DEL, or two networks ask for the same name",
+            )
+
+    await in_pod(call, look)
+
+
+# --- addresses and routes --------------------------------------------------------------------------------------------
+
+
+def bring_up(session: Session, ifname: str, result: Result) -> Link:
+    """Give `ifname` the addresses of `result` that belong to it, then bring it up and let IPv6 settle.
+
+    Addresses come first so that the link is never up without them. Addresses that name no interface are passed over.
+    """
+    with step(f'find "{ifname}"'):
+        link = session.pod.link(ifname)
+    ips = _ips_of(ifname, result)
+    if any(not ip.is_ipv4 for ip in ips):
+        enable_ipv6(ifname)
+    for ip in ips:
+        with step(f'add IP address {ip.address} to "{ifname}"'):
+            session.pod.add_address(link.index, ipaddress.ip_interface(ip.address))
+    with step(f'set "{ifname}" up'):
+        session.pod.set_up(link.index)
+    if any(ip.gateway and ":" in ip.gateway for ip in ips):
+        _settle(session, link)
+    return link
+
+
+def _ips_of(ifname: str, result: Result) -> list[IpConfig]:
+    ips = []
+    for ip in result.ips:
+        if ip.interface is None:
+            continue
+        if not 0 <= ip.interface < len(result.interfaces):
+            raise InternalError(f"failed to add IP address {ip.address}: no interface has index {ip.interface}")
+        if result.interfaces[ip.interface].name != ifname:
+            raise InternalError(
+                f'failed to add IP address {ip.address} to "{ifname}": it belongs to '
+                f'"{result.interfaces[ip.interface].name}"'
+            )
+        ips.append(ip)
+    return ips
+
+
+def enable_ipv6(ifname: str) -> None:
+    """Switch IPv6 on for `lo` and `ifname`, and keep addresses when the link goes down. In the pod's namespace."""
+    for name in ("lo", ifname):
+        try:
+            disabled = sysctl.read("ipv6", "conf", name, "disable_ipv6")
+        except OSError as error:
+            _logger.warning("can't read whether IPv6 is disabled, trying without: %s", error)
+            continue
+        if disabled != "0":
+            with step(f'enable IPv6 on "{name}"'):
+                sysctl.write("ipv6", "conf", name, "disable_ipv6", value="0")
+    with step(f'keep the IPv6 addresses of "{ifname}" while it is down'):
+        sysctl.write("ipv6", "conf", ifname, "keep_addr_on_down", value="1")
+
+
+def _settle(session: Session, link: Link) -> None:
+    """Wait until no IPv6 address is tentative: until then the kernel takes none of them as a route's source."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while True:
+        with step(f'read the IPv6 addresses of "{link.name}"'):
+            addresses = session.pod.addresses(link.index, socket.AF_INET6)
+        for item in addresses:
+            if item.is_duplicate:
+                raise InternalError(
+                    f'IPv6 address {item.address} of "{link.name}" is in use elsewhere (duplicate address detected)'
+                )
+        if not any(item.is_tentative for item in addresses):
+            return
+        if time.monotonic() >= deadline:
+            break
+        session.pause(_SETTLE_POLL_SECONDS)
+    with step(f'read the state of "{link.name}"'):
+        operstate = session.pod.link(link.name).operstate
+    # Without a carrier the detection never runs: that is for the routes to fail on, or not.
+    if operstate == rtnl.OPERSTATE_UP:
+        raise InternalError(f"link {link.name} still has tentative addresses after {_SETTLE_SECONDS:g} seconds")
+
+
+def add_routes(session: Session, link: Link, result: Result) -> None:
+    """Add the routes of `result` in their order, through the first gateway of their family where they name none.
+
+    `mtu` and `advmss` are not applied, as with the reference plugins.
+    """
+    ips = _ips_of(link.name, result)
+    for route in result.routes:
+        default = next((ip.gateway for ip in ips if ip.gateway and (":" not in ip.gateway) is route.is_ipv4), "")
+        gateway = route.gw or default
+        with step(f"add route '{describe_route(route, gateway, link.name)}'"):
+            # Without EXCL: several default routes of one priority are one route with several next hops, or in turn.
+            session.pod.add_route(
+                rtnl.Route(
+                    dst=ipaddress.ip_interface(route.dst),
+                    oif=link.index,
+                    gateway=ipaddress.ip_address(gateway) if gateway else None,
+                    scope=route.scope or rtnl.SCOPE_GLOBAL,
+                    table=route.table or rtnl.TABLE_MAIN,
+                    priority=route.priority,
+                ),
+                exclusive=False,
+            )
+
+
+def describe_route(route: ResultRoute, gateway: str, ifname: str) -> str:
+    """A route as `ip route` would have it, for messages."""
+    parts = [route.dst]
+    if gateway:
+        parts.append(f"via {gateway}")
+    parts.append(f"dev {ifname}")
+    if route.priority:
+        parts.append(f"metric {route.priority}")
+    if route.table:
+        parts.append(f"table {route.table}")
+    return " ".join(parts)
+
+
+def host_network(address: IpAddress) -> rtnl.IpInterface:
+    """The address with its full length: /32 or /128."""
+    return ipaddress.ip_interface(address)
+
+
+def enable_forwarding(ips: tuple[IpConfig, ...]) -> None:
+    """Have the kernel forward the families of `ips`, where it does not yet. In the host's namespace."""
+    if any(ip.is_ipv4 for ip in ips):
+        with step("enable IPv4 forwarding on the host"):
+            sysctl.ensure("ipv4", "ip_forward", value="1")
+    if any(not ip.is_ipv4 for ip in ips):
+        with step("enable IPv6 forwarding on the host"):
+            sysctl.ensure("ipv6", "conf", "all", "forwarding", value="1")

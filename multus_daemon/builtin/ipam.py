@@ -1,0 +1,51 @@
+"""Delegating to the IPAM plugin that a configuration names (CNI SPEC section 4, "Plugin Delegation").
+
+It gets the same variables and the same standard input as the plugin that delegates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from multus_daemon.builtin.contract import Call
+from multus_daemon.cni import gojson, result
+from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
+from multus_daemon.cni.result import Result
+
+
+def plugin_type(call: Call) -> str:
+    """`ipam.type`. Raises InvalidNetworkConfigError where there is none, in the words of the reference plugins."""
+    try:
+        name = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type")
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"ipam: {error}", f"network {call.name!r}") from error
+    if not name:
+        raise InvalidNetworkConfigError("no plugin name provided", f"network {call.name!r}: set ipam.type")
+    return name
+
+
+async def add(call: Call) -> Result:
+    """Have addresses assigned; at least one. Raises CniError, the IPAM plugin's own unchanged."""
+    answer = result.decode(await _run(call, "ADD"), call.cni_version)
+    if not answer.ips:
+        raise InternalError("IPAM plugin returned missing IP config", f"ipam.type {plugin_type(call)!r}")
+    return answer
+
+
+async def delete(call: Call) -> None:
+    """Have the addresses released. Raises CniError, the IPAM plugin's own unchanged."""
+    await _run(call, "DEL")
+
+
+async def check(call: Call) -> None:
+    """Have the addresses checked. Raises CniError, the IPAM plugin's own unchanged."""
+    await _run(call, "CHECK")
+
+
+async def status(call: Call) -> None:
+    """Ask whether addresses can be assigned. Raises CniError, the IPAM plugin's own unchanged."""
+    await _run(call, "STATUS")
+
+
+async def _run(call: Call, verb: str) -> bytes:
+    return await call.ipam.run(plugin_type(call), replace(call.invocation, verb=verb))

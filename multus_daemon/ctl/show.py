@@ -1,0 +1,63 @@
+"""What `multusctl` shows to people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from multus_daemon.cni.errors import CniError
+from multus_daemon.ctl import inside
+from multus_daemon.ctl.sandbox import Outcome
+
+
+def cni_error(console: Console, error: CniError) -> None:
+    """The cause first, then what else is known."""
+    console.print(f"[bold red]{escape(error.msg)}[/] [dim](CNI error {error.code})[/]", soft_wrap=True)
+    if error.details:
+        console.print(f"  {escape(error.details)}", soft_wrap=True)
+
+
+def outcome(console: Console, verb: str, pod: str, found: Outcome) -> None:
+    """The tables, or one line where there is nothing to show."""
+    words = {"up": "is up", "check": "is as it should be", "down": "is down"}[verb]
+    if not found.container_id:
+        console.print(f"pod {pod} was not up")
+    else:
+        console.print(f"[bold]pod {pod} {words}[/] [dim]({found.milliseconds:.1f} ms)[/]")
+    if found.notes:
+        console.print(f"[yellow]{escape(found.notes)}[/]", soft_wrap=True)
+    if verb == "up":
+        console.print(interfaces(found))
+        console.print(routes(found))
+        console.print(f"[dim]network namespace {found.netns}[/]", soft_wrap=True)
+
+
+def interfaces(found: Outcome) -> Table:
+    """One row for each interface; the networks' names come from the network-status."""
+    table = Table("interface", "network", "addresses", "gateway", "mac", "mtu", title="interfaces", box=box.ROUNDED)
+    entries: dict[str, dict[str, Any]] = {item.get("interface", ""): item for item in found.network_status}
+    for item in found.pod["interfaces"]:
+        entry = entries.get(item["name"], {})
+        network = escape(str(entry.get("name", "")))
+        table.add_row(
+            f"[bold]{item['name']}[/]" + ("" if item["up"] else " [red]down[/]"),
+            f"{network} [green]default[/]" if entry.get("default") else network,
+            "\n".join(item["addresses"]),
+            "\n".join(inside.gateways(found.pod, item["name"])),
+            item["mac"],
+            str(item["mtu"]),
+        )
+    return table
+
+
+def routes(found: Outcome) -> Table:
+    """One row for each route in the pod."""
+    table = Table("destination", "gateway", "interface", title="routes", box=box.ROUNDED)
+    for item in found.pod["routes"]:
+        default = item["dst"] in ("0.0.0.0/0", "::/0")
+        table.add_row("[green]default[/]" if default else item["dst"], item["gw"], item["interface"])
+    return table

@@ -1,0 +1,164 @@
+"""libcni's result cache: what each ADD was given and what came of it, in `<cniDir>/results`.
+
+Format: containernetworking/cni `libcni/api.go` ("cniCacheV1"), compact JSON in the struct's order, files 0600 in a
+directory 0700, named `<network>-<container>-<interface>`. Readable by an upstream daemon and by libcni, and theirs by
+us; other than theirs it is never half written. All methods block.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from multus_daemon.base import fs
+from multus_daemon.cni import args, gojson, result
+from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.cni.result import Result
+
+logger = logging.getLogger(__name__)
+
+KIND: Final = "cniCacheV1"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of the cache."""
+
+    container_id: str
+    config: bytes
+    """The configuration, single or list, byte for byte."""
+    ifname: str
+    network: str
+    netns: str = ""
+    cni_args: args.Pairs = ()
+    capability_args: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] | None = None
+    """The result object, with its cniVersion."""
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        fields: dict[str, Any] = {
+            "kind": KIND,
+            "containerId": self.container_id,
+            "config": base64.b64encode(self.config).decode("ascii"),
+            "ifName": self.ifname,
+            "networkName": self.network,
+        }
+        optional = {
+            "netns": self.netns,
+            "cniArgs": [list(pair) for pair in self.cni_args],
+            "capabilityArgs": _sorted(self.capability_args),
+            "result": _sorted(self.result or {}),
+        }
+        fields |= {key: value for key, value in optional.items() if value}
+        return gojson.dumps(fields, sort_keys=False)
+
+
+def decode(data: bytes) -> Entry:
+    """The entry in a file's content. Raises gojson.JsonError for anything but a complete entry of our kind."""
+    fields = gojson.loads_object(data)
+    if (kind := gojson.get_str(fields, "kind")) != KIND:
+        raise gojson.JsonError(f"kind: {KIND!r} is needed, not {kind!r}")
+    texts = {key: gojson.get_str(fields, key) or "" for key in ("containerId", "config", "ifName", "networkName")}
+    for key, value in texts.items():
+        if not value:
+            raise gojson.JsonError(f"{key} is missing")
+    try:
+        config = base64.b64decode(texts["config"], validate=True)
+    except binascii.Error as error:
+        raise gojson.JsonError(f"config: {error}") from error
+    pairs = gojson.get_list(fields, "cniArgs") or []
+    for pair in pairs:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            raise gojson.JsonError("cniArgs: pairs of strings are needed")
+    return Entry(
+        container_id=texts["containerId"],
+        config=config,
+        ifname=texts["ifName"],
+        network=texts["networkName"],
+        netns=gojson.get_str(fields, "netns") or "",
+        cni_args=tuple((key, value) for key, value in pairs),
+        capability_args=gojson.get_object(fields, "capabilityArgs") or {},
+        result=gojson.get_object(fields, "result"),
+    )
+
+
+class ResultCache:
+    """The directory `<cniDir>/results`."""
+
+    def __init__(self, cni_dir: Path) -> None:
+        self._directory = cni_dir / "results"
+
+    def _path(self, network: str, container_id: str, ifname: str) -> Path:
+        parts = (network, container_id, ifname)
+        if not all(parts) or any("/" in part or "\0" in part for part in parts):
+            raise InvalidNetworkConfigError(
+                "no file name for the cached result", f"{network!r}-{container_id!r}-{ifname!r}"
+            )
+        return self._directory / "-".join(parts)
+
+    def write(self, entry: Entry) -> None:
+        """Put the entry in its place. Raises InvalidNetworkConfigError for an empty name, OSError."""
+        path = self._path(entry.network, entry.container_id, entry.ifname)
+        fs.ensure_directory(self._directory)
+        fs.write_atomic(path, entry.encode())
+
+    def remove(self, network: str, container_id: str, ifname: str) -> None:
+        """Forget the entry; absent is done. Raises as `write` does."""
+        fs.remove(self._path(network, container_id, ifname))
+
+    def read_result(self, network: str, container_id: str, ifname: str, implied_version: str) -> Result | None:
+        """The result of the ADD; None where there is none that can be read.
+
+        A file of no kind is a result by itself, as libcni before 0.8 wrote it.
+        """
+        try:
+            data = fs.read_limited(self._path(network, container_id, ifname), follow=False)
+            try:
+                fields = decode(data).result
+            except gojson.JsonError:
+                fields = gojson.loads_object(data)
+                if gojson.get(fields, "kind") is not None:
+                    raise
+            return None if fields is None else result.from_object(fields, implied_version)
+        except FileNotFoundError:
+            return None
+        except (OSError, CniError, gojson.JsonError) as error:
+            logger.warning("cached result of %s for %s, %s, can't be read: %s", network, container_id, ifname, error)
+            return None
+
+    def entries(self, container_id: str) -> list[Entry]:
+        """The entries of one container, sorted by file name; what can't be read is passed over with a warning.
+
+        Names and ids may hold `-`, so the file's name only chooses candidates and its content decides. Raises OSError
+        where the directory is there and can't be listed.
+        """
+        try:
+            names = sorted(path.name for path in self._directory.iterdir())
+        except FileNotFoundError:
+            return []
+        found = []
+        needle = f"-{container_id}-"
+        for name in names:
+            # A dot name is a temporary file of write_atomic. The needle is neither at the start nor at the end.
+            if name.startswith(".") or needle not in name[1:-1]:
+                continue
+            try:
+                entry = decode(fs.read_limited(self._directory / name, follow=False))
+            except (OSError, gojson.JsonError) as error:
+                logger.warning("cached result %s can't be read: %s", self._directory / name, error)
+                continue
+            if entry.container_id == container_id:
+                found.append(entry)
+        return found
+
+
+def _sorted(value: Mapping[str, Any]) -> dict[str, Any]:
+    # Go writes maps in the order of their keys.
+    ordered: dict[str, Any] = gojson.loads_object(gojson.dumps(dict(value)))
+    return ordered

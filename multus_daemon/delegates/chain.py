@@ -1,0 +1,226 @@
+"""Runs the plugins of one attachment by the rules of libcni: order, prevResult, runtimeConfig, cached result.
+
+Rules: CNI SPEC section 3, libcni `libcni/api.go`. On purpose different: a DEL goes on past a plugin that fails, CHECK
+below 0.4.0 is skipped, and the first words of an error are its cause, followed by whose it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from multus_daemon.cni import args, conf, errors, names, result, versions
+from multus_daemon.cni.conf import NetworkConfig, PluginConfig
+from multus_daemon.cni.errors import (
+    CniError,
+    IncompatibleVersionError,
+    InvalidEnvironmentError,
+    InvalidNetworkConfigError,
+    IoFailureError,
+    UnknownContainerError,
+)
+from multus_daemon.cni.result import Result
+from multus_daemon.delegates.cache import Entry, ResultCache
+from multus_daemon.ports import Attachment, Invocation, PluginRunner, Sandbox
+
+logger = logging.getLogger(__name__)
+
+
+class Chain:
+    """The DelegateRunner over a PluginRunner. `bin_path` is CNI_PATH, directories joined by `:`."""
+
+    def __init__(self, runner: PluginRunner, cache: ResultCache, bin_path: str) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._bin_path = bin_path
+
+    def validate(self, attachment: Attachment) -> None:
+        """Names, version, and that every plugin and every IPAM plugin is to be had. Touches nothing.
+
+        Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name), IncompatibleVersionError.
+        """
+        try:
+            self._validate(attachment)
+        except CniError as error:
+            raise error.with_context(_place(attachment)) from error
+
+    def _validate(self, attachment: Attachment) -> None:
+        config = attachment.config
+        if problem := names.network_name_problem(config.name):
+            raise InvalidNetworkConfigError(problem, config.name)
+        if problem := names.ifname_problem(attachment.ifname):
+            raise InvalidEnvironmentError(problem, attachment.ifname)
+        if not versions.is_supported(config.cni_version):
+            raise IncompatibleVersionError(
+                f'unsupported CNI version "{config.cni_version}"', f"known are {', '.join(versions.SUPPORTED)}"
+            )
+        if not config.plugins:
+            raise InvalidNetworkConfigError("no plugins in list", "name one in the configuration's 'plugins'")
+        for plugin in config.plugins:
+            self._need(plugin.type, f"in path [{self._bin_path.replace(':', ' ')}]")
+            if plugin.ipam_type:
+                self._need(plugin.ipam_type, f"in path [{self._bin_path.replace(':', ' ')}], the IPAM of {plugin.type}")
+
+    def _need(self, plugin_type: str, where: str) -> None:
+        if not self._runner.locate(plugin_type):
+            raise InvalidNetworkConfigError(
+                f'failed to find plugin "{plugin_type}" {where}',
+                "install the plugin on the node (its file must be executable), or correct the configuration",
+            )
+
+    async def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
+        """ADD in the list's order, each plugin with the result of the one before. The first failure ends it.
+
+        Raises CniError, also where the result can't be written to the cache: DEL would lack it. What has been made
+        until then is left for `delete`.
+        """
+        config = attachment.config
+        previous: Mapping[str, Any] | None = None
+        current = Result()
+        for plugin in config.plugins:
+            try:
+                stdin = _stdin(attachment, plugin, previous)
+                stdout = await self._runner.run(plugin.type, self._invocation("ADD", sandbox, attachment, stdin))
+                current = result.decode(stdout, config.cni_version)
+                previous = _object(current, config)
+            except CniError as error:
+                raise _placed(error, plugin, attachment, "ADD") from error
+        entry = _entry(sandbox, attachment, current)
+        try:
+            await asyncio.to_thread(self._cache.write, entry)
+        except OSError as error:
+            raise IoFailureError(
+                f"the result could not be stored: {error}",
+                f"{_place(attachment)}, ADD; make room or repair the directory",
+            ) from error
+        return current
+
+    async def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        """DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
+
+        Every plugin is called, also after one has failed. Then the failures are raised as one CniError, with the code
+        of the first, and the cached result is kept for the next try.
+        """
+        config = attachment.config
+        previous: Mapping[str, Any] | None = None
+        if versions.at_least(config.cni_version, "0.4.0"):
+            stored = await self._stored(sandbox, attachment)
+            try:
+                previous = None if stored is None else _object(stored, config)
+            except IncompatibleVersionError as error:
+                # As libcni: a result that can't be converted must not be what keeps a network attached.
+                logger.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
+        failures: list[CniError] = []
+        for plugin in reversed(config.plugins):
+            try:
+                stdin = _stdin(attachment, plugin, previous)
+                await self._runner.run(plugin.type, self._invocation("DEL", sandbox, attachment, stdin))
+            except UnknownContainerError as error:
+                # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
+                logger.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
+            except CniError as error:
+                failures.append(_placed(error, plugin, attachment, "DEL"))
+        if failures:
+            raise _joined(failures)
+        try:
+            await asyncio.to_thread(self._cache.remove, config.name, sandbox.container_id, attachment.ifname)
+        except OSError as error:
+            # The network is detached, which is what was asked for; the file alone does no harm.
+            logger.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
+
+    async def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        """CHECK in the list's order, each plugin with the stored result. The first failure ends it.
+
+        Skipped where the configuration is older than 0.4.0, which has no such verb, or says `disableCheck`.
+        """
+        config = attachment.config
+        if config.disable_check or not versions.allows(config.cni_version, "CHECK"):
+            return
+        stored = await self._stored(sandbox, attachment)
+        if stored is None:
+            raise InvalidNetworkConfigError(
+                f"no stored result to CHECK against ({_place(attachment)}, CHECK)",
+                "was this network ever attached? if so, delete the pod and let it be made again",
+            )
+        for plugin in config.plugins:
+            try:
+                stdin = _stdin(attachment, plugin, _object(stored, config))
+                await self._runner.run(plugin.type, self._invocation("CHECK", sandbox, attachment, stdin))
+            except CniError as error:
+                raise _placed(error, plugin, attachment, "CHECK") from error
+
+    async def _stored(self, sandbox: Sandbox, attachment: Attachment) -> Result | None:
+        if attachment.result is not None:
+            return attachment.result
+        config = attachment.config
+        return await asyncio.to_thread(
+            self._cache.read_result, config.name, sandbox.container_id, attachment.ifname, config.cni_version
+        )
+
+    def _invocation(self, verb: str, sandbox: Sandbox, attachment: Attachment, stdin: bytes) -> Invocation:
+        return Invocation(
+            verb=verb,
+            container_id=sandbox.container_id,
+            netns=sandbox.netns,
+            ifname=attachment.ifname,
+            args=args.render(attachment.cni_args),
+            path=self._bin_path,
+            stdin=stdin,
+        )
+
+
+def _stdin(attachment: Attachment, plugin: PluginConfig, previous: Mapping[str, Any] | None) -> bytes:
+    return conf.plugin_stdin(
+        attachment.config, plugin, prev_result=previous, capability_args=attachment.capability_args
+    )
+
+
+def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:
+    """The result in the configuration's version; None where that version can't express it.
+
+    That is a result without addresses in 0.1.0 and 0.2.0. Such a plugin is no failure: the Go library, which hands
+    results on as they were printed, never converts there.
+    """
+    try:
+        return result.to_object(value, config.cni_version)
+    except IncompatibleVersionError:
+        if versions.at_least(config.cni_version, "0.3.0"):
+            raise
+        return None
+
+
+def _entry(sandbox: Sandbox, attachment: Attachment, value: Result) -> Entry:
+    config = attachment.config
+    return Entry(
+        container_id=sandbox.container_id,
+        config=config.raw,
+        ifname=attachment.ifname,
+        network=config.name,
+        netns=sandbox.netns,
+        cni_args=attachment.cni_args,
+        capability_args=attachment.capability_args,
+        # Where the version can't express it, the newest can: nothing is lost, and readers convert anyway.
+        result=_object(value, config) or result.to_object(value, versions.CURRENT),
+    )
+
+
+def _place(attachment: Attachment) -> str:
+    return f'network="{attachment.name}" interface="{attachment.ifname}"'
+
+
+def _placed(error: CniError, plugin: PluginConfig, attachment: Attachment, verb: str) -> CniError:
+    """The plugin's error with its code and details, its words first and then where it happened."""
+    return error.with_context(f'plugin type="{plugin.type}" {_place(attachment)}, {verb}')
+
+
+def _joined(failures: list[CniError]) -> CniError:
+    if len(failures) == 1:
+        return failures[0]
+    msg = "; ".join(error.msg for error in failures)
+    details = "; ".join(error.details for error in failures if error.details)
+    joined = errors.from_code(failures[0].code, msg, details)
+    # The single ones with their causes stay to be seen in a traceback.
+    joined.__cause__ = ExceptionGroup("DEL", failures)
+    return joined

@@ -1,0 +1,131 @@
+"""The file format of our own container records: one JSON document, checked by a sum over its exact bytes.
+
+`{"format":1,"sha256":"<hex>","record":{...}}`; the sum is over the bytes of `record`, from `{` to `}`. Configurations
+are in base64, byte for byte; results in the form of the newest CNI version. Pure: bytes in, values out.
+
+A newer daemon raises `FORMAT` only where an older one would misread the record; new keys alone do not, unknown ones
+are passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from multus_daemon.cni import conf, result, versions
+from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
+
+FORMAT: Final = 1
+
+
+class RecordFormatError(ValueError):
+    """Bytes that are no record which this version can read; the message says why."""
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    format: int
+    sha256: str
+    record: msgspec.Raw
+
+
+class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    name: str
+    config: bytes
+    ifname: str
+    cni_version: str
+    """What the plugins were called with; differs from the configuration's own where it was overridden."""
+    cluster_network: bool = False
+    capability_args: dict[str, Any] = {}
+    cni_args: list[tuple[str, str]] = []
+    result: dict[str, Any] | None = None
+
+
+class _Record(msgspec.Struct, frozen=True, rename="camel"):
+    container_id: str
+    netns: str
+    ifname: str
+    pod_namespace: str
+    pod_name: str
+    pod_uid: str
+    complete: bool
+    created: float
+    attachments: list[_Attachment]
+
+
+def encode(record: ContainerRecord) -> bytes:
+    """The file's content."""
+    body = msgspec.json.encode(
+        _Record(
+            container_id=record.sandbox.container_id,
+            netns=record.sandbox.netns,
+            ifname=record.ifname,
+            pod_namespace=record.pod_namespace,
+            pod_name=record.pod_name,
+            pod_uid=record.pod_uid,
+            complete=record.complete,
+            created=record.created,
+            attachments=[_encode(attachment) for attachment in record.attachments],
+        )
+    )
+    return msgspec.json.encode(_Envelope(FORMAT, hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
+
+
+def _encode(attachment: Attachment) -> _Attachment:
+    value = attachment.result
+    return _Attachment(
+        name=attachment.name,
+        config=attachment.config.raw,
+        ifname=attachment.ifname,
+        cni_version=attachment.config.cni_version,
+        cluster_network=attachment.cluster_network,
+        capability_args=dict(attachment.capability_args),
+        cni_args=list(attachment.cni_args),
+        result=None if value is None else result.to_object(value, versions.CURRENT),
+    )
+
+
+def decode(data: bytes) -> ContainerRecord:
+    """The record in a file's content. Raises RecordFormatError."""
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        if envelope.format > FORMAT:
+            raise RecordFormatError(
+                f"written by a newer version of the daemon: format {envelope.format}, this one reads up to {FORMAT}"
+            )
+        if envelope.format < 1:
+            raise RecordFormatError(f"format {envelope.format} has never been one")
+        body = bytes(envelope.record)
+        if hashlib.sha256(body).hexdigest() != envelope.sha256:
+            raise RecordFormatError("its checksum does not fit its content")
+        fields = msgspec.json.decode(body, type=_Record)
+        return ContainerRecord(
+            sandbox=Sandbox(ContainerId(fields.container_id), fields.netns),
+            ifname=IfName(fields.ifname),
+            pod_namespace=Namespace(fields.pod_namespace),
+            pod_name=PodName(fields.pod_name),
+            pod_uid=PodUid(fields.pod_uid),
+            attachments=tuple(_decode(attachment) for attachment in fields.attachments),
+            complete=fields.complete,
+            created=fields.created,
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, CniError) as error:
+        raise RecordFormatError(str(error)) from error
+
+
+def _decode(fields: _Attachment) -> Attachment:
+    config = conf.parse(fields.config)
+    if config.cni_version != fields.cni_version:
+        config = conf.with_version(config, fields.cni_version)
+    return Attachment(
+        name=fields.name,
+        config=config,
+        ifname=IfName(fields.ifname),
+        cluster_network=fields.cluster_network,
+        capability_args=fields.capability_args,
+        cni_args=tuple(fields.cni_args),
+        result=None if fields.result is None else result.from_object(fields.result, versions.CURRENT),
+    )

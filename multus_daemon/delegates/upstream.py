@@ -1,0 +1,224 @@
+"""What an upstream daemon left about a container, read as a record, so that its pods can be deleted after a take-over.
+
+Two sources, both of Multus v4: the delegate cache `<cniDir>/<containerID>`, a JSON array of its internal
+`DelegateNetConf`s in the order of their ADDs, and libcni's result cache (see `cache`). The first has the list and the
+order, the second has what each plugin was really called with. Pure: bytes and entries in, a record out.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from multus_daemon.cni import args, conf, gojson, names, result, versions
+from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.cni.result import Result
+from multus_daemon.delegates.cache import Entry
+from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
+
+logger = logging.getLogger(__name__)
+
+# CNI_IFNAME of every Kubernetes runtime; upstream does not write it down.
+DEFAULT_IFNAME = IfName("eth0")
+
+
+def from_delegates(container_id: ContainerId, data: bytes, entries: Sequence[Entry], created: float) -> ContainerRecord:
+    """The record of a delegate cache file, `entries` being what the result cache has for the container.
+
+    An element that can't be used is passed over with a warning, an entry that no element claims (a network that was
+    plugged into the running pod) comes behind. Raises gojson.JsonError where it is no array of objects, or where it
+    has elements and none of them can be used.
+    """
+    values = gojson.loads(data)
+    elements: list[Any] = [] if values is None else values
+    if not isinstance(elements, list) or not all(isinstance(element, dict) for element in elements):
+        raise gojson.JsonError("an array of objects is needed")
+    unclaimed = list(entries)
+    attachments: list[Attachment] = []
+    # The first has no interface name of its own and takes an entry that no other element lays claim to.
+    for index in [*range(1, len(elements)), *range(min(1, len(elements)))]:
+        try:
+            attachment, entry = _element(index, elements[index], unclaimed)
+        except (CniError, gojson.JsonError, binascii.Error) as error:
+            logger.warning("upstream's record of %s: element %d can't be used: %s", container_id, index, error)
+            continue
+        if entry is not None:
+            unclaimed.remove(entry)
+        attachments.insert(len(attachments) if index else 0, attachment)
+    if elements and not attachments:
+        raise gojson.JsonError("none of its elements can be used")
+    complete = all(attachment.result is not None for attachment in attachments)
+    attachments += [plugged for entry in unclaimed if (plugged := _of_entry(entry, cluster_network=False))]
+    return _record(container_id, attachments, entries, created, complete=complete)
+
+
+def from_entries(container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
+    """The record that the result cache alone amounts to; None where no entry can be used.
+
+    The cluster network is taken to be the one on eth0; where there is none, no network is. It comes first, the
+    others follow in the order of their interfaces.
+    """
+    attachments = [
+        attachment
+        for entry in sorted(entries, key=lambda entry: (entry.ifname != DEFAULT_IFNAME, _natural(entry.ifname)))
+        if (attachment := _of_entry(entry, cluster_network=entry.ifname == DEFAULT_IFNAME))
+    ]
+    if not attachments:
+        return None
+    return _record(container_id, attachments, entries, 0.0, complete=False)
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    # net10 behind net9.
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text)]
+
+
+def _record(
+    container_id: ContainerId,
+    attachments: list[Attachment],
+    entries: Sequence[Entry],
+    created: float,
+    *,
+    complete: bool,
+) -> ContainerRecord:
+    known = next((entry.cni_args for entry in entries if entry.cni_args), ())
+    # Where the failed ADD of a network left no entry, its DEL gets at least the pod.
+    pod_args = tuple(pair for pair in known if pair[0] in args.KUBERNETES_KEYS)
+    pod = dict(pod_args)
+    with_args = [
+        attachment if attachment.cni_args else replace(attachment, cni_args=pod_args) for attachment in attachments
+    ]
+    cluster = next((attachment.ifname for attachment in attachments if attachment.cluster_network), DEFAULT_IFNAME)
+    return ContainerRecord(
+        sandbox=Sandbox(container_id, next((entry.netns for entry in entries if entry.netns), "")),
+        ifname=cluster,
+        pod_namespace=Namespace(pod.get("K8S_POD_NAMESPACE", "")),
+        pod_name=PodName(pod.get("K8S_POD_NAME", "")),
+        pod_uid=PodUid(pod.get("K8S_POD_UID", "")),
+        attachments=tuple(with_args),
+        complete=complete,
+        created=created,
+    )
+
+
+# --- one network -----------------------------------------------------------------------------------------------------
+
+
+def _element(index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) -> tuple[Attachment, Entry | None]:
+    """The attachment of an element, and the entry that belongs to it. Raises CniError, JsonError, binascii.Error."""
+    network = _network_name(fields)
+    requested = gojson.get_str(fields, "ifnameRequest") or (f"net{index}" if index else "")
+    entry = next(
+        (entry for entry in entries if entry.network == network and requested in ("", entry.ifname)),
+        None,
+    )
+    ifname = requested or (entry.ifname if entry else DEFAULT_IFNAME)
+    if problem := names.ifname_problem(ifname):
+        raise gojson.JsonError(f"ifnameRequest: {problem}")
+    try:
+        config = _config(fields)
+    except (CniError, gojson.JsonError, binascii.Error):
+        if entry is None:
+            raise
+        config = conf.parse(entry.config)
+    attachment = Attachment(
+        name=gojson.get_str(fields, "Name") or config.name,
+        config=config,
+        ifname=IfName(ifname),
+        cluster_network=index == 0,
+        capability_args=entry.capability_args if entry else _requested_capabilities(fields),
+        cni_args=entry.cni_args if entry else (),
+        result=_result(entry, config) if entry else None,
+    )
+    return attachment, entry
+
+
+def _network_name(fields: Mapping[str, Any]) -> str:
+    for key in ("CNINetworkConfigList", "ConfList", "Conf"):
+        if name := gojson.get_str(gojson.get_object(fields, key) or {}, "name"):
+            return name
+    return gojson.get_str(fields, "Name") or ""
+
+
+def _config(fields: Mapping[str, Any]) -> NetworkConfig:
+    """The configuration as ADD had it.
+
+    A list that came from a file is in `CNINetworkConfigList`; its `Bytes` beside that has lost every key that
+    upstream's structs do not know (upstream issue 1449). All others were run from `Bytes`.
+    """
+    listed = gojson.get_object(fields, "CNINetworkConfigList") or {}
+    whole = gojson.get_str(listed, "Bytes")
+    entries = [item for item in gojson.get_list(listed, "Plugins") or [] if isinstance(item, dict)]
+    plugins = [gojson.loads_object(_bytes(gojson.get_str(item, "Bytes"))) for item in entries]
+    if whole:
+        return _complete(base64.b64decode(whole, validate=True), plugins)
+    if plugins:
+        header = {
+            "name": gojson.get_str(listed, "Name"),
+            "cniVersion": gojson.get_str(listed, "CNIVersion"),
+            "disableCheck": gojson.get_bool(listed, "DisableCheck"),
+        }
+        return conf.parse(gojson.dumps(header | {"plugins": plugins}))
+    return conf.parse(_bytes(gojson.get_str(fields, "Bytes")))
+
+
+def _complete(raw: bytes, plugins: list[dict[str, Any]]) -> NetworkConfig:
+    """The list `raw`; with `plugins` for its own ones where they differ, as some came from a folder beside the file."""
+    header = gojson.loads_object(raw)
+    if not plugins or gojson.get_list(header, "plugins") == plugins:
+        return conf.parse(raw)
+    return conf.parse(gojson.dumps(gojson.with_keys(header, {"plugins": plugins})))
+
+
+def _bytes(text: str | None) -> bytes:
+    if not text:
+        raise gojson.JsonError("Bytes is missing")
+    return base64.b64decode(text, validate=True)
+
+
+def _requested_capabilities(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the element itself says; portMappings and bandwidth are in the result cache only."""
+    wanted = {
+        "ips": gojson.get_strings(fields, "ipRequest"),
+        "mac": gojson.get_str(fields, "macRequest"),
+        "infinibandGUID": gojson.get_str(fields, "infinibandGUIDRequest"),
+        "deviceID": gojson.get_str(fields, "deviceID"),
+    }
+    return {key: value for key, value in wanted.items() if value}
+
+
+def _of_entry(entry: Entry, *, cluster_network: bool) -> Attachment | None:
+    try:
+        config = conf.parse(entry.config, default_name=entry.network)
+    except CniError as error:
+        logger.warning("cached result of %s for %s can't be used: %s", entry.network, entry.container_id, error)
+        return None
+    if names.ifname_problem(entry.ifname) or config.name != entry.network:
+        logger.warning("cached result of %s for %s contradicts itself", entry.network, entry.container_id)
+        return None
+    return Attachment(
+        name=entry.network,
+        config=config,
+        ifname=IfName(entry.ifname),
+        cluster_network=cluster_network,
+        capability_args=entry.capability_args,
+        cni_args=entry.cni_args,
+        result=_result(entry, config),
+    )
+
+
+def _result(entry: Entry, config: NetworkConfig) -> Result | None:
+    if entry.result is None:
+        return None
+    try:
+        return result.from_object(entry.result, config.cni_version or versions.IMPLIED)
+    except CniError as error:
+        logger.warning("cached result of %s for %s can't be read: %s", entry.network, entry.container_id, error)
+        return None

@@ -1,0 +1,108 @@
+"""Work in a pod's network namespace: one throw-away thread, in it the pod's side and the host's side of the kernel.
+
+A piece of work is a plain function that is given a `Session`; it blocks, and it is done when the call returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from multus_daemon.cni.names import IfName
+from multus_daemon.netlink import netns as namespaces
+from multus_daemon.netlink import thread
+from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.netlink.rtnl import Rtnl
+
+T = TypeVar("T")
+
+
+class Session:
+    """A thread inside a pod's namespace. `sysctl` reads and writes the pod's values there, the host's in `on_host`."""
+
+    def __init__(self, pod_netns: int, host_netns: int, abandoned: threading.Event, sockets: contextlib.ExitStack):
+        self.host_netns = host_netns
+        """Descriptor of the host's namespace, for links that are made there."""
+        self._pod_netns = pod_netns
+        self._abandoned = abandoned
+        self._sockets = sockets
+
+    @functools.cached_property
+    def pod(self) -> Rtnl:
+        """The kernel as the pod sees it. Raises OSError."""
+        return self._open()
+
+    @functools.cached_property
+    def host(self) -> Rtnl:
+        """The kernel as the host sees it. Raises OSError."""
+        with self.on_host():
+            return self._open()
+
+    def _open(self) -> Rtnl:
+        kernel = Rtnl()
+        self._sockets.callback(kernel.close)
+        return kernel
+
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
+        """The thread is in the host's namespace for the duration of the block. Raises OSError."""
+        namespaces.enter(self.host_netns)
+        try:
+            yield
+        finally:
+            namespaces.enter(self._pod_netns)
+
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises thread.AbandonedError as soon as nobody waits for the work any more."""
+        if self._abandoned.wait(seconds):
+            raise thread.AbandonedError
+
+
+async def in_pod(path: str, work: Callable[[Session], T]) -> T:
+    """Run `work` in the namespace at `path`, in a thread that ends with it; what it returns, or raises.
+
+    Raises NamespaceError where the namespace can't be entered, or is the daemon's own (errno EINVAL). A cancelled call
+    raises CancelledError after the thread has ended.
+    """
+
+    def body(abandoned: threading.Event) -> T:
+        with contextlib.ExitStack() as stack:
+            host = stack.enter_context(namespaces.own())
+            pod = stack.enter_context(namespaces.opened(path))
+            if namespaces.is_same(pod, host):
+                raise NamespaceError(errno.EINVAL, "the host's own network namespace, not a container's", path)
+            try:
+                namespaces.enter(pod)
+            except OSError as error:
+                raise NamespaceError(error.errno, error.strerror, path) from error
+            # Closed before the descriptors are.
+            with contextlib.ExitStack() as sockets:
+                return work(Session(pod, host, abandoned, sockets))
+
+    return await thread.run(body, name=f"netns {path}")
+
+
+async def on_host(work: Callable[[Rtnl], T]) -> T:
+    """Run `work` on the host's side, in a thread that ends with it; what it returns, or raises. Cancelled as above."""
+
+    def body(_abandoned: threading.Event) -> T:
+        with contextlib.closing(Rtnl()) as kernel:
+            return work(kernel)
+
+    return await thread.run(body, name="netlink on the host")
+
+
+class KernelLinks:
+    """`ports.LinkOps` by asking the kernel."""
+
+    def is_netns(self, path: str) -> bool:
+        """True where `path` is a network namespace that exists; two system calls that do not wait."""
+        return namespaces.is_netns(path)
+
+    async def link_exists(self, netns: str, ifname: IfName) -> bool:
+        """True where the namespace has a link of that name. Raises OSError if the namespace can't be entered."""
+        return await in_pod(netns, lambda session: session.pod.find_link(ifname) is not None)

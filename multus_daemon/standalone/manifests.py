@@ -1,0 +1,163 @@
+"""Kubernetes manifests as `kubectl apply` takes them, reduced to the pods and networks in them. No I/O."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import yaml
+
+from multus_daemon.cni import gojson
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.nad import definition
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.nad.names import label_problem, subdomain_problem
+from multus_daemon.ports import Pod
+
+T = TypeVar("T")
+
+DEFAULT_NAMESPACE: Final = "default"
+OBJECTS_MAX: Final = 2000
+NESTING_MAX: Final = 100
+_UID_SPACE: Final = uuid.UUID("0d5b8a3e-52f4-5d0c-9a3e-6c7f1c1d2b90")
+_Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# What PyYAML's constructors let through besides its own errors, for values like `!!bool x` and `!!timestamp x`.
+_YAML_ERRORS: Final = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+
+
+class ManifestError(ValueError):
+    """A manifest can't be used; the message says which object and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """What one file declares."""
+
+    pods: tuple[Pod, ...] = ()
+    networks: tuple[NetworkAttachmentDefinition, ...] = ()
+    passed_over: tuple[str, ...] = ()
+    """Objects of other kinds, `apiVersion/kind`."""
+
+
+def parse(data: bytes, *, is_json: bool = False) -> Manifests:
+    """The objects of a file: one JSON value, or any number of YAML documents; lists are opened. Raises ManifestError.
+
+    All or nothing: an object that can't be used fails the file.
+    """
+    pods: list[Pod] = []
+    networks: list[NetworkAttachmentDefinition] = []
+    passed_over: list[str] = []
+    try:
+        for index, item in enumerate(_objects(_documents(data, is_json))):
+            if index >= OBJECTS_MAX:
+                raise ManifestError(f"more than {OBJECTS_MAX} objects")
+            version, kind = gojson.get_str(item, "apiVersion"), gojson.get_str(item, "kind")
+            if not version or not kind:
+                raise ManifestError(f"object {index}: apiVersion and kind are needed")
+            if (version, kind) == ("v1", "Pod"):
+                pods.append(_in_place(index, item, _pod))
+            elif (version, kind) == (f"{definition.GROUP}/{definition.VERSION}", definition.KIND):
+                networks.append(_in_place(index, item, _network))
+            else:
+                passed_over.append(f"{version}/{kind}")
+    except gojson.JsonError as error:
+        raise ManifestError(str(error)) from error
+    except RecursionError as error:
+        raise ManifestError("lists in lists, too many of them") from error
+    return Manifests(tuple(pods), tuple(networks), tuple(passed_over))
+
+
+def _documents(data: bytes, is_json: bool) -> list[Any]:
+    if is_json:
+        return [gojson.loads(data)]
+    try:
+        _refuse_depth(data)
+        return list(yaml.load_all(data, Loader=_Loader))
+    except ManifestError:
+        raise
+    except _YAML_ERRORS as error:
+        raise ManifestError(f"not YAML: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
+def _refuse_depth(data: bytes) -> None:
+    """NB: PyYAML's C loader composes nested nodes by recursion without a limit; deep nesting ends the process."""
+    depth = 0
+    for event in yaml.parse(data, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > NESTING_MAX:
+                raise ManifestError(f"nested deeper than {NESTING_MAX}")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _objects(documents: list[Any]) -> Iterator[dict[str, Any]]:
+    """The objects in `documents`, those of `kind: List` and of typed lists one by one; empty documents are none."""
+    for document in documents:
+        if document is None:
+            continue
+        if not isinstance(document, dict):
+            raise ManifestError(f"an object is needed, not {gojson.kind_of(document)}")
+        # YAML's keys may be anything; those of Kubernetes are strings.
+        if not all(isinstance(key, str) for key in document):
+            raise ManifestError("a key is no string")
+        kind = document.get("kind")
+        if isinstance(kind, str) and kind.endswith("List"):
+            yield from _objects(gojson.get_list(document, "items") or [])
+        else:
+            yield document
+
+
+def _in_place(index: int, item: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        return read(item)
+    except ValueError as error:
+        raise ManifestError(f"object {index} ({item['kind']}): {error}") from error
+
+
+def _pod(item: dict[str, Any]) -> Pod:
+    metadata = _mapping(item, "metadata")
+    namespace, name = _names(metadata)
+    uid = gojson.get_str(metadata, "uid") or str(uuid.uuid5(_UID_SPACE, f"{namespace}/{name}"))
+    return Pod(
+        Namespace(namespace),
+        PodName(name),
+        PodUid(uid),
+        annotations=_annotations(metadata),
+        host_network=gojson.get_bool(_mapping(item, "spec"), "hostNetwork") or False,
+    )
+
+
+def _network(item: dict[str, Any]) -> NetworkAttachmentDefinition:
+    metadata = _mapping(item, "metadata")
+    namespace, name = _names(metadata)
+    config = gojson.get_str(_mapping(item, "spec"), "config") or ""
+    return NetworkAttachmentDefinition(namespace, name, config, _annotations(metadata))
+
+
+def _names(metadata: dict[str, Any]) -> tuple[str, str]:
+    namespace = gojson.get_str(metadata, "namespace") or DEFAULT_NAMESPACE
+    name = gojson.get_str(metadata, "name") or ""
+    if problem := label_problem(namespace):
+        raise ManifestError(f"metadata.namespace {namespace[:80]!r} {problem}")
+    if problem := subdomain_problem(name):
+        raise ManifestError(f"metadata.name {name[:80]!r} {problem}")
+    return namespace, name
+
+
+def _annotations(metadata: dict[str, Any]) -> Mapping[str, str]:
+    found = _mapping(metadata, "annotations")
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise ManifestError(f"annotation {key}: a string is needed, not {gojson.kind_of(value)}: put it in quotes")
+    return found
+
+
+def _mapping(fields: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object at `key`, empty where there is none."""
+    found = gojson.get_object(fields, key) or {}
+    if not all(isinstance(name, str) for name in found):
+        raise ManifestError(f"{key}: a key is no string")
+    return found

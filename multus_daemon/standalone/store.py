@@ -1,0 +1,162 @@
+"""The cluster store without a cluster: a watched directory of manifests, status files beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import watchfiles
+
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.ports import (
+    NetworkNotFoundError,
+    Pod,
+    PodNotFoundError,
+    StatusWriteError,
+    StoreUnavailableError,
+)
+from multus_daemon.standalone import status_file
+from multus_daemon.standalone.folder import STATUS_DIRECTORY, SUFFIXES, Folder, View
+
+log = logging.getLogger(__name__)
+
+EVENTS_KEPT: Final = 1000
+POLL_SECONDS: Final = 2.0
+"""How often the directory is looked at where it can't be watched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What was reported about a pod; `kind` is Normal or Warning."""
+
+    pod: str
+    kind: str
+    reason: str
+    message: str
+
+
+class StandaloneStore:
+    """Implements `ports.ClusterStore`. `refresh` once, then run `watch` as a task."""
+
+    def __init__(self, directory: Path, *, poll_seconds: float = POLL_SECONDS) -> None:
+        self._directory = directory
+        self._poll_seconds = poll_seconds
+        self._folder = Folder(directory)
+        self._view = View()
+        self._scanning = asyncio.Lock()
+        self._events: collections.deque[Event] = collections.deque(maxlen=EVENTS_KEPT)
+
+    # --- the directory ---
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """Files that can't be used as they are now, relative to the directory, and why."""
+        return self._view.errors
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The last events, oldest first."""
+        return tuple(self._events)
+
+    async def refresh(self, changed: Collection[str] = ()) -> None:
+        """Read what has changed, and the files `changed` in any case. Raises StoreUnavailableError."""
+        async with self._scanning:
+            try:
+                self._view = await asyncio.to_thread(self._folder.scan, changed)
+            except OSError as error:
+                raise StoreUnavailableError(f"manifests in {self._directory} can't be read: {error}") from error
+
+    async def watch(self) -> None:
+        """Follow the directory's changes for ever; polls where it can't be watched. Ends only by cancellation."""
+        # It counts every change on INFO, our own status files included.
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)
+        complaint = ""
+        while True:
+            try:
+                await self._watch_until_failure()
+                problem = "the watch ended"
+            except (OSError, RuntimeError, StoreUnavailableError) as error:
+                problem = str(error)
+            if problem != complaint:
+                complaint = problem
+                log.warning("%s is looked at every %s s: %s", self._directory, self._poll_seconds, problem)
+            await asyncio.sleep(self._poll_seconds)
+
+    async def _watch_until_failure(self) -> None:
+        await self.refresh()
+        # An empty batch every few seconds: that scan catches what changed before the watch stood, or was lost to it.
+        changes = watchfiles.awatch(
+            self._directory,
+            watch_filter=self._concerns_us,
+            yield_on_timeout=True,
+            ignore_permission_denied=True,
+        )
+        async with contextlib.aclosing(changes):
+            async for batch in changes:
+                await self.refresh({self._relative(path) for _, path in batch})
+
+    def _concerns_us(self, _change: watchfiles.Change, path: str) -> bool:
+        parts = Path(self._relative(path)).parts
+        if not parts or parts[0] == STATUS_DIRECTORY:
+            return False
+        # A name without suffix may be a directory that was moved in.
+        return path.endswith(SUFFIXES) or "." not in parts[-1] or parts[-1].startswith("..")
+
+    def _relative(self, path: str) -> str:
+        for directory in (self._directory, self._directory.absolute()):
+            if Path(path).is_relative_to(directory):
+                return str(Path(path).relative_to(directory))
+        return path
+
+    # --- ports.ClusterStore ---
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        """See `ports.ClusterStore`. A miss looks at the directory, so that a file just written counts at once."""
+        found = self._view.pods.get((namespace, name))
+        if found is None or (uid and found.uid != uid):
+            await self.refresh()
+            found = self._view.pods.get((namespace, name))
+        if found is None:
+            raise PodNotFoundError(f"no manifest in {self._directory} declares pod {namespace}/{name}{self._hint()}")
+        return found
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        """See `ports.ClusterStore`. A miss looks at the directory."""
+        if (namespace, name) not in self._view.networks:
+            await self.refresh()
+        found = self._view.networks.get((namespace, name))
+        if found is None:
+            raise NetworkNotFoundError(
+                f"no manifest in {self._directory} declares NetworkAttachmentDefinition {namespace}/{name}"
+                f"{self._hint()}"
+            )
+        return found
+
+    async def write_network_status(self, pod: Pod, value: str) -> None:
+        """See `ports.ClusterStore`. Writes `status/<namespace>/<pod>.yaml`."""
+        present = self._view.pods.get((pod.namespace, pod.name))
+        if present is None:
+            raise StatusWriteError(f"pod {pod} is no longer declared in {self._directory}")
+        if present.uid != pod.uid:
+            raise StatusWriteError(f"pod {pod} has UID {present.uid} now, and the status is for {pod.uid}")
+        try:
+            await asyncio.to_thread(status_file.write, self._directory, pod, value)
+        except (OSError, ValueError) as error:
+            raise StatusWriteError(f"status file of pod {pod} can't be written: {error}") from error
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        """See `ports.ClusterStore`. Logged and kept for a while."""
+        self._events.append(Event(str(pod), kind, reason, message))
+        log.log(logging.WARNING if kind == "Warning" else logging.INFO, "event for %s: %s: %s", pod, reason, message)
+
+    def _hint(self) -> str:
+        if not self.errors:
+            return ""
+        return f"; files with errors: {', '.join(f'{name} ({error})' for name, error in sorted(self.errors.items()))}"

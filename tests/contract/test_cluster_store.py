@@ -1,0 +1,99 @@
+"""What every `ports.ClusterStore` does."""
+
+import dataclasses
+
+import pytest
+
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StatusWriteError
+from tests.contract.conftest import StoreHarness
+
+POD = Pod(
+    Namespace("web"),
+    PodName("web-1"),
+    PodUid("11111111-2222-3333-4444-555555555555"),
+    {"k8s.v1.cni.cncf.io/networks": '[{"name": "net1"}]', "other/key": "kept\n"},
+)
+NETWORK = NetworkAttachmentDefinition("web", "net1", '{"cniVersion": "1.0.0", "type": "ptp"}', {"a/b": "c"})
+
+
+async def test_pod_as_declared(harness: StoreHarness) -> None:
+    await harness.put_pod(POD)
+    assert await harness.store.pod(POD.namespace, POD.name, POD.uid) == POD
+    assert await harness.store.pod(POD.namespace, POD.name, PodUid("")) == POD
+
+
+async def test_pod_on_the_host_network(harness: StoreHarness) -> None:
+    pod = dataclasses.replace(POD, host_network=True)
+    await harness.put_pod(pod)
+    assert (await harness.store.pod(pod.namespace, pod.name, pod.uid)).host_network
+
+
+async def test_another_incarnation_is_returned_and_not_judged(harness: StoreHarness) -> None:
+    await harness.put_pod(POD)
+    found = await harness.store.pod(POD.namespace, POD.name, PodUid("99999999-2222-3333-4444-555555555555"))
+    assert found.uid == POD.uid
+
+
+async def test_the_newer_pod_of_the_same_name_counts(harness: StoreHarness) -> None:
+    await harness.put_pod(POD)
+    newer = dataclasses.replace(POD, uid=PodUid("99999999-2222-3333-4444-555555555555"))
+    await harness.put_pod(newer)
+    assert await harness.store.pod(POD.namespace, POD.name, newer.uid) == newer
+
+
+async def test_unknown_pod(harness: StoreHarness) -> None:
+    await harness.put_pod(POD)
+    for namespace, name in (("web", "web-2"), ("other", "web-1")):
+        with pytest.raises(PodNotFoundError, match=f"{namespace}/{name}"):
+            await harness.store.pod(Namespace(namespace), PodName(name), PodUid(""))
+
+
+async def test_removed_pod(harness: StoreHarness) -> None:
+    await harness.put_pod(POD)
+    await harness.remove_pod(POD)
+    with pytest.raises(PodNotFoundError):
+        await harness.store.pod(POD.namespace, POD.name, POD.uid)
+
+
+async def test_network_as_declared(harness: StoreHarness) -> None:
+    await harness.put_network(NETWORK)
+    assert await harness.store.network("web", "net1") == NETWORK
+
+
+async def test_unknown_network(harness: StoreHarness) -> None:
+    await harness.put_network(NETWORK)
+    for namespace, name in (("web", "net2"), ("other", "net1")):
+        with pytest.raises(NetworkNotFoundError, match=f"{namespace}/{name}"):
+            await harness.store.network(namespace, name)
+
+
+async def test_status_is_written_and_replaced(harness: StoreHarness) -> None:
+    await harness.put_pod(POD)
+    assert await harness.read_status(POD) is None
+    for value in ('[{\n    "name": "web/net1",\n    "dns": {}\n}]', "[]", '[{"name": "ä \\u003c \'x\'  "}]'):
+        await harness.store.write_network_status(POD, value)
+        assert await harness.read_status(POD) == value
+    after = await harness.store.pod(POD.namespace, POD.name, POD.uid)
+    assert after.annotations["other/key"] == "kept\n"
+
+
+async def test_status_of_another_incarnation_is_refused(harness: StoreHarness) -> None:
+    await harness.put_pod(POD)
+    older = dataclasses.replace(POD, uid=PodUid("99999999-2222-3333-4444-555555555555"))
+    with pytest.raises(StatusWriteError):
+        await harness.store.write_network_status(older, "[]")
+    assert await harness.read_status(POD) is None
+
+
+async def test_status_of_a_pod_that_has_gone_is_refused(harness: StoreHarness) -> None:
+    await harness.put_pod(POD)
+    await harness.remove_pod(POD)
+    with pytest.raises(StatusWriteError):
+        await harness.store.write_network_status(POD, "[]")
+
+
+async def test_events_never_raise(harness: StoreHarness) -> None:
+    harness.store.event(POD, "Normal", "AddedInterface", "Add net1 [10.1.0.2/24] from web/net1")
+    harness.store.event(POD, "Warning", "NoNetworkFound", "%s %d {}")

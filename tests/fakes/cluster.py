@@ -1,0 +1,67 @@
+"""A cluster store in memory. No smarter than the real ones: what is not put into it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.nad import status
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StatusWriteError
+
+
+class FakeClusterStore:
+    """Implements `ports.ClusterStore`; records its calls and fails at the one it is told to."""
+
+    def __init__(self, pods: Iterable[Pod] = (), networks: Iterable[NetworkAttachmentDefinition] = ()) -> None:
+        self.pods = {(pod.namespace, pod.name): pod for pod in pods}
+        self.networks = {(network.namespace, network.name): network for network in networks}
+        self.statuses: dict[str, str] = {}
+        self.events: list[tuple[str, str, str, str]] = []
+        self.calls: list[tuple[str, ...]] = []
+        self._failures: dict[int, BaseException] = {}
+
+    def fail_at(self, number: int, error: BaseException) -> None:
+        """Raise `error` at the call `number`, counted from 1; events do not count, they never raise."""
+        self._failures[number] = error
+
+    def put_pod(self, pod: Pod) -> None:
+        """Declare the pod, in place of one of the same name."""
+        self.pods[pod.namespace, pod.name] = pod
+
+    def put_network(self, network: NetworkAttachmentDefinition) -> None:
+        """Declare the network, in place of one of the same name."""
+        self.networks[network.namespace, network.name] = network
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        """See `ports.ClusterStore`."""
+        self._call("pod", namespace, name, uid)
+        found = self.pods.get((namespace, name))
+        if found is None:
+            raise PodNotFoundError(f"pod {namespace}/{name} is not in the fake store")
+        return found
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        """See `ports.ClusterStore`."""
+        self._call("network", namespace, name)
+        found = self.networks.get((namespace, name))
+        if found is None:
+            raise NetworkNotFoundError(f"network {namespace}/{name} is not in the fake store")
+        return found
+
+    async def write_network_status(self, pod: Pod, value: str) -> None:
+        """See `ports.ClusterStore`; kept in `statuses` by `namespace/name`."""
+        self._call("write_network_status", str(pod), value)
+        present = self.pods.get((pod.namespace, pod.name))
+        if present is None or present.uid != pod.uid:
+            raise StatusWriteError(f"{status.ANNOTATION} of pod {pod}: another incarnation is in the fake store")
+        self.statuses[str(pod)] = value
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        """See `ports.ClusterStore`; kept in `events`."""
+        self.events.append((str(pod), kind, reason, message))
+
+    def _call(self, *call: str) -> None:
+        self.calls.append(call)
+        if error := self._failures.pop(len(self.calls), None):
+            raise error

@@ -1,0 +1,55 @@
+"""A DelegateStore in memory."""
+
+from __future__ import annotations
+
+from multus_daemon.cni import names
+from multus_daemon.cni.errors import InvalidEnvironmentError
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.ports import ContainerRecord, CorruptRecordError
+
+
+class FakeDelegateStore:
+    """`saved` has every record in the order of its writing; `corrupt` the ids whose record can't be read.
+
+    `fail_at`: the number of a call of any method, from 1, to what it raises.
+    """
+
+    def __init__(self) -> None:
+        self.records: dict[str, ContainerRecord] = {}
+        self.saved: list[ContainerRecord] = []
+        self.corrupt: set[str] = set()
+        self.calls: list[tuple[str, str]] = []
+        self.fail_at: dict[int, BaseException] = {}
+
+    def _call(self, method: str, container_id: str) -> None:
+        self.calls.append((method, container_id))
+        if error := self.fail_at.get(len(self.calls)):
+            raise error
+
+    def _check(self, container_id: str) -> None:
+        if problem := names.container_id_problem(container_id):
+            raise InvalidEnvironmentError(problem, repr(container_id))
+
+    def load(self, container_id: ContainerId) -> ContainerRecord | None:
+        self._call("load", container_id)
+        self._check(container_id)
+        if container_id in self.corrupt:
+            raise CorruptRecordError(f"record can't be read: fake/{container_id}.json")
+        return self.records.get(container_id)
+
+    def save(self, record: ContainerRecord) -> None:
+        self._call("save", record.sandbox.container_id)
+        self._check(record.sandbox.container_id)
+        self.records[record.sandbox.container_id] = record
+        self.corrupt.discard(record.sandbox.container_id)
+        self.saved.append(record)
+
+    def remove(self, container_id: ContainerId) -> None:
+        self._call("remove", container_id)
+        self._check(container_id)
+        self.records.pop(container_id, None)
+        self.corrupt.discard(container_id)
+
+    def containers(self) -> list[ContainerId]:
+        self._call("containers", "")
+        return sorted(ContainerId(name) for name in {*self.records, *self.corrupt})

@@ -1,0 +1,246 @@
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multus_daemon.base import aio
+
+
+async def turns(count: int = 5) -> None:
+    """Let every other task run until it waits for something."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# --- KeyedLock -------------------------------------------------------------------------------------------------------
+
+
+async def test_one_at_a_time_within_a_key_in_the_order_of_arrival() -> None:
+    locks, log = aio.KeyedLock(), []
+
+    async def work(number: int) -> None:
+        async with locks.hold("a"):
+            log.append(f"+{number}")
+            await turns()
+            log.append(f"-{number}")
+
+    await asyncio.gather(*(work(number) for number in range(4)))
+    assert log == ["+0", "-0", "+1", "-1", "+2", "-2", "+3", "-3"]
+    assert len(locks) == 0
+
+
+async def test_a_late_comer_does_not_overtake_one_who_waits() -> None:
+    locks, log = aio.KeyedLock(), []
+
+    async def work(name: str) -> None:
+        async with locks.hold("a"):
+            log.append(name)
+
+    async with locks.hold("a"):
+        waiting = asyncio.create_task(work("first"))
+        await turns()
+    late = asyncio.create_task(work("second"))
+    await asyncio.gather(waiting, late)
+    assert log == ["first", "second"]
+
+
+async def test_keys_do_not_wait_for_each_other() -> None:
+    locks = aio.KeyedLock()
+    async with locks.hold("a"), asyncio.timeout(1), locks.hold("b"):
+        assert len(locks) == 2
+    assert len(locks) == 0
+
+
+async def test_a_key_is_remembered_while_somebody_waits_for_it() -> None:
+    locks = aio.KeyedLock()
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        async with locks.hold("a"):
+            inside.set()
+            await leave.wait()
+
+    async with locks.hold("a"):
+        waiting = asyncio.create_task(work())
+        await turns()
+        assert not inside.is_set()
+    assert len(locks) == 1
+    await inside.wait()
+    leave.set()
+    await waiting
+    assert len(locks) == 0
+
+
+async def test_an_error_inside_frees_the_key() -> None:
+    locks = aio.KeyedLock()
+    with pytest.raises(ZeroDivisionError):
+        async with locks.hold("a"):
+            raise ZeroDivisionError
+    assert len(locks) == 0
+
+
+@pytest.mark.parametrize("cancelled", ["holder", "waiter", "both"])
+async def test_cancelling_frees_the_key_and_lets_the_next_in(cancelled: str) -> None:
+    locks = aio.KeyedLock()
+
+    async def work() -> None:
+        async with locks.hold("a"):
+            await asyncio.sleep(60)
+
+    holder = asyncio.create_task(work())
+    waiter = asyncio.create_task(work())
+    await turns()
+    stopped = {"holder": [holder], "waiter": [waiter], "both": [holder, waiter]}[cancelled]
+    for task in stopped:
+        task.cancel()
+    await asyncio.gather(*stopped, return_exceptions=True)
+    await turns()
+    assert len(locks) == (0 if cancelled == "both" else 1)
+    for task in (holder, waiter):
+        task.cancel()
+    await asyncio.gather(holder, waiter, return_exceptions=True)
+    assert len(locks) == 0
+    async with asyncio.timeout(1), locks.hold("a"):
+        assert len(locks) == 1
+
+
+async def test_a_waiter_cancelled_just_as_the_lock_becomes_free_passes_it_on() -> None:
+    locks, log = aio.KeyedLock(), []
+
+    async def work(name: str) -> None:
+        async with locks.hold("a"):
+            log.append(name)
+
+    async with locks.hold("a"):
+        unlucky, next_one = asyncio.create_task(work("unlucky")), asyncio.create_task(work("next"))
+        await turns()
+    unlucky.cancel()
+    async with asyncio.timeout(1):
+        await asyncio.gather(unlucky, next_one, return_exceptions=True)
+    assert log == ["next"]
+    assert len(locks) == 0
+
+
+# --- backoff ---------------------------------------------------------------------------------------------------------
+
+
+def first(delays: Iterator[float], count: int) -> list[float]:
+    return list(itertools.islice(delays, count))
+
+
+def test_delays_double_up_to_the_last() -> None:
+    assert first(aio.backoff(0.5, 5), 6) == [0.5, 1, 2, 4, 5, 5]
+
+
+@given(st.floats(0.01, 10), st.floats(10, 100), st.floats(0, 0.9))
+def test_jitter_is_a_share_of_the_delay(start: float, last: float, jitter: float) -> None:
+    for delay, plain in zip(
+        first(aio.backoff(start, last, jitter=jitter), 12), first(aio.backoff(start, last), 12), strict=True
+    ):
+        assert plain * (1 - jitter) - 1e-9 <= delay <= plain * (1 + jitter) + 1e-9
+
+
+def test_jitter_differs() -> None:
+    assert len(set(first(aio.backoff(1, 1, jitter=0.5), 20))) > 1
+
+
+# --- TaskGroupOfRequests ---------------------------------------------------------------------------------------------
+
+
+async def answer(value: int, gate: asyncio.Event | None = None) -> int:
+    if gate:
+        await gate.wait()
+    return value
+
+
+async def fail(gate: asyncio.Event | None = None) -> int:
+    if gate:
+        await gate.wait()
+    raise LookupError("no such thing")
+
+
+async def test_the_result_and_the_name() -> None:
+    requests = aio.TaskGroupOfRequests()
+
+    async def name() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        return task.get_name()
+
+    assert await requests.run(answer(3), name="x") == 3
+    assert await requests.run(name(), name="ADD c1") == "ADD c1"
+    assert len(requests) == 0
+
+
+async def test_what_the_work_raises_is_raised() -> None:
+    requests = aio.TaskGroupOfRequests()
+    with pytest.raises(LookupError, match="no such thing"):
+        await requests.run(fail(), name="x")
+    assert len(requests) == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_waiter_that_goes_away_leaves_the_work_running(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+    requests, gate, done = aio.TaskGroupOfRequests(), asyncio.Event(), []
+
+    async def work() -> None:
+        await gate.wait()
+        done.append(True)
+        if fails:
+            raise LookupError
+
+    waiter = asyncio.create_task(requests.run(work(), name="x"))
+    await turns()
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert len(requests) == 1
+    assert not done
+    gate.set()
+    assert await requests.drain(5) == 0
+    assert done == [True]
+    assert len(requests) == 0
+    assert not caplog.records  # asyncio reports no exception that was never retrieved
+
+
+async def test_drain_waits_for_what_ends_in_time() -> None:
+    requests, gate = aio.TaskGroupOfRequests(), asyncio.Event()
+    waiters = [asyncio.create_task(requests.run(answer(number, gate), name="x")) for number in range(3)]
+    await turns()
+    assert len(requests) == 3
+    asyncio.get_running_loop().call_later(0.02, gate.set)
+    assert await requests.drain(5) == 0
+    assert await asyncio.gather(*waiters) == [0, 1, 2]
+
+
+async def test_drain_cancels_what_does_not_end_and_counts_it() -> None:
+    requests, gate, cleaned = aio.TaskGroupOfRequests(), asyncio.Event(), []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await turns()  # cleaning up takes a while
+            cleaned.append(True)
+
+    waiters = [
+        asyncio.create_task(requests.run(work, name="x")) for work in (slow(), slow(), answer(1, gate), fail(gate))
+    ]
+    await turns()
+    gate.set()
+    assert await requests.drain(0.05) == 2
+    assert cleaned == [True, True]
+    assert len(requests) == 0
+    first_slow, second_slow, answered, failed = await asyncio.gather(*waiters, return_exceptions=True)
+    assert isinstance(first_slow, asyncio.CancelledError)
+    assert isinstance(second_slow, asyncio.CancelledError)
+    assert answered == 1
+    assert isinstance(failed, LookupError)
+
+
+async def test_drain_of_nothing_returns_at_once() -> None:
+    async with asyncio.timeout(1):
+        assert await aio.TaskGroupOfRequests().drain(60) == 0

@@ -1,0 +1,368 @@
+"""Network configurations: CNI SPEC section 1 and 3, libcni's `conf.go` and `api.go` where the text is silent."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multus_daemon.cni import conf, gojson
+from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+KEYS = st.sampled_from(
+    [
+        "name",
+        "Name",
+        "cniVersion",
+        "cniVersions",
+        "type",
+        "plugins",
+        "capabilities",
+        "ipam",
+        "disableCheck",
+        "disableGC",
+        "x",
+    ]
+)
+# Objects that come near to a configuration, so that each rule is met.
+NEAR = st.dictionaries(
+    KEYS,
+    JSON
+    | st.sampled_from(["net", "1.0.0", "0.4.0", "true", "bridge", "a/b"])
+    | st.lists(st.dictionaries(KEYS, JSON | st.just("bridge"), max_size=4), max_size=3)
+    | st.lists(st.sampled_from(["0.4.0", "1.0.0", "9.0.0", "", "x"]), max_size=3),
+)
+
+
+def parse(fields: object, **options: Any) -> NetworkConfig:
+    return conf.parse(json.dumps(fields).encode(), **options)
+
+
+def listed(*plugins: object, **others: object) -> dict[str, object]:
+    return {"cniVersion": "1.0.0", "name": "net", "plugins": list(plugins), **others}
+
+
+def stdin(config: NetworkConfig, index: int = 0, **options: Any) -> dict[str, Any]:
+    return gojson.loads_object(conf.plugin_stdin(config, config.plugins[index], **options))
+
+
+# --- parse -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_plugin() -> None:
+    raw = b'{ "name":"net","type":"bridge", "cniVersion":"0.3.1","ipam":{"type":"host-local"},"unknown":[1.0]}\n'
+    config = conf.parse(raw)
+    assert config.raw == raw
+    assert (config.name, config.type, config.cni_version, config.is_list) == ("net", "bridge", "0.3.1", False)
+    assert config.plugins[0].ipam_type == "host-local"
+    assert config.plugins[0].fields["unknown"] == [1]
+
+
+def test_a_list() -> None:
+    raw = json.dumps(
+        listed(
+            {"type": "bridge", "name": "br", "capabilities": {"ips": True, "mac": False, "dns": None}},
+            {"type": "tuning", "capabilities": {"mac": True}},
+        )
+    ).encode()
+    config = conf.parse(raw)
+    assert config.raw == raw
+    assert config.is_list
+    assert [plugin.type for plugin in config.plugins] == ["bridge", "tuning"]
+    assert [plugin.name for plugin in config.plugins] == ["br", ""]
+    assert config.plugins[0].capabilities == {"ips"}
+    assert config.capabilities == {"ips", "mac"}
+    assert (config.disable_check, config.disable_gc, config.load_only_inlined_plugins) == (False, False, False)
+
+
+def test_keys_match_in_any_case_and_null_is_absent() -> None:
+    config = parse({"NAME": "net", "CNIversion": "0.4.0", "Type": None, "Plugins": [{"TYPE": "x", "ipam": None}]})
+    assert (config.name, config.cni_version, config.is_list, config.type) == ("net", "0.4.0", True, "x")
+
+
+def test_a_type_wins_over_plugins() -> None:
+    assert not parse({"name": "net", "type": "a", "plugins": [{"type": "b"}]}).is_list
+    assert parse({"name": "net", "type": "", "plugins": [{"type": "b"}]}).is_list
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "unexpected end of JSON input"),
+        (b"{", "Input data was truncated"),
+        (b"[]", "a JSON object is needed, not an array"),
+        (b"null", "not null"),
+        (b"{} {}", "trailing"),
+        (b'{"name":1,"type":"a"}', "name: a string is needed, not a number"),
+        (b'{"name":"n","type":["a"]}', "type: a string is needed, not an array"),
+        (b'{"name":"n","type":"a","cniVersion":1}', "cniVersion: a string is needed"),
+        (b'{"name":"n","type":"a","cniVersions":"1.0.0"}', "cniVersions: an array is needed"),
+        (b'{"name":"n","type":"a","cniVersions":[1]}', r"cniVersions\[0\]: a string is needed"),
+        (b'{"name":"n","plugins":{}}', "plugins: an array is needed, not an object"),
+        (b'{"name":"n","plugins":[{"type":"a"},null]}', r"plugins\[1\]: an object is needed, not null"),
+        (b'{"name":"n","plugins":["a"]}', r"plugins\[0\]: an object is needed, not a string"),
+        (b'{"name":"n","plugins":[{"type":1}]}', r"plugins\[0\]: type: a string is needed"),
+        (b'{"name":"n","type":"a","capabilities":[]}', "capabilities: an object is needed"),
+        (b'{"name":"n","type":"a","capabilities":{"mac":"true"}}', "capabilities.mac: a boolean is needed"),
+        (b'{"name":"n","type":"a","ipam":"host-local"}', "ipam: an object is needed"),
+        (b'{"name":"n","type":"a","ipam":{"type":1}}', "type: a string is needed"),
+        (b'{"name":"n","plugins":[{"type":"a"}],"disableCheck":1}', "disableCheck: a boolean"),
+    ],
+)
+def test_what_can_not_be_decoded_is_code_6(raw: bytes, message: str) -> None:
+    with pytest.raises(DecodingFailureError, match=message) as caught:
+        conf.parse(raw)
+    assert caught.value.code == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "msg", "details"),
+    [
+        ({"type": "a"}, "missing network name", ""),
+        ({"name": "", "type": "a"}, "missing network name", ""),
+        ({"name": "a b", "type": "a"}, "invalid characters found in network name", "a b"),
+        ({"name": "net\n", "type": "a"}, "invalid characters found in network name", "net\n"),
+        ({"name": "n", "type": "../sh"}, "invalid plugin name: ../sh", "a plugin's type is a file name, no path"),
+        ({"name": "n", "type": ".."}, "invalid plugin name: ..", "a plugin's type is a file name, no path"),
+        ({"name": "n", "type": "a\0"}, "invalid plugin name: a\0", "a plugin's type is a file name, no path"),
+        ({"name": "n"}, "CNI configuration has neither 'type' nor 'plugins'", "network 'n': name a plugin"),
+        ({"name": "n", "plugins": None}, "CNI configuration has neither 'type' nor 'plugins'", None),
+        ({"name": "n", "plugins": []}, "no plugins in list", "network 'n': 'plugins' is empty"),
+        ({"name": "n", "plugins": [{"type": "a"}, {}]}, "plugins[1]: 'type' is missing", ""),
+        ({"name": "n", "plugins": [{"type": ""}]}, "plugins[0]: 'type' is missing", ""),
+        ({"name": "n", "type": "a", "cniVersion": "1.0.0.0"}, None, ""),
+        ({"name": "n", "type": "a", "cniVersion": "latest"}, None, ""),
+        ({"name": "n", "type": "a", "cniVersions": ["1.0.0", "x"]}, None, ""),
+    ],
+)
+def test_what_can_not_be_used_is_code_7(fields: object, msg: str | None, details: str | None) -> None:
+    with pytest.raises(InvalidNetworkConfigError) as caught:
+        parse(fields)
+    assert caught.value.code == 7
+    assert msg is None or caught.value.msg == msg
+    assert details is None or caught.value.details == details
+
+
+def test_plugins_may_be_absent_where_a_folder_has_them_but_not_empty() -> None:
+    config = parse({"name": "n", "cniVersion": "1.1.0"}, allow_no_plugins=True)
+    assert (config.plugins, config.is_list, config.type) == ((), True, "")
+    with pytest.raises(InvalidNetworkConfigError, match="no plugins in list"):
+        parse({"name": "n", "plugins": []}, allow_no_plugins=True)
+
+
+@pytest.mark.parametrize(
+    ("single", "offered", "chosen"),
+    [
+        ("0.3.1", None, "0.3.1"),
+        (None, None, ""),
+        ("", None, ""),
+        ("9.0.0", None, "9.0.0"),  # for the plugin to refuse
+        ("0.3.1", ["0.4.0", "1.0.0", "2.0.0"], "1.0.0"),
+        ("0.3.1", [], "0.3.1"),
+        ("9.0.0", ["0.4.0"], "0.4.0"),
+        ("9.0.0", ["8.0.0"], "9.0.0"),  # an empty pool leaves what is written
+        (None, ["0.4.0", "0.3.1"], "0.4.0"),
+        ("1.1.0", ["0.4.0", "1.0.0"], "1.1.0"),
+        ("1.0.0", ["1.1.0", "1.1.1"], "1.1.0"),
+        ("0.4.0", ["0.10.0", "0.9.0"], "0.10.0"),  # numbers, not text
+        (None, ["2.0.0"], ""),
+    ],
+)
+def test_choice_of_the_version(single: str | None, offered: list[str] | None, chosen: str) -> None:
+    config = parse({"name": "n", "plugins": [{"type": "a"}], "cniVersion": single, "cniVersions": offered})
+    assert config.cni_version == chosen
+
+
+FLAGS = ["disableCheck", "disableGC", "loadOnlyInlinedPlugins"]
+
+
+@pytest.mark.parametrize("key", FLAGS)
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, True), (False, False), ("true", True), ("FALSE", False), ("True", True), ("tRUE", True), (None, False)],
+)
+def test_flags(key: str, value: object, expected: bool) -> None:
+    config = parse(listed({"type": "a"}, **{key: value}))
+    assert [config.disable_check, config.disable_gc, config.load_only_inlined_plugins] == [
+        expected and key == flag for flag in FLAGS
+    ]
+
+
+@pytest.mark.parametrize("key", FLAGS)
+@pytest.mark.parametrize("value", ["yes", "", "1", "true ", 1, 0, [], {}])
+def test_flags_refused(key: str, value: object) -> None:
+    with pytest.raises(DecodingFailureError, match=key):
+        parse(listed({"type": "a"}, **{key: value}))
+
+
+def test_a_missing_name_is_injected_into_the_bytes() -> None:
+    for given_name in ({}, {"name": ""}, {"name": None}, {"Name": ""}):
+        config = parse({**given_name, "type": "a", "keep": {"b": [1]}}, default_name="nad")
+        assert config.name == "nad"
+        assert json.loads(config.raw) == {"name": "nad", "type": "a", "keep": {"b": [1]}}
+
+
+def test_a_name_that_is_there_stays_and_so_do_the_bytes() -> None:
+    raw = b'{"NAME": "own", "type":"a"}'
+    config = conf.parse(raw, default_name="nad")
+    assert (config.name, config.raw) == ("own", raw)
+
+
+@given(NEAR)
+def test_parse_raises_nothing_but_cni_errors(fields: dict[str, object]) -> None:
+    raw = json.dumps(fields).encode()
+    try:
+        config = conf.parse(raw)
+    except (DecodingFailureError, InvalidNetworkConfigError):
+        return
+    assert config.raw == raw
+    assert config.plugins
+    for plugin in config.plugins:
+        derived = gojson.loads_object(conf.plugin_stdin(config, plugin))
+        assert derived["name"] == config.name
+        assert conf.parse(json.dumps(derived).encode()).type == plugin.type
+
+
+@given(st.binary())
+def test_parse_of_any_bytes(raw: bytes) -> None:
+    with pytest.raises(CniError):
+        conf.parse(raw)
+
+
+# --- what a plugin gets ----------------------------------------------------------------------------------------------
+
+
+def test_stdin_has_name_and_version_of_the_network_whatever_the_plugin_object_says() -> None:
+    config = parse(
+        listed({"type": "a", "name": "own", "cniVersion": "0.1.0", "NAME": "x", "cniversion": "0.2.0", "k": 1})
+    )
+    assert stdin(config) == {"type": "a", "name": "net", "cniVersion": "1.0.0", "k": 1}
+
+
+def test_stdin_with_the_implied_version_names_it() -> None:
+    assert stdin(parse({"name": "n", "type": "a"}))["cniVersion"] == "0.1.0"
+
+
+def test_stdin_follows_the_chosen_version() -> None:
+    config = parse(listed({"type": "a"}, cniVersions=["1.1.0"]))
+    assert stdin(config)["cniVersion"] == "1.1.0"
+    assert stdin(conf.with_version(config, "0.4.0"))["cniVersion"] == "0.4.0"
+    assert conf.with_version(config, "0.4.0").raw == config.raw
+
+
+def test_capabilities_are_not_removed() -> None:
+    # As libcni, against the letter of the SPEC.
+    assert stdin(parse(listed({"type": "a", "capabilities": {"mac": True}})))["capabilities"] == {"mac": True}
+
+
+def test_runtime_config_has_only_what_the_plugin_declares() -> None:
+    config = parse(listed({"type": "a", "capabilities": {"mac": True, "ips": False}}, {"type": "b"}))
+    granted = {"mac": "02:00:00:00:00:01", "ips": ["10.0.0.1"], "portMappings": []}
+    assert stdin(config, 0, capability_args=granted)["runtimeConfig"] == {"mac": "02:00:00:00:00:01"}
+    assert "runtimeConfig" not in stdin(config, 1, capability_args=granted)
+    assert "runtimeConfig" not in stdin(config, 0, capability_args={"ips": []})
+
+
+def test_a_literal_runtime_config_stays_until_a_capability_applies() -> None:
+    config = parse(listed({"type": "a", "capabilities": {"mac": True}, "RuntimeConfig": {"x": 1}}))
+    assert stdin(config)["RuntimeConfig"] == {"x": 1}
+    assert stdin(config, capability_args={"ips": []})["RuntimeConfig"] == {"x": 1}
+    derived = stdin(config, capability_args={"mac": "m"})
+    assert derived["runtimeConfig"] == {"mac": "m"}
+    assert "RuntimeConfig" not in derived
+
+
+def test_prev_result() -> None:
+    config = parse(listed({"type": "a", "prevresult": {"old": 1}}))
+    assert stdin(config)["prevresult"] == {"old": 1}
+    derived = stdin(config, prev_result={"cniVersion": "1.0.0"})
+    assert derived["prevResult"] == {"cniVersion": "1.0.0"}
+    assert "prevresult" not in derived
+    assert stdin(config, prev_result={})["prevResult"] == {}
+
+
+def test_extra_keys() -> None:
+    attachments = [{"containerID": "c", "ifname": "eth0"}]
+    extra = {"cni.dev/valid-attachments": attachments, "cni.dev/attachments": attachments}
+    assert stdin(parse(listed({"type": "a"})), extra=extra).items() >= extra.items()
+
+
+def test_stdin_is_compact_sorted_and_escaped_as_gos() -> None:
+    config = parse(listed({"type": "a", "b": "<x>", "a": {"z": 1.0, "y": None}}))
+    assert conf.plugin_stdin(config, config.plugins[0]) == (
+        b'{"a":{"y":null,"z":1},"b":"\\u003cx\\u003e","cniVersion":"1.0.0","name":"net","type":"a"}'
+    )
+
+
+def test_stdin_leaves_the_configuration_alone() -> None:
+    config = parse(listed({"type": "a", "capabilities": {"mac": True}}))
+    before = json.dumps(config.plugins[0].fields)
+    stdin(config, capability_args={"mac": "m"}, prev_result={}, extra={"type": "b"})
+    assert json.dumps(config.plugins[0].fields) == before
+
+
+# --- changed networks ------------------------------------------------------------------------------------------------
+
+
+def test_with_plugins_appends_and_the_bytes_are_complete() -> None:
+    config = conf.with_plugins(parse(listed({"type": "a"}, keep=1)), (b'{"type":"b"}',))
+    assert [plugin.type for plugin in config.plugins] == ["a", "b"]
+    assert conf.parse(config.raw) == config
+    assert json.loads(config.raw)["keep"] == 1
+
+
+def test_with_plugins_of_nothing_is_the_same_object() -> None:
+    config = parse(listed({"type": "a"}))
+    assert conf.with_plugins(config, ()) is config
+
+
+@pytest.mark.parametrize(("extra", "code"), [(b"{", 6), (b"[]", 6), (b"{}", 7)])
+def test_with_plugins_refuses(extra: bytes, code: int) -> None:
+    with pytest.raises(CniError) as caught:
+        conf.with_plugins(parse(listed({"type": "a"})), (extra,))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_fields_are_set_in_every_plugin(single: bool) -> None:
+    plugin = {"type": "a", "deviceid": "old", "args": {"cni": {"x": 1, "y": 1}, "other": 2}}
+    fields = {"name": "net", **plugin} if single else listed(plugin, {"type": "b"})
+    config = conf.with_plugin_fields(parse(fields), {"deviceID": "0000:00:01.0"}, {"y": 2, "z": 3})
+    assert conf.parse(config.raw) == config
+    first = config.plugins[0].fields
+    assert first["deviceID"] == "0000:00:01.0"
+    assert "deviceid" not in first
+    assert first["args"] == {"cni": {"x": 1, "y": 2, "z": 3}, "other": 2}
+    if not single:
+        assert config.plugins[1].fields == {"type": "b", "deviceID": "0000:00:01.0", "args": {"cni": {"y": 2, "z": 3}}}
+
+
+def test_fields_of_other_spellings_are_merged_too() -> None:
+    config = parse({"name": "n", "type": "a", "Args": {"CNI": {"x": 1}}})
+    assert conf.with_plugin_fields(config, {}, {"y": 2}).plugins[0].fields == {
+        "name": "n",
+        "type": "a",
+        "args": {"cni": {"x": 1, "y": 2}},
+    }
+
+
+def test_fields_keep_a_version_that_was_chosen_for_the_network() -> None:
+    config = conf.with_version(parse(listed({"type": "a"})), "0.4.0")
+    assert conf.with_plugin_fields(config, {"k": 1}, {}).cni_version == "0.4.0"
+
+
+def test_no_fields_is_the_same_object() -> None:
+    config = parse(listed({"type": "a"}))
+    assert conf.with_plugin_fields(config, {}, {}) is config
+
+
+@pytest.mark.parametrize("args", ["x", [], {"cni": []}, {"cni": "x"}])
+def test_args_of_another_shape_are_refused(args: object) -> None:
+    with pytest.raises(DecodingFailureError, match="an object is needed"):
+        conf.with_plugin_fields(parse({"name": "n", "type": "a", "args": args}), {}, {"x": 1})

@@ -1,0 +1,401 @@
+"""Results and their conversion: CNI SPEC section 5 of each version, and containernetworking/cni v1.3.0."""
+
+import json
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multus_daemon.cni import gojson, result, versions
+from multus_daemon.cni.errors import CniError, DecodingFailureError, IncompatibleVersionError
+from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
+
+OLDEST = ("0.1.0", "0.2.0")
+MIDDLE = ("0.3.0", "0.3.1", "0.4.0")
+NEWEST = ("1.0.0", "1.1.0")
+PAIRS = list(product(versions.SUPPORTED, versions.SUPPORTED))
+
+# --- conversion: each result as each family of versions writes it ----------------------------------------------------
+
+DUAL_STACK: dict[str, dict[str, Any]] = {
+    "oldest": {
+        "ip4": {"ip": "10.1.2.3/24", "gateway": "10.1.2.1", "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.2.1"}]},
+        "ip6": {"ip": "fd00::3/64", "gateway": "fd00::1", "routes": [{"dst": "::/0"}]},
+        "dns": {"nameservers": ["10.0.0.10"], "domain": "d", "search": ["s"], "options": ["ndots:5"]},
+    },
+    "middle": {
+        "ips": [
+            {"version": "4", "address": "10.1.2.3/24", "gateway": "10.1.2.1"},
+            {"version": "6", "address": "fd00::3/64", "gateway": "fd00::1"},
+        ],
+        "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.2.1"}, {"dst": "::/0"}],
+        "dns": {"nameservers": ["10.0.0.10"], "domain": "d", "search": ["s"], "options": ["ndots:5"]},
+    },
+    "newest": {
+        "ips": [
+            {"address": "10.1.2.3/24", "gateway": "10.1.2.1"},
+            {"address": "fd00::3/64", "gateway": "fd00::1"},
+        ],
+        "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.2.1"}, {"dst": "::/0"}],
+        "dns": {"nameservers": ["10.0.0.10"], "domain": "d", "search": ["s"], "options": ["ndots:5"]},
+    },
+}
+IP6_ONLY: dict[str, dict[str, Any]] = {
+    "oldest": {"ip6": {"ip": "2001:db8::5/128"}, "dns": {}},
+    "middle": {"ips": [{"version": "6", "address": "2001:db8::5/128"}], "dns": {}},
+    "newest": {"ips": [{"address": "2001:db8::5/128"}]},
+}
+
+
+def family(version: str) -> str:
+    return "oldest" if version in OLDEST else "middle" if version in MIDDLE else "newest"
+
+
+def converted(fields: dict[str, Any], source: str, target: str) -> dict[str, Any]:
+    return result.to_object(result.from_object({"cniVersion": source, **fields}, ""), target)
+
+
+@pytest.mark.parametrize("case", [DUAL_STACK, IP6_ONLY], ids=["dual-stack", "ip6-only"])
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_what_every_version_can_say_is_the_same_in_all_49_conversions(
+    case: dict[str, dict[str, Any]], source: str, target: str
+) -> None:
+    assert converted(case[family(source)], source, target) == {"cniVersion": target, **case[family(target)]}
+
+
+INTERFACES: list[dict[str, Any]] = [
+    {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/a"},
+    {"name": "veth1"},
+]
+NEW_IN_INTERFACES: list[dict[str, Any]] = [
+    {
+        "name": "eth0",
+        "mac": "02:00:00:00:00:01",
+        "mtu": 1400,
+        "sandbox": "/n",
+        "socketPath": "/s",
+        "pciID": "0000:00:01.0",
+    }
+]
+
+
+@pytest.mark.parametrize(("source", "target"), [pair for pair in PAIRS if pair[0] not in OLDEST])
+def test_interfaces_alone(source: str, target: str) -> None:
+    if target in OLDEST:
+        with pytest.raises(IncompatibleVersionError, match="cannot convert: no valid IP addresses"):
+            converted({"interfaces": INTERFACES}, source, target)
+        return
+    assert converted({"interfaces": INTERFACES}, source, target)["interfaces"] == INTERFACES
+
+
+@pytest.mark.parametrize(("source", "target"), [pair for pair in PAIRS if not set(pair) & set(OLDEST)])
+def test_what_1_1_0_added_to_interfaces_exists_between_1_x_versions_only(source: str, target: str) -> None:
+    kept = source in NEWEST and target in NEWEST
+    expected = NEW_IN_INTERFACES if kept else [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/n"}]
+    assert converted({"interfaces": NEW_IN_INTERFACES}, source, target)["interfaces"] == expected
+
+
+@pytest.mark.parametrize("source", MIDDLE)
+def test_what_an_old_version_does_not_know_is_not_even_looked_at(source: str) -> None:
+    odd = {"interfaces": [{"name": "a", "mtu": "x", "socketPath": 1, "pciID": []}]}
+    assert converted(odd, source, "1.1.0")["interfaces"] == [{"name": "a"}]
+
+
+ROUTES: list[dict[str, Any]] = [
+    {"dst": "10.0.0.0/8", "gw": "10.1.2.1", "mtu": 1400, "advmss": 1360, "priority": 5, "table": 0, "scope": 0},
+    {"dst": "fd01::/64", "table": 100, "scope": 253},
+    {"dst": "192.168.7.9/24"},
+]
+
+
+@pytest.mark.parametrize(("source", "target"), [pair for pair in PAIRS if pair[0] not in OLDEST])
+def test_routes_with_extras(source: str, target: str) -> None:
+    ips = [{"address": "10.1.2.3/24"} | ({"version": "4"} if source in MIDDLE else {})]
+    found = converted({"ips": ips, "routes": ROUTES}, source, target)
+    if target in OLDEST:
+        # Only dst and gw, and only those of a family that has an address.
+        assert found["ip4"]["routes"] == [{"dst": "10.0.0.0/8", "gw": "10.1.2.1"}, {"dst": "192.168.7.9/24"}]
+        assert "ip6" not in found
+        assert "routes" not in found
+    else:
+        assert found["routes"] == ROUTES
+
+
+@pytest.mark.parametrize("index", [0, 1, -1, None])
+@pytest.mark.parametrize(("source", "target"), [pair for pair in PAIRS if not set(pair) & set(OLDEST)])
+def test_interface_index(index: int | None, source: str, target: str) -> None:
+    given_ip: dict[str, Any] = {"address": "10.1.2.3/24"} | ({} if index is None else {"interface": index})
+    [found] = converted({"ips": [given_ip]}, source, target)["ips"]
+    found.pop("version", None)
+    assert found == given_ip
+
+
+@pytest.mark.parametrize("target", OLDEST)
+def test_only_the_first_address_of_a_family_fits_into_an_old_version(target: str) -> None:
+    ips = [{"address": address} for address in ("fd00::1/64", "10.0.0.1/8", "fd00::2/64", "10.0.0.2/8")]
+    assert converted({"ips": ips, "interfaces": INTERFACES}, "1.1.0", target) == {
+        "cniVersion": target,
+        "ip4": {"ip": "10.0.0.1/8"},
+        "ip6": {"ip": "fd00::1/64"},
+        "dns": {},
+    }
+
+
+@pytest.mark.parametrize("source", OLDEST)
+def test_addresses_and_routes_of_old_versions_come_ipv4_first(source: str) -> None:
+    fields = {
+        "ip6": {"ip": "fd00::3/64", "routes": [{"dst": "::/0"}]},
+        "ip4": {"ip": "10.1.2.3/24", "routes": [{"dst": "0.0.0.0/0"}]},
+    }
+    found = result.from_object(fields, source)
+    assert [item.address for item in found.ips] == ["10.1.2.3/24", "fd00::3/64"]
+    assert [item.dst for item in found.routes] == ["0.0.0.0/0", "::/0"]
+
+
+@pytest.mark.parametrize("version", versions.SUPPORTED)
+def test_dns_alone(version: str) -> None:
+    fields = {"dns": {"nameservers": ["1.1.1.1"]}}
+    if version in OLDEST:
+        with pytest.raises(IncompatibleVersionError):
+            converted(fields, "1.1.0", version)
+    else:
+        assert converted(fields, "1.1.0", version) == {"cniVersion": version, **fields}
+
+
+def test_no_version_is_the_oldest() -> None:
+    assert result.from_object({"ip4": {"ip": "10.0.0.1/8"}}, "") == result.Result(ips=(IpConfig("10.0.0.1/8"),))
+    assert result.to_object(Result(ips=(IpConfig("10.0.0.1/8"),)), "")["cniVersion"] == "0.1.0"
+
+
+@pytest.mark.parametrize("version", ["0.5.0", "1.2.0", "1.0", "x", "1.1.0\n"])
+def test_unknown_versions(version: str) -> None:
+    with pytest.raises(IncompatibleVersionError, match="unsupported CNI result version") as caught:
+        result.from_object({"cniVersion": version}, "1.0.0")
+    assert caught.value.code == 1
+    with pytest.raises(IncompatibleVersionError, match=r"no converter for CNI result version 1\.1\.0 to"):
+        result.to_object(Result(), version)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_implied_version_counts_only_where_the_plugin_names_none() -> None:
+    fields = b'{"ips":[{"address":"10.0.0.1/8"}]}'
+    assert result.decode(fields, "0.4.0").ips == (IpConfig("10.0.0.1/8"),)
+    assert result.decode(fields, "0.2.0").ips == ()
+    assert result.decode(b'{"cniVersion":"","ips":[{"address":"10.0.0.1/8"}]}', "0.4.0").ips == (
+        IpConfig("10.0.0.1/8"),
+    )
+    assert result.decode(b'{"CNIVersion":"1.0.0","ips":[{"address":"10.0.0.1/8"}]}', "0.2.0").ips != ()
+
+
+@pytest.mark.parametrize("data", [b"null", b"{}", b'{"ips":null,"routes":null,"interfaces":null,"dns":null}'])
+def test_empty_results(data: bytes) -> None:
+    assert result.decode(data, "1.0.0") == Result()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "unexpected end of JSON input"),
+        (b"[]", "a JSON object is needed, not an array"),
+        (b"x", "result"),
+        (b'{"cniVersion":1}', "cniVersion: a string"),
+        (b'{"ips":{}}', "ips: an array"),
+        (b'{"ips":[null]}', r"ips\[0\]: an object is needed, not null"),
+        (b'{"ips":[{}]}', "ips.address"),
+        (b'{"ips":[{"address":"10.0.0.1"}]}', "ips.address"),
+        (b'{"ips":[{"address":"10.0.0.1/8","gateway":"x"}]}', "ips.gateway: 'x' is no IP address"),
+        (b'{"ips":[{"address":"10.0.0.1/8","gateway":"fe80::1%eth0"}]}', "ips.gateway"),
+        (b'{"ips":[{"address":"10.0.0.1/8","interface":"0"}]}', "interface: an integer"),
+        (b'{"ips":[{"address":"10.0.0.1/8","interface":0.5}]}', "interface: an integer"),
+        (b'{"interfaces":["eth0"]}', r"interfaces\[0\]: an object"),
+        (b'{"interfaces":[{"name":1}]}', "name: a string"),
+        (b'{"interfaces":[{"mtu":"1"}]}', "mtu: an integer"),
+        (b'{"routes":[{}]}', "routes.dst"),
+        (b'{"routes":[{"dst":"0.0.0.0/0","gw":"1"}]}', "routes.gw"),
+        (b'{"routes":[{"dst":"0.0.0.0/0","table":true}]}', "table: an integer"),
+        (b'{"dns":[]}', "dns: an object"),
+        (b'{"dns":{"search":["a",1]}}', r"search\[1\]: a string"),
+    ],
+)
+def test_results_that_can_not_be_read(data: bytes, message: str) -> None:
+    with pytest.raises(DecodingFailureError, match=message) as caught:
+        result.decode(data, "1.1.0")
+    assert caught.value.code == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.1.2.3/24", "10.1.2.3/24"),  # host bits stay
+        ("10.1.2.3/024", "10.1.2.3/24"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+        ("FD00::0:1/64", "fd00::1/64"),
+        ("::/0", "::/0"),
+        ("::ffff:10.1.2.3/120", "10.1.2.3/24"),
+        ("::ffff:a01:203/96", "10.1.2.3/0"),
+        ("2001:db8:0:0:1:0:0:1/128", "2001:db8::1:0:0:1/128"),
+    ],
+)
+def test_cidr(text: str, expected: str) -> None:
+    assert result.cidr(text, "x") == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None, "", "/", "10.0.0.1", "10.0.0.1/", "/24", "10.0.0.1/33", "fd00::/129", "10.0.0.1/-1", "10.0.0.1/+8",
+        "10.0.0.1/255.0.0.0", "10.0.0.1/8/8", "010.0.0.1/8", "10.0.1/8", " 10.0.0.1/8", "10.0.0.1/8 ", "10.0.0.1/8\n",
+        "fe80::1%eth0/64", "10.0.0.1/８", "10.0.0.256/8", "10.0.0.1/" + "0" * 5000,
+    ],
+)  # fmt: skip
+def test_cidr_refuses(text: str | None) -> None:
+    with pytest.raises(gojson.JsonError, match=r"^x: "):
+        result.cidr(text, "x")
+
+
+def test_mapped_gateways_are_ipv4() -> None:
+    found = result.from_object({"ips": [{"address": "10.0.0.2/8", "gateway": "::ffff:10.0.0.1"}]}, "1.0.0")
+    assert found.ips[0].gateway == "10.0.0.1"
+
+
+def test_properties() -> None:
+    assert IpConfig("10.1.2.3/24").ip == "10.1.2.3"
+    assert IpConfig("10.1.2.3/24").is_ipv4
+    assert not IpConfig("fd00::/64").is_ipv4
+    assert [Route(dst).is_default for dst in ("0.0.0.0/0", "::/0", "10.0.0.0/8", "0.0.0.0/1", "10.0.0.0/0")] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+    assert Route("0.0.0.0/0").is_ipv4
+    assert not Route("::/0").is_ipv4
+    assert not Dns()
+    assert all((Dns(nameservers=("a",)), Dns(domain="a"), Dns(search=("a",)), Dns(options=("a",))))
+    other = (Interface("b"),)
+    assert Result((Interface("a"),), (IpConfig("10.0.0.1/8"),)).replace_interfaces(other) == Result(
+        other, (IpConfig("10.0.0.1/8"),)
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_stdout_of_0_x_is_in_struct_order_and_always_has_dns() -> None:
+    found = Result((Interface("eth0", "m", 1400, "/n"),), (IpConfig("10.0.0.1/8", "10.0.0.2", 0),), (Route("::/0"),))
+    assert result.to_stdout(found, "0.4.0").decode() == (
+        '{\n    "cniVersion": "0.4.0",\n'
+        '    "interfaces": [\n        {\n            "name": "eth0",\n            "mac": "m",\n'
+        '            "sandbox": "/n"\n        }\n    ],\n'
+        '    "ips": [\n        {\n            "version": "4",\n            "interface": 0,\n'
+        '            "address": "10.0.0.1/8",\n            "gateway": "10.0.0.2"\n        }\n    ],\n'
+        '    "routes": [\n        {\n            "dst": "::/0"\n        }\n    ],\n'
+        '    "dns": {}\n}'
+    )
+
+
+def test_stdout_of_1_x_is_sorted_and_has_no_empty_dns() -> None:
+    found = Result((Interface("eth0", "m", 1400, "/n"),), (IpConfig("10.0.0.1/8", "10.0.0.2", 0),))
+    assert result.to_stdout(found, "1.1.0").decode() == (
+        '{\n    "cniVersion": "1.1.0",\n'
+        '    "interfaces": [\n        {\n            "mac": "m",\n            "mtu": 1400,\n'
+        '            "name": "eth0",\n            "sandbox": "/n"\n        }\n    ],\n'
+        '    "ips": [\n        {\n            "address": "10.0.0.1/8",\n            "gateway": "10.0.0.2",\n'
+        '            "interface": 0\n        }\n    ]\n}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("1.0.0", b'{\n    "cniVersion": "1.0.0"\n}'),
+        ("0.3.0", b'{\n    "cniVersion": "0.3.0",\n    "dns": {}\n}'),
+    ],
+)
+def test_stdout_of_nothing(version: str, expected: bytes) -> None:
+    assert result.to_stdout(Result(), version) == expected
+
+
+def test_stdout_is_escaped_as_gos() -> None:
+    assert b'"\\u003ca\\u0026b\\u003e"' in result.to_stdout(Result(dns=Dns(domain="<a&b>")), "1.0.0")
+
+
+# --- any result ------------------------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8)
+COUNTS = st.integers(0, 2**31)
+ADDRESSES = st.ip_addresses().map(str).filter(lambda text: not text.startswith("::ffff:"))
+CIDRS = st.one_of(
+    st.tuples(st.ip_addresses(v=4), st.integers(0, 32)),
+    st.tuples(st.ip_addresses(v=6), st.integers(0, 128)).filter(lambda pair: pair[0].ipv4_mapped is None),
+).map(lambda pair: f"{pair[0]}/{pair[1]}")
+GATEWAYS = st.just("") | ADDRESSES
+PLAIN_INTERFACES = st.builds(Interface, TEXT, mac=TEXT, sandbox=TEXT)
+INTERFACES_1_1 = st.builds(Interface, TEXT, TEXT, COUNTS, TEXT, TEXT, TEXT)
+OPTIONAL = st.none() | COUNTS
+ROUTE_VALUES = st.builds(Route, CIDRS, GATEWAYS, COUNTS, COUNTS, COUNTS, OPTIONAL, OPTIONAL)
+DNS_VALUES = st.builds(Dns, st.lists(TEXT).map(tuple), TEXT, st.lists(TEXT).map(tuple), st.lists(TEXT).map(tuple))
+
+
+def results(interfaces: st.SearchStrategy[Interface]) -> st.SearchStrategy[Result]:
+    return st.builds(
+        Result,
+        st.lists(interfaces, max_size=3).map(tuple),
+        st.lists(st.builds(IpConfig, CIDRS, GATEWAYS, st.none() | st.integers(-1, 9)), max_size=4).map(tuple),
+        st.lists(ROUTE_VALUES, max_size=3).map(tuple),
+        DNS_VALUES,
+    )
+
+
+@pytest.mark.parametrize("version", NEWEST)
+@given(value=results(INTERFACES_1_1))
+def test_1_x_keeps_everything(version: str, value: Result) -> None:
+    assert result.from_object(result.to_object(value, version), "") == value
+    assert result.decode(result.to_stdout(value, version), "") == value
+
+
+@pytest.mark.parametrize("version", MIDDLE)
+@given(value=results(PLAIN_INTERFACES))
+def test_0_3_and_0_4_keep_all_but_what_is_new_in_interfaces(version: str, value: Result) -> None:
+    assert result.decode(result.to_stdout(value, version), "") == value
+
+
+@pytest.mark.parametrize("version", OLDEST)
+@given(value=results(INTERFACES_1_1))
+def test_oldest_versions_once_written_stay_as_they_are(version: str, value: Result) -> None:
+    if not value.ips:
+        with pytest.raises(IncompatibleVersionError):
+            result.to_object(value, version)
+        return
+    written = result.to_object(value, version)
+    assert result.to_object(result.from_object(written, ""), version) == written
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | CIDRS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["ips", "ip4", "ip6", "routes", "interfaces", "dns", "dst", "gw", "address", "ip", "gateway", "name"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+)
+
+
+@given(JSON, st.sampled_from([*versions.SUPPORTED, "", "2.0.0"]))
+def test_decode_raises_nothing_but_cni_errors(value: object, version: str) -> None:
+    try:
+        found = result.decode(json.dumps(value).encode(), version)
+    except CniError:
+        return
+    assert result.from_object(result.to_object(found, "1.1.0"), "") == found

@@ -1,0 +1,61 @@
+"""Device information files."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multus_daemon.cni.errors import CniError
+from multus_daemon.nad import device_info
+
+GOOD = [
+    {"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:01:00.1", "rdma-device": "mlx5_0"}},
+    {"type": "vdpa", "version": "1.1.0", "vdpa": {"parent-device": "vdpa0", "driver": "vhost", "path": "/dev/v0"}},
+    {"type": "vhost-user", "version": "1.0.0", "vhost-user": {"mode": "client", "path": "/run/x"}},
+    {"type": "memif", "version": "1.1.0", "memif": {"role": "master", "path": "/run/m", "mode": "ethernet"}},
+    {"type": "memif", "version": "1.1.0", "memif": {"role": "slave", "path": "/run/m", "mode": "punt"}},
+]
+
+
+@pytest.mark.parametrize("fields", GOOD, ids=lambda fields: fields["type"])
+def test_good(fields: dict[str, object]) -> None:
+    found = device_info.parse(json.dumps(fields).encode())
+    assert found.fields == fields
+    assert found.to_object() == fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ([], "a JSON object is needed"),
+        ({}, "type '' is none of"),
+        ({"type": "usb", "version": "1.1.0"}, "type 'usb'"),
+        ({"type": "pci", "version": "2.0.0", "pci": {}}, "version '2.0.0'"),
+        ({"type": "pci", "version": "1.1.0"}, "no object 'pci'"),
+        ({"type": "pci", "version": "1.1.0", "pci": {}}, "pci.pci-address is missing"),
+        ({"type": "pci", "version": "1.1.0", "pci": {"pci-address": "01:00.1"}}, "no PCI address"),
+        ({"type": "pci", "version": "1.1.0", "pci": {"pci-address": 1}}, "a string is needed"),
+        ({"type": "vdpa", "version": "1.1.0", "vdpa": {"parent-device": "v", "driver": "x", "path": "/"}}, "'x'"),
+        ({"type": "vhost-user", "version": "1.1.0", "vhost-user": {"mode": "x", "path": "/"}}, "vhost-user.mode"),
+        ({"type": "memif", "version": "1.1.0", "memif": {"role": "x", "path": "/", "mode": "ip"}}, "memif.role"),
+    ],
+)
+def test_refusals(fields: object, problem: str) -> None:
+    with pytest.raises(CniError) as caught:
+        device_info.parse(json.dumps(fields).encode())
+    assert problem in caught.value.msg
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes(data: bytes) -> None:
+    with pytest.raises(CniError):
+        device_info.parse(data)
+
+
+def test_file_names() -> None:
+    assert (
+        device_info.device_plugin_file("intel.com/sriov", "0000:01:00.1") == "intel.com-sriov-0000:01:00.1-device.json"
+    )
+    assert device_info.device_plugin_file("a/b", "c/d") == "a-b-c-d-device.json"
+    assert device_info.cni_file("web/net", "c0ffee", "net1") == "web-net-c0ffee_net1"

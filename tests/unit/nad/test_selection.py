@@ -1,0 +1,324 @@
+"""The network selection annotations: what is read, and what each bad element is told."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.nad import selection
+from multus_daemon.nad.requests import PortMapping
+from multus_daemon.nad.selection import NetworkSelection
+
+
+def parse(text: str) -> tuple[NetworkSelection, ...]:
+    return selection.parse(text, pod_namespace="web")
+
+
+def one(**fields: object) -> NetworkSelection:
+    (element,) = parse(json.dumps([{"name": "net1", **fields}]))
+    return element
+
+
+@pytest.mark.parametrize("text", ["", "[]", " [ ] "])
+def test_no_networks(text: str) -> None:
+    assert parse(text) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("net1", [("web", "net1", "")]),
+        ("net1,net2", [("web", "net1", ""), ("web", "net2", "")]),
+        ("net1,net1", [("web", "net1", ""), ("web", "net1", "")]),
+        (" ns / net1 @ foo ", [("ns", "net1", "foo")]),
+        ("net1@data0,\n infra/net2", [("web", "net1", "data0"), ("infra", "net2", "")]),
+        ("net.1", [("web", "net.1", "")]),
+        ('[{"name":"net1"}]', [("web", "net1", "")]),
+        ('[{"name":"net1","namespace":""}]', [("web", "net1", "")]),
+        ('[{"name":"net1","namespace":null,"unknown":{"x":[1]}}]', [("web", "net1", "")]),
+        ('[{"NAME":"net1","NameSpace":"ns","INTERFACE":"data0"}]', [("ns", "net1", "data0")]),
+        ('[{"name":"net1","interfaceRequest":"old0"}]', [("web", "net1", "old0")]),
+        ('[{"name":"net1","interfaceRequest":"old0","interface":"new0"}]', [("web", "net1", "new0")]),
+        ('[{"name":"net.1"},{"name":"' + "a" * 253 + '"}]', [("web", "net.1", ""), ("web", "a" * 253, "")]),
+    ],
+)
+def test_names(text: str, expected: list[tuple[str, str, str]]) -> None:
+    assert [(found.namespace, found.name, found.interface) for found in parse(text)] == expected
+
+
+def test_every_request_of_an_element() -> None:
+    element = one(
+        ips=["10.1.0.5/24", "fd00::5"],
+        mac="02:00:00:00:00:07",
+        portMappings=[
+            {"hostPort": 80, "containerPort": 8080},
+            {"hostPort": 53, "containerPort": 53, "protocol": "UDP", "hostIP": "192.0.2.1"},
+        ],
+        bandwidth={"ingressRate": 2048, "ingressBurst": 1600, "egressRate": 0},
+        deviceID="0000:01:00.1",
+        **{
+            "infiniband-guid": "c2:11:22:33:44:55:66:77",
+            "cni-args": {"foo": {"bar": 1}},
+            "default-route": ["10.1.0.1"],
+        },
+    )
+    assert asdict(element) == {
+        "namespace": "web",
+        "name": "net1",
+        "interface": "",
+        "ips": ("10.1.0.5/24", "fd00::5"),
+        "mac": "02:00:00:00:00:07",
+        "infiniband_guid": "c2:11:22:33:44:55:66:77",
+        "port_mappings": (asdict(PortMapping(80, 8080)), asdict(PortMapping(53, 53, "udp", "192.0.2.1"))),
+        "bandwidth": {"ingressRate": 2048, "ingressBurst": 1600},
+        "device_id": "0000:01:00.1",
+        "cni_args": {"foo": {"bar": 1}},
+        "default_route": ("10.1.0.1",),
+        "ipam_claim_reference": "",
+    }
+    assert element.capability_args() == {
+        "ips": ["10.1.0.5/24", "fd00::5"],
+        "mac": "02:00:00:00:00:07",
+        "infinibandGUID": "c2:11:22:33:44:55:66:77",
+        "portMappings": [
+            {"hostPort": 80, "containerPort": 8080, "protocol": "tcp"},
+            {"hostPort": 53, "containerPort": 53, "protocol": "udp", "hostIP": "192.0.2.1"},
+        ],
+        "bandwidth": {"ingressRate": 2048, "ingressBurst": 1600},
+        "deviceID": "0000:01:00.1",
+    }
+
+
+def test_an_element_that_asks_for_nothing_has_no_capability_args() -> None:
+    assert one(ips=[], mac="", portMappings=[], deviceID=None).capability_args() == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, None), ([], ()), (["10.1.0.1", "fd00::1"], ("10.1.0.1", "fd00::1"))]
+)
+def test_default_route_absent_and_empty_differ(value: object, expected: object) -> None:
+    assert one(**{"default-route": value}).default_route == expected
+
+
+def test_ipam_claim_reference_is_kept() -> None:
+    assert one(**{"ipam-claim-reference": "vm-a.net1"}).ipam_claim_reference == "vm-a.net1"
+
+
+@pytest.mark.parametrize("mac", ["02:00:00:00:00:07", "02-00-00-00-00-0A", "0200.0000.000a"])
+def test_every_spelling_of_a_mac_is_taken(mac: str) -> None:
+    assert one(mac=mac).mac == mac
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("net1,", "element 1 ''"),
+        (",", "element 0 ''"),
+        (" ", "is empty"),
+        ("ns/", "is empty"),
+        ("/net1", "no namespace before '/'"),
+        ("a/b/c", "more than one '/'"),
+        ("a@b@c", "more than one '@'"),
+        ("net1@", "no interface name after '@'"),
+        ("Net1", "name: 'Net1' must consist of"),
+        ("a_b", "must consist of"),
+        ("net1@a23456789012345x", "interface name is too long"),
+        ("net1@a:b", "contains / or :"),
+        ("net1@a b", "contains / or :"),
+        (f"{'n' * 64}/net1", "longer than 63"),
+        ("n.s/net1", "namespace: 'n.s' must consist of"),
+    ],
+)
+def test_short_form_refusals(text: str, problem: str) -> None:
+    with pytest.raises(InvalidNetworkConfigError, match=r"annotation k8s\.v1\.cni\.cncf\.io/networks") as caught:
+        parse(text)
+    assert problem in caught.value.msg
+    assert caught.value.code == 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name":"net1"}', '"net1"', "[net1]", '[{"name":"net1"}] x', '[{"name":', "[null]", "[[]]", '["net1"]', "[1]"],
+)
+def test_what_is_no_list_of_objects(text: str) -> None:
+    with pytest.raises(DecodingFailureError) as caught:
+        parse(text)
+    assert caught.value.code == 6
+
+
+def test_null_element_is_named() -> None:
+    with pytest.raises(DecodingFailureError, match=r"an object is needed, not null \(element 1\)"):
+        parse('[{"name":"net1"},null]')
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "problem"),
+    [
+        ({"name": 1}, 6, "name: a string is needed, not a number"),
+        ({"name": None}, 7, "name: '' is empty"),
+        ({"name": "Bad Name/../x"}, 7, "name: 'Bad Name/../x' must consist of"),
+        ({"name": "a" * 254}, 7, "longer than 253"),
+        ({"namespace": "a/b"}, 7, "namespace: 'a/b' must consist of"),
+        ({"interface": "a/b"}, 7, "interface: 'a/b'"),
+        ({"interface": "a" * 16}, 7, "interface name is too long"),
+        ({"ips": "10.1.0.5"}, 6, "ips: an array is needed, not a string"),
+        ({"ips": [None]}, 6, "ips[0]: a string is needed, not null"),
+        ({"ips": ["10.1.0.5", "x"]}, 7, "ips[1]: 'x'"),
+        ({"ips": ["10.1.0.5/33"]}, 7, "ips[0]"),
+        ({"ips": ["10.1.0.5/255.255.255.0"]}, 7, "ips[0]"),
+        ({"ips": ["10.01.0.5"]}, 7, "ips[0]"),
+        ({"ips": ["fe80::1%eth0"]}, 7, "ips[0]"),
+        ({"mac": "02:00:00:00:00"}, 7, "mac: "),
+        ({"mac": "02:00:00:00:00:07:08:09"}, 7, "not an Ethernet address of 6 bytes"),
+        ({"mac": "02:00-00:00:00:07"}, 7, "mac: "),
+        ({"mac": "zz:00:00:00:00:07"}, 7, "mac: "),
+        ({"infiniband-guid": "02:00:00:00:00:07"}, 7, "infiniband-guid: "),
+        ({"portMappings": {}}, 6, "portMappings: an array is needed"),
+        ({"portMappings": [None]}, 6, "portMappings[0]: an object is needed, not null"),
+        ({"portMappings": [{"hostPort": 80}]}, 7, "portMappings[0].containerPort"),
+        ({"portMappings": [{"hostPort": 0, "containerPort": 1}]}, 7, "portMappings[0].hostPort"),
+        ({"portMappings": [{"hostPort": 65536, "containerPort": 1}]}, 7, "portMappings[0].hostPort"),
+        ({"portMappings": [{"hostPort": "80", "containerPort": 1}]}, 6, "portMappings[0].hostPort: an integer"),
+        ({"portMappings": [{"hostPort": 8, "containerPort": 1, "protocol": "icmp"}]}, 7, "'icmp'"),
+        ({"portMappings": [{"hostPort": 8, "containerPort": 1, "hostIP": "host"}]}, 7, "hostIP"),
+        ({"bandwidth": []}, 6, "bandwidth: an object is needed"),
+        ({"bandwidth": {}}, 7, "at least one of"),
+        ({"bandwidth": {"ingressRate": "1M"}}, 6, "bandwidth.ingressRate: an integer is needed"),
+        ({"bandwidth": {"ingressRate": -1}}, 7, "out of range"),
+        ({"bandwidth": {"egressBurst": 5}}, 7, "bandwidth.egressBurst needs egressRate"),
+        ({"deviceID": 5}, 6, "deviceID"),
+        ({"cni-args": []}, 6, "cni-args: an object is needed"),
+        ({"default-route": "10.1.0.1"}, 6, "default-route: an array is needed"),
+        ({"default-route": ["10.1.0.0/24"]}, 7, "default-route[0]"),
+        ({"ips": ["10.1.0.5"], "ipam-claim-reference": "x"}, 7, "ips and ipam-claim-reference exclude each other"),
+    ],
+)
+def test_json_refusals_name_element_and_reason(fields: dict[str, object], code: int, problem: str) -> None:
+    bad = {"name": "net1"} | fields
+    with pytest.raises(CniError) as caught:
+        parse(json.dumps([{"name": "good"}, bad]))
+    assert caught.value.code == code
+    assert problem in caught.value.msg
+    assert "element 1" in caught.value.msg
+    if isinstance(bad["name"], str) and len(bad["name"]) < 80:
+        assert repr(bad["name"]) in caught.value.msg
+
+
+@pytest.mark.parametrize("text", ["a@x0,b@x0", '[{"name":"a","interface":"x0"},{"name":"b","interface":"x0"}]'])
+def test_an_interface_name_asked_for_twice_names_both(text: str) -> None:
+    with pytest.raises(InvalidNetworkConfigError, match=r"'x0'.*element 0 \(web/a\) and element 1 \(web/b\)"):
+        parse(text)
+
+
+def test_two_default_routes_are_refused_and_an_empty_one_is_none() -> None:
+    with pytest.raises(InvalidNetworkConfigError, match=r"default-route is set twice.*web/a.*web/c"):
+        parse(
+            '[{"name":"a","default-route":["10.0.0.1"]},{"name":"b","default-route":[]},'
+            '{"name":"c","default-route":["10.0.0.2"]}]'
+        )
+    assert len(parse('[{"name":"a","default-route":["10.0.0.1"]},{"name":"b","default-route":[]}]')) == 2
+
+
+def test_limits() -> None:
+    assert len(parse(",".join(["net1"] * 256))) == 256
+    with pytest.raises(InvalidNetworkConfigError, match="257 networks, and at most 256"):
+        parse(",".join(["net1"] * 257))
+    with pytest.raises(InvalidNetworkConfigError, match="257 networks"):
+        parse(json.dumps([{"name": "net1"}] * 257))
+    with pytest.raises(InvalidNetworkConfigError, match="longer than 262144 bytes"):
+        parse("n" * (256 * 1024 + 1))
+
+
+def test_messages_stay_short() -> None:
+    with pytest.raises(CniError) as caught:
+        parse("x/" * 50_000)
+    assert len(str(caught.value)) < 500
+
+
+def test_default_network() -> None:
+    found = selection.parse_default_network("calico", default_namespace="kube-system")
+    assert (found.namespace, found.name) == ("kube-system", "calico")
+    found = selection.parse_default_network('[{"name":"calico","namespace":"net"}]', default_namespace="kube-system")
+    assert (found.namespace, found.name) == ("net", "calico")
+
+
+@pytest.mark.parametrize(("text", "count"), [("", "none"), ("[]", "none"), ("a,b", "2")])
+def test_default_network_must_be_one(text: str, count: str) -> None:
+    with pytest.raises(InvalidNetworkConfigError, match=f"{count} found .*v1.multus-cni.io/default-network"):
+        selection.parse_default_network(text, default_namespace="kube-system")
+
+
+def _quietly(text: str) -> None:
+    for call in (
+        lambda: selection.parse(text, pod_namespace="web"),
+        lambda: selection.parse_default_network(text, default_namespace="web"),
+    ):
+        try:
+            call()
+        except CniError as error:
+            error.to_json()
+
+
+@given(st.text(st.characters(), max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    _quietly(text)
+
+
+_KEYS = st.sampled_from(
+    [
+        "name",
+        "namespace",
+        "interface",
+        "ips",
+        "mac",
+        "infiniband-guid",
+        "portMappings",
+        "bandwidth",
+        "deviceID",
+        "cni-args",
+        "default-route",
+        "hostPort",
+        "containerPort",
+        "protocol",
+        "ingressRate",
+        "egressBurst",
+        "ipam-claim-reference",
+    ]
+)
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["net1", "10.1.0.5"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(_KEYS, _VALUES, max_size=6), max_size=3))
+def test_any_json_is_read_or_refused(elements: list[dict[str, object]]) -> None:
+    _quietly(json.dumps(elements))
+    _quietly(json.dumps([{"name": "net1", **element} for element in elements]))
+
+
+_LABELS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
+
+
+@given(st.lists(st.tuples(_LABELS, _LABELS), min_size=1, max_size=20))
+def test_both_forms_say_the_same(names: list[tuple[str, str]]) -> None:
+    short = parse(",".join(f"{namespace}/{name}@if{index}" for index, (namespace, name) in enumerate(names)))
+    long = parse(
+        json.dumps(
+            [
+                {"namespace": namespace, "name": name, "interface": f"if{index}"}
+                for index, (namespace, name) in enumerate(names)
+            ]
+        )
+    )
+    assert short == long
+    assert [(item.namespace, item.name) for item in short] == names

@@ -1,0 +1,164 @@
+"""The network-status annotation, against values that upstream v4.3.0 wrote for recorded results."""
+
+import json
+
+import pytest
+
+from multus_daemon.cni.errors import DecodingFailureError
+from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
+from multus_daemon.nad import device_info, status
+
+NETNS = "/var/run/netns/rec2"
+
+
+def ptp(mac: str, ifname: str, address: str, gateway: str, *routes: Route) -> Result:
+    """What the reference ptp plugin answers."""
+    return Result(
+        interfaces=(Interface("vethaabe14cb", "be:1e:66:3b:90:09"), Interface(ifname, mac, sandbox=NETNS)),
+        ips=(IpConfig(address, gateway, 1),),
+        routes=routes,
+    )
+
+
+# Record `two-networks/ADD` of upstream v4.3.0, without the gateway "<nil>" that it wrote for the cluster network.
+TWO_NETWORKS = """\
+[{
+    "name": "cluster",
+    "interface": "eth0",
+    "ips": [
+        "10.244.0.3"
+    ],
+    "mac": "66:d7:cd:f4:ed:10",
+    "default": true,
+    "dns": {}
+},{
+    "name": "web/ptp-a",
+    "interface": "net1",
+    "ips": [
+        "10.201.0.2"
+    ],
+    "mac": "ae:78:00:8d:5f:c0",
+    "dns": {}
+},{
+    "name": "infra/other-ns",
+    "interface": "extra0",
+    "ips": [
+        "10.204.0.2"
+    ],
+    "mac": "5e:38:b6:c5:37:b2",
+    "dns": {}
+}]"""
+
+
+def test_the_bytes_of_upstream() -> None:
+    entries = [
+        *status.entries_for(
+            "cluster",
+            ptp("66:d7:cd:f4:ed:10", "eth0", "10.244.0.3/24", "10.244.0.1", Route("0.0.0.0/0")),
+            cluster_network=True,
+        ),
+        *status.entries_for(
+            "web/ptp-a", ptp("ae:78:00:8d:5f:c0", "net1", "10.201.0.2/24", "10.201.0.1"), cluster_network=False
+        ),
+        *status.entries_for(
+            "infra/other-ns", ptp("5e:38:b6:c5:37:b2", "extra0", "10.204.0.2/24", "10.204.0.1"), cluster_network=False
+        ),
+    ]
+    assert status.render(entries) == TWO_NETWORKS
+    assert status.parse(TWO_NETWORKS) == entries
+
+
+def test_every_key_in_the_order_of_the_go_struct() -> None:
+    device = device_info.parse(
+        b'{"version":"1.1.0","pci":{"rdma-device":"mlx5_0","pci-address":"0000:01:00.1","x":"y"},"type":"pci"}'
+    )
+    result = Result(
+        interfaces=(Interface("eth0", "02:00:00:00:00:01", mtu=1400, sandbox=NETNS),),
+        ips=(IpConfig("10.1.0.2/24", "10.1.0.1"), IpConfig("fd00::2/64")),
+        routes=(Route("0.0.0.0/0", "10.1.0.1"), Route("10.9.0.0/16", "10.1.0.9"), Route("::/0", "fd00::1")),
+        dns=Dns(("10.1.0.53",), "example.org", ("a", "b"), ("ndots:5",)),
+    )
+    (entry,) = status.entries_for("n<s>", result, cluster_network=True, device_info=device)
+    assert entry == {
+        "name": "n<s>",
+        "interface": "eth0",
+        "ips": ["10.1.0.2", "fd00::2"],
+        "mac": "02:00:00:00:00:01",
+        "mtu": 1400,
+        "default": True,
+        "dns": {"nameservers": ["10.1.0.53"], "domain": "example.org", "search": ["a", "b"], "options": ["ndots:5"]},
+        "device-info": {
+            "type": "pci",
+            "version": "1.1.0",
+            "pci": {"pci-address": "0000:01:00.1", "rdma-device": "mlx5_0"},
+        },
+        "gateway": ["10.1.0.1", "fd00::1"],
+    }
+    assert list(entry) == ["name", "interface", "ips", "mac", "mtu", "default", "dns", "device-info", "gateway"]
+    assert status.render([entry]).startswith('[{\n    "name": "n\\u003cs\\u003e",\n    "interface"')
+
+
+def test_one_interface_outside_the_pod_shows_addresses_only() -> None:
+    result = Result(interfaces=(Interface("br0", "02:00:00:00:00:01", mtu=9000),), ips=(IpConfig("10.1.0.2/24"),))
+    assert status.entries_for("n", result, cluster_network=False) == [{"name": "n", "ips": ["10.1.0.2"], "dns": {}}]
+
+
+def test_no_interfaces_no_entry() -> None:
+    assert status.entries_for("n", Result(ips=(IpConfig("10.1.0.2/24"),)), cluster_network=True) == []
+
+
+def test_no_interface_in_the_pod_no_entry() -> None:
+    result = Result(interfaces=(Interface("a"), Interface("b")), ips=(IpConfig("10.1.0.2/24"),))
+    assert status.entries_for("n", result, cluster_network=True) == []
+
+
+def several(*ips: IpConfig) -> Result:
+    return Result(
+        interfaces=(Interface("host0"), Interface("a", sandbox=NETNS), Interface("b", sandbox=NETNS)), ips=ips
+    )
+
+
+def test_addresses_follow_their_interface() -> None:
+    result = several(
+        IpConfig("10.1.0.1/24", interface=1),
+        IpConfig("10.2.0.1/24", interface=2),
+        IpConfig("10.3.0.1/24"),
+        IpConfig("10.4.0.1/24", interface=-1),
+        IpConfig("10.5.0.1/24", interface=0),
+        IpConfig("10.6.0.1/24", interface=9),
+    )
+    entries = status.entries_for("n", result, cluster_network=False)
+    assert [(entry["interface"], entry["ips"]) for entry in entries] == [
+        ("a", ["10.1.0.1"]),
+        ("b", ["10.2.0.1", "10.3.0.1", "10.4.0.1"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ips", "default"),
+    [
+        ((), "a"),
+        ((IpConfig("10.1.0.1/24", interface=2),), "a"),
+        ((IpConfig("10.1.0.1/24", "10.1.0.9"), IpConfig("10.2.0.1/24", "10.2.0.9", 2)), "b"),
+        ((IpConfig("10.1.0.1/24", "10.1.0.9", 0), IpConfig("10.2.0.1/24", "10.2.0.9", 2)), "b"),
+    ],
+)
+def test_one_interface_of_the_cluster_network_is_the_default(ips: tuple[IpConfig, ...], default: str) -> None:
+    entries = status.entries_for("n", several(*ips), cluster_network=True)
+    assert [entry["interface"] for entry in entries if entry.get("default")] == [default]
+    assert not any("default" in entry for entry in status.entries_for("n", several(*ips), cluster_network=False))
+
+
+def test_render_nothing() -> None:
+    assert status.render([]) == "[]"
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "x", "null"])
+def test_parse_refuses(text: str) -> None:
+    with pytest.raises(DecodingFailureError):
+        status.parse(text)
+
+
+def test_parse_of_foreign_text() -> None:
+    assert status.parse("") == []
+    assert status.parse(json.dumps([{"name": "x", "gateway": ["<nil>"]}])) == [{"name": "x", "gateway": ["<nil>"]}]

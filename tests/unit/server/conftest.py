@@ -1,0 +1,45 @@
+"""A live server on a unix socket, over a fake of the verbs."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from multus_daemon.base.gates import Gates
+from multus_daemon.metrics import Metrics
+from multus_daemon.server.app import UnixServer
+from multus_daemon.server.cni_api import CniApi, Deadlines
+from tests.unit.server.harness import FakeVerbs
+
+
+@pytest.fixture
+def verbs():
+    return FakeVerbs()
+
+
+@pytest.fixture
+def gates():
+    return Gates()
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry):
+    return Metrics(registry, version="0.0-test")
+
+
+@pytest.fixture
+def api(verbs, metrics):
+    return CniApi(
+        verbs, metrics, deadlines=Deadlines(add=0.3, delete=0.3, check=0.3, status=0.3, gc=0.3), body_timeout=0.5
+    )
+
+
+@pytest.fixture
+async def server(api, gates, metrics, tmp_path):
+    server = UnixServer(api, gates, metrics, tmp_path / "run", head_timeout=0.5)
+    await server.start()
+    yield server
+    await server.stop(1)

@@ -1,0 +1,151 @@
+"""A fake of the verbs, requests, and a client that speaks raw HTTP to a live server."""
+
+import asyncio
+import base64
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from multus_daemon.cni.result import Interface, IpConfig, Result, from_object
+
+STDOUT_TYPE = "application/vnd.multus.cni-stdout"
+VECTORS = json.loads((Path(__file__).parents[2] / "data" / "upstream-v4.3.0.json").read_text())
+EXCHANGES = [(record, exchange) for record in VECTORS for exchange in record.get("exchanges") or ()]
+
+RESULT = Result(
+    interfaces=(Interface("eth0", "02:00:00:00:00:01", sandbox="/run/netns/a"),),
+    ips=(IpConfig("10.1.0.2/24", "10.1.0.1", 0),),
+)
+
+
+@dataclass
+class FakeVerbs:
+    """Records calls; answers with `result`, or raises `error`; waits for `gate` first where there is one."""
+
+    result: Result = RESULT
+    error: BaseException | None = None
+    delete_error: BaseException | None = None
+    gate: asyncio.Event | None = None
+    calls: list = field(default_factory=list)
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: int = 0
+    finished: int = 0
+
+    async def _work(self, verb, what, error):
+        self.calls.append((verb, what))
+        self.entered.set()
+        try:
+            if self.gate:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if error:
+            raise error
+        self.finished += 1
+
+    async def add(self, request):
+        await self._work("ADD", request, self.error)
+        return self.result
+
+    async def delete(self, request):
+        await self._work("DEL", request, self.delete_error or self.error)
+
+    async def check(self, request):
+        await self._work("CHECK", request, self.error)
+
+    async def status(self, stdin):
+        await self._work("STATUS", stdin, self.error)
+
+    async def gc(self, stdin):
+        await self._work("GC", stdin, self.error)
+
+
+def netconf(version="1.0.0", name="multus-cni-network", **more):
+    return {"cniVersion": version, "name": name, "type": "multus-shim", **more}
+
+
+def environment(verb="ADD", **changes):
+    """CNI variables of a call; a change to None removes the variable."""
+    env = {
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": "c0ffee",
+        "CNI_NETNS": "/run/netns/a",
+        "CNI_IFNAME": "eth0",
+        "CNI_PATH": "/opt/cni/bin",
+        "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=web;K8S_POD_NAME=web-1;K8S_POD_UID=u-1",
+    } | changes
+    return {key: value for key, value in env.items() if value is not None}
+
+
+def body(verb="ADD", conf=None, **changes):
+    stdin = conf if isinstance(conf, bytes) else json.dumps(netconf() if conf is None else conf).encode()
+    config = base64.b64encode(stdin).decode()
+    return json.dumps({"env": environment(verb, **changes), "config": config}).encode()
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict
+    body: bytes
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+
+def parse_reply(data):
+    head, _, rest = data.partition(b"\r\n\r\n")
+    line, *headers = head.decode("latin-1").split("\r\n")
+    fields = {key.lower(): value.strip() for key, _, value in (header.partition(":") for header in headers)}
+    return Reply(int(line.split()[1]), fields, rest)
+
+
+def http(method, path, content=b"", *, native=False, headers=()):
+    accept = f"Accept: {STDOUT_TYPE}\r\n" if native else ""
+    extra = "".join(f"{header}\r\n" for header in headers)
+    head = f"{method} {path} HTTP/1.1\r\nHost: dummy\r\n{accept}{extra}Content-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+async def send(path, data, *, eof=False):
+    """All bytes that come back for the bytes `data`; as root may connect, so may the tests."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    try:
+        writer.write(data)
+        try:
+            await writer.drain()
+            if eof:
+                writer.write_eof()
+        except ConnectionError:
+            pass
+        received = b""
+        try:
+            while chunk := await reader.read(65536):
+                received += chunk
+        except ConnectionError:
+            pass
+        return received
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except ConnectionError:
+            pass
+
+
+async def exchange(server, method, path, content=b"", **options):
+    """One request, one reply; the server must close the connection."""
+    return parse_reply(await send(server.path, http(method, path, content, **options)))
+
+
+def from_recorded(said):
+    """The result in a recorded answer."""
+    return from_object(json.loads(said)["Result"], "1.1.0")
+
+
+async def exposition(metrics):
+    """What `/metrics` shows now."""
+    data, _ = await asyncio.to_thread(metrics.render)
+    return data.decode()

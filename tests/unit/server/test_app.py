@@ -1,0 +1,385 @@
+"""The edge: paths and methods, who may call, the socket's file, the metrics port."""
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from multus_daemon.server.app import ListenError, MetricsServer, UnixServer, application
+from tests.unit.server.harness import STDOUT_TYPE, VECTORS, body, exchange, exposition, http, parse_reply, send
+
+
+def mode(path):
+    return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+@pytest.fixture
+def make(api, gates, metrics):
+    return lambda directory, **options: UnixServer(api, gates, metrics, directory, **options)
+
+
+# --- paths and methods -----------------------------------------------------------------------------------------------
+
+HTTP = [record for record in VECTORS if record["name"].startswith("http/")]
+
+
+@pytest.mark.parametrize("record", HTTP, ids=[record["name"] for record in HTTP])
+async def test_recorded_http(server, record):
+    method, path, _ = record["request"]["line"].split()
+    reply = await exchange(server, method, path, record["request"]["body"].encode())
+    recorded = record["response"]
+    if path == "/readyz":
+        assert reply.status == 200  # Upstream has none.
+        return
+    assert reply.status == int(recorded["status"].split()[1])
+    assert reply.headers["connection"] == "close"
+    assert "server" not in reply.headers
+    if record["name"] == "http/POST /cni":
+        # Upstream's text has no code; ours is always a CNI error.
+        assert reply.json["code"] == 6
+        assert recorded["body"].strip() in reply.json["msg"]
+        return
+    assert reply.body.decode() == recorded["body"]
+    for header in recorded["headers"]:
+        key, _, value = header.partition(": ")
+        assert reply.headers[key.lower()] == value
+
+
+async def test_a_wrong_method_is_refused_before_the_body_is_read(server):
+    data = http("PUT", "/cni", b"x" * 1000)[:-1000]
+    async with asyncio.timeout(5):
+        assert b" 405 " in await send(server.path, data)
+
+
+@pytest.mark.parametrize("path", ["/delegate", "/cni/", "/CNI", "/", "/cni/../healthz", "//cni"])
+async def test_other_paths_are_empty_404s(server, path):
+    reply = await exchange(server, "POST", path, body())
+    assert (reply.status, reply.body) == (404, b"")
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"nonsense", b"x" * 200_000])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_healthz_ignores_the_body_and_the_gates(server, gates, method, content):
+    gates.close("informer", "API server away")
+    reply = await exchange(server, method, "/healthz", content)
+    assert (reply.status, reply.body) == (200, b"")
+
+
+async def test_readyz_names_the_closed_gates(server, gates):
+    gates.close("informer", "API server away")
+    reply = await exchange(server, "GET", "/readyz")
+    assert (reply.status, reply.json) == (503, {"closed": {"informer": "API server away"}})
+    gates.open("informer")
+    reply = await exchange(server, "GET", "/readyz")
+    assert (reply.status, reply.body) == (200, b"ok")
+
+
+async def test_one_request_per_connection(server, verbs):
+    received = await send(server.path, http("GET", "/healthz") * 3)
+    assert received.count(b"HTTP/1.1") == 1
+
+
+async def test_requests_are_counted_as_upstream_counts(server, metrics):
+    await exchange(server, "POST", "/cni", body())
+    await exchange(server, "POST", "/cni", b"x")
+    await exchange(server, "GET", "/healthz")
+    await exchange(server, "GET", "/nope")
+    text = await exposition(metrics)
+    for handler, code, method in (
+        ("/cni", 200, "post"),
+        ("/cni", 400, "post"),
+        ("/healthz", 200, "get"),
+        ("NotFound", 404, "get"),
+    ):
+        line = f'multus_server_request_total{{code="{code}",handler="{handler}",method="{method}"}} 1.0'
+        assert line in text
+
+
+async def test_what_is_no_http_is_answered_and_logged_quietly(server, caplog):
+    caplog.set_level(logging.DEBUG, "multus_daemon")
+    for garbage in (b"\x16\x03\x01\r\n\r\n", b"POST /cni SMTP/9\r\n\r\n", b"GET / HTTP/1.1\r\nA" + b"a" * 99999):
+        assert b" 400 " in await send(server.path, garbage)
+    assert (await exchange(server, "GET", "/healthz")).status == 200
+    assert max(record.levelno for record in caplog.records) == logging.DEBUG
+    assert not any(record.exc_info for record in caplog.records)
+    assert "not a valid HTTP request" in caplog.text
+
+
+async def test_a_fault_of_a_handler_is_an_empty_500(api, gates, metrics, aiohttp_client, monkeypatch, caplog):
+    async def broken(_request):
+        raise ZeroDivisionError("odd")
+
+    monkeypatch.setattr(api, "handle", broken)
+    client = await aiohttp_client(application(api, gates, metrics))
+    reply = await client.post("/cni", data=b"{}")
+    assert (reply.status, await reply.read()) == (500, b"")
+    assert "ZeroDivisionError" in caplog.text
+
+
+# --- who may call ----------------------------------------------------------------------------------------------------
+
+CALL = """
+import os, socket, sys
+uid = int(sys.argv[3])
+# The interpreter may lie where only root gets: become the other user after its start.
+os.setgroups([]), os.setgid(uid), os.setuid(uid)
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(sys.argv[2].encode())
+data = b""
+while chunk := s.recv(65536):
+    data += chunk
+sys.stdout.buffer.write(data)
+"""
+
+
+async def call_as(user, path, data):
+    command = [sys.executable, "-I", "-S", "-c", CALL, str(path), data.decode(), str(user)]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=20, check=True)
+    return ran.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can call as another user: run as root")
+@pytest.mark.parametrize("path", ["/cni", "/healthz", "/nope"])
+@pytest.mark.parametrize("native", [False, True])
+async def test_other_users_are_refused(make, metrics, verbs, path, native):
+    # Not tmp_path: its parents let nobody else in.
+    directory = Path("/tmp") / f"multus-peer-{os.getpid()}"
+    server = make(directory)
+    await server.start()
+    try:
+        directory.chmod(0o755)
+        server.path.chmod(0o666)
+        reply = parse_reply(await call_as(65534, server.path, http("POST", path, body(), native=native)))
+        assert reply.status == 403
+        assert reply.json["code"] == 999
+        assert reply.json["msg"].startswith("user 65534 (process ")
+        assert reply.headers["content-type"] == (STDOUT_TYPE if native else "application/json")
+        assert verbs.calls == []
+        assert "multus_refused_peers_total 1.0" in await exposition(metrics)
+        reply = parse_reply(await call_as(0, server.path, http("POST", "/cni", body())))
+        assert reply.status == 200
+        assert "multus_refused_peers_total 1.0" in await exposition(metrics)
+    finally:
+        await server.stop(1)
+        directory.rmdir()
+
+
+async def test_the_list_of_users_decides(make, tmp_path, verbs):
+    server = make(tmp_path / "run", allowed_uids=frozenset({os.getuid() + 1}))
+    await server.start()
+    try:
+        assert (await exchange(server, "POST", "/cni", body())).status == 403
+        assert verbs.calls == []
+    finally:
+        await server.stop(1)
+
+
+# --- the socket's file -----------------------------------------------------------------------------------------------
+
+
+async def test_modes_of_the_socket_and_its_directory(make, tmp_path):
+    directory = tmp_path / "a" / "run"
+    old = os.umask(0)
+    try:
+        server = make(directory)
+        await server.start()
+    finally:
+        os.umask(old)
+    assert (mode(directory), mode(server.path)) == (0o700, 0o600)
+    assert [entry.name for entry in directory.iterdir()] == ["multus.sock"]
+    await server.stop(1)
+    assert list(directory.iterdir()) == []
+
+
+async def test_nothing_else_in_the_directory_is_touched(make, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "foreign").write_text("keep")
+    (tmp_path / "foreign").chmod(0o640)
+    tmp_path.chmod(0o755)
+    server = make(tmp_path)
+    await server.start()
+    assert mode(tmp_path) == 0o700
+    await server.stop(1)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["foreign", "sub"]
+    assert ((tmp_path / "foreign").read_text(), mode(tmp_path / "foreign")) == ("keep", 0o640)
+
+
+async def test_a_shared_directory_keeps_its_mode(make, tmp_path, caplog):
+    tmp_path.chmod(0o1777)
+    server = make(tmp_path)
+    await server.start()
+    assert (mode(tmp_path), mode(server.path)) == (0o1777, 0o600)
+    assert "shared with others" in caplog.text
+    await server.stop(1)
+
+
+async def test_a_stale_socket_is_replaced(make, tmp_path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "multus.sock"))
+    server = make(tmp_path)
+    await server.start()
+    assert (await exchange(server, "GET", "/healthz")).status == 200
+    await server.stop(1)
+
+
+async def test_a_successor_takes_over_and_keeps_its_socket(make, tmp_path):
+    first, second = make(tmp_path), make(tmp_path)
+    await first.start()
+    await second.start()
+    assert await first.stop(1) == 0
+    assert (await exchange(second, "GET", "/healthz")).status == 200
+    await second.stop(1)
+    assert not second.path.exists()
+
+
+async def test_no_connection_is_refused_while_a_successor_takes_over(make, tmp_path):
+    server = make(tmp_path)
+    await server.start()
+    done = asyncio.Event()
+    refused = []
+
+    def knock():
+        while not done.is_set():
+            with socket.socket(socket.AF_UNIX) as client:
+                try:
+                    client.connect(str(server.path))
+                except OSError as error:
+                    refused.append(error)
+
+    knocking = asyncio.create_task(asyncio.to_thread(knock))
+    try:
+        for _ in range(10):
+            successor = make(tmp_path)
+            await successor.start()
+            await server.stop(1)
+            server = successor
+    finally:
+        done.set()
+        await knocking
+        await server.stop(1)
+    assert refused == []
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link"])
+async def test_what_is_no_socket_is_not_removed(make, tmp_path, kind):
+    path = tmp_path / "multus.sock"
+    {"file": path.touch, "directory": path.mkdir, "link": lambda: path.symlink_to("elsewhere")}[kind]()
+    before = path.lstat().st_ino
+    with pytest.raises(ListenError, match="exists and is no socket"):
+        await make(tmp_path).start()
+    assert path.lstat().st_ino == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["multus.sock"]
+
+
+async def test_a_directory_that_is_a_file(make, tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(ListenError, match="is no directory; check socketDir"):
+        await make(tmp_path / "run").start()
+
+
+@pytest.mark.parametrize(("length", "fits"), [(107, True), (108, False)])
+async def test_the_path_has_a_limit(make, length, fits):
+    directory = Path("/tmp") / ("d" * (length - len("/tmp//multus.sock")))
+    server = make(directory)
+    assert len(str(server.path)) == length
+    if not fits:
+        with pytest.raises(ListenError, match="is too long: 108 bytes, and a socket's path may have 107"):
+            await server.start()
+        assert not directory.exists()
+        return
+    await server.start()
+    assert (await exchange(server, "GET", "/healthz")).status == 200
+    await server.stop(1)
+    directory.rmdir()
+
+
+async def test_stop_lets_a_request_end(make, tmp_path, verbs):
+    verbs.gate = asyncio.Event()
+    server = make(tmp_path)
+    await server.start()
+    call = asyncio.create_task(exchange(server, "POST", "/cni", body()))
+    await verbs.entered.wait()
+    stopping = asyncio.create_task(server.stop(5))
+    await asyncio.sleep(0.05)
+    assert not server.path.exists()
+    verbs.gate.set()
+    assert (await call).status == 200
+    assert await stopping == 0
+
+
+async def test_stop_cuts_a_request_that_does_not_end(make, tmp_path, verbs):
+    verbs.gate = asyncio.Event()
+    server = make(tmp_path)
+    await server.start()
+    call = asyncio.create_task(exchange(server, "POST", "/cni", body()))
+    await verbs.entered.wait()
+    assert await server.stop(0.05) == 1
+    assert (await call).json["code"] == 11
+
+
+async def test_stop_can_be_repeated_and_need_not_follow_a_start(make, tmp_path):
+    server = make(tmp_path)
+    assert await server.stop(1) == 0
+    await server.start()
+    await server.stop(1)
+    assert await server.stop(1) == 0
+
+
+# --- the metrics port ------------------------------------------------------------------------------------------------
+
+
+async def fetch(port, path="/metrics"):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+    data = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return parse_reply(data)
+
+
+async def wait_for_port(server):
+    async with asyncio.timeout(5):
+        while server.port is None:
+            await asyncio.sleep(0.01)
+    return server.port
+
+
+async def test_metrics_over_tcp(metrics):
+    server = MetricsServer(metrics, 0, "127.0.0.1")
+    task = asyncio.create_task(server.run())
+    try:
+        metrics.request("/cni", 200, "POST")
+        reply = await fetch(await wait_for_port(server))
+        assert reply.status == 200
+        assert reply.headers["content-type"].startswith("text/plain")
+        assert b"multus_server_request_total{" in reply.body
+        assert (await fetch(server.port, "/nope")).status == 404
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    assert server.port is None
+
+
+async def test_a_port_that_is_taken_is_tried_again(metrics, caplog):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = MetricsServer(metrics, port, "127.0.0.1", retry=(0.01, 0.02))
+        task = asyncio.create_task(server.run())
+        await asyncio.sleep(0.1)
+        assert server.port is None
+        assert f"no metrics: can't listen on 127.0.0.1 port {port}" in caplog.text
+    try:
+        assert await wait_for_port(server) == port
+        assert (await fetch(port)).status == 200
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

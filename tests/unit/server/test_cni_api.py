@@ -1,0 +1,309 @@
+"""One verb for one caller: answers, deadlines, hang-ups, the drain, and what is logged."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from multus_daemon.cni.errors import CniError, UnknownContainerError
+from multus_daemon.cni.result import Result
+from multus_daemon.server.app import application
+from tests.unit.server.harness import (
+    EXCHANGES,
+    RESULT,
+    STDOUT_TYPE,
+    body,
+    environment,
+    exchange,
+    exposition,
+    from_recorded,
+    http,
+    netconf,
+    send,
+)
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.DEBUG, "multus_daemon")
+    return caplog
+
+
+async def wait_for(condition, timeout=2.0):
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "STATUS", "GC"])
+@pytest.mark.parametrize("native", [False, True])
+async def test_success(server, verbs, verb, native):
+    reply = await exchange(server, "POST", "/cni", body(verb), native=native)
+    assert reply.status == 200
+    assert [called for called, _ in verbs.calls] == [verb]
+    assert reply.headers["connection"] == "close"
+    assert reply.headers["content-length"] == str(len(reply.body))
+    if verb == "ADD":
+        made = reply.json if native else reply.json["Result"]
+        assert made["cniVersion"] == ("1.0.0" if native else "1.1.0")
+        assert reply.headers["content-type"] == (STDOUT_TYPE if native else "application/json")
+    else:
+        assert reply.body == b""
+        assert reply.headers.get("content-type") == (STDOUT_TYPE if native else None)
+
+
+async def test_recorded_exchanges_answer_as_upstream_did(server, verbs):
+    replayed = set()
+    for record, recorded in EXCHANGES:
+        if "200 OK" not in recorded["response"]["status"]:
+            # A refusal of upstream is text without a code; ours is a CNI error (its wording is the engine's).
+            continue
+        said = recorded["response"]["body"]
+        verbs.result = from_recorded(said) if said else RESULT
+        data = recorded["request"]["body"].encode()
+        reply = await exchange(server, "POST", "/cni", data)
+        # Upstream's args-free DELs fail and its runtime is told "done"; none of these is among the 200s.
+        assert (reply.status, reply.body.decode()) == (200, said), record["name"]
+        reply = await exchange(server, "POST", "/cni", data, native=True)
+        assert (reply.status, reply.body.decode()) == (200, record["stdout"]), record["name"]
+        replayed.add(record["env"]["CNI_COMMAND"])
+    assert replayed == {"ADD", "DEL", "CHECK", "STATUS", "GC"}
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_cni_error_passes_unchanged(server, verbs, native):
+    verbs.error = UnknownContainerError("no such container", "c0ffee")
+    reply = await exchange(server, "POST", "/cni", body("CHECK"), native=native)
+    assert reply.status == 400
+    assert reply.json == {"code": 3, "msg": "no such container", "details": "c0ffee"}
+    assert reply.headers["content-type"] == (STDOUT_TYPE if native else "application/json")
+    assert (b"\n    " in reply.body) is native
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), TimeoutError(), RuntimeError("odd")])
+async def test_anything_else_is_999_with_its_traceback_in_the_log_only(server, verbs, log, error):
+    verbs.error = error
+    reply = await exchange(server, "POST", "/cni", body(), native=True)
+    assert reply.status == 400
+    assert reply.json["code"] == 999
+    assert reply.json["msg"].startswith(f"internal error: {type(error).__name__}")
+    assert b"Traceback" not in reply.body
+    [record] = [record for record in log.records if record.exc_info]
+    assert record.exc_info[1] is error
+
+
+async def test_a_result_that_cannot_be_told_is_undone(server, verbs):
+    verbs.result = Result()
+    reply = await exchange(server, "POST", "/cni", body(conf=netconf("0.2.0")), native=True)
+    assert (reply.status, reply.json["code"]) == (400, 1)
+    assert reply.json["msg"] == "cannot convert: no valid IP addresses"
+    [(_, added), (verb, removed)] = verbs.calls
+    assert (verb, removed.verb) == ("DEL", "DEL")
+    assert (removed.container_id, removed.stdin) == (added.container_id, added.stdin)
+
+
+async def test_a_failed_undo_is_told_behind_the_cause(server, verbs):
+    verbs.result = Result()
+    verbs.delete_error = CniError("plugin is gone")
+    reply = await exchange(server, "POST", "/cni", body(conf=netconf("0.2.0")), native=True)
+    assert reply.json["msg"].startswith(
+        "cannot convert: no valid IP addresses (and undoing the ADD failed: plugin is gone"
+    )
+
+
+async def test_nothing_is_undone_for_clients_that_convert_by_themselves(server, verbs):
+    verbs.result = Result()
+    reply = await exchange(server, "POST", "/cni", body(conf=netconf("0.2.0")))
+    assert reply.json == {"Result": {"cniVersion": "1.1.0"}}
+    assert [verb for verb, _ in verbs.calls] == ["ADD"]
+
+
+# --- deadlines and bodies --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "STATUS", "GC"])
+async def test_a_deadline_cancels_the_verb_and_names_it(server, verbs, verb, metrics):
+    verbs.gate = asyncio.Event()
+    reply = await exchange(server, "POST", "/cni", body(verb), native=True)
+    assert (reply.status, reply.json["code"]) == (400, 11)
+    subject = " of pod web/web-1" if verb in ("ADD", "DEL", "CHECK") else ""
+    assert reply.json["msg"] == f"{verb}{subject} took longer than 0.3 s"
+    assert verbs.cancelled == 1
+    line = f'multus_cni_request_duration_seconds_count{{outcome="deadline",verb="{verb}"}} 1.0'
+    assert line in await exposition(metrics)
+
+
+async def test_a_slow_body_is_refused(server, verbs):
+    started = asyncio.get_running_loop().time()
+    data = http("POST", "/cni", body())[:-5]
+    received = await send(server.path, data)
+    assert 0.4 < asyncio.get_running_loop().time() - started < 5
+    assert b"HTTP/1.1 400" in received
+    assert b"did not arrive within 0.5 s" in received
+    assert verbs.calls == []
+
+
+async def test_a_slow_head_is_dropped(server):
+    async with asyncio.timeout(5):
+        assert await send(server.path, b"POST /cni HTTP/1.1\r\nHost:") == b""
+
+
+async def test_a_body_that_is_cut_off(server, verbs):
+    await send(server.path, http("POST", "/cni", body())[:-5], eof=True)
+    assert (await exchange(server, "GET", "/healthz")).status == 200
+    assert verbs.calls == []
+
+
+async def test_a_body_that_is_too_large(server, verbs):
+    reply = await exchange(server, "POST", "/cni", b" " * (24 * 1024 * 1024 + 1))
+    assert (reply.status, reply.json["code"]) == (400, 6)
+    assert "larger than 25165824 bytes" in reply.json["msg"]
+
+
+async def test_sixteen_mebibytes_of_stdin_fit(server, verbs):
+    conf = json.dumps(netconf(padding="x" * (16 * 1024 * 1024 - 200))).encode()
+    reply = await exchange(server, "POST", "/cni", body(conf=conf))
+    assert reply.status == 200
+    assert verbs.calls[0][1].stdin == conf
+
+
+async def test_a_body_that_cannot_be_decompressed(server):
+    reply = await exchange(server, "POST", "/cni", b"zzz", headers=["Content-Encoding: gzip"])
+    assert (reply.status, reply.json["code"]) == (400, 5)
+    assert reply.json["msg"].startswith("the request's body can't be read: ")
+
+
+@pytest.mark.parametrize("pause", [0, 0.05])
+async def test_bad_chunks(server, verbs, pause):
+    reader, writer = await asyncio.open_unix_connection(str(server.path))
+    writer.write(b"POST /cni HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await asyncio.sleep(pause)
+    writer.write(b"zzz\r\n")
+    async with asyncio.timeout(5):
+        assert b" 400 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    assert verbs.calls == []
+
+
+# --- clients that hang up --------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_hangs_up_does_not_cut_the_add(server, verbs, api, log):
+    verbs.gate = asyncio.Event()
+    _, writer = await asyncio.open_unix_connection(str(server.path))
+    writer.write(http("POST", "/cni", body()))
+    await verbs.entered.wait()
+    writer.close()
+    await writer.wait_closed()
+    await asyncio.sleep(0.05)
+    assert (verbs.cancelled, len(api)) == (0, 1)
+    verbs.gate.set()
+    await wait_for(lambda: not len(api))
+    assert (verbs.cancelled, verbs.finished) == (0, 1)
+    assert "CNI ADD finished" in log.messages
+
+
+async def test_a_cancelled_handler_does_not_cut_the_add(api, gates, metrics, verbs):
+    # aiohttp's test server cancels the handler when the client goes; so does a server set up with
+    # handler_cancellation. The verb must not notice.
+    verbs.gate = asyncio.Event()
+    app = application(api, gates, metrics)
+    async with TestClient(TestServer(app), raise_for_status=False) as client:
+        request = asyncio.create_task(client.post("/cni", data=body()))
+        await verbs.entered.wait()
+        request.cancel()
+        await asyncio.wait([request])
+        await client.close()
+    await asyncio.sleep(0.05)
+    assert (verbs.cancelled, len(api)) == (0, 1)
+    verbs.gate.set()
+    await wait_for(lambda: not len(api))
+    assert (verbs.cancelled, verbs.finished) == (0, 1)
+
+
+async def test_a_cancelled_caller_leaves_the_verb_running(api, verbs):
+    verbs.gate = asyncio.Event()
+    caller = asyncio.create_task(api.call(body()))
+    await verbs.entered.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert (verbs.cancelled, len(api)) == (0, 1)
+    verbs.gate.set()
+    await wait_for(lambda: not len(api))
+
+
+# --- the drain -------------------------------------------------------------------------------------------------------
+
+
+async def test_drain_waits_for_what_runs(api, verbs):
+    verbs.gate = asyncio.Event()
+    caller = asyncio.create_task(api.call(body()))
+    await verbs.entered.wait()
+    draining = asyncio.create_task(api.drain(5))
+    await asyncio.sleep(0.05)
+    assert not draining.done()
+    verbs.gate.set()
+    assert await draining == 0
+    assert (await caller).status == 200
+
+
+async def test_while_draining_only_del_is_served(api, verbs):
+    verbs.gate = asyncio.Event()
+    caller = asyncio.create_task(api.call(body()))
+    await verbs.entered.wait()
+    draining = asyncio.create_task(api.drain(5))
+    await asyncio.sleep(0)
+    for verb in ("ADD", "CHECK", "STATUS", "GC"):
+        with pytest.raises(CniError, match="shutting down") as caught:
+            await api.call(body(verb))
+        assert caught.value.code == 11
+    removal = asyncio.create_task(api.call(body("DEL")))
+    await asyncio.sleep(0)
+    verbs.gate.set()
+    assert (await removal).status == 200
+    assert await draining == 0
+    with pytest.raises(CniError, match="shutting down"):
+        await api.call(body("DEL"))
+    await caller
+
+
+async def test_drain_cuts_what_does_not_end(api, verbs):
+    verbs.gate = asyncio.Event()
+    caller = asyncio.create_task(api.call(body()))
+    await verbs.entered.wait()
+    assert await api.drain(0.05) == 1
+    with pytest.raises(CniError, match="stopped before the request was done") as caught:
+        await caller
+    assert caught.value.code == 11
+    assert verbs.cancelled == 1
+
+
+# --- the log ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [None, CniError("broken")])
+async def test_one_start_and_one_finish_line(server, verbs, log, error):
+    verbs.error = error
+    await exchange(server, "POST", "/cni", body())
+    messages = [record.getMessage() for record in log.records if record.getMessage().startswith("CNI ")]
+    assert messages == ["CNI ADD started", "CNI ADD failed: broken" if error else "CNI ADD finished"]
+
+
+async def test_a_refused_request_has_one_line(server, log):
+    await exchange(server, "POST", "/cni", body("FROB"))
+    messages = [record.getMessage() for record in log.records if record.getMessage().startswith("CNI ")]
+    assert messages == ["CNI request refused: unknown CNI_COMMAND: FROB; known are ADD, CHECK, DEL, GC and STATUS"]
+
+
+async def test_neither_the_configuration_nor_other_variables_are_logged(server, verbs, log):
+    verbs.error = RuntimeError("odd")
+    secret = {"CNI_ARGS": environment()["CNI_ARGS"] + ";TOKEN=hunter2", "AWS_SECRET": "hunter2"}
+    await exchange(server, "POST", "/cni", body(conf=netconf(password="hunter2"), **secret))
+    assert "hunter2" not in log.text

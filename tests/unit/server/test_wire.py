@@ -1,0 +1,212 @@
+"""Requests into types, results and errors into bodies: tables, and upstream's recorded exchanges."""
+
+import base64
+import json
+
+import pytest
+
+from multus_daemon.cni import versions
+from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.result import Result, from_object
+from multus_daemon.engine.request import CniRequest
+from multus_daemon.server import wire
+from tests.unit.server.harness import EXCHANGES, RESULT, STDOUT_TYPE, body, environment, netconf
+
+NOT_FOR_US = {
+    "no-cni-args/ADD": "required env variables [CNI_ARGS] missing",
+    "args-without-pod/ADD": "missing K8S_POD_NAMESPACE",
+}
+
+
+def refusal(data):
+    with pytest.raises(CniError) as caught:
+        wire.decode(data)
+    return caught.value
+
+
+@pytest.mark.parametrize(("record", "exchange"), EXCHANGES, ids=[record["name"] for record, _ in EXCHANGES])
+def test_recorded_requests_decode_to_what_the_runtime_gave(record, exchange):
+    data = exchange["request"]["body"].encode()
+    scenario = record["name"].partition("/")[2]
+    if scenario in NOT_FOR_US:
+        assert refusal(data).msg == NOT_FOR_US[scenario]
+        return
+    call = wire.decode(data)
+    env = record["env"]
+    assert call.request.verb == env["CNI_COMMAND"]
+    assert call.request.stdin == record["stdin"].encode()
+    assert call.asked_version == (json.loads(record["stdin"]).get("cniVersion") or "0.1.0")
+    if isinstance(call.request, CniRequest):
+        assert call.request.container_id == env["CNI_CONTAINERID"]
+        assert call.request.netns == env.get("CNI_NETNS", "")
+        assert call.request.ifname == env["CNI_IFNAME"]
+        assert f"K8S_POD_NAME={call.request.args.name}" in env.get("CNI_ARGS", "") or not call.request.args.has_pod
+
+
+ADDED = [
+    (record, exchange)
+    for record, exchange in EXCHANGES
+    if record["exit"] == 0 and record["env"]["CNI_COMMAND"] == "ADD"
+]
+
+
+@pytest.mark.parametrize(("record", "exchange"), ADDED, ids=[record["name"] for record, _ in ADDED])
+def test_recorded_results_are_told_byte_for_byte(record, exchange):
+    recorded = exchange["response"]["body"]
+    made = from_object(json.loads(recorded)["Result"], versions.CURRENT)
+    version = wire.decode(exchange["request"]["body"].encode()).asked_version
+    assert wire.encode_result(made, version, stdout=True).body == record["stdout"].encode()
+    answer = wire.encode_result(made, version, stdout=False)
+    assert answer.body == recorded.encode()
+    assert (answer.status, answer.content_type) == (200, "application/json")
+
+
+def test_there_are_recorded_results_of_every_kind_of_version():
+    seen = {wire.decode(exchange["request"]["body"].encode()).asked_version for _, exchange in ADDED}
+    assert seen >= {"0.3.1", "0.4.0", "1.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "start"),
+    [
+        (b"", 6, "request body: unexpected end of JSON input"),
+        (b"{", 6, "request body: "),
+        (b"{}{}", 6, "request body: "),
+        (b"[]", 6, "request body: a JSON object is needed, not an array"),
+        (b"null", 4, "required env variables [CNI_COMMAND] missing"),
+        (b"{}", 4, "required env variables [CNI_COMMAND] missing"),
+        (b'{"env":null}', 4, "required env variables [CNI_COMMAND] missing"),
+        (b'{"env":[]}', 6, "request body: env: an object is needed"),
+        (b'{"env":{"CNI_COMMAND":1}}', 6, "request body: env.CNI_COMMAND: a string is needed, not a number"),
+        (b'{"env":{"CNI_COMMAND":null}}', 4, "required env variables [CNI_COMMAND] missing"),
+        (b'{"env":{"CNI_COMMAND":"STATUS"}}', 6, "network configuration: unexpected end of JSON input"),
+        (b'{"config":"%%%"}', 6, "request body: config: standard base64"),
+        (b'{"config":"YQ"}', 6, "request body: config: standard base64"),
+        (b'{"config":"\xc3\xa9"}', 6, "request body: config: standard base64"),
+        (b'{"config":{}}', 6, "request body: config: a string is needed"),
+        (b'{"interfaceAttributes":7}', 6, "request body: interfaceAttributes: an object is needed"),
+        (b"[" * 100_000, 6, "request body: "),
+        (body("FROB"), 4, "unknown CNI_COMMAND: FROB"),
+        (body("add"), 4, "unknown CNI_COMMAND: add"),
+        (body("VERSION"), 4, "unknown CNI_COMMAND: VERSION"),
+        (body(CNI_CONTAINERID=None), 4, "required env variables [CNI_CONTAINERID] missing"),
+        (body(CNI_CONTAINERID="", CNI_NETNS=""), 4, "required env variables [CNI_CONTAINERID,CNI_NETNS] missing"),
+        (body("CHECK", CNI_NETNS=""), 4, "required env variables [CNI_NETNS] missing"),
+        (body("DEL", CNI_CONTAINERID=None), 4, "required env variables [CNI_CONTAINERID] missing"),
+        (body(CNI_CONTAINERID="../../etc"), 4, "invalid characters in containerID"),
+        (body("DEL", CNI_CONTAINERID="../../etc"), 4, "invalid characters in containerID"),
+        (body(CNI_CONTAINERID="a" * 129), 4, "containerID is longer"),
+        (body(CNI_NETNS="netns/a"), 4, "CNI_NETNS is no absolute path"),
+        (body(CNI_NETNS="/a\0b"), 4, "CNI_NETNS holds a NUL"),
+        (body("DEL", CNI_NETNS="/a\0b"), 4, "CNI_NETNS holds a NUL"),
+        (body(CNI_IFNAME="a/b"), 4, "interface name contains / or :"),
+        (body(CNI_IFNAME="a" * 16), 4, "interface name is too long"),
+        (body(CNI_ARGS=None), 4, "required env variables [CNI_ARGS] missing"),
+        (body(CNI_ARGS="K8S_POD_NAME=a"), 4, "missing K8S_POD_NAMESPACE"),
+        (body(CNI_ARGS="K8S_POD_NAMESPACE=a;K8S_POD_NAME="), 4, "missing K8S_POD_NAME"),
+        (body(CNI_ARGS="nonsense"), 4, "CNI_ARGS: an item is not of the form KEY=value"),
+        (body(CNI_ARGS="K8S_POD_NAMESPACE=../a;K8S_POD_NAME=b"), 4, "CNI_ARGS: K8S_POD_NAMESPACE is no name"),
+        (body(CNI_ARGS="K8S_POD_NAMESPACE=a;K8S_POD_NAME=.."), 4, "CNI_ARGS: K8S_POD_NAME is no name"),
+        (body(CNI_ARGS="K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=a/b"), 4, "CNI_ARGS: K8S_POD_UID is no name"),
+        (body(conf=b""), 6, "network configuration: unexpected end of JSON input"),
+        (body(conf=b"nonsense"), 6, "network configuration: "),
+        (body(conf=b"[]"), 6, "network configuration: a JSON object is needed"),
+        (body(conf={"name": 7}), 6, "network configuration: name: a string is needed"),
+        (body(conf={"cniVersion": "1.0.0"}), 7, "missing network name"),
+        (body(conf=netconf(name="a/b")), 7, "invalid characters found in network name"),
+        (body(conf=netconf("9.9.9")), 1, "incompatible CNI versions"),
+        (body(conf=netconf("1")), 1, "incompatible CNI versions"),
+    ],
+)
+def test_refusals(data, code, start):
+    error = refusal(data)
+    assert error.code == code
+    assert error.msg.startswith(start)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "K8S_POD_NAMESPACE=web;K8S_POD_NAME=web-1;",
+        "K8S_POD_NAMESPACE=web;K8S_POD_NAME=web-1;MAC=a=b",
+        " K8S_POD_NAMESPACE = web ;; K8S_POD_NAME = web-1 ",
+    ],
+)
+def test_lenient_arguments(args):
+    request = wire.decode(body(CNI_ARGS=args)).request
+    assert (request.args.namespace, request.args.name, request.args.uid) == ("web", "web-1", "")
+
+
+@pytest.mark.parametrize("args", [None, "", "nonsense", "K8S_POD_NAME=a", "K8S_POD_NAMESPACE=../a;K8S_POD_NAME=b"])
+def test_del_needs_no_pod(args):
+    request = wire.decode(body("DEL", CNI_ARGS=args, CNI_NETNS=None)).request
+    assert not request.args.has_pod
+    assert request.netns == ""
+
+
+def test_del_takes_any_netns():
+    assert wire.decode(body("DEL", CNI_NETNS="relative")).request.netns == "relative"
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_interface_name_has_a_default(value):
+    assert wire.decode(body(CNI_IFNAME=value)).request.ifname == "eth0"
+
+
+@pytest.mark.parametrize("verb", ["STATUS", "GC"])
+def test_node_verbs_need_only_the_configuration(verb):
+    data = json.dumps({"env": {"CNI_COMMAND": verb}, "config": base64.b64encode(b'{"name":"a"}').decode()}).encode()
+    assert wire.decode(data) == wire.Call(wire.NodeRequest(verb, b'{"name":"a"}'), "0.1.0")
+
+
+def test_bodies_are_read_as_go_reads_them():
+    config = base64.b64encode(b'{"NAME":"a","cniversion":"0.4.0"}\n').decode()
+    data = json.dumps({"ENV": environment(), "Config": config[:8] + "\r\n" + config[8:], "unknown": [1]}).encode()
+    call = wire.decode(data)
+    assert call.request.stdin == b'{"NAME":"a","cniversion":"0.4.0"}\n'
+    assert call.asked_version == "0.4.0"
+
+
+def test_the_last_of_two_equal_keys_counts():
+    data = b'{"env":{"CNI_COMMAND":"ADD"},' + body("DEL")[1:]
+    assert wire.decode(data).request.verb == "DEL"
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/json", False),
+        (STDOUT_TYPE, True),
+        (f"text/plain, {STDOUT_TYPE.upper()};q=1", True),
+        (f"{STDOUT_TYPE}x", False),
+    ],
+)
+def test_accept(accept, expected):
+    assert wire.wants_stdout(accept) is expected
+
+
+def test_errors_in_both_forms():
+    error = CniError("broken <pipe>", "look there", code=123)
+    assert wire.encode_error(error, stdout=False) == wire.Answer(
+        400, "application/json", b'{"code":123,"msg":"broken \\u003cpipe\\u003e","details":"look there"}'
+    )
+    assert wire.encode_error(error, stdout=True) == wire.Answer(
+        400,
+        STDOUT_TYPE,
+        b'{\n    "code": 123,\n    "msg": "broken \\u003cpipe\\u003e",\n    "details": "look there"\n}',
+    )
+
+
+@pytest.mark.parametrize("version", versions.SUPPORTED)
+def test_a_result_on_stdout_has_the_asked_version(version):
+    assert json.loads(wire.encode_result(RESULT, version, stdout=True).body)["cniVersion"] == version
+    assert json.loads(wire.encode_result(RESULT, version, stdout=False).body)["Result"]["cniVersion"] == "1.1.0"
+
+
+def test_a_result_without_addresses_has_no_old_version():
+    with pytest.raises(CniError) as caught:
+        wire.encode_result(Result(), "0.2.0", stdout=True)
+    assert caught.value.code == 1
+    assert wire.encode_result(Result(), "0.2.0", stdout=False).body == b'{"Result":{"cniVersion":"1.1.0"}}'

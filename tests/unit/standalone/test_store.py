@@ -1,0 +1,214 @@
+"""The standalone store beyond the contract suite: misses, watching, files, events."""
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import yaml
+
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StatusWriteError, StoreUnavailableError
+from multus_daemon.standalone import status_file
+from multus_daemon.standalone.store import StandaloneStore
+
+VALUE = '[{\n    "name": "web/n",\n    "dns": {}\n}]'
+
+
+def declare(directory: pathlib.Path, name: str, uid: str = "u1", note: str = "") -> Pod:
+    """A manifest of a pod in the namespace web."""
+    metadata = {"namespace": "web", "name": name, "uid": uid, "annotations": {"note": note}}
+    (directory / f"{name}.yaml").write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": metadata}))
+    return Pod(Namespace("web"), PodName(name), PodUid(uid), {"note": note})
+
+
+async def pod(store: StandaloneStore, name: str, uid: str = "") -> Pod:
+    return await store.pod(Namespace("web"), PodName(name), PodUid(uid))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def watching(store: StandaloneStore) -> AsyncIterator[None]:
+    task = asyncio.create_task(store.watch())
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_file_just_written_counts_at_once(tmp_path: pathlib.Path) -> None:
+    store = StandaloneStore(tmp_path)
+    await store.refresh()
+    declared = declare(tmp_path, "a")
+    assert await pod(store, "a") == declared
+
+
+async def test_a_pod_just_created_anew_counts_at_once(tmp_path: pathlib.Path) -> None:
+    store = StandaloneStore(tmp_path)
+    declare(tmp_path, "a", uid="u1")
+    await store.refresh()
+    declare(tmp_path, "a", uid="second")
+    assert (await pod(store, "a", "second")).uid == "second"
+
+
+async def test_misses_name_files_with_errors(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "bad.yaml").write_text("kind: [")
+    store = StandaloneStore(tmp_path)
+    with pytest.raises(PodNotFoundError, match=r"web/a; files with errors: bad\.yaml \(not YAML"):
+        await pod(store, "a")
+    with pytest.raises(NetworkNotFoundError, match=r"web/n; files with errors: bad\.yaml"):
+        await store.network("web", "n")
+    assert list(store.errors) == ["bad.yaml"]
+
+
+async def test_a_directory_that_can_not_be_read(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "d"
+    store = StandaloneStore(directory)
+    with pytest.raises(StoreUnavailableError, match="No such file"):
+        await pod(store, "a")
+    directory.mkdir()
+    declared = declare(directory, "a")
+    assert await pod(store, "a") == declared
+    (directory / "a.yaml").unlink()
+    directory.rmdir()
+    assert await pod(store, "a") == declared  # what was known stays
+    with pytest.raises(StoreUnavailableError):
+        await store.network("web", "n")
+
+
+async def test_watch_follows_changes(tmp_path: pathlib.Path) -> None:
+    declare(tmp_path, "a", note="1")
+    store = StandaloneStore(tmp_path)
+    await store.refresh()
+    async with watching(store):
+        await asyncio.sleep(0.3)  # until the watch stands; the scan every 5 s would find it too, later
+
+        async def note() -> str:
+            return (await pod(store, "a")).annotations["note"]
+
+        declare(tmp_path, "a", note="2")
+        await until(lambda: store._view.pods["web", "a"].annotations["note"] == "2")
+        (tmp_path / "sub").mkdir()
+        declare(tmp_path / "sub", "b")
+        await until(lambda: ("web", "b") in store._view.pods)
+        (tmp_path / "a.yaml").unlink()
+        await until(lambda: ("web", "a") not in store._view.pods)
+
+
+async def test_watch_survives_a_directory_that_comes_later(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "d"
+    store = StandaloneStore(directory, poll_seconds=0.05)
+    async with watching(store):
+        await asyncio.sleep(0.3)
+        assert len([record for record in caplog.records if "is looked at every" in record.getMessage()]) == 1
+        directory.mkdir()
+        declare(directory, "a")
+        await until(lambda: ("web", "a") in store._view.pods)
+
+
+async def test_watch_polls_where_there_is_no_watch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_named: object) -> None:
+        raise OSError(28, "inotify watch limit reached")
+
+    monkeypatch.setattr("watchfiles.awatch", refuse)
+    store = StandaloneStore(tmp_path, poll_seconds=0.05)
+    async with watching(store):
+        declare(tmp_path, "a")
+        await until(lambda: ("web", "a") in store._view.pods)
+
+
+async def test_own_status_files_are_not_watched(tmp_path: pathlib.Path) -> None:
+    store = StandaloneStore(tmp_path)
+
+    def concerns(path: str) -> bool:
+        return store._concerns_us(None, str(tmp_path / path))  # type: ignore[arg-type]
+
+    assert concerns("a.yaml")
+    assert concerns("sub")
+    assert concerns("..data")
+    assert concerns("sub/status/a.yaml")
+    assert not concerns("status/web/a.yaml")
+    assert not concerns("a.yaml.swp")
+    assert not concerns("")
+
+
+async def test_the_status_file_reads_like_a_pod(tmp_path: pathlib.Path) -> None:
+    store = StandaloneStore(tmp_path)
+    declared = declare(tmp_path, "a")
+    await store.refresh()
+    await store.write_network_status(declared, VALUE)
+    path = tmp_path / "status" / "web" / "a.yaml"
+    assert path.read_text() == (
+        "apiVersion: v1\n"
+        "kind: Pod\n"
+        "metadata:\n"
+        "  namespace: web\n"
+        "  name: a\n"
+        "  uid: u1\n"
+        "  annotations:\n"
+        "    k8s.v1.cni.cncf.io/network-status: |-\n"
+        "      [{\n"
+        '          "name": "web/n",\n'
+        '          "dns": {}\n'
+        "      }]\n"
+    )
+    assert path.stat().st_mode & 0o777 == 0o644
+    await store.refresh()
+    assert store.errors == {}  # it is not taken for a manifest
+
+
+async def test_a_status_that_can_not_be_written(tmp_path: pathlib.Path) -> None:
+    store = StandaloneStore(tmp_path)
+    declared = declare(tmp_path, "a")
+    await store.refresh()
+    (tmp_path / "status").write_text("in the way")
+    with pytest.raises(StatusWriteError, match="status file of pod web/a"):
+        await store.write_network_status(declared, VALUE)
+
+
+def test_status_files_are_removed_with_their_namespace(tmp_path: pathlib.Path) -> None:
+    for name in ("a", "b"):
+        status_file.write(tmp_path, Pod(Namespace("web"), PodName(name), PodUid("u")), VALUE)
+    assert status_file.read(tmp_path, "web", "a") == VALUE
+    assert status_file.remove(tmp_path, "web", "a")
+    assert not status_file.remove(tmp_path, "web", "a")
+    assert status_file.read(tmp_path, "web", "a") is None
+    assert (tmp_path / "status" / "web").is_dir()
+    assert status_file.remove(tmp_path, "web", "b")
+    assert not (tmp_path / "status" / "web").exists()
+
+
+@pytest.mark.parametrize(("namespace", "name"), [("..", "a"), ("web", ".."), ("web", "../a"), ("a/b", "c"), ("", "a")])
+def test_names_never_lead_out_of_the_status_directory(tmp_path: pathlib.Path, namespace: str, name: str) -> None:
+    with pytest.raises(ValueError, match="can't be a pod"):
+        status_file.path_of(tmp_path, namespace, name)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "metadata: {annotations: {}}", "a: ["])
+def test_a_status_file_that_is_not_ours(tmp_path: pathlib.Path, text: str) -> None:
+    path = status_file.path_of(tmp_path, "web", "a")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(ValueError, match="no network-status"):
+        status_file.read(tmp_path, "web", "a")
+
+
+async def test_events_are_kept_and_bounded(tmp_path: pathlib.Path) -> None:
+    store = StandaloneStore(tmp_path)
+    declared = declare(tmp_path, "a")
+    for number in range(1001):
+        store.event(declared, "Normal", "AddedInterface", f"number {number}")
+    assert len(store.events) == 1000
+    assert store.events[-1].message == "number 1000"
+    assert store.events[0].pod == "web/a"
