@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import os
 import signal
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from multus_daemon import __version__, logs
 from multus_daemon.base import fs
 from multus_daemon.base.gates import Gates
 from multus_daemon.builtin.runner import BuiltinRunner
+from multus_daemon.cni.errors import CniError
+from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.conf_files import NodeConfFiles
@@ -25,7 +27,128 @@ from multus_daemon.delegates.store import FileStore
 from multus_daemon.engine.verbs import Verbs
 from multus_daemon.metrics import Metrics
 from multus_daemon.netlink.ops import KernelLinks
-from multus_daemon.server.app import MetricsServer, UnixServer
+from multus_daemon.server import wire
+from multus_daemon.server.app import ListenError, MetricsServer, UnixServer
 from multus_daemon.server.cni_api import CniApi
 from multus_daemon.settings import Settings
 from multus_daemon.standalone.store import StandaloneStore
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 20.0
+"""How long a stopping daemon lets running requests finish."""
+
+
+class StartError(Exception):
+    """The daemon can't start; the message says why and what to do."""
+
+
+def run(settings: Settings, *, standalone: Path | None) -> None:
+    """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
+    logs.configure(settings.logs.level, settings.logs.to_stderr, file=settings.logs.file, options=settings.logs.options)
+    asyncio.run(Daemon(settings, standalone).serve())
+
+
+class Daemon:
+    """Every object of the daemon, wired up, not yet running."""
+
+    def __init__(self, settings: Settings, standalone: Path | None) -> None:
+        """`standalone`: the directory of manifests. Raises StartError."""
+        if standalone is None:
+            raise StartError("no cluster to serve: this release runs standalone, give --standalone DIR")
+        if not standalone.is_dir():
+            raise StartError(f"--standalone {standalone}: no such directory")
+        self._settings = settings
+        self._gates = Gates("manifests", "socket")
+        self._metrics = Metrics(CollectorRegistry(), version=__version__)
+        self._cluster = StandaloneStore(standalone)
+        self._api = CniApi(self._verbs(), self._metrics)
+        self._server = UnixServer(self._api, self._gates, self._metrics, Path(settings.socket.directory))
+        self._spool = SpoolReplay(Path(settings.paths.cni_dir) / "spool", self._serve_spooled)
+
+    def _verbs(self) -> Verbs:
+        paths, plugins = self._settings.paths, self._settings.plugins
+        cni_dir = Path(paths.cni_dir)
+        try:
+            fs.ensure_directory(cni_dir)
+            process = ProcessRunner(
+                [paths.bin_dir],
+                chroot_dir=paths.chroot_dir,
+                timeout=plugins.delegate_timeout_seconds,
+                gomaxprocs=plugins.gomaxprocs,
+            )
+        except (OSError, ValueError) as error:
+            raise StartError(str(error)) from error
+        builtin = BuiltinRunner(Path(paths.chroot_dir or "/"))
+        dispatcher = Dispatcher(process, builtin, plugins.builtin_plugins, observe=self._metrics.delegate)
+        # A built-in's IPAM plugin is chosen as any other is.
+        builtin.ipam = dispatcher
+        cache = ResultCache(cni_dir)
+        return Verbs(
+            self._cluster,
+            NodeConfFiles(),
+            Chain(dispatcher, cache, paths.bin_dir),
+            FileStore(cni_dir, cache),
+            KernelLinks(),
+            gates=self._gates,
+            overlay=self._settings.overlay,
+        )
+
+    async def serve(self) -> None:
+        """Start, run the root tasks until a signal or until one of them ends, stop in order. Raises StartError."""
+        log.info("multus-daemon %s starts", __version__)
+        for warning in self._settings.warnings:
+            log.warning("configuration: %s", warning)
+        log.debug("settings in force: %s", json.dumps(self._settings.effective(), default=list))
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        await self._cluster.refresh()
+        self._gates.open("manifests")
+        try:
+            await self._server.start()
+        except ListenError as error:
+            raise StartError(str(error)) from error
+        self._gates.open("socket")
+        tasks = [asyncio.create_task(work, name=name) for name, work in self._root_tasks(stopping).items()]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await self._stop(tasks)
+
+    def _root_tasks(self, stopping: asyncio.Event) -> dict[str, Coroutine[Any, Any, Any]]:
+        """What runs for as long as the daemon does; any of them ending is its end."""
+        tasks: dict[str, Coroutine[Any, Any, Any]] = {
+            "signals": stopping.wait(),
+            "manifests": self._cluster.watch(),
+            "spool": self._spool.run(),
+        }
+        if self._settings.metrics.port is not None:
+            tasks["metrics"] = MetricsServer(
+                self._metrics, self._settings.metrics.port, self._settings.metrics.address
+            ).run()
+        return tasks
+
+    async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:
+        """The socket first, so that nothing new comes in; then what runs; then the loops. Raises a task's failure."""
+        log.info("multus-daemon stops")
+        self._gates.close("socket", "shutting down")
+        await self._server.stop(DRAIN_SECONDS)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for task, result in zip(tasks, results, strict=True):
+            if isinstance(result, Exception):
+                log.error("root task %s failed", task.get_name(), exc_info=result)
+        failed = [result for result in results if isinstance(result, Exception)]
+        if failed:
+            raise failed[0]
+
+    async def _serve_spooled(self, body: bytes) -> None:
+        """One entry of the spool, served as if the shim had delivered it."""
+        try:
+            wire.decode(body)
+        except CniError as error:
+            raise UndecodableEntryError(str(error)) from error
+        await self._api.call(body)

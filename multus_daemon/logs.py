@@ -12,12 +12,11 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime
 from logging.handlers import RotatingFileHandler
-from typing import Final
+from typing import Any, Final
 
 LEVELS: Final[dict[str, int]] = {
     "panic": logging.CRITICAL,
@@ -32,17 +31,10 @@ _NAMES: Final = {
     logging.INFO: "verbose",
     logging.DEBUG: "debug",
 }
+DEFAULT_OPTIONS: Final[dict[str, Any]] = {"maxSize": 100, "maxBackups": 5}
 _PACKAGE: Final = "multus_daemon"
 
 _fields: ContextVar[tuple[tuple[str, object], ...]] = ContextVar("multus_log_fields", default=())
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """When the log file is put aside, and how many old ones stay (`<file>.1` is the newest of them)."""
-
-    max_size_mb: int = 100
-    max_backups: int = 5
 
 
 @contextlib.contextmanager
@@ -57,11 +49,17 @@ def fields(**values: object) -> Iterator[None]:
 
 
 def configure(
-    level: str = "verbose", *, to_stderr: bool = True, file: str = "", rotation: Rotation | None = None
+    level: str = "verbose",
+    to_stderr: bool = True,
+    *,
+    file: str = "",
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Set up logging for the process, in place of any earlier set-up.
 
-    `level`: a key of `LEVELS`, in any case. `file`: empty for none; a new one gets mode 0600.
+    `level`: a key of `LEVELS`, in any case. `file`: empty for none; a new one gets mode 0600. `options`: upstream's
+    `logOptions`, of which two count: `maxSize` in MB before the file is put aside (default 100, 0: never), and
+    `maxBackups`, how many old ones stay (default 5; `<file>.1` is the newest).
 
     Other packages log from warnings upwards only. Raises ValueError for an unknown level, OSError for the file;
     the earlier set-up stays then.
@@ -71,10 +69,10 @@ def configure(
         raise ValueError(f"log level {level!r}: one of {', '.join(LEVELS)} is needed")
     handlers: list[logging.Handler] = []
     if file:
-        rotation = rotation or Rotation()
+        limits = DEFAULT_OPTIONS | dict(options or {})
         handlers.append(
             _PrivateFileHandler(
-                file, maxBytes=rotation.max_size_mb * 1024 * 1024, backupCount=rotation.max_backups, encoding="utf-8"
+                file, maxBytes=limits["maxSize"] * 1024 * 1024, backupCount=limits["maxBackups"], encoding="utf-8"
             )
         )
     if to_stderr:

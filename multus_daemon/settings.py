@@ -21,7 +21,7 @@ CONFIG_MAX_BYTES = 1024 * 1024
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-LogLevel = Annotated[str, msgspec.Meta(pattern=r"(?i)^(panic|error|verbose|debug)\Z")]
+LogLevel = Literal["panic", "error", "verbose", "debug"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
@@ -107,7 +107,7 @@ class LogSettings:
     """What is logged, and where to."""
 
     level: LogLevel = _key("logLevel", "verbose")
-    """`panic`, `error`, `verbose` or `debug`."""
+    """What is logged; in the file in any case, lower case here."""
     to_stderr: bool = _key("logToStderr", True)
     """Log to standard error."""
     file: str = _key("logFile", "")
@@ -221,6 +221,8 @@ def from_object(found: Mapping[str, Any], source: str) -> Settings:
             warnings.append(f"{known}: no effect: {WITHOUT_EFFECT[known]}")
         elif value is not None:
             values[known] = value
+    if isinstance(values.get("logLevel"), str):
+        values["logLevel"] = values["logLevel"].lower()
     if isinstance(values.get("logOptions"), dict):
         values["logOptions"] = _read_log_options(values["logOptions"], problems, warnings)
     groups = {group: _read_group(kind, values, problems) for group, kind in GROUPS.items()}

@@ -73,7 +73,10 @@ pub fn environment(env: Environment, verb: Verb) void {
             missing.all(.{ if (missing.len > 0) "," else "", variable.name }) catch answer.outOfMemory();
         } else if (variable.validate) |validate| validate(value);
     }
-    if (missing.len > 0) answer.refuse(.bad_environment, .{ "required env variables [", missing.bytes(), "] missing" }, "");
+    if (missing.len > 0)
+        answer.refuse(.bad_environment, .{
+            "required env variables [", missing.bytes(), "] missing",
+        }, "");
 }
 
 /// `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`
@@ -118,7 +121,9 @@ pub fn config(json: []const u8) netconf.Netconf {
     const conf = netconf.parse(json) catch answer.outOfMemory();
     const trouble = "error unmarshall network config: json: cannot unmarshal ";
     if (conf.wrong) |kind|
-        answer.refuse(.undecodable, .{ trouble, @tagName(kind), " into Go value of type struct { Name string \"json:\\\"name\\\"\" }" }, "");
+        answer.refuse(.undecodable, .{
+            trouble, @tagName(kind), " into Go value of type struct { Name string \"json:\\\"name\\\"\" }",
+        }, "");
     if (conf.name.wrong) |kind|
         answer.refuse(.undecodable, .{ trouble, @tagName(kind), " into Go struct field .name of type string" }, "");
     const name = string(&conf.name);
@@ -153,7 +158,10 @@ pub fn version(conf: *const netconf.Netconf, verb: Verb) void {
     };
     if (least) |wanted| {
         const number = numbers(asked);
-        if (older(number, wanted)) answer.refuse(.incompatible_version, .{ "config version does not allow ", @tagName(verb) }, "");
+        if (older(number, wanted))
+            answer.refuse(.incompatible_version, .{
+                "config version does not allow ", @tagName(verb),
+            }, "");
         if (older(.{ 1, 1, 0 }, number)) answer.refuse(.incompatible_version, .{ "plugin version does not allow ", @tagName(verb) }, "");
     }
     for (versions) |known| if (std.mem.eql(u8, known, asked)) return;
@@ -195,7 +203,9 @@ fn numbers(s: []const u8) Version {
             quoted.quote(part) catch answer.outOfMemory();
             const why = if (e == error.Overflow) ": value out of range" else ": invalid syntax";
             const q = quoted.bytes();
-            answer.refuse(.undecodable, .{ "failed to convert ", which, " version part ", q, ": strconv.Atoi: parsing ", q, why }, "");
+            answer.refuse(.undecodable, .{
+                "failed to convert ", which, " version part ", q, ": strconv.Atoi: parsing ", q, why,
+            }, "");
         };
     }
     return out;

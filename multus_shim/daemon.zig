@@ -164,7 +164,9 @@ const Reader = struct {
 
     fn lost(self: *Reader, e: sys.Errno) Fault {
         var space: [32]u8 = undefined;
-        return self.broken(.{ "the connection broke (", sys.errnoName(e, &space), ") after ", self.seen(), " bytes of a reply" });
+        return self.broken(.{
+            "the connection broke (", sys.errnoName(e, &space), ") after ", self.seen(), " bytes of a reply",
+        });
     }
 
     fn seen(self: *const Reader) usize {
@@ -191,7 +193,9 @@ const Reader = struct {
         while (true) {
             const end = std.mem.indexOfPos(u8, self.raw.bytes(), searched, "\r\n\r\n");
             if ((end orelse self.raw.len) > max_head)
-                return self.brokenQuoting(.{ "the header block of the reply is longer than ", max_head, " bytes; it begins with " }, self.raw.bytes());
+                return self.brokenQuoting(.{
+                    "the header block of the reply is longer than ", max_head, " bytes; it begins with ",
+                }, self.raw.bytes());
             if (end) |at| {
                 try self.head.add(self.raw.bytes()[0 .. at + 4]);
                 self.raw.drop(at + 4);
@@ -204,7 +208,9 @@ const Reader = struct {
             searched = self.raw.len -| 3;
             if (!try self.fill()) {
                 if (self.raw.len == 0) return self.broken(.{"it closed the connection without a reply"});
-                return self.brokenQuoting(.{ "the reply was cut off inside its header block, after ", self.raw.len, " bytes: " }, self.raw.bytes());
+                return self.brokenQuoting(.{
+                    "the reply was cut off inside its header block, after ", self.raw.len, " bytes: ",
+                }, self.raw.bytes());
             }
         }
     }
@@ -238,14 +244,17 @@ const Reader = struct {
             try self.allow(n);
             try self.take(n);
         } else if (status != 204 and status != 304) {
-            return self.brokenQuoting(.{"the reply says neither by Content-Length nor by chunks where it ends; it begins with "}, self.head.bytes());
+            try self.why.add("the reply says neither by Content-Length nor by chunks where it ends; ");
+            return self.brokenQuoting(.{"it begins with "}, self.head.bytes());
         }
         return .{ .status = status, .status_line = line, .content_type = content_type, .body = self.body.bytes() };
     }
 
     fn allow(self: *Reader, more: u64) Fault!void {
         if (more > max_body - self.body.len)
-            return self.broken(.{ "the body of the reply is longer than ", max_body, " bytes (", self.body.len +| more, " at least)" });
+            return self.broken(.{
+                "the body of the reply is longer than ", max_body, " bytes (", self.body.len +| more, " at least)",
+            });
     }
 
     /// Moves `n` bytes from the stream to `body`.
@@ -253,7 +262,9 @@ const Reader = struct {
         var left: usize = @intCast(n);
         while (left > 0) {
             if (self.raw.len == 0 and !try self.fill())
-                return self.brokenQuoting(.{ "the reply was cut off with ", left, " bytes still to come; its body begins with " }, self.body.bytes());
+                return self.brokenQuoting(.{
+                    "the reply was cut off with ", left, " bytes still to come; its body begins with ",
+                }, self.body.bytes());
             const now = @min(left, self.raw.len);
             try self.body.add(self.raw.bytes()[0..now]);
             self.raw.drop(now);
@@ -283,7 +294,10 @@ const Reader = struct {
             self.raw.drop(n + 2);
             if (n == 0) return;
             trailer += n;
-            if (trailer > max_head) return self.broken(.{ "the trailer of the reply is longer than ", max_head, " bytes" });
+            if (trailer > max_head)
+                return self.broken(.{
+                    "the trailer of the reply is longer than ", max_head, " bytes",
+                });
         }
     }
 
@@ -295,7 +309,9 @@ const Reader = struct {
             if (self.raw.len > max_head) return self.brokenQuoting(.{"the reply has broken chunk framing: "}, self.raw.bytes());
             searched = self.raw.len -| 1;
             if (!try self.fill())
-                return self.brokenQuoting(.{ "the reply was cut off between chunks, after ", self.body.len, " bytes of its body: " }, self.body.bytes());
+                return self.brokenQuoting(.{
+                    "the reply was cut off between chunks, after ", self.body.len, " bytes of its body: ",
+                }, self.body.bytes());
         }
     }
 };

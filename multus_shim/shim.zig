@@ -112,8 +112,12 @@ fn readStdin() []const u8 {
     switch (sys.readAll(0, &stdin, max_stdin, .in(stdin_ms))) {
         .whole => return stdin.bytes(),
         .no_memory => answer.outOfMemory(),
-        .too_long => answer.refuse(.io_failure, .{ trouble, "the network configuration is longer than ", max_stdin, " bytes" }, ""),
-        .late => answer.refuse(.io_failure, .{ trouble, "the runtime has not closed it after ", stdin_ms / 1000, " s" }, ""),
+        .too_long => answer.refuse(.io_failure, .{
+            trouble, "the network configuration is longer than ", max_stdin, " bytes",
+        }, ""),
+        .late => answer.refuse(.io_failure, .{
+            trouble, "the runtime has not closed it after ", stdin_ms / 1000, " s",
+        }, ""),
         .failed => |e| {
             var space: [32]u8 = undefined;
             answer.refuse(.io_failure, .{ trouble, sys.errnoName(e, &space) }, "");
@@ -171,9 +175,10 @@ const Call = struct {
     fn make(self: *const Call) text.Error!noreturn {
         if (self.socket.len > daemon.max_path) {
             if (self.verb == .DEL) try self.keep("the path of its socket is too long");
-            answer.refuse(.bad_config, .{
-                "daemonSocketDir is too long: ", self.socket, " has ", self.socket.len, " bytes and a socket path at most ", daemon.max_path,
-            }, "");
+            var msg: Buffer = .{};
+            try msg.all(.{ "daemonSocketDir is too long: ", self.socket, " has ", self.socket.len });
+            try msg.all(.{ " bytes and a socket path at most ", daemon.max_path });
+            answer.refuseWith(.bad_config, msg.bytes(), "");
         }
         const fd = switch (daemon.connect(self.socket, .in(self.wait_ms), self.verb == .STATUS)) {
             .open => |fd| fd,
@@ -181,12 +186,9 @@ const Call = struct {
             .refused => |e| try self.cannotConnect(e, false),
         };
         var head: Buffer = .{};
-        try head.all(.{
-            "POST /cni HTTP/1.1\r\nHost: dummy\r\nUser-Agent: multus-shim/" ++ release ++ "\r\nAccept: " ++ daemon.stdout_type ++
-                "\r\nContent-Type: application/json\r\nContent-Length: ",
-            self.body.len,
-            "\r\nConnection: close\r\n\r\n",
-        });
+        try head.add("POST /cni HTTP/1.1\r\nHost: dummy\r\nUser-Agent: multus-shim/" ++ release ++ "\r\n");
+        try head.add("Accept: " ++ daemon.stdout_type ++ "\r\nContent-Type: application/json\r\n");
+        try head.all(.{ "Content-Length: ", self.body.len, "\r\nConnection: close\r\n\r\n" });
         switch (try daemon.exchange(fd, head.bytes(), self.body, .in(self.reply_ms))) {
             .reply => |reply| try self.copy(&reply),
             .late => try self.late(),
@@ -198,16 +200,18 @@ const Call = struct {
         var space: [32]u8 = undefined;
         const name = sys.errnoName(e, &space);
         if (self.verb == .DEL) try self.keep(name);
-        if (self.verb == .STATUS) answer.refuse(.unavailable, .{
-            "multus daemon is not available: ", self.socket, ": ", name, "; is its pod running on this node, and is daemonSocketDir its socketDir?",
-        }, "");
-        if (!waited) answer.refuse(.internal, .{
-            "multus daemon cannot be called: connect to ", self.socket, ": ", name, "; is daemonSocketDir the daemon's socketDir, and does the runtime run the shim as root?",
-        }, "");
+        const where = "; is its pod running on this node, and is daemonSocketDir its socketDir?";
+        if (self.verb == .STATUS)
+            answer.refuse(.unavailable, .{ "multus daemon is not available: ", self.socket, ": ", name, where }, "");
         var msg: Buffer = .{};
+        if (!waited) {
+            try msg.all(.{ "multus daemon cannot be called: connect to ", self.socket, ": ", name });
+            try msg.add("; is daemonSocketDir the daemon's socketDir, and does the runtime run the shim as root?");
+            answer.refuseWith(.internal, msg.bytes(), "");
+        }
         try msg.all(.{ "multus daemon does not listen on ", self.socket, ": ", name, " after " });
         try msg.seconds(self.wait_ms);
-        try msg.add("; is its pod running on this node, and is daemonSocketDir its socketDir?");
+        try msg.add(where);
         answer.refuseWith(.try_again, msg.bytes(), "");
     }
 
@@ -222,9 +226,10 @@ const Call = struct {
 
     fn broken(self: *const Call, what: []const u8) text.Error!noreturn {
         if (self.verb == .DEL) try self.keep(what);
-        answer.refuse(.internal, .{
-            "no usable reply to ", @tagName(self.verb), " from ", self.socket, ": ", what, "; did the multus daemon stop just now (its log), or is another program listening there?",
-        }, "");
+        var msg: Buffer = .{};
+        try msg.all(.{ "no usable reply to ", @tagName(self.verb), " from ", self.socket, ": ", what });
+        try msg.add("; did the multus daemon stop just now (its log), or is another program listening there?");
+        answer.refuseWith(.internal, msg.bytes(), "");
     }
 
     fn copy(self: *const Call, reply: *const daemon.Reply) text.Error!noreturn {
@@ -232,34 +237,37 @@ const Call = struct {
         if (ok and reply.body.len == 0 and self.verb != .ADD) answer.exit(0);
         if (reply.forStdout() and reply.body.len > 0) answer.finish(reply.body, if (ok) 0 else 1);
         var msg: Buffer = .{};
-        try msg.all(.{ "the reply to ", @tagName(self.verb), " from ", self.socket, " is not for a CNI plugin's stdout: status line " });
+        try msg.all(.{
+            "the reply to ", @tagName(self.verb), " from ", self.socket, " is not for a CNI plugin's stdout: status line ",
+        });
         try daemon.excerpt(&msg, reply.status_line);
         try msg.add(", content type ");
         try daemon.excerpt(&msg, reply.content_type);
         try msg.all(.{ " (wanted " ++ daemon.stdout_type ++ "), ", reply.body.len, " bytes of body: " });
         try daemon.excerpt(&msg, reply.body);
-        try msg.add("; is the multus daemon of another version than this shim (" ++ release ++ "), or is another program listening there?");
+        try msg.add("; is the multus daemon of another version than this shim (" ++ release ++ "),");
+        try msg.add(" or is another program listening there?");
         answer.refuseWith(.internal, msg.bytes(), "");
     }
 
     /// Ends a DEL that the daemon did not take.
     fn keep(self: *const Call, reason: []const u8) text.Error!noreturn {
+        var note: Buffer = .{};
         switch (try spool.write(self.cni_dir, self.body)) {
             .written => |path| {
-                var note: Buffer = .{};
-                try note.all(.{
-                    "multus-shim: DEL of container ", self.env.get("CNI_CONTAINERID"), " interface ",        self.env.get("CNI_IFNAME"), ": multus daemon on ", self.socket,
-                    " did not take it (",             reason,                          "); kept for it in ", path,                       "\n",
-                });
+                const id = self.env.get("CNI_CONTAINERID");
+                try note.all(.{ "multus-shim: DEL of container ", id, " interface ", self.env.get("CNI_IFNAME") });
+                try note.all(.{ ": multus daemon on ", self.socket, " did not take it (", reason, "); kept for it in " });
+                try note.all(.{ path, "\n" });
                 answer.remark(note.bytes());
                 answer.exit(0);
             },
             .failed => |f| {
                 var space: [32]u8 = undefined;
-                answer.refuse(.io_failure, .{
-                    "multus daemon on ",            self.socket,             " did not take the DEL (", reason, ") and it could not be kept for later: cannot ", f.step, " ", f.path, ": ",
-                    sys.errnoName(f.errno, &space), "; is cniDir writable?",
-                }, "");
+                try note.all(.{ "multus daemon on ", self.socket, " did not take the DEL (", reason, ")" });
+                try note.all(.{ " and it could not be kept for later: cannot ", f.step, " ", f.path, ": " });
+                try note.all(.{ sys.errnoName(f.errno, &space), "; is cniDir writable?" });
+                answer.refuseWith(.io_failure, note.bytes(), "");
             },
         }
     }
@@ -269,7 +277,10 @@ const Call = struct {
 fn directory(slot: *const netconf.Slot, default: []const u8) []const u8 {
     if (slot.wrong) |kind| answer.refuse(.bad_config, .{ slot.key, " must be a string, not ", kindName(kind) }, "");
     const path = checks.string(slot);
-    if (std.mem.indexOfScalar(u8, path, 0) != null) answer.refuse(.bad_config, .{ slot.key, " must not contain a NUL character" }, "");
+    if (std.mem.indexOfScalar(u8, path, 0) != null)
+        answer.refuse(.bad_config, .{
+            slot.key, " must not contain a NUL character",
+        }, "");
     return if (path.len == 0) default else path;
 }
 

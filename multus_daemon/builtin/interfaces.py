@@ -51,15 +51,18 @@ def step(what: str) -> Iterator[None]:
         raise InternalError(f"failed to {what}: {error.strerror or error}{where}") from error
 
 
-async def require_absent(call: Call) -> None:
-    """Raise InternalError where the interface exists already, before anything is touched, as `in_pod` does."""
+async def require_absent(call: Call, *, kind: str) -> None:
+    """Raise InternalError where the interface exists already, before anything is touched; and as `in_pod` does.
+
+    `kind` is what the plugin makes, in the message only.
+    """
 
     def look(session: Session) -> None:
         with step("look for the interface"):
             found = session.pod.find_link(call.invocation.ifname)
         if found is not None:
             raise InternalError(
-                f'container interface name ("{call.invocation.ifname}") already exists',
+                f'container {kind} name ("{call.invocation.ifname}") already exists',
                 "an earlier ADD of this container was not followed by DEL, or two networks ask for the same name",
             )
 

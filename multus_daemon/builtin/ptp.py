@@ -52,7 +52,7 @@ class _Config:
 class _Pair:
     """What has been made so far, written by the thread that makes it and read by who undoes it after its end."""
 
-    host_index: int = 0
+    host_name: str = ""
 
 
 def _read(call: Call) -> _Config:
@@ -80,7 +80,7 @@ class Ptp:
         """Make the pair. Raises CniError, CancelledError; nothing is left then, addresses included."""
         config = _read(call)
         ipam.plugin_type(call)
-        await interfaces.require_absent(call)
+        await interfaces.require_absent(call, kind="veth")
         async with Undo() as undo:
             undo.arm("release the addresses", functools.partial(ipam.delete, call))
             wanted = _with_container(await ipam.add(call), call)
@@ -150,9 +150,9 @@ async def _remove(pair: _Pair) -> None:
 
     def work(host: Rtnl) -> None:
         with _absent_is_done():
-            host.delete_link(pair.host_index)
+            host.delete_link(host.link(pair.host_name).index)
 
-    if pair.host_index:
+    if pair.host_name:
         await ops.on_host(work)
 
 
@@ -192,10 +192,9 @@ def _addresses(ips: tuple[IpConfig, ...]) -> list[tuple[IpInterface, IpAddress]]
 
 def _make_pair(session: Session, ifname: str, mtu: int, pair: _Pair) -> Link:
     """The pair, its host end up; the host end."""
-    peer = _add_veth(session, ifname, mtu)
+    peer = pair.host_name = _add_veth(session, ifname, mtu)
     with step(f'find the host\'s end "{peer}"'):
         host = session.host.link(peer)
-    pair.host_index = host.index
     with step(f'set "{peer}" up on the host'):
         session.host.set_up(host.index)
     # Router advertisements of a container must not configure the host; without IPv6 there is nothing to switch off.
@@ -263,7 +262,7 @@ def _set_up_host(session: Session, host: Link, ips: tuple[IpConfig, ...]) -> Non
             with step(f'add IP address {gateway} to "{host.name}" on the host'):
                 session.host.add_address(host.index, host_network(gateway), broadcast=False)
         route = rtnl.Route(host_network(address.ip), host.index, scope=rtnl.SCOPE_HOST)
-        # Left by a container that is gone: the reference tolerates it, and so do we.
+        # There already, e.g. by an administrator: tolerated, as in the reference.
         with (
             step(f"add route '{route.dst} dev {host.name} scope host' on the host"),
             contextlib.suppress(FileExistsError),

@@ -1,4 +1,4 @@
-"""`multusctl`: for now the container runtime of a standalone daemon, `multusctl sandbox up|check|down <namespace>/<pod>`."""
+"""`multusctl`: what a person asks a node's daemon; for now, to play the container runtime for it (`sandbox`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         show.cni_error(errors, error)
         sys.exit(1)
     except (SandboxError, SettingsError) as error:
-        errors.print(f"multusctl: {error}", markup=False)
+        errors.print(f"multusctl: {error}", markup=False, soft_wrap=True)
         sys.exit(1)
     if arguments.json:
         sys.stdout.write(json.dumps(outcome.to_object(), indent=4) + "\n")

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from multus_daemon.cni.names import IfName
@@ -103,6 +103,6 @@ class KernelLinks:
         """True where `path` is a network namespace that exists; two system calls that do not wait."""
         return namespaces.is_netns(path)
 
-    async def link_exists(self, netns: str, ifname: IfName) -> bool:
-        """True where the namespace has a link of that name. Raises OSError if the namespace can't be entered."""
-        return await in_pod(netns, lambda session: session.pod.find_link(ifname) is not None)
+    async def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
+        """Those of `ifnames` that the namespace has. Raises OSError if the namespace can't be entered."""
+        return await in_pod(netns, lambda session: [name for name in ifnames if session.pod.find_link(name)])

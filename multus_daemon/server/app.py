@@ -227,7 +227,7 @@ class UnixServer:
         if self._runner is None or self._site is None:
             return 0
         await asyncio.to_thread(_withdraw, self.path, self._inode)
-        # Who connected before the name was gone is still in the backlog: one round of the loop accepts them all.
+        # Who connected before the name was gone may still be in the backlog, or not have been read yet.
         await asyncio.sleep(0.01)
         await self._site.stop()
         cut = await self._api.drain(timeout)

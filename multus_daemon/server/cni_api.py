@@ -102,7 +102,8 @@ class CniApi:
         self._draining = False
         self._closed = False
 
-    def __len__(self) -> int:
+    @property
+    def running(self) -> int:
         """How many verbs are running."""
         return len(self._requests)
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 import typing
 
 import pytest
@@ -41,6 +42,38 @@ def test_body_has_the_cni_variables_and_nothing_else(shim: Shim, daemon: Stub) -
     body = json.loads(daemon.requests[0].body)
     assert set(body) == {"env", "config"}
     assert body["env"] == wanted
+
+
+class Doubled(dict[str, str]):
+    """An environment in which some names occur twice; exec(3) takes what keys() and values() say, in that order."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        super().__init__(pairs)
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def keys(self) -> list[str]:  # type: ignore[override]
+        return [k for k, _ in self.pairs]
+
+    def values(self) -> list[str]:  # type: ignore[override]
+        return [v for _, v in self.pairs]
+
+
+def test_of_equal_variables_the_first_is_checked_and_sent(shim: Shim, daemon: Stub) -> None:
+    """As getenv(3) has it; JSON readers would take the last, so only one may be in the body."""
+    first = list(shim.environment("ADD").items())
+    env = Doubled([("CNI_IFNAMES", "a b"), *first, ("CNI_COMMAND", "DEL"), ("CNI_IFNAME", "a b"), ("CNI_PATH", "")])
+    with tempfile.TemporaryFile() as stdin:
+        stdin.write(shim.config())
+        stdin.seek(0)
+        redirect = [(os.POSIX_SPAWN_DUP2, stdin.fileno(), 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+        pid = os.posix_spawn(shim.binary, [str(shim.binary)], env, file_actions=redirect)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    body = daemon.requests[0].body
+    assert json.loads(body)["env"] == {"CNI_IFNAMES": "a b"} | dict(first)
+    assert body.count(b'"CNI_COMMAND"') == 1
 
 
 @pytest.mark.parametrize(

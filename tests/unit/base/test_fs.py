@@ -254,7 +254,6 @@ def test_ensure_directory_where_another_process_is_faster(tmp_path: Path, monkey
 def test_ensure_directory_where_a_file_is(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.touch()
-    with pytest.raises(FileExistsError):
-        fs.ensure_directory(path)
-    with pytest.raises(NotADirectoryError):
-        fs.ensure_directory(path / "b")
+    for wanted in (path, path / "b"):
+        with pytest.raises(FileExistsError):
+            fs.ensure_directory(wanted)

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,18 @@ async def test_a_successor_takes_over_and_keeps_its_socket(make, tmp_path):
     assert not second.path.exists()
 
 
+async def test_a_predecessor_is_replaced_without_a_gap(make, tmp_path, monkeypatch):
+    removed = []
+    first, second = make(tmp_path), make(tmp_path)
+    await first.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path, missing_ok=False: removed.append(path))
+        await second.start()
+    assert removed == []
+    await first.stop(1)
+    await second.stop(1)
+
+
 async def test_no_connection_is_refused_while_a_successor_takes_over(make, tmp_path):
     server = make(tmp_path)
     await server.start()
@@ -252,6 +265,7 @@ async def test_no_connection_is_refused_while_a_successor_takes_over(make, tmp_p
                     client.connect(str(server.path))
                 except OSError as error:
                     refused.append(error)
+            time.sleep(0.0005)
 
     knocking = asyncio.create_task(asyncio.to_thread(knock))
     try:
@@ -312,6 +326,21 @@ async def test_stop_lets_a_request_end(make, tmp_path, verbs):
     verbs.gate.set()
     assert (await call).status == 200
     assert await stopping == 0
+
+
+async def test_who_has_connected_before_the_stop_is_answered(make, tmp_path):
+    server = make(tmp_path)
+    await server.start()
+    clients = []
+    for _ in range(30):
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(server.path))
+        client.sendall(http("POST", "/cni", body("DEL")))
+        clients.append(client)
+    await server.stop(5)
+    for client in clients:
+        with client:
+            assert b" 200 " in client.recv(1000)
 
 
 async def test_stop_cuts_a_request_that_does_not_end(make, tmp_path, verbs):

@@ -1,0 +1,134 @@
+"""DelegateStore: the contract of `ports`, over the files and over the fake."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from multus_daemon.cni import conf, versions
+from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
+from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.store import FileStore
+from multus_daemon.ports import Attachment, ContainerRecord, CorruptRecordError, Sandbox
+from tests.fakes.store import FakeDelegateStore
+
+RESULT = Result(
+    interfaces=(
+        Interface("veth0", "02:00:00:00:00:01", 1450),
+        Interface("net1", sandbox="/run/netns/a", pci_id="0000:1"),
+    ),
+    ips=(IpConfig("10.1.0.2/24", "10.1.0.1", 1), IpConfig("fd00::2/64")),
+    routes=(Route("0.0.0.0/0", table=0, scope=0), Route("::/0", "fd00::1", 1400, 1300, 5)),
+    dns=Dns(("10.1.0.1",), "example", ("a", "b"), ("ndots:5",)),
+)
+# Bytes that no JSON encoder would write like this: they must come back as they are.
+SINGLE = b'{ "name" : "one",\n "type":"ptp", "big": 1e2, "cniVersion":"0.4.0", "unknown":[1,2] }'
+LIST = (
+    b'{"cniVersions":["0.3.1","1.0.0"],"name":"two","disableCheck":"true",'
+    b'"plugins":[{"type":"bridge"},{"type":"portmap"}]}'
+)
+
+
+def record(container_id="c0ffee", **changes):
+    one = conf.parse(SINGLE)
+    attachments = (
+        Attachment("cluster", one, "eth0", cluster_network=True, cni_args=(("IgnoreUnknown", "true"), ("A", "b=c"))),
+        Attachment(
+            "web/two", conf.parse(LIST), "net1", capability_args={"ips": ["10.1.0.2/24"], "n": {"x": 1}}
+        ).with_result(RESULT),
+        Attachment("web/three", conf.with_version(one, "0.3.1"), "net2").with_result(Result()),
+    )
+    whole = ContainerRecord(
+        sandbox=Sandbox(container_id, "/run/netns/a"),
+        ifname="eth0",
+        pod_namespace="web",
+        pod_name="web-0",
+        pod_uid="1-2-3",
+        attachments=attachments,
+        created=1234567890.25,
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def _files(tmp_path):
+    return FileStore(tmp_path / "multus", ResultCache(tmp_path / "multus"))
+
+
+@pytest.fixture(params=["files", "fake"])
+def store(request, tmp_path):
+    return _files(tmp_path) if request.param == "files" else FakeDelegateStore()
+
+
+def test_nothing_known(store):
+    assert store.load("c0ffee") is None
+    assert store.containers() == []
+    store.remove("c0ffee")
+
+
+def test_a_record_comes_back_equal(store):
+    store.save(record())
+    loaded = store.load("c0ffee")
+    assert loaded == record()
+    assert loaded.attachments[0].config.raw == SINGLE
+    assert loaded.attachments[1].config.cni_version == "1.0.0"
+    assert loaded.attachments[2].config.cni_version == "0.3.1"
+
+
+def test_the_last_one_counts(store):
+    store.save(record())
+    store.save(record(complete=True, attachments=()))
+    assert store.load("c0ffee") == record(complete=True, attachments=())
+
+
+def test_removed_is_forgotten(store):
+    store.save(record())
+    store.save(record("other"))
+    assert store.containers() == ["c0ffee", "other"]
+    store.remove("c0ffee")
+    store.remove("c0ffee")
+    assert store.load("c0ffee") is None
+    assert store.containers() == ["other"]
+    assert store.load("other") == record("other")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../c0ffee", "a\0", "a\n", "-a", "a" * 129])
+def test_ids_that_are_none(store, name):
+    for call in (store.load, store.remove, lambda name: store.save(record(name))):
+        with pytest.raises(CniError):
+            call(name)
+    assert store.containers() == []
+
+
+def test_long_ids(store):
+    name = "a" * 128
+    store.save(record(name))
+    assert store.load(name) == record(name)
+
+
+@pytest.mark.parametrize("version", versions.SUPPORTED)
+def test_configurations_of_each_version(store, version):
+    config = conf.parse(b'{"name":"n","type":"ptp","cniVersion":"%s"}' % version.encode())
+    attachment = Attachment("n", config, "net1").with_result(RESULT)
+    store.save(record(attachments=(attachment,)))
+    assert store.load("c0ffee").attachments == (attachment,)
+
+
+def test_configuration_without_a_version(store):
+    attachment = Attachment("n", conf.parse(b'{"name":"n","type":"ptp"}'), "net1")
+    store.save(record(attachments=(attachment,)))
+    assert store.load("c0ffee").attachments[0].config.cni_version == ""
+
+
+def test_a_corrupt_record_is_no_unknown_container(store, tmp_path):
+    store.save(record())
+    if isinstance(store, FileStore):
+        (tmp_path / "multus" / "attachments" / "c0ffee.json").write_bytes(b"")
+    else:
+        store.corrupt.add("c0ffee")
+    with pytest.raises(CorruptRecordError, match=r"c0ffee\.json"):
+        store.load("c0ffee")
+    assert store.containers() == ["c0ffee"]
+    store.remove("c0ffee")
+    assert store.load("c0ffee") is None

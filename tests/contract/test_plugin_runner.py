@@ -1,0 +1,523 @@
+"""PluginRunner: the contract of `ports`, over processes with and without chroot, and over the built-ins.
+
+First what every implementation promises, with `loopback`, which exists as a binary and as a built-in; then what
+running a process adds, with a plugin that hangs, floods and dies on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
+from multus_daemon.delegates import child, find
+from multus_daemon.delegates.dispatch import Dispatcher
+from multus_daemon.delegates.process import ProcessRunner
+from multus_daemon.ports import Invocation, PluginRunner
+from tests.fakes.runner import FakePluginRunner
+
+DEBIAN = "/usr/lib/cni"
+PLUGIN = Path(__file__).parent.parent / "fakes" / "plugin.py"
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for chroot(2) and mounts: run pytest as root")
+needs_debian = pytest.mark.skipif(
+    not os.path.exists(f"{DEBIAN}/loopback"), reason="no reference plugins: apt-get install containernetworking-plugins"
+)
+
+
+def invocation(verb="ADD", *, stdin=b"{}", netns="/run/netns/none", path="/bin", args=""):
+    return Invocation(verb, "c0ffee", netns, "net1", args, path, stdin)
+
+
+# --- every implementation --------------------------------------------------------------------------------------------
+
+
+def _process() -> PluginRunner:
+    return ProcessRunner([DEBIAN])
+
+
+def _chrooted() -> PluginRunner:
+    return ProcessRunner([DEBIAN], chroot_dir="/proc/self/root")
+
+
+def _dispatched() -> PluginRunner:
+    return Dispatcher(_process(), FakePluginRunner(missing={"loopback", "no-such"}), "fallback")
+
+
+def _builtin() -> PluginRunner:
+    module = pytest.importorskip("multus_daemon.builtin.runner", reason="multus_daemon.builtin.runner is not there")
+    return module.BuiltinRunner(Path("/"), ipam=_process())
+
+
+@pytest.fixture(params=[_process, _chrooted, _dispatched, _builtin], ids=["process", "chroot", "dispatch", "built-in"])
+def runner(request):
+    if request.param is _chrooted and os.geteuid() != 0:
+        pytest.skip("needs root, for chroot(2): run pytest as root")
+    return request.param()
+
+
+@pytest.fixture
+def netns():
+    name = f"mtdel-{uuid.uuid4().hex[:8]}"
+    subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
+    yield f"/run/netns/{name}"
+    subprocess.run(["ip", "netns", "del", name], check=True, capture_output=True)
+
+
+LOOPBACK = b'{"cniVersion":"1.0.0","name":"lo","type":"loopback"}'
+
+
+@needs_debian
+class TestEveryRunner:
+    def test_locate(self, runner):
+        assert runner.locate("loopback")
+        assert runner.locate("no-such") == ""
+
+    async def test_unknown_plugin(self, runner):
+        with pytest.raises(CniError):
+            await runner.run("no-such", invocation())
+
+    async def test_stdin_that_is_no_json(self, runner, netns):
+        with pytest.raises(CniError) as caught:
+            await runner.run("loopback", invocation(stdin=b"garbage", netns=netns))
+        assert caught.value.code != 0
+        assert caught.value.msg
+
+    @needs_root
+    async def test_loopback_comes_up_and_goes_down(self, runner, netns):
+        stdout = await runner.run("loopback", invocation(stdin=LOOPBACK, netns=netns))
+        assert json.loads(stdout)["cniVersion"] == "1.0.0"
+        assert "UP" in _loopback_flags(netns)
+        for _ in range(2):
+            await runner.run("loopback", invocation("DEL", stdin=LOOPBACK, netns=netns))
+            assert "UP" not in _loopback_flags(netns)
+
+
+def _loopback_flags(netns):
+    shown = subprocess.run(
+        ["ip", "-n", os.path.basename(netns), "-j", "link", "show", "lo"], check=True, capture_output=True
+    )
+    return json.loads(shown.stdout)[0]["flags"]
+
+
+# --- processes: a plugin that does as it is told ---------------------------------------------------------------------
+
+
+class Bench:
+    """A plugin installed, here or in a root of its own, and the means to see what became of it."""
+
+    def __init__(self, root: Path | None, directory: Path, interpreter: str) -> None:
+        self.root = root
+        self.chroot_dir = str(root) if root else ""
+        self.outside = directory
+        self.inside = "/" + str(directory.relative_to(root)) if root else str(directory)
+        self.bin = directory / "bin"
+        self.bin.mkdir()
+        self.install("steered", interpreter)
+
+    def install(self, name, interpreter=None):
+        _, _, code = PLUGIN.read_text().partition("\n")
+        (self.bin / name).write_text(f"#!{interpreter} -IS\n{code}")
+        (self.bin / name).chmod(0o755)
+
+    def runner(self, **options):
+        return ProcessRunner([f"{self.inside}/none", f"{self.inside}/bin"], chroot_dir=self.chroot_dir, **options)
+
+    def invocation(self, verb="ADD", **steer):
+        config = {"name": "n", "steer": {verb: {"record": f"{self.inside}/calls", **steer}}}
+        return invocation(verb, stdin=json.dumps(config).encode(), args="K=V;IgnoreUnknown=1", path="/cni/path")
+
+    def calls(self):
+        path = self.outside / "calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def child_pid(self):
+        return int((self.outside / "calls.child").read_text())
+
+
+@pytest.fixture(params=["plain", "chroot"])
+def bench(request, tmp_path):
+    if request.param == "plain":
+        yield Bench(None, tmp_path, sys.executable)
+        return
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for chroot(2) and mounts: run pytest as root")
+    if not os.path.exists("/usr/bin/python3"):
+        pytest.skip("the plugin in the chroot needs /usr/bin/python3: apt-get install python3-minimal")
+    root = tmp_path / "root"
+    for name in ("usr", "proc", "dev", "data"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    mounted = []
+    try:
+        for name in ("usr", "proc", "dev"):
+            subprocess.run(["mount", "--bind", f"/{name}", root / name], check=True)
+            mounted.append(root / name)
+        yield Bench(root, root / "data", "/usr/bin/python3")
+    finally:
+        for path in reversed(mounted):
+            subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No child of ours, running or zombie, and no descriptor outlives a test."""
+    before, had = set(os.listdir("/proc/self/fd")), _children()
+    yield
+    end = time.monotonic() + 2
+    while (new := _children() - had) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not new, f"processes left: {new}"
+    # The event loop of the test is closed by now, so this is exact.
+    left = {fd for fd in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{fd}")}
+    assert not left, f"descriptors left: {[(fd, os.readlink(f'/proc/self/fd/{fd}')) for fd in left]}"
+
+
+def _children():
+    found = set()
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError):
+            found |= set(Path(f"/proc/self/task/{task}/children").read_text().split())
+    return found
+
+
+def is_alive(pid):
+    """Whether the process runs; a zombie (of init, not ours) does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def gone(pid):
+    for _ in range(100):
+        if not is_alive(pid):
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def test_what_the_plugin_gets(bench, monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("CNI_IFNAME", "outer")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy")
+    with open(os.devnull) as file:
+        os.set_inheritable(file.fileno(), True)
+        call = bench.invocation(stdout='{"ips":[]}')
+        assert await bench.runner(gomaxprocs=1).run("steered", call) == b'{"ips":[]}'
+    [seen] = bench.calls()
+    assert {key: value for key, value in seen["env"].items() if key.startswith("CNI_")} == {
+        "CNI_COMMAND": "ADD",
+        "CNI_CONTAINERID": "c0ffee",
+        "CNI_NETNS": "/run/netns/none",
+        "CNI_IFNAME": "net1",
+        "CNI_ARGS": "K=V;IgnoreUnknown=1",
+        "CNI_PATH": "/cni/path",
+    }
+    assert {key for key in seen["env"] if not key.startswith("CNI_")} - {"LC_CTYPE"} == {"PATH", "LC_ALL", "GOMAXPROCS"}
+    assert seen["env"]["GOMAXPROCS"] == "1"
+    assert seen["stdin"].encode() == call.stdin
+    assert seen["cwd"] == "/"
+    assert seen["argv"] == [f"{bench.inside}/bin/steered"]
+    # 0, 1, 2 and the one that listed them.
+    assert len(seen["fds"]) == 4
+
+
+async def test_environment_can_be_given(bench):
+    runner = bench.runner(environ={"PATH": "/bin", "GOMAXPROCS": "7"})
+    await runner.run("steered", bench.invocation())
+    assert bench.calls()[0]["env"]["GOMAXPROCS"] == "7"
+    assert bench.calls()[0]["env"]["PATH"] == "/bin"
+
+
+async def test_empty_variables_are_set(bench):
+    call = dataclasses.replace(bench.invocation("GC"), container_id="", netns="", ifname="", args="", path="")
+    await bench.runner().run("steered", call)
+    seen = {key: value for key, value in bench.calls()[0]["env"].items() if key.startswith("CNI_")}
+    assert len(seen) == 6
+    assert set(seen.values()) == {"GC", ""}
+
+
+async def test_stdin_larger_than_a_pipe(bench):
+    call = bench.invocation()
+    large = dataclasses.replace(call, stdin=call.stdin[:-1] + b',"filler":"' + b"x" * 3_000_000 + b'"}')
+    await bench.runner().run("steered", large)
+    assert bench.calls()[0]["stdin"].encode() == large.stdin
+
+
+async def test_plugin_that_reads_no_stdin(bench):
+    (bench.bin / "deaf").write_text("#!/bin/sh\nexec <&-\necho '{}'\n")
+    (bench.bin / "deaf").chmod(0o755)
+    large = invocation(stdin=b" " * 3_000_000)
+    assert await bench.runner().run("deaf", large) == b"{}\n"
+
+
+async def test_output_larger_than_a_pipe(bench):
+    text = "y" * 1_000_000
+    assert await bench.runner().run("steered", bench.invocation(stdout=text)) == text.encode()
+
+
+async def test_the_plugins_own_error_passes(bench):
+    error = {"cniVersion": "1.0.0", "code": 11, "msg": "no address left", "details": "10.1.0.0/24"}
+    call = bench.invocation(stdout=json.dumps(error), stderr="looked everywhere\n", exit=1)
+    with pytest.raises(TryAgainLaterError) as caught:
+        await bench.runner().run("steered", call)
+    assert caught.value.code == 11
+    assert caught.value.msg == "no address left"
+    assert caught.value.details == '10.1.0.0/24; plugin "steered", ADD; stderr: looked everywhere'
+
+
+@pytest.mark.parametrize(
+    ("steer", "msg"),
+    [
+        ({"exit": 1, "stdout": ""}, 'plugin "steered" failed without a message (exit status 1)'),
+        ({"exit": 3, "stdout": "", "stderr": "a\nboom\n"}, 'plugin "steered" failed (exit status 3): boom'),
+        ({"signal": 9}, 'plugin "steered" failed without a message (ended by signal 9, SIGKILL)'),
+        (
+            {"exit": 1, "stdout": "Segfault!"},
+            'plugin "steered" failed (exit status 1) and its diagnostic message is no',
+        ),
+        ({"exit": 1, "stdout": '{"code":"x"}'}, 'plugin "steered" failed (exit status 1) and its diagnostic message'),
+        ({"exit": 1, "stdout": "{}"}, 'plugin "steered" failed without a message (exit status 1)'),
+        ({"exit": 126, "stdout": ""}, 'plugin "steered" failed without a message (exit status 126)'),
+        ({"exit": 127, "stdout": "", "stderr": "sh: x"}, 'plugin "steered" failed (exit status 127): sh: x'),
+    ],
+)
+async def test_failures_without_a_cni_error(bench, steer, msg):
+    with pytest.raises(InternalError) as caught:
+        await bench.runner().run("steered", bench.invocation("DEL", **steer))
+    assert caught.value.msg.startswith(msg)
+    assert caught.value.code == 999
+    assert 'plugin "steered", DEL' in caught.value.details
+    assert len(bench.calls()) == 1
+
+
+async def test_only_the_end_of_stderr_is_kept(bench):
+    call = bench.invocation(exit=1, stdout="", stderr="start" + "z" * 30_000 + "finish")
+    with pytest.raises(InternalError) as caught:
+        await bench.runner().run("steered", call)
+    assert caught.value.details.endswith("finish")
+    assert "start" not in caught.value.details
+    assert len(caught.value.details) < 9000
+
+
+async def test_a_plugin_that_hangs_is_ended(bench):
+    began = time.monotonic()
+    with pytest.raises(TryAgainLaterError, match=r'^plugin "steered" did not end within 0.6 s') as caught:
+        await bench.runner(timeout=0.6).run("steered", bench.invocation(hang=60, stderr="waiting for a lock"))
+    assert time.monotonic() - began < 2
+    assert "waiting for a lock" in caught.value.details
+    assert not is_alive(bench.calls()[0]["pid"])
+
+
+async def test_a_plugin_that_ignores_sigterm_is_killed(bench):
+    began = time.monotonic()
+    with pytest.raises(TryAgainLaterError):
+        await bench.runner(timeout=0.5, grace=0.4).run("steered", bench.invocation(hang=60, ignore=["TERM"]))
+    assert 0.9 <= time.monotonic() - began < 3
+    assert not is_alive(bench.calls()[0]["pid"])
+
+
+async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
+    call = bench.invocation(hang=60, child="quiet", ignore=["TERM"])
+    with pytest.raises(TryAgainLaterError):
+        await bench.runner(timeout=0.6, grace=0.2).run("steered", call)
+    assert await gone(bench.child_pid())
+
+
+async def test_a_grandchild_that_holds_stdout_is_not_waited_for(bench):
+    began = time.monotonic()
+    assert await bench.runner().run("steered", bench.invocation(child="holds-pipes", stdout="{}")) == b"{}"
+    assert child.PIPES_AFTER_EXIT <= time.monotonic() - began < child.PIPES_AFTER_EXIT + 1
+    assert await gone(bench.child_pid())
+
+
+async def test_a_detached_grandchild_that_holds_stdout_is_not_waited_for(bench):
+    began = time.monotonic()
+    assert await bench.runner().run("steered", bench.invocation(child="detached", stdout="{}")) == b"{}"
+    assert time.monotonic() - began < child.PIPES_AFTER_EXIT + 1
+    os.kill(bench.child_pid(), signal.SIGKILL)
+
+
+async def test_a_daemon_with_closed_pipes_lives_on(bench):
+    began = time.monotonic()
+    assert await bench.runner().run("steered", bench.invocation(child="quiet", stdout="{}")) == b"{}"
+    assert time.monotonic() - began < child.PIPES_AFTER_EXIT
+    assert is_alive(bench.child_pid())
+    os.kill(bench.child_pid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ignored", [[], ["TERM", "PIPE"]])
+async def test_a_flood_on_stdout_is_cut(bench, ignored):
+    began = time.monotonic()
+    with pytest.raises(InternalError, match=r'^plugin "steered" wrote more than 1048576 bytes to stdout'):
+        await bench.runner(max_output=1 << 20, grace=0.3).run(
+            "steered", bench.invocation(flood=100_000_000, ignore=ignored)
+        )
+    assert time.monotonic() - began < 3
+    assert not is_alive(bench.calls()[0]["pid"])
+
+
+@pytest.mark.parametrize("ignored", [[], ["TERM"]])
+async def test_cancelled(bench, ignored):
+    runner = bench.runner(grace=0.3)
+    task = asyncio.create_task(runner.run("steered", bench.invocation(hang=60, child="quiet", ignore=ignored)))
+    while not (bench.outside / "calls.child").exists() or not (bench.outside / "calls.child").read_text():
+        await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    # Reaped before the caller went on, not some time later.
+    assert not os.path.exists(f"/proc/{bench.calls()[0]['pid']}")
+    assert await gone(bench.child_pid())
+
+
+async def test_cancelled_again_and_again(bench):
+    task = asyncio.create_task(bench.runner(grace=0.4).run("steered", bench.invocation(hang=60, ignore=["TERM"])))
+    while not bench.calls():
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0.02)
+    assert task.cancelled()
+    assert not os.path.exists(f"/proc/{bench.calls()[0]['pid']}")
+
+
+async def test_cancelled_at_every_moment(bench):
+    """Also while the thread is just about to start the process."""
+    for step in range(40):
+        task = asyncio.create_task(bench.runner(grace=0.1).run("steered", bench.invocation(hang=0.01)))
+        await asyncio.sleep(step * 0.001)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert not _children(), step
+
+
+async def test_many_at_once(bench):
+    runner = bench.runner()
+    calls = [runner.run("steered", bench.invocation(stdout=str(number), hang=0.2)) for number in range(12)]
+    assert await asyncio.gather(*calls) == [str(number).encode() for number in range(12)]
+    assert len({seen["pid"] for seen in bench.calls()}) == 12
+
+
+async def test_without_pidfd(bench, monkeypatch):
+    def missing(pid, flags=0):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
+    with pytest.raises(TryAgainLaterError):
+        await bench.runner(timeout=0.5, grace=0.2).run("steered", bench.invocation(hang=60, ignore=["TERM"]))
+    assert not is_alive(bench.calls()[1]["pid"])
+
+
+# --- a busy binary ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_binary_that_is_being_written_is_tried_again(bench):
+    file = open(bench.bin / "steered", "ab")  # noqa: SIM115
+    threading.Timer(0.3, file.close).start()
+    assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
+    assert len(bench.calls()) == 1
+
+
+async def test_a_binary_that_stays_busy_is_an_error(bench, monkeypatch):
+    monkeypatch.setattr("multus_daemon.delegates.process.backoff", lambda first, last: iter([0.001] * 9))
+    expected = r'^plugin "steered" is being written: text file busy, 6 attempts'
+    with open(bench.bin / "steered", "ab"), pytest.raises(TryAgainLaterError, match=expected):
+        await bench.runner().run("steered", bench.invocation())
+    assert not bench.calls()
+
+
+async def test_busy_is_told_from_other_reasons(bench):
+    """Behind the chroot program both are exit status 126."""
+    (bench.bin / "broken").write_text("#!/proc\n")
+    (bench.bin / "broken").chmod(0o755)
+    began = time.monotonic()
+    with pytest.raises(IoFailureError, match=r'^plugin "broken" could not be started') as caught:
+        await bench.runner().run("broken", bench.invocation())
+    assert "Permission denied" in str(caught.value)
+    assert time.monotonic() - began < 1
+
+
+async def test_missing_interpreter(bench):
+    (bench.bin / "orphan").write_text("#!/no/such/interpreter\n")
+    (bench.bin / "orphan").chmod(0o755)
+    with pytest.raises(IoFailureError, match=r'^plugin "orphan" could not be started'):
+        await bench.runner().run("orphan", bench.invocation())
+
+
+# --- lookup ----------------------------------------------------------------------------------------------------------
+
+
+def test_locate_is_seen_from_inside(bench):
+    runner = bench.runner()
+    assert runner.locate("steered") == f"{bench.inside}/bin/steered"
+    (bench.bin / "link").symlink_to(f"{bench.inside}/bin/steered")
+    assert runner.locate("link") == f"{bench.inside}/bin/link"
+    (bench.bin / "dangling").symlink_to("/no/such")
+    assert runner.locate("dangling") == ""
+    (bench.bin / "directory").mkdir()
+    assert runner.locate("directory") == ""
+    (bench.bin / "data").write_text("")
+    assert runner.locate("data") == ""
+
+
+async def test_an_absolute_link_leads_inside(bench):
+    (bench.bin / "link").symlink_to(f"{bench.inside}/bin/steered")
+    assert await bench.runner().run("link", bench.invocation(stdout="{}")) == b"{}"
+
+
+async def test_not_found(bench):
+    with pytest.raises(find.PluginNotFoundError) as caught:
+        await bench.runner().run("absent", bench.invocation())
+    assert caught.value.code == 7
+    assert caught.value.msg == f'failed to find plugin "absent" in path [{bench.inside}/none {bench.inside}/bin]'
+
+
+async def test_not_executable(bench):
+    (bench.bin / "data").write_text("#!/bin/sh\n")
+    with pytest.raises(IoFailureError, match=r'^plugin "data" is not executable: '):
+        await bench.runner().run("data", bench.invocation())
+
+
+@pytest.mark.parametrize("name", ["", "../steered", "bin/steered", "..", ".", "a\0b"])
+async def test_names_that_are_none(bench, name):
+    with pytest.raises(CniError) as caught:
+        await bench.runner().run(name, bench.invocation())
+    assert caught.value.code == 7
+    assert bench.runner().locate(name) == ""
+
+
+def test_no_chroot_program(monkeypatch):
+    monkeypatch.setattr("multus_daemon.delegates.process.CHROOT_PROGRAMS", ("/no/chroot",))
+    with pytest.raises(FileNotFoundError, match="no chroot program"):
+        ProcessRunner(["/bin"], chroot_dir="/host")
+    ProcessRunner(["/bin"], chroot_dir="/")
+
+
+@pytest.mark.parametrize(("dirs", "root"), [(["bin"], ""), (["/bin"], "host"), ([""], "")])
+def test_relative_directories_are_refused(dirs, root):
+    with pytest.raises(ValueError, match="not an absolute path"):
+        ProcessRunner(dirs, chroot_dir=root)
+
+
+@needs_root
+async def test_a_chroot_directory_that_is_missing(tmp_path):
+    with pytest.raises(CniError):
+        await ProcessRunner(["/bin"], chroot_dir=str(tmp_path / "none")).run("true", invocation())

@@ -1,0 +1,163 @@
+"""Real network namespaces: one for the host's side of every test, and as many for pods as it asks for.
+
+Root is needed, or a user namespace in which one is root: `unshare -Urnm .venv/bin/python -m pytest tests/netns`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multus_daemon.builtin.contract import Call
+from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.result import from_object
+from multus_daemon.ports import Invocation
+
+_CLONE_NEWNET = 0x40000000
+_HOW = "needs root or a user namespace: run it as root, or under `unshare -Urnm`"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _execute(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Netns:
+    """A network namespace; `path` is empty for the one that the test itself runs in."""
+
+    path: str
+
+    def run(self, *command: str) -> str:
+        """What `command` prints in the namespace; it must succeed."""
+        return _execute([*(["nsenter", f"--net={self.path}"] if self.path else []), *command])
+
+    def ip(self, *arguments: str) -> Any:
+        """What `ip -j` says, decoded."""
+        return json.loads(self.run("ip", "-j", *arguments) or "[]")
+
+    def links(self) -> set[str]:
+        """The names of all links but lo."""
+        return {item["ifname"] for item in self.ip("link", "show")} - {"lo"}
+
+    def sysctl(self, name: str) -> str:
+        """The value of e.g. `net/ipv4/ip_forward`."""
+        return self.run("cat", f"/proc/sys/{name}").strip()
+
+
+@pytest.fixture(autouse=True)
+def host() -> Iterator[Netns]:
+    """Moves the test into a namespace of its own, which is the host's side for it and vanishes with it."""
+    before = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.unshare(_CLONE_NEWNET):
+            pytest.skip(f"{os.strerror(ctypes.get_errno())}: {_HOW}")
+        try:
+            _execute(["ip", "link", "set", "lo", "up"])
+            yield Netns("")
+        finally:
+            assert _libc.setns(before, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    finally:
+        os.close(before)
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def make_netns(host: Netns, tmp_path: Path) -> Iterator[Callable[[], Netns]]:
+    """Makes namespaces, bind-mounted below tmp_path as `ip netns add` would have them below /run/netns."""
+    made: list[Path] = []
+
+    def make() -> Netns:
+        path = tmp_path / f"netns-test-{os.getpid()}-{next(_numbers)}"
+        path.touch()
+        made.append(path)
+        _execute(["unshare", f"--net={path}", "true"])
+        return Netns(str(path))
+
+    yield make
+    for path in made:
+        remove_netns(path)
+
+
+def remove_netns(path: Path) -> None:
+    """What `ip netns del` does; absent is done."""
+    subprocess.run(["umount", "-l", str(path)], capture_output=True, timeout=30)
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def netns(make_netns: Callable[[], Netns]) -> Netns:
+    """One pod's namespace."""
+    return make_netns()
+
+
+@dataclass
+class StubIpam:
+    """A PluginRunner that answers ADD with `result`, and raises for the verbs in `errors`. `hook` runs before either, in a thread."""
+
+    result: dict[str, Any] = field(default_factory=dict)
+    errors: dict[str, CniError] = field(default_factory=dict)
+    hook: Callable[[str], None] | None = None
+    calls: list[tuple[str, Invocation]] = field(default_factory=list)
+
+    @property
+    def verbs(self) -> list[str]:
+        return [invocation.verb for _, invocation in self.calls]
+
+    def locate(self, plugin_type: str) -> str:
+        return "stub"
+
+    async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
+        self.calls.append((plugin_type, invocation))
+        if self.hook is not None:
+            await asyncio.to_thread(self.hook, invocation.verb)
+        if invocation.verb in self.errors:
+            raise self.errors[invocation.verb]
+        return json.dumps(self.result).encode() if invocation.verb == "ADD" else b""
+
+
+@pytest.fixture
+def ipam() -> StubIpam:
+    """Assigns 10.213.7.2/24 with the gateway 10.213.7.1 and a default route, until told otherwise."""
+    return StubIpam(
+        {
+            "cniVersion": "1.0.0",
+            "ips": [{"address": "10.213.7.2/24", "gateway": "10.213.7.1"}],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        }
+    )
+
+
+@pytest.fixture
+def make_call(ipam: StubIpam) -> Callable[..., Call]:
+    """Makes a call of a built-in plugin with `ipam` as its IPAM plugin; keywords are keys of the configuration."""
+
+    def make(verb: str, path: str, *, ifname: str = "eth0", **keys: Any) -> Call:
+        fields = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": {"type": "stub"}, **keys}
+        fields = {key: value for key, value in fields.items() if value is not None}
+        previous = fields.get("prevResult")
+        return Call(
+            invocation=Invocation(verb, "container1", path, ifname, "", "/opt/cni/bin", json.dumps(fields).encode()),
+            fields=fields,
+            name=fields["name"],
+            cni_version=fields["cniVersion"],
+            prev_result=None if previous is None else from_object(previous, fields["cniVersion"]),
+            host_root=Path("/"),
+            ipam=ipam,
+        )
+
+    return make

@@ -1,0 +1,209 @@
+"""The netlink package against the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multus_daemon.cni.names import IfName
+from multus_daemon.netlink import netns as namespaces
+from multus_daemon.netlink import ops, rtnl, sysctl
+from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.netlink.ops import KernelLinks, Session
+from multus_daemon.netlink.thread import AbandonedError
+
+pytestmark = pytest.mark.netns
+
+
+def test_is_netns(netns: Any, tmp_path: Path) -> None:
+    links = KernelLinks()
+    plain, fifo, link = tmp_path / "plain", tmp_path / "fifo", tmp_path / "link"
+    plain.touch()
+    os.mkfifo(fifo)
+    link.symlink_to(netns.path)
+    assert links.is_netns(netns.path)
+    assert links.is_netns(str(link))
+    assert links.is_netns("/proc/self/ns/net")
+    for path in ("", "/nonexistent", "/", "/dev/null", "/proc/self/ns/mnt", "a\0b", str(plain), str(fifo), str(tmp_path)):
+        assert not links.is_netns(path)
+
+
+async def test_link_exists(netns: Any) -> None:
+    links = KernelLinks()
+    assert await links.link_exists(netns.path, IfName("lo"))
+    assert not await links.link_exists(netns.path, IfName("eth0"))
+    with pytest.raises(NamespaceError) as caught:
+        await links.link_exists("/nonexistent", IfName("lo"))
+    assert caught.value.is_absent
+    assert isinstance(caught.value, OSError)
+
+
+async def test_sysctls_and_sockets_are_of_their_side(host: Any, netns: Any) -> None:
+    host.run("ip", "link", "add", "here0", "type", "veth", "peer", "name", "here1")
+
+    def work(session: Session) -> None:
+        assert session.host.find_link("here0") is not None
+        assert session.pod.find_link("here0") is None
+        sysctl.write("ipv4", "conf", "all", "forwarding", value="1")
+        assert sysctl.read("ipv4", "conf", "all", "forwarding") == "1"
+        with session.on_host():
+            assert sysctl.read("ipv4", "conf", "all", "forwarding") == "0"
+        assert sysctl.read("ipv4", "conf", "all", "forwarding") == "1"
+
+    await ops.in_pod(netns.path, work)
+    assert host.sysctl("net/ipv4/conf/all/forwarding") == "0"
+    assert netns.sysctl("net/ipv4/conf/all/forwarding") == "1"
+
+
+async def test_sysctl_refusals_name_the_file(netns: Any) -> None:
+    def work(_session: Session) -> None:
+        with pytest.raises(OSError, match="/proc/sys/net/ipv4/conf/eth9/forwarding"):
+            sysctl.read("ipv4", "conf", "eth9", "forwarding")
+        with pytest.raises(OSError, match="/proc/sys/net/ipv6/conf/lo/disable_ipv6"):
+            sysctl.write("ipv6", "conf", "lo", "disable_ipv6", value="x")
+
+    await ops.in_pod(netns.path, work)
+
+
+async def test_many_addresses_are_read_whole(netns: Any) -> None:
+    def work(session: Session) -> int:
+        lo = session.pod.link("lo")
+        for number in range(1000):
+            session.pod.add_address(lo.index, ipaddress.ip_interface(f"10.213.{number // 250}.{number % 250}/32"))
+        session.pod.set_up(lo.index)
+        return len(session.pod.addresses(lo.index, socket.AF_INET))
+
+    assert await ops.in_pod(netns.path, work) == 1001
+
+
+async def test_a_dump_survives_changes_meanwhile(netns: Any) -> None:
+    stop = threading.Event()
+
+    def change(session: Session) -> None:
+        lo = session.pod.link("lo").index
+        number = 0
+        while not stop.is_set():
+            number += 1
+            session.pod.add_address(lo, ipaddress.ip_interface(f"10.214.{number // 250 % 250}.{number % 250}/32"))
+
+    def read(session: Session) -> None:
+        for _ in range(200):
+            # EINTR after 5 attempts is an answer, half a list is none.
+            try:
+                assert len(session.pod.addresses(1, socket.AF_INET)) >= 0
+            except InterruptedError as error:
+                assert "interrupted 5 times" in str(error)
+
+    changer = asyncio.create_task(ops.in_pod(netns.path, change))
+    await ops.in_pod(netns.path, read)
+    stop.set()
+    await changer
+
+
+async def test_routes_are_read_as_they_were_added(netns: Any) -> None:
+    def work(session: Session) -> None:
+        session.pod.add_veth("eth0", "veth1", session.host_netns, mtu=1400)
+        session.host.set_up(session.host.link("veth1").index)
+        link = session.pod.link("eth0")
+        assert (link.mtu, link.kind, link.is_up) == (1400, "veth", False)
+        session.pod.add_address(link.index, ipaddress.ip_interface("10.213.7.2/24"))
+        session.pod.set_up(link.index)
+        wanted = [
+            rtnl.Route(ipaddress.ip_interface("0.0.0.0/0"), link.index, ipaddress.ip_address("10.213.7.1")),
+            rtnl.Route(ipaddress.ip_interface("10.99.0.0/16"), link.index, scope=rtnl.SCOPE_LINK, priority=7),
+            rtnl.Route(ipaddress.ip_interface("10.98.0.0/16"), link.index, scope=rtnl.SCOPE_LINK, table=100),
+            rtnl.Route(ipaddress.ip_interface("10.97.0.0/16"), link.index, scope=rtnl.SCOPE_LINK, table=1000),
+        ]
+        for route in wanted:
+            session.pod.add_route(route)
+        main = session.pod.routes(socket.AF_INET)
+        assert [route for route in wanted if route in main] == wanted[:2]
+        assert session.pod.routes(socket.AF_INET, 100) == [wanted[2]]
+        assert session.pod.routes(socket.AF_INET, 1000) == [wanted[3]]
+        assert session.pod.routes(socket.AF_INET, 1001) == []
+        for route in wanted:
+            session.pod.delete_route(route)
+        assert session.pod.routes(socket.AF_INET, 100) == []
+
+    await ops.in_pod(netns.path, work)
+    netns.run("ip", "route", "add", "10.96.0.0/16", "nexthop", "via", "10.213.7.3", "nexthop", "via", "10.213.7.4")
+    found = await ops.in_pod(netns.path, lambda session: session.pod.routes(socket.AF_INET))
+    hops = [str(route.gateway) for route in found if str(route.dst) == "10.96.0.0/16"]
+    assert hops == ["10.213.7.3", "10.213.7.4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("eth0",), 17, "File exists"),
+        (("eth0123456789abcdef",), 34, "Attribute failed policy validation"),
+    ],
+)
+async def test_the_kernels_words_are_passed_on(arguments: tuple[str], code: int, words: str, netns: Any) -> None:
+    def work(session: Session) -> None:
+        session.pod.add_veth("eth0", "veth1", session.host_netns)
+        session.pod.add_veth(*arguments, "veth2", session.host_netns)
+
+    with pytest.raises(OSError, match=words) as caught:
+        await ops.in_pod(netns.path, work)
+    assert caught.value.errno == code
+
+
+async def test_an_error_in_the_work_ends_thread_and_sockets(netns: Any) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+
+    def work(session: Session) -> None:
+        session.pod.link("lo")
+        session.host.link("lo")
+        raise StopIteration("odd")
+
+    with pytest.raises(RuntimeError, match="odd"):
+        await ops.in_pod(netns.path, work)
+    await asyncio.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert threading.active_count() == 1
+
+
+async def test_cancellation_waits_for_the_thread(netns: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[str] = []
+
+    def work(session: Session) -> None:
+        try:
+            session.pause(30)
+        except AbandonedError:
+            time.sleep(0.05)
+            ended.append("abandoned")
+            raise
+
+    task = asyncio.create_task(ops.in_pod(netns.path, work))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["abandoned"]
+    assert caplog.text == ""
+
+
+async def test_a_thread_that_does_not_end_is_logged(
+    netns: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("multus_daemon.netlink.thread._STILL_RUNNING_SECONDS", 0.02)
+    task = asyncio.create_task(ops.in_pod(netns.path, lambda _session: time.sleep(0.2)))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert f"netns {netns.path}: cancelled, but the kernel has not let go" in caplog.text
+
+
+def test_a_namespace_of_another_kind_is_named() -> None:
+    with pytest.raises(NamespaceError, match="another kind: '/proc/self/ns/uts'"):
+        namespaces.open_path("/proc/self/ns/uts")

@@ -1,0 +1,523 @@
+"""The built-in ptp against the kernel: what it makes, removes, refuses, and takes back when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import blockbuster
+import pytest
+
+from multus_daemon.builtin import ptp
+from multus_daemon.builtin.contract import Call
+from multus_daemon.cni.errors import (
+    CniError,
+    InternalError,
+    InvalidNetnsError,
+    InvalidNetworkConfigError,
+    TryAgainLaterError,
+    UnsupportedFieldError,
+)
+from multus_daemon.cni.result import Dns, to_object
+from multus_daemon.netlink.rtnl import Rtnl
+
+pytestmark = pytest.mark.netns
+
+MakeCall = Callable[..., Call]
+
+DUAL: dict[str, Any] = {
+    "cniVersion": "1.0.0",
+    "ips": [
+        {"address": "10.213.7.2/24", "gateway": "10.213.7.1"},
+        {"address": "fd21:7::2/64", "gateway": "fd21:7::1"},
+    ],
+    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+}
+
+
+def routes(netns: Any, *arguments: str) -> set[str]:
+    """Routes as short text; IPv6 link-local ones left out."""
+    return {
+        " ".join(
+            [
+                item["dst"],
+                *(f"{key} {item[key]}" for key in ("gateway", "dev", "scope", "prefsrc", "metric") if key in item),
+            ]
+        )
+        for item in netns.ip(*arguments, "route", "show")
+        if not item["dst"].startswith("fe80:")
+    }
+
+
+async def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    call = make_call("ADD", netns.path, mtu=1400)
+    result = await ptp.Ptp().add(call)
+
+    (pod_link,) = netns.ip("link", "show", "eth0")
+    (host_link,) = [item for item in host.ip("link", "show") if item["ifname"].startswith("veth")]
+    assert to_object(result, "1.0.0") == {
+        "cniVersion": "1.0.0",
+        "interfaces": [
+            {"name": host_link["ifname"], "mac": host_link["address"]},
+            {"name": "eth0", "mac": pod_link["address"], "sandbox": netns.path},
+        ],
+        "ips": [{"interface": 1, "address": "10.213.7.2/24", "gateway": "10.213.7.1"}],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    assert (pod_link["mtu"], host_link["mtu"]) == (1400, 1400)
+    assert (pod_link["operstate"], host_link["operstate"]) == ("UP", "UP")
+    assert routes(netns) == {
+        "default gateway 10.213.7.1 dev eth0",
+        "10.213.7.0/24 gateway 10.213.7.1 dev eth0 prefsrc 10.213.7.2",
+        "10.213.7.1 dev eth0 scope link prefsrc 10.213.7.2",
+    }
+    assert routes(host) == {f"10.213.7.2 dev {host_link['ifname']} scope host"}
+    assert host.sysctl("net/ipv4/ip_forward") == "1"
+    assert host.sysctl(f"net/ipv6/conf/{host_link['ifname']}/accept_ra") == "0"
+    assert "1 received" in netns.run("ping", "-c1", "-W2", "10.213.7.1")
+    assert "1 received" in host.run("ping", "-c1", "-W2", "10.213.7.2")
+    assert ipam.calls == [("stub", call.invocation)]
+
+
+async def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    pods = [make_netns(), make_netns()]
+    for number, pod in enumerate(pods, 2):
+        ipam.result = DUAL | {
+            "ips": [
+                {"address": f"10.213.7.{number}/24", "gateway": "10.213.7.1"},
+                {"address": f"fd21:7::{number}/64", "gateway": "fd21:7::1"},
+            ]
+        }
+        await ptp.Ptp().add(make_call("ADD", pod.path))
+    assert "1 received" in pods[0].run("ping", "-c1", "-W3", "fd21:7::3")
+    assert "1 received" in pods[1].run("ping", "-c1", "-W3", "10.213.7.2")
+    assert host.sysctl("net/ipv6/conf/all/forwarding") == "1"
+    assert pods[0].sysctl("net/ipv6/conf/eth0/keep_addr_on_down") == "1"
+    assert routes(pods[0], "-6") == {
+        "default gateway fd21:7::1 dev eth0 metric 1024",
+        "fd21:7::1 dev eth0 prefsrc fd21:7::2 metric 1024",
+        "fd21:7::/64 gateway fd21:7::1 dev eth0 prefsrc fd21:7::2 metric 1024",
+    }
+
+
+async def test_delete_removes_both_ends_and_can_be_repeated(
+    host: Any, netns: Any, make_call: MakeCall, ipam: Any
+) -> None:
+    await ptp.Ptp().add(make_call("ADD", netns.path))
+    for _ in range(2):
+        await ptp.Ptp().delete(make_call("DEL", netns.path))
+        assert (host.links(), netns.links()) == (set(), set())
+    assert ipam.verbs == ["ADD", "DEL", "DEL"]
+
+
+@pytest.mark.parametrize("path", ["", "/nonexistent/netns"])
+async def test_delete_without_namespace_is_done_once_addresses_are_released(
+    path: str, make_call: MakeCall, ipam: Any
+) -> None:
+    await ptp.Ptp().delete(make_call("DEL", path))
+    assert ipam.verbs == ["DEL"]
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/", "/proc/self/ns/uts"])
+async def test_what_is_no_namespace_is_an_error(path: str, host: Any, make_call: MakeCall, ipam: Any) -> None:
+    with pytest.raises(InvalidNetnsError, match=f'^failed to open netns "{path}": not a network namespace'):
+        await ptp.Ptp().delete(make_call("DEL", path))
+    with pytest.raises(InvalidNetnsError):
+        await ptp.Ptp().add(make_call("ADD", path))
+    assert ipam.verbs == ["DEL"]
+    assert host.links() == set()
+
+
+@pytest.mark.parametrize("verb", ["add", "delete", "check"])
+async def test_the_hosts_own_namespace_is_refused(verb: str, make_call: MakeCall) -> None:
+    with pytest.raises(InvalidNetnsError, match="the host's own network namespace"):
+        await getattr(ptp.Ptp(), verb)(make_call(verb.upper(), "/proc/self/ns/net"))
+
+
+async def test_delete_keeps_the_link_where_ipam_fails(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    await ptp.Ptp().add(make_call("ADD", netns.path))
+    ipam.errors["DEL"] = TryAgainLaterError("locked")
+    with pytest.raises(TryAgainLaterError, match="locked"):
+        await ptp.Ptp().delete(make_call("DEL", netns.path))
+    assert netns.links() == {"eth0"}
+
+
+# --- refusals before anything is touched -----------------------------------------------------------------------------
+
+
+async def test_masquerading_is_refused(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    with pytest.raises(UnsupportedFieldError, match="ipMasq: true") as caught:
+        await ptp.Ptp().add(make_call("ADD", netns.path, ipMasq=True))
+    assert caught.value.code == 2
+    with pytest.raises(UnsupportedFieldError):
+        await ptp.Ptp().status(make_call("STATUS", "", ipMasq=True))
+    assert ipam.calls == []
+
+
+@pytest.mark.parametrize("section", [None, {}, {"type": ""}])
+@pytest.mark.parametrize("verb", ["add", "delete", "status"])
+async def test_ipam_must_be_named(verb: str, section: Any, netns: Any, make_call: MakeCall) -> None:
+    with pytest.raises(InvalidNetworkConfigError, match="^no plugin name provided"):
+        await getattr(ptp.Ptp(), verb)(make_call(verb.upper(), netns.path, ipam=section))
+
+
+async def test_a_taken_name_is_found_before_ipam_is_asked(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    await ptp.Ptp().add(make_call("ADD", netns.path))
+    before = (host.links(), routes(netns))
+    with pytest.raises(InternalError, match=r'^container veth name \("eth0"\) already exists'):
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert ipam.verbs == ["ADD"]
+    assert (host.links(), routes(netns)) == before
+
+
+@pytest.mark.parametrize("gateway", [{}, {"gateway": "fd21:7::1"}])
+async def test_an_address_needs_a_gateway_of_its_family(
+    gateway: dict[str, str], host: Any, netns: Any, make_call: MakeCall, ipam: Any
+) -> None:
+    ipam.result = {"ips": [{"address": "10.213.7.2/24", **gateway}]}
+    with pytest.raises(InvalidNetworkConfigError, match="for 10.213.7.2/24"):
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert ipam.verbs == ["ADD", "DEL"]
+    assert (host.links(), netns.links()) == (set(), set())
+    assert host.sysctl("net/ipv4/ip_forward") == "0"
+
+
+# --- failures in the middle ------------------------------------------------------------------------------------------
+
+
+async def test_no_addresses(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    ipam.result = {"cniVersion": "1.0.0"}
+    with pytest.raises(InternalError, match="^IPAM plugin returned missing IP config"):
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert ipam.verbs == ["ADD", "DEL"]
+
+
+async def test_ipam_failure_is_passed_on_and_undone(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    ipam.errors["ADD"] = CniError("no addresses left", "pool 1", code=117)
+    with pytest.raises(CniError, match="no addresses left") as caught:
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert (caught.value.code, caught.value.details) == (117, "pool 1")
+    assert ipam.verbs == ["ADD", "DEL"]
+    assert netns.links() == set()
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({"routes": [{"dst": "10.99.0.0/16", "gw": "192.0.2.77"}]}, "failed to add route '10.99.0.0/16 via 192.0.2.77 dev"),
+        ({"routes": [{"dst": "10.99.0.1/16"}]}, "failed to add route '10.99.0.1/16 via 10.213.7.1 dev eth0': Invalid"),
+        (
+            {"ips": [{"address": "10.213.7.2/24", "gateway": "10.213.7.1"}] * 2},
+            'failed to add IP address 10.213.7.2/24 to "eth0": File exists',
+        ),
+        ({"ips": [{"address": "10.213.7.2/24", "gateway": "10.213.7.2"}]}, "failed to add "),
+    ],
+)
+async def test_a_failing_step_leaves_nothing(
+    result: dict[str, Any], message: str, host: Any, netns: Any, make_call: MakeCall, ipam: Any
+) -> None:
+    ipam.result |= result
+    with pytest.raises(InternalError) as caught:
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert caught.value.msg.startswith(message)
+    assert f'(interface "eth0" in netns "{netns.path}")' in caught.value.msg
+    assert (host.links(), netns.links()) == (set(), set())
+    assert ipam.verbs == ["ADD", "DEL"]
+
+
+async def test_a_failure_on_the_host_leaves_nothing(
+    host: Any, netns: Any, make_call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any, **_keywords: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(ptp, "_set_up_host", refuse)
+    with pytest.raises(PermissionError):
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert (host.links(), netns.links()) == (set(), set())
+    assert ipam.verbs == ["ADD", "DEL"]
+
+
+async def test_a_failing_undo_hides_neither_the_cause_nor_the_next_step(
+    host: Any, netns: Any, make_call: MakeCall, ipam: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    ipam.result |= {"routes": [{"dst": "10.99.0.0/16", "gw": "192.0.2.77"}]}
+    ipam.errors["DEL"] = InternalError("store is read-only")
+    with pytest.raises(InternalError, match="failed to add route"):
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert host.links() == set()
+    assert "release the addresses: store is read-only" in caplog.text
+
+
+async def test_a_namespace_that_vanishes_meanwhile(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    def vanish(verb: str) -> None:
+        if verb == "ADD":
+            host.run("umount", "-l", netns.path)
+            Path(netns.path).unlink()
+
+    ipam.hook = vanish
+    with pytest.raises(InvalidNetnsError, match="No such file"):
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert ipam.verbs == ["ADD", "DEL"]
+    assert host.links() == set()
+
+
+async def test_a_link_that_appears_meanwhile_is_left_alone(
+    host: Any, netns: Any, make_call: MakeCall, ipam: Any
+) -> None:
+    def interfere(verb: str) -> None:
+        if verb == "ADD":
+            netns.run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "other0")
+
+    ipam.hook = interfere
+    with pytest.raises(InternalError, match=r'^container veth name \("eth0"\) peer provided .* already exists'):
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert netns.links() == {"eth0", "other0"}
+    assert (host.links(), ipam.verbs) == (set(), ["ADD", "DEL"])
+
+
+async def test_a_taken_host_name_is_tried_again(
+    host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.run("ip", "link", "add", "veth00000001", "type", "veth", "peer", "name", "other0")
+    names = iter(["00000001", "00000002"])
+    monkeypatch.setattr(ptp.secrets, "token_hex", lambda _size: next(names))
+    result = await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert result.interfaces[0].name == "veth00000002"
+
+
+async def test_no_free_host_name(
+    host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.run("ip", "link", "add", "veth00000001", "type", "veth", "peer", "name", "other0")
+    monkeypatch.setattr(ptp.secrets, "token_hex", lambda _size: "00000001")
+    with pytest.raises(InternalError, match="failed to find a free name"):
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert host.links() == {"veth00000001", "other0"}
+
+
+async def test_cancellation_while_ipv6_settles_undoes_everything(
+    host: Any, netns: Any, make_call: MakeCall, ipam: Any
+) -> None:
+    ipam.result = DUAL
+    task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", netns.path)))
+    while not netns.links():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    task.cancel()
+    await asyncio.sleep(0)
+    # A second one must not cut the undoing short.
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert time.monotonic() - began < 1
+    assert (host.links(), netns.links()) == (set(), set())
+    assert ipam.verbs == ["ADD", "DEL"]
+
+
+async def test_cancellation_just_after_the_thread_has_ended(
+    host: Any, netns: Any, make_call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    real = ptp._connect
+
+    def connect(*arguments: Any, **keywords: Any) -> Any:
+        result = real(*arguments, **keywords)
+        # In the loop's queue right before the result.
+        loop.call_soon_threadsafe(task.cancel)
+        return result
+
+    monkeypatch.setattr(ptp, "_connect", connect)
+    task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", netns.path)))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (host.links(), netns.links()) == (set(), set())
+    assert ipam.verbs == ["ADD", "DEL"]
+
+
+# --- what the reference does not do ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("addresses", "target"),
+    [
+        pytest.param([("10.213.7.2/32", "169.254.7.1")], "169.254.7.1", id="no subnet"),
+        pytest.param([("10.213.7.2/24", "169.254.7.1")], "169.254.7.1", id="gateway elsewhere"),
+        pytest.param([("10.213.7.2/24", "10.213.7.1"), ("10.213.7.3/24", "10.213.7.1")], "10.213.7.1", id="shared"),
+        pytest.param([("10.213.7.2/24", "10.213.7.1"), ("10.213.8.3/24", "10.213.7.1")], "10.213.7.1", id="two subnets"),
+        pytest.param([("10.213.7.2/31", "10.213.7.3")], "10.213.7.3", id="RFC 3021"),
+        pytest.param([("fd21:7::2/128", "fd21:9::1")], "fd21:9::1", id="IPv6 no subnet"),
+        pytest.param([("fd21:7::2/64", "fd21:7::1"), ("fd21:7::3/64", "fd21:7::1")], "fd21:7::1", id="IPv6 shared"),
+    ],
+)
+async def test_unusual_addressing_works(
+    addresses: list[tuple[str, str]], target: str, host: Any, netns: Any, make_call: MakeCall, ipam: Any
+) -> None:
+    v6 = ":" in target
+    ipam.result = {
+        "cniVersion": "1.0.0",
+        "ips": [{"address": address, "gateway": gateway} for address, gateway in addresses],
+        "routes": [{"dst": "::/0" if v6 else "0.0.0.0/0"}],
+    }
+    await ptp.Ptp().add(make_call("ADD", netns.path))
+    for address, _ in addresses:
+        source = address.partition("/")[0]
+        assert "1 received" in netns.run("ping", "-c1", "-W3", "-I", source, target)
+    found = routes(netns, "-6" if v6 else "-4")
+    assert not [route for route in found if "/" in route and "gateway" not in route], found
+    await ptp.Ptp().delete(make_call("DEL", netns.path))
+    assert host.links() == set()
+
+
+# --- dns, CHECK, STATUS ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("configured", "expected"),
+    [
+        (None, Dns(nameservers=("192.0.2.53",))),
+        ({}, Dns(nameservers=("192.0.2.53",))),
+        ({"domain": ""}, Dns(nameservers=("192.0.2.53",))),
+        ({"domain": "example.org"}, Dns(domain="example.org")),
+        ({"search": []}, Dns()),
+        ({"nameservers": ["198.51.100.1"]}, Dns(nameservers=("198.51.100.1",))),
+    ],
+)
+async def test_dns_of_the_configuration_replaces_that_of_ipam(
+    configured: Any, expected: Dns, netns: Any, make_call: MakeCall, ipam: Any
+) -> None:
+    ipam.result["dns"] = {"nameservers": ["192.0.2.53"]}
+    assert (await ptp.Ptp().add(make_call("ADD", netns.path, dns=configured))).dns == expected
+
+
+async def added(netns: Any, make_call: MakeCall) -> dict[str, Any]:
+    return to_object(await ptp.Ptp().add(make_call("ADD", netns.path)), "1.0.0")
+
+
+async def test_check_finds_all_as_it_was_made(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    ipam.result = DUAL | {"routes": [*DUAL["routes"], {"dst": "10.99.0.0/16", "gw": "10.213.7.1"}]}
+    previous = await added(netns, make_call)
+    await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
+    assert ipam.verbs == ["ADD", "CHECK"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("ip addr flush dev eth0", "expected IP 10.213.7.2/24 is not on it"),
+        ("ip link del eth0", 'failed to find "eth0": No such device'),
+        ("ip route del default", r"expected route '0.0.0.0/0 dev any' was not found"),
+        ("ip route del 10.213.7.0/24", "expected a route to 10.213.7.0/24"),
+        ("ip link set eth0 address 02:00:00:00:00:01", "has MAC 02:00:00:00:00:01, not"),
+    ],
+)
+async def test_check_finds_damage(damage: str, message: str, netns: Any, make_call: MakeCall) -> None:
+    previous = await added(netns, make_call)
+    netns.run(*damage.split())
+    with pytest.raises(InternalError, match=message):
+        await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
+
+
+async def test_check_needs_a_fitting_previous_result(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    previous = await added(netns, make_call)
+    with pytest.raises(InvalidNetworkConfigError, match="^ptp: Required prevResult missing"):
+        await ptp.Ptp().check(make_call("CHECK", netns.path))
+    previous["interfaces"][1]["sandbox"] = "/run/netns/another"
+    with pytest.raises(InternalError, match="^Sandbox in prevResult doesn't match configured netns"):
+        await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
+    ipam.errors["CHECK"] = InternalError("address is not reserved")
+    with pytest.raises(InternalError, match="address is not reserved"):
+        await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
+
+
+async def test_status_is_that_of_ipam(make_call: MakeCall, ipam: Any) -> None:
+    await ptp.Ptp().status(make_call("STATUS", ""))
+    ipam.errors["STATUS"] = CniError("pool is full", code=50)
+    with pytest.raises(CniError, match="pool is full") as caught:
+        await ptp.Ptp().status(make_call("STATUS", ""))
+    assert caught.value.code == 50
+
+
+# --- the daemon's side -----------------------------------------------------------------------------------------------
+
+
+async def test_nothing_leaks_and_the_daemon_stays_in_its_namespace(
+    netns: Any, make_call: MakeCall, record_property: Callable[[str, object], None]
+) -> None:
+    plugin = ptp.Ptp()
+    await plugin.add(make_call("ADD", netns.path))
+    await plugin.delete(make_call("DEL", netns.path))
+    home = os.stat("/proc/self/ns/net").st_ino
+    before = (len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks()))
+    add_times, delete_times = [], []
+    for _ in range(50):
+        began = time.perf_counter()
+        await plugin.add(make_call("ADD", netns.path))
+        middle = time.perf_counter()
+        await plugin.delete(make_call("DEL", netns.path))
+        add_times.append(middle - began)
+        delete_times.append(time.perf_counter() - middle)
+    await asyncio.sleep(0.05)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks())) == before
+    assert os.stat("/proc/self/ns/net").st_ino == home
+    record_property("add_ms", statistics.median(add_times) * 1000)
+    record_property("delete_ms", statistics.median(delete_times) * 1000)
+
+
+async def test_the_event_loop_is_not_blocked(netns: Any, make_call: MakeCall) -> None:
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.perf_counter() - began)
+
+    plugin = ptp.Ptp()
+    # The classes of the messages are compiled at their first use.
+    await plugin.add(make_call("ADD", netns.path))
+    await plugin.delete(make_call("DEL", netns.path))
+    watcher = asyncio.create_task(watch())
+    with blockbuster.blockbuster_ctx():
+        for _ in range(5):
+            await plugin.add(make_call("ADD", netns.path))
+            await plugin.delete(make_call("DEL", netns.path))
+    watcher.cancel()
+    # Removing a veth pair keeps its thread in the kernel for 20 ms.
+    assert longest < 0.25
+
+
+async def test_side_by_side(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    pods = [make_netns() for _ in range(8)]
+    calls = []
+    for number, pod in enumerate(pods, 2):
+        ipam.result = {"ips": [{"address": f"10.213.7.{number}/24", "gateway": "10.213.7.1"}]}
+        task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", pod.path)))
+        calls.append(task)
+        while len(ipam.calls) < len(calls):
+            await asyncio.sleep(0)
+    await asyncio.gather(*calls)
+    assert len(host.links()) == 8
+    for number, pod in enumerate(pods, 2):
+        (address,) = pod.ip("-4", "addr", "show", "eth0")[0]["addr_info"]
+        assert address["local"] == f"10.213.7.{number}"
+    await asyncio.gather(*(ptp.Ptp().delete(make_call("DEL", pod.path)) for pod in pods))
+    assert host.links() == set()
+
+
+def test_sockets_are_of_the_namespace_that_the_thread_is_in(host: Any) -> None:
+    kernel = Rtnl()
+    try:
+        assert kernel.link("lo").is_up
+        assert kernel.addresses(1, socket.AF_INET6)
+    finally:
+        kernel.close()

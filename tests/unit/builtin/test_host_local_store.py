@@ -1,0 +1,204 @@
+"""The data directory: what is written byte for byte, what a crash leaves, who waits for whom."""
+
+import fcntl
+import os
+import stat
+import threading
+import time
+
+import pytest
+
+from multus_daemon.builtin.host_local import store
+from multus_daemon.cni.errors import TryAgainLaterError
+
+OWNER = store.Owner("c1", "eth0")
+
+
+def locked(path, owner=OWNER, *, timeout=1.0, given_up=None):
+    return store.locked(
+        path, owner, deadline=time.monotonic() + timeout, given_up=given_up or threading.Event()
+    )
+
+
+def contents(path):
+    return {entry.name: entry.read_bytes() for entry in path.iterdir()}
+
+
+def test_files_and_modes(tmp_path):
+    directory = tmp_path / "data" / "net"
+    before = os.umask(0)
+    try:
+        with locked(directory) as leases:
+            assert leases.reserve("10.0.0.2", 0)
+            assert leases.reserve("fd00::2", 1)
+    finally:
+        os.umask(before)
+    assert contents(directory) == {
+        "10.0.0.2": b"c1\r\neth0",
+        "fd00::2": b"c1\r\neth0",
+        "last_reserved_ip.0": b"10.0.0.2",
+        "last_reserved_ip.1": b"fd00::2",
+        "lock": b"",
+    }
+    modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in directory.iterdir()}
+    assert modes.pop("lock") == 0o750
+    assert set(modes.values()) == {0o600}
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory.parent)] == [0o755, 0o755]
+
+
+def test_reserve_leaves_what_is_there(tmp_path):
+    (tmp_path / "10.0.0.2").write_bytes(b"other\r\neth0")
+    with locked(tmp_path) as leases:
+        assert not leases.reserve("10.0.0.2", 0)
+    assert contents(tmp_path) == {"10.0.0.2": b"other\r\neth0", "lock": b""}
+
+
+def test_a_link_is_no_way_out_of_the_directory(tmp_path):
+    (tmp_path / "victim").write_bytes(b"untouched")
+    directory = tmp_path / "net"
+    directory.mkdir()
+    (directory / "10.0.0.2").symlink_to(tmp_path / "victim")
+    (directory / "10.0.0.3").symlink_to(tmp_path / "new")
+    (directory / ".new").symlink_to(tmp_path / "victim")
+    (directory / "last_reserved_ip.0").symlink_to(tmp_path / "victim")
+    with locked(directory) as leases:
+        assert {"10.0.0.2", "10.0.0.3"} <= leases.taken
+        assert not leases.reserve("10.0.0.2", 0)
+        assert not leases.reserve("10.0.0.3", 0)
+        assert leases.reserve("10.0.0.4", 0)
+        assert leases.files() == []
+    assert (tmp_path / "victim").read_bytes() == b"untouched"
+    assert not (tmp_path / "new").exists()
+    assert (directory / "last_reserved_ip.0").read_bytes() == b"10.0.0.4"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"10.0.0.2": b"c1\r\neth0"}, ["10.0.0.2"]),
+        ({"10.0.0.2": b" c1\r\neth0\n"}, ["10.0.0.2"]),
+        ({"10.0.0.2": b"c1\neth0"}, []),
+        ({"10.0.0.2": b"c1\r\neth1"}, []),
+        ({"10.0.0.2": b"c12\r\neth0"}, []),
+        # Before interfaces were written down; only where nothing else matches.
+        ({"10.0.0.2": b"c1"}, ["10.0.0.2"]),
+        ({"10.0.0.2": b"c1", "10.0.0.3": b"c1\r\neth0"}, ["10.0.0.3"]),
+        ({"10.0.0.2": b""}, []),
+        ({"10.0.0.2": b"\xff\x00"}, []),
+        ({"last_reserved_ip.0": b"c1\r\neth0", "lock": b"c1\r\neth0"}, []),
+    ],
+)
+def test_files_of_an_owner(tmp_path, files, expected):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with locked(tmp_path) as leases:
+        assert leases.files() == expected
+
+
+def test_owned_are_addresses_in_either_form(tmp_path):
+    for name, content in {"10.0.0.2": b"c1", "fd00::2": b"c1\r\neth0", "note": b"c1", ".new": b"c1\r\neth0"}.items():
+        (tmp_path / name).write_bytes(content)
+    with locked(tmp_path) as leases:
+        assert leases.owned() == ["10.0.0.2", "fd00::2"]
+
+
+def test_marks(tmp_path):
+    (tmp_path / "last_reserved_ip.0").write_bytes(b"10.0.0.9")
+    (tmp_path / "last_reserved_ip.1").write_bytes(b"\xff")
+    with locked(tmp_path) as leases:
+        assert [leases.last_reserved(index) for index in range(3)] == ["10.0.0.9", "", ""]
+
+
+@pytest.mark.parametrize("step", ["open", "write", "link", "unlink", "rename"])
+def test_a_crash_at_any_step_leaves_no_address_without_an_owner(tmp_path, step):
+    """A child dies at the step, without any clean-up; then the directory must still work."""
+    for occurrence in (1, 2):
+        directory = tmp_path / f"{step}{occurrence}"
+        with locked(directory):
+            pass
+        child = os.fork()
+        if not child:
+            _die_at(step, occurrence)
+            with locked(directory) as leases:
+                leases.reserve("10.0.0.2", 0)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] >> 8 in (0, 9)
+        files = contents(directory)
+        if "10.0.0.2" in files:
+            assert files["10.0.0.2"] == b"c1\r\neth0"
+        with locked(directory, store.Owner("c2", "eth0")) as leases:
+            assert leases.reserve("10.0.0.3", 0)
+            assert leases.files() == ["10.0.0.3"]
+        with locked(directory) as leases:
+            for name in leases.files():
+                leases.release(name)
+        files = contents(directory)
+        assert files == {"10.0.0.3": b"c2\r\neth0", "last_reserved_ip.0": b"10.0.0.3", "lock": b""}
+
+
+def _die_at(step, occurrence):
+    real = getattr(os, step)
+    seen = 0
+
+    def dying(*args, **kwargs):
+        nonlocal seen
+        # Of the opens only the one that creates the file to be linked counts.
+        if step != "open" or args[0] == ".new":
+            seen += 1
+            if seen == occurrence:
+                if step == "open":
+                    real(*args, **kwargs)
+                os._exit(9)
+        return real(*args, **kwargs)
+
+    setattr(os, step, dying)
+
+
+def test_an_address_is_not_kept_when_its_mark_fails(tmp_path, monkeypatch):
+    with locked(tmp_path) as leases:
+        monkeypatch.setattr(os, "rename", _raise)
+        with pytest.raises(OSError, match="disk is full"):
+            leases.reserve("10.0.0.2", 0)
+        monkeypatch.undo()
+        assert "10.0.0.2" not in leases.taken
+        assert leases.reserve("10.0.0.2", 0)
+
+
+def _raise(*args, **kwargs):
+    raise OSError(28, "disk is full")
+
+
+def test_the_lock_is_the_one_of_the_reference_plugin(tmp_path):
+    with locked(tmp_path), (tmp_path / "lock").open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (tmp_path / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_that_stays_taken(tmp_path):
+    with locked(tmp_path):
+        started = time.monotonic()
+        with pytest.raises(TryAgainLaterError) as caught, locked(tmp_path, timeout=0.1):
+            pytest.fail("two at a time")
+        assert 0.09 < time.monotonic() - started < 5
+    assert caught.value.code == 11
+    assert str(tmp_path / "lock") in caught.value.msg
+
+
+def test_waiting_ends_when_it_is_given_up(tmp_path):
+    given_up = threading.Event()
+    with locked(tmp_path):
+        timer = threading.Timer(0.05, given_up.set)
+        timer.start()
+        with pytest.raises(TryAgainLaterError), locked(tmp_path, timeout=30, given_up=given_up):
+            pytest.fail("two at a time")
+        timer.join()
+
+
+def test_no_descriptor_is_left(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    with locked(tmp_path) as leases:
+        leases.reserve("10.0.0.2", 0)
+        with pytest.raises(TryAgainLaterError), locked(tmp_path, timeout=0):
+            pass
+    assert os.listdir("/proc/self/fd") == before

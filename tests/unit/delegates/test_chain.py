@@ -1,0 +1,277 @@
+"""Chain by the rules of libcni: order, prevResult, runtimeConfig, versions, cache, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from multus_daemon.cni import conf, errors
+from multus_daemon.cni.errors import (
+    CniError,
+    DecodingFailureError,
+    IncompatibleVersionError,
+    InvalidEnvironmentError,
+    InvalidNetworkConfigError,
+    IoFailureError,
+    TryAgainLaterError,
+    UnknownContainerError,
+)
+from multus_daemon.cni.result import Interface, IpConfig, Result
+from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.chain import Chain
+from multus_daemon.ports import Attachment, Sandbox
+from tests.fakes.runner import FakePluginRunner
+
+SANDBOX = Sandbox("c0ffee", "/run/netns/a")
+BRIDGE_RESULT = b'{"cniVersion":"1.0.0","interfaces":[{"name":"net1","mtu":1450}],"ips":[{"address":"10.1.0.2/24"}]}'
+RESULT = Result((Interface("net1", mtu=1450),), (IpConfig("10.1.0.2/24"),))
+
+
+def attachment(version="1.0.0", plugins=("bridge", "portmap", "tuning"), **extra):
+    header = {"cniVersion": version, "name": "n1", **extra}
+    entries = [entry if isinstance(entry, dict) else {"type": entry} for entry in plugins]
+    raw = json.dumps({**header, "plugins": entries} if len(entries) > 1 else {**header, **entries[0]})
+    return Attachment("web/n1", conf.parse(raw.encode()), "net1", cni_args=(("IgnoreUnknown", "true"), ("K", "V")))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return ResultCache(tmp_path)
+
+
+@pytest.fixture
+def runner():
+    return FakePluginRunner({("bridge", "ADD"): BRIDGE_RESULT, ("portmap", "ADD"): lambda call: _echo(call.stdin)})
+
+
+@pytest.fixture
+def chain(runner, cache):
+    return Chain(runner, cache, "/a:/b")
+
+
+def _echo(stdin):
+    """As chained plugins do: the previous result is theirs."""
+    return json.dumps(json.loads(stdin)["prevResult"]).encode()
+
+
+class TestAdd:
+    async def test_in_order_each_with_the_result_before(self, chain, runner):
+        runner.answers["tuning", "ADD"] = b'{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.9.0.2/24"}]}'
+        result = await chain.add(SANDBOX, attachment())
+        assert runner.order == [("bridge", "ADD"), ("portmap", "ADD"), ("tuning", "ADD")]
+        previous = [call.config.get("prevResult") for call in runner.calls]
+        assert previous == [None, json.loads(BRIDGE_RESULT), json.loads(BRIDGE_RESULT)]
+        assert result == Result(ips=(IpConfig("10.9.0.2/24"),))
+
+    async def test_invocation(self, chain, runner):
+        await chain.add(SANDBOX, attachment())
+        call = runner.calls[1].invocation
+        assert (call.verb, call.container_id, call.netns, call.ifname) == ("ADD", "c0ffee", "/run/netns/a", "net1")
+        assert (call.args, call.path) == ("IgnoreUnknown=true;K=V", "/a:/b")
+        assert runner.calls[1].config | {"prevResult": 0} == {
+            "cniVersion": "1.0.0",
+            "name": "n1",
+            "type": "portmap",
+            "prevResult": 0,
+        }
+
+    async def test_capabilities_go_to_those_that_declare_them(self, chain, runner):
+        plugins = [
+            {"type": "bridge", "capabilities": {"mac": True}},
+            {"type": "portmap", "capabilities": {"mac": False}},
+        ]
+        args = {"mac": "02:00:00:00:00:01", "ips": ["10.0.0.1/8"]}
+        whole = attachment(plugins=plugins)
+        await chain.add(SANDBOX, Attachment(whole.name, whole.config, whole.ifname, capability_args=args))
+        assert runner.calls[0].config["runtimeConfig"] == {"mac": "02:00:00:00:00:01"}
+        assert "runtimeConfig" not in runner.calls[1].config
+
+    @pytest.mark.parametrize(("version", "key"), [("0.2.0", "ip4"), ("0.3.1", "ips"), ("1.1.0", "ips")])
+    async def test_prev_result_is_in_the_networks_version(self, chain, runner, version, key):
+        result = await chain.add(SANDBOX, attachment(version, ["bridge", "portmap"]))
+        previous = runner.calls[1].config["prevResult"]
+        assert previous["cniVersion"] == version
+        assert key in previous
+        assert result.ips == RESULT.ips
+
+    async def test_result_without_a_version_has_the_networks(self, chain, runner):
+        runner.answers["bridge", "ADD"] = b'{"ip4":{"ip":"10.1.0.2/24"}}'
+        assert (await chain.add(SANDBOX, attachment("0.2.0", ["bridge"]))).ips == RESULT.ips
+
+    @pytest.mark.weak_spot(13)
+    async def test_list_without_a_version_keeps_its_result(self, chain, runner, cache):
+        runner.answers["bridge", "ADD"] = b'{"ip4":{"ip":"10.1.0.2/24"}}'
+        raw = b'{"name":"n1","plugins":[{"type":"bridge"},{"type":"portmap"}]}'
+        whole = Attachment("web/n1", conf.parse(raw), "net1")
+        assert (await chain.add(SANDBOX, whole)).ips == RESULT.ips
+        assert runner.calls[1].config["cniVersion"] == "0.1.0"
+        assert runner.calls[1].config["prevResult"]["ip4"]["ip"] == "10.1.0.2/24"
+        assert cache.entries("c0ffee")[0].result["ip4"]["ip"] == "10.1.0.2/24"
+
+    async def test_result_that_an_old_version_can_not_express(self, chain, runner, cache):
+        """Without addresses there is no 0.2.0 result; the network works all the same."""
+        runner.answers["bridge", "ADD"] = b'{"cniVersion":"1.0.0","interfaces":[{"name":"net1"}]}'
+        runner.answers["portmap", "ADD"] = b'{"cniVersion":"1.0.0","interfaces":[{"name":"net1"}]}'
+        result = await chain.add(SANDBOX, attachment("0.2.0", ["bridge", "portmap"]))
+        assert result == Result((Interface("net1"),))
+        assert "prevResult" not in runner.calls[1].config
+        assert cache.read_result("n1", "c0ffee", "net1", "0.2.0") == result
+
+    async def test_the_first_failure_ends_it(self, chain, runner, cache):
+        runner.answers["portmap", "ADD"] = TryAgainLaterError("table is locked", "by iptables")
+        with pytest.raises(TryAgainLaterError) as caught:
+            await chain.add(SANDBOX, attachment())
+        assert caught.value.msg == 'table is locked (plugin type="portmap" network="web/n1" interface="net1", ADD)'
+        assert (caught.value.code, caught.value.details) == (11, "by iptables")
+        assert runner.order == [("bridge", "ADD"), ("portmap", "ADD")]
+        assert cache.entries("c0ffee") == []
+
+    async def test_codes_of_their_own_are_kept(self, chain, runner):
+        runner.answers["bridge", "ADD"] = errors.from_code(117, "odd")
+        with pytest.raises(CniError) as caught:
+            await chain.add(SANDBOX, attachment())
+        assert caught.value.code == 117
+
+    @pytest.mark.parametrize("stdout", [b"", b"garbage", b"[]", b'{"ips":3}'])
+    async def test_stdout_that_is_no_result(self, chain, runner, stdout):
+        runner.answers["bridge", "ADD"] = stdout
+        with pytest.raises(DecodingFailureError, match=r'plugin type="bridge" network="web/n1" interface="net1", ADD'):
+            await chain.add(SANDBOX, attachment())
+
+    async def test_cached(self, chain, cache):
+        whole = attachment(plugins=["bridge", "portmap"])
+        await chain.add(SANDBOX, whole)
+        [entry] = cache.entries("c0ffee")
+        assert entry.config == whole.config.raw
+        assert (entry.network, entry.ifname, entry.netns) == ("n1", "net1", "/run/netns/a")
+        assert entry.cni_args == whole.cni_args
+        assert entry.result == json.loads(BRIDGE_RESULT)
+
+    async def test_a_cache_that_can_not_be_written_fails_the_add(self, chain, tmp_path):
+        (tmp_path / "results").write_text("in the way")
+        with pytest.raises(IoFailureError, match=r"^the result could not be stored: "):
+            await chain.add(SANDBOX, attachment())
+
+
+class TestDelete:
+    async def test_in_reverse_each_with_the_stored_result(self, chain, runner, cache):
+        whole = attachment(plugins=["bridge", "portmap"])
+        await chain.add(SANDBOX, whole)
+        runner.calls.clear()
+        await chain.delete(SANDBOX, whole)
+        assert runner.order == [("portmap", "DEL"), ("bridge", "DEL")]
+        assert [call.config["prevResult"] for call in runner.calls] == [json.loads(BRIDGE_RESULT)] * 2
+        assert cache.entries("c0ffee") == []
+
+    async def test_the_attachments_own_result_comes_first(self, chain, runner):
+        await chain.delete(SANDBOX, attachment(plugins=["bridge"]).with_result(RESULT))
+        assert runner.calls[0].config["prevResult"] == json.loads(BRIDGE_RESULT)
+
+    @pytest.mark.parametrize(("version", "sent"), [("0.3.1", False), ("0.4.0", True), ("1.1.0", True)])
+    async def test_prev_result_from_040_on(self, chain, runner, version, sent):
+        await chain.delete(SANDBOX, attachment(version).with_result(RESULT))
+        assert [("prevResult" in call.config) for call in runner.calls] == [sent] * 3
+
+    async def test_nothing_stored(self, chain, runner):
+        await chain.delete(Sandbox("c0ffee", ""), attachment())
+        assert len(runner.calls) == 3
+        assert "prevResult" not in runner.calls[0].config
+        assert runner.calls[0].invocation.netns == ""
+
+    async def test_goes_on_past_failures_and_keeps_the_cache(self, chain, runner, cache):
+        whole = attachment(plugins=["bridge", "portmap"])
+        await chain.add(SANDBOX, whole)
+        runner.calls.clear()
+        runner.answers["portmap", "DEL"] = TryAgainLaterError("locked", "A")
+        runner.answers["bridge", "DEL"] = IoFailureError("broken", "B")
+        with pytest.raises(TryAgainLaterError) as caught:
+            await chain.delete(SANDBOX, whole)
+        assert runner.order == [("portmap", "DEL"), ("bridge", "DEL")]
+        assert caught.value.code == 11
+        assert caught.value.msg == (
+            'locked (plugin type="portmap" network="web/n1" interface="net1", DEL); '
+            'broken (plugin type="bridge" network="web/n1" interface="net1", DEL)'
+        )
+        assert caught.value.details == "A; B"
+        assert len(cache.entries("c0ffee")) == 1
+        # The next try succeeds.
+        runner.answers.clear()
+        await chain.delete(SANDBOX, whole)
+        assert cache.entries("c0ffee") == []
+
+    async def test_unknown_container_is_done(self, chain, runner):
+        runner.answers["tuning", "DEL"] = UnknownContainerError("no such container")
+        await chain.delete(SANDBOX, attachment())
+        assert len(runner.calls) == 3
+
+    async def test_cancelled_stops(self, chain, runner):
+        runner.answers["tuning", "DEL"] = asyncio.CancelledError()
+        with pytest.raises(asyncio.CancelledError):
+            await chain.delete(SANDBOX, attachment())
+        assert len(runner.calls) == 1
+
+    async def test_unreadable_cache_is_no_obstacle(self, chain, runner, tmp_path):
+        (tmp_path / "results").mkdir()
+        (tmp_path / "results" / "n1-c0ffee-net1").write_text("{")
+        await chain.delete(SANDBOX, attachment())
+        assert len(runner.calls) == 3
+        assert not (tmp_path / "results" / "n1-c0ffee-net1").exists()
+
+
+class TestCheck:
+    async def test_in_order_each_with_the_stored_result(self, chain, runner):
+        await chain.check(SANDBOX, attachment().with_result(RESULT))
+        assert runner.order == [("bridge", "CHECK"), ("portmap", "CHECK"), ("tuning", "CHECK")]
+        assert [call.config["prevResult"] for call in runner.calls] == [json.loads(BRIDGE_RESULT)] * 3
+
+    async def test_from_the_cache(self, chain, runner):
+        await chain.add(SANDBOX, attachment(plugins=["bridge"]))
+        await chain.check(SANDBOX, attachment(plugins=["bridge"]))
+        assert runner.calls[1].config["prevResult"] == json.loads(BRIDGE_RESULT)
+
+    @pytest.mark.parametrize("version", ["", "0.2.0", "0.3.1"])
+    async def test_skipped_where_the_version_has_none(self, chain, runner, version):
+        await chain.check(SANDBOX, attachment(version))
+        assert runner.calls == []
+
+    @pytest.mark.parametrize("value", [True, "true"])
+    async def test_disabled(self, chain, runner, value):
+        await chain.check(SANDBOX, attachment(disableCheck=value).with_result(RESULT))
+        assert runner.calls == []
+
+    async def test_nothing_stored(self, chain, runner):
+        with pytest.raises(InvalidNetworkConfigError, match=r"^no stored result to CHECK against"):
+            await chain.check(SANDBOX, attachment())
+        assert runner.calls == []
+
+    async def test_the_first_failure_ends_it(self, chain, runner):
+        runner.answers["portmap", "CHECK"] = TryAgainLaterError("gone")
+        with pytest.raises(TryAgainLaterError, match=r'^gone .plugin type="portmap".*, CHECK'):
+            await chain.check(SANDBOX, attachment().with_result(RESULT))
+        assert len(runner.calls) == 2
+
+
+class TestValidate:
+    def test_good(self, chain, runner):
+        chain.validate(attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"]))
+        assert runner.located == ["bridge", "host-local", "portmap"]
+        assert runner.calls == []
+
+    @pytest.mark.parametrize("missing", ["bridge", "host-local", "portmap"])
+    def test_plugin_missing(self, chain, runner, missing):
+        runner.missing.add(missing)
+        with pytest.raises(InvalidNetworkConfigError) as caught:
+            chain.validate(attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"]))
+        assert caught.value.msg.startswith(f'failed to find plugin "{missing}" in path [/a /b]')
+        assert 'network="web/n1" interface="net1"' in caught.value.msg
+
+    def test_version(self, chain):
+        with pytest.raises(IncompatibleVersionError, match=r"0\.5\.0"):
+            chain.validate(attachment("0.5.0"))
+
+    @pytest.mark.parametrize("ifname", ["", "a" * 16, "a/b", ".."])
+    def test_interface_name(self, chain, ifname):
+        with pytest.raises(InvalidEnvironmentError):
+            chain.validate(Attachment("web/n1", attachment().config, ifname))

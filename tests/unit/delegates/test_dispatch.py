@@ -1,0 +1,85 @@
+"""Dispatcher: which runner is chosen, and what the observer hears."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from multus_daemon.cni.errors import InvalidNetworkConfigError, TryAgainLaterError
+from multus_daemon.delegates.dispatch import Dispatcher
+from multus_daemon.delegates.find import PluginNotFoundError
+from multus_daemon.ports import Invocation
+from tests.fakes.runner import FakePluginRunner
+
+CALL = Invocation("ADD", "c", "/n", "net1", "", "/a", b"{}")
+
+
+@pytest.fixture
+def process():
+    answers = {("both", "ADD"): b"process", ("binary", "ADD"): b"process"}
+    for name in ("builtin", "none"):
+        answers[name, "ADD"] = PluginNotFoundError(f'failed to find plugin "{name}" in path [/a]')
+    return FakePluginRunner(answers, missing=set(), where="/a/{}")
+
+
+@pytest.fixture
+def builtin():
+    answers = {("both", "ADD"): b"built-in", ("builtin", "ADD"): b"built-in"}
+    return FakePluginRunner(answers, missing={"binary", "none"}, where="built-in")
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "expected"),
+    [
+        ("off", "both", b"process"),
+        ("off", "binary", b"process"),
+        ("off", "builtin", None),
+        ("fallback", "both", b"process"),
+        ("fallback", "binary", b"process"),
+        ("fallback", "builtin", b"built-in"),
+        ("fallback", "none", None),
+        ("prefer", "both", b"built-in"),
+        ("prefer", "binary", b"process"),
+        ("prefer", "builtin", b"built-in"),
+        ("prefer", "none", None),
+    ],
+)
+async def test_choice(process, builtin, mode, name, expected):
+    dispatcher = Dispatcher(process, builtin, mode)
+    if expected is None:
+        with pytest.raises(PluginNotFoundError, match=f'^failed to find plugin "{name}" in path'):
+            await dispatcher.run(name, CALL)
+    else:
+        assert await dispatcher.run(name, CALL) == expected
+    process.missing = {"builtin", "none"}
+    where = {None: "", b"process": f"/a/{name}", b"built-in": "built-in"}
+    assert dispatcher.locate(name) == where[expected]
+
+
+async def test_a_failing_binary_is_not_replaced(process, builtin):
+    """Only a missing one is: a plugin that has begun its work must not be followed by another."""
+    process.answers["both", "ADD"] = InvalidNetworkConfigError("bad subnet")
+    with pytest.raises(InvalidNetworkConfigError, match="bad subnet"):
+        await Dispatcher(process, builtin, "fallback").run("both", CALL)
+    assert builtin.calls == []
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "ok"),
+        (TryAgainLaterError("x"), "11"),
+        (asyncio.CancelledError(), "cancelled"),
+        (RuntimeError("x"), "crash"),
+    ],
+)
+async def test_observed(process, builtin, error, outcome):
+    heard = []
+    if error:
+        process.answers["both", "ADD"] = error
+    dispatcher = Dispatcher(process, builtin, "off", observe=lambda *args: heard.append(args))
+    await asyncio.gather(dispatcher.run("both", CALL), return_exceptions=True)
+    [(plugin_type, verb, seen, seconds)] = heard
+    assert (plugin_type, verb, seen) == ("both", "ADD", outcome)
+    assert 0 <= seconds < 1

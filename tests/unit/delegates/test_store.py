@@ -1,0 +1,439 @@
+"""The files of FileStore: format, modes, damage, and what an upstream daemon left."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multus_daemon.base import fs
+from multus_daemon.cni import conf
+from multus_daemon.delegates import record as record_format
+from multus_daemon.delegates.cache import Entry, ResultCache
+from multus_daemon.delegates.chain import Chain
+from multus_daemon.delegates.store import FileStore
+from multus_daemon.ports import Attachment, ContainerRecord, CorruptRecordError, Sandbox
+from tests.fakes.runner import FakePluginRunner
+
+UPSTREAM = json.loads((Path(__file__).parent / "data" / "upstream.json").read_text())
+
+
+def small(container_id="c0ffee"):
+    config = conf.parse(b'{"name":"n","type":"ptp","cniVersion":"1.0.0"}')
+    return ContainerRecord(
+        sandbox=Sandbox(container_id, "/run/netns/a"),
+        ifname="eth0",
+        pod_namespace="web",
+        pod_name="p",
+        pod_uid="u",
+        attachments=(Attachment("n", config, "eth0", cluster_network=True, cni_args=(("K8S_POD_NAME", "p"),)),),
+        created=1.5,
+    )
+
+
+@pytest.fixture
+def cni_dir(tmp_path):
+    return tmp_path / "multus"
+
+
+@pytest.fixture
+def cache(cni_dir):
+    return ResultCache(cni_dir)
+
+
+@pytest.fixture
+def store(cni_dir, cache):
+    return FileStore(cni_dir, cache)
+
+
+def own_path(cni_dir, container_id="c0ffee"):
+    return cni_dir / "attachments" / f"{container_id}.json"
+
+
+# --- our own format --------------------------------------------------------------------------------------------------
+
+
+def test_file_format(store, cni_dir):
+    store.save(small())
+    path = own_path(cni_dir)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    data = path.read_bytes()
+    head, _, body = data.partition(b',"record":')
+    body = body[:-1]
+    assert json.loads(head + b"}") == {"format": 1, "sha256": hashlib.sha256(body).hexdigest()}
+    fields = json.loads(body)
+    assert fields["containerId"] == "c0ffee"
+    assert base64.b64decode(fields["attachments"][0]["config"]) == small().attachments[0].config.raw
+    assert [entry.name for entry in path.parent.iterdir()] == ["c0ffee.json"]
+
+
+def test_a_newer_format_is_refused_in_clear_text(store, cni_dir):
+    store.save(small())
+    path = own_path(cni_dir)
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(CorruptRecordError, match="written by a newer version of the daemon: format 2"):
+        store.load("c0ffee")
+
+
+def test_new_keys_of_a_later_version_are_passed_over(store, cni_dir):
+    store.save(small())
+    path = own_path(cni_dir)
+    body = path.read_bytes().partition(b',"record":')[2][:-1].replace(b"{", b'{"later":{"x":1},', 1)
+    envelope = b'{"format":1,"note":1,"sha256":"%s","record":%s}' % (hashlib.sha256(body).hexdigest().encode(), body)
+    path.write_bytes(envelope)
+    assert store.load("c0ffee") == small()
+
+
+def test_every_truncation_is_corruption():
+    data = record_format.encode(small())
+    for length in range(len(data)):
+        with pytest.raises(record_format.RecordFormatError):
+            record_format.decode(data[:length])
+
+
+def test_every_flipped_bit_is_corruption():
+    data = record_format.encode(small())
+    for position in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(record_format.RecordFormatError):
+                record_format.decode(bytes(damaged))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data):
+    with pytest.raises(record_format.RecordFormatError):
+        record_format.decode(data)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda x: st.lists(x) | st.dictionaries(st.sampled_from(["format", "sha256", "record"]), x),
+    )
+)
+def test_any_json(value):
+    with pytest.raises(record_format.RecordFormatError):
+        record_format.decode(json.dumps(value).encode())
+
+
+def test_a_record_of_another_container_is_not_believed(store, cni_dir):
+    store.save(small("other"))
+    own_path(cni_dir, "other").rename(own_path(cni_dir))
+    with pytest.raises(CorruptRecordError, match="about container other"):
+        store.load("c0ffee")
+
+
+def test_symbolic_links_are_not_followed(store, cni_dir, tmp_path):
+    store.save(small("other"))
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_bytes(record_format.encode(small()))
+    own_path(cni_dir).symlink_to(elsewhere)
+    with pytest.raises(CorruptRecordError):
+        store.load("c0ffee")
+    # Saving puts a file in the link's place.
+    store.save(small())
+    assert not own_path(cni_dir).is_symlink()
+    assert elsewhere.read_bytes() == record_format.encode(small())
+
+
+def test_a_linked_directory_is_refused(store, cni_dir, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    cni_dir.mkdir()
+    (cni_dir / "attachments").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotADirectoryError):
+        store.save(small())
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_directory_that_others_can_read_is_closed(store, cni_dir):
+    (cni_dir / "attachments").mkdir(parents=True, mode=0o755)
+    store.save(small())
+    assert (cni_dir / "attachments").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_failed_save_changes_nothing(store, cni_dir, monkeypatch):
+    store.save(small())
+    before = own_path(cni_dir).read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        store.save(small())
+    assert own_path(cni_dir).read_bytes() == before
+    assert len(list(own_path(cni_dir).parent.iterdir())) == 1
+
+
+def test_foreign_files_are_no_containers(store, cni_dir):
+    store.save(small())
+    cni_dir.joinpath("results").mkdir()
+    (cni_dir / "attachments" / ".c0ffee.json.abc").write_text("")
+    (cni_dir / "attachments" / "notes.txt").write_text("")
+    (cni_dir / "upstreamid").write_text("[]")
+    (cni_dir / ".hidden").write_text("")
+    assert store.containers() == ["c0ffee", "upstreamid"]
+
+
+@pytest.mark.parametrize("name", ["results", "attachments"])
+def test_a_container_called_like_a_directory(store, cni_dir, cache, name):
+    (cni_dir / "results").mkdir(parents=True)
+    assert store.load(name) is None
+    store.save(small(name))
+    assert store.load(name) == small(name)
+    store.remove(name)
+    assert (cni_dir / "results").is_dir()
+
+
+# --- a damaged record and what else is known -------------------------------------------------------------------------
+
+
+def entry(network="n", ifname="eth0", container_id="c0ffee"):
+    return Entry(
+        container_id=container_id,
+        config=b'{"cniVersion":"1.0.0","name":"%s","type":"ptp"}' % network.encode(),
+        ifname=ifname,
+        network=network,
+        netns="/run/netns/a",
+        cni_args=(("K8S_POD_NAMESPACE", "web"), ("K8S_POD_NAME", "p"), ("K8S_POD_UID", "u")),
+        capability_args={"mac": "02:00:00:00:00:01"},
+        result={"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]},
+    )
+
+
+def test_a_damaged_record_falls_back_to_the_result_cache(store, cni_dir, cache, caplog):
+    store.save(small())
+    own_path(cni_dir).write_bytes(b'{"format":1')
+    for network, ifname in (("b", "net10"), ("n", "eth0"), ("a", "net9")):
+        cache.write(entry(network, ifname))
+    cache.write(entry("n", "eth0", "c0ffee-other"))
+    with caplog.at_level(logging.WARNING):
+        found = store.load("c0ffee")
+    assert str(own_path(cni_dir)) in caplog.text
+    assert [(item.name, item.ifname, item.cluster_network) for item in found.attachments] == [
+        ("n", "eth0", True),
+        ("a", "net9", False),
+        ("b", "net10", False),
+    ]
+    assert found.pod == "web/p"
+    assert found.pod_uid == "u"
+    assert found.sandbox == Sandbox("c0ffee", "/run/netns/a")
+    assert found.attachments[0].capability_args == {"mac": "02:00:00:00:00:01"}
+    assert found.attachments[0].result.ips[0].address == "10.1.0.2/24"
+    assert not found.complete
+
+
+def test_damage_everywhere(store, cni_dir, cache):
+    store.save(small())
+    own_path(cni_dir).write_bytes(b"x")
+    (cni_dir / "c0ffee").write_bytes(b"y")
+    cache.write(entry())
+    (cni_dir / "results" / "n-c0ffee-eth0").write_bytes(b"z")
+    with pytest.raises(CorruptRecordError, match=str(own_path(cni_dir))):
+        store.load("c0ffee")
+
+
+# --- what an upstream daemon left ------------------------------------------------------------------------------------
+
+
+def left_by_upstream(cni_dir, name, *, without=""):
+    for path, text in UPSTREAM[name]["files"].items():
+        if not without or not path.startswith(without):
+            target = cni_dir / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+    return UPSTREAM[name]["env"]["CNI_CONTAINERID"]
+
+
+def summary(record):
+    return [(item.name, item.config.name, item.ifname, item.cluster_network) for item in record.attachments]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("0.3.1/no-annotation/ADD", [("cluster", "cluster", "eth0", True)]),
+        (
+            "0.3.1/two-networks/ADD",
+            [
+                ("cluster", "cluster", "eth0", True),
+                ("web/ptp-a", "ptp-a", "net1", False),
+                ("infra/other-ns", "other-ns", "extra0", False),
+            ],
+        ),
+        (
+            "0.3.1/conflist-network/ADD",
+            [("cluster", "cluster", "eth0", True), ("web/bridge-b", "bridge-b", "net1", False)],
+        ),
+        ("0.3.1/json-ips-mac/ADD", [("cluster", "cluster", "eth0", True), ("web/caps", "caps", "data0", False)]),
+        ("1.1.0/nad-without-name/ADD", [("cluster", "cluster", "eth0", True), ("web/noname", "noname", "net1", False)]),
+        ("conflist-primary/ADD", [("cluster", "cluster", "eth0", True), ("web/ptp-a", "ptp-a", "net1", False)]),
+    ],
+)
+def test_take_over(store, cni_dir, name, expected):
+    env = UPSTREAM[name]["env"]
+    container_id = left_by_upstream(cni_dir, name)
+    record = store.load(container_id)
+    assert summary(record) == expected
+    assert record.complete
+    assert record.ifname == "eth0"
+    assert record.sandbox == Sandbox(container_id, env["CNI_NETNS"])
+    assert f"K8S_POD_NAME={record.pod_name};" in env["CNI_ARGS"]
+    assert record.pod_namespace == "web"
+    assert record.pod_uid == "11111111-2222-3333-4444-555555555555"
+    for item in record.attachments:
+        assert item.result.ips
+        assert dict(item.cni_args)["K8S_POD_NAME"] == record.pod_name
+    assert store.containers() == [container_id]
+    # It is ours after the first save, and gone with the last of both.
+    store.save(record)
+    assert store.load(container_id) == record
+    assert store.containers() == [container_id]
+    store.remove(container_id)
+    assert store.containers() == []
+    assert not (cni_dir / container_id).exists()
+
+
+def test_take_over_of_a_failed_add(store, cni_dir):
+    """The same network twice: both elements are there, no result is."""
+    record = store.load(left_by_upstream(cni_dir, "0.3.1/same-network-twice/ADD"))
+    assert [item[2] for item in summary(record)] == ["eth0", "net1", "net2"]
+    assert all(item.result is None for item in record.attachments)
+    assert not record.complete
+
+
+def test_take_over_from_the_result_cache_alone(store, cni_dir):
+    name = "0.3.1/json-ips-mac/ADD"
+    whole = store.load(left_by_upstream(cni_dir, name))
+    (cni_dir / "c0ffee05").unlink()
+    alone = store.load("c0ffee05")
+    assert [item.config for item in alone.attachments] == [item.config for item in whole.attachments]
+    assert [item.result for item in alone.attachments] == [item.result for item in whole.attachments]
+    assert alone.attachments[1].capability_args == {"ips": ["10.210.0.7/24"], "mac": "02:00:00:00:00:07"}
+    assert alone.attachments[1].cni_args[-2:] == (("MAC", "02:00:00:00:00:07"), ("IP", "10.210.0.7/24"))
+
+
+def test_take_over_from_the_delegate_cache_alone(store, cni_dir):
+    name = "0.3.1/json-ips-mac/ADD"
+    container_id = left_by_upstream(cni_dir, name, without="results")
+    record = store.load(container_id)
+    assert summary(record)[1] == ("web/caps", "caps", "data0", False)
+    assert record.attachments[1].capability_args == {"ips": ["10.210.0.7/24"], "mac": "02:00:00:00:00:07"}
+    assert record.pod == "/"
+
+
+def test_what_a_failed_delete_of_upstream_left(store, cni_dir):
+    """Its own file is gone, the result of the cluster network still there: the address can yet be freed."""
+    container_id = left_by_upstream(cni_dir, "conflist-primary/DEL")
+    assert summary(store.load(container_id)) == [("cluster", "cluster", "eth0", True)]
+
+
+@pytest.mark.weak_spot(1)
+@pytest.mark.parametrize("without", ["", "results"])
+async def test_delete_of_an_upstream_conflist_gets_every_key(store, cni_dir, cache, without):
+    """Upstream's own DEL had lost the IPAM ranges here, and the address."""
+    record = store.load(left_by_upstream(cni_dir, "conflist-primary/ADD", without=without))
+    runner = FakePluginRunner()
+    await Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[0])
+    assert [call.plugin_type for call in runner.calls] == ["bandwidth", "portmap", "ptp"]
+    ptp = runner.calls[2].config
+    assert ptp["mtu"] == 1450
+    assert ptp["ipam"]["ranges"] == [[{"subnet": "10.244.0.0/24"}]]
+    assert ptp["cniVersion"] == "1.0.0"
+    assert ("prevResult" in ptp) is (without == "")
+
+
+def test_a_list_completed_from_a_folder(store, cni_dir):
+    """Upstream keeps the plugins that came from a folder in `Plugins` only."""
+    container_id = left_by_upstream(cni_dir, "conflist-primary/ADD", without="results")
+    path = cni_dir / container_id
+    elements = json.loads(path.read_text())
+    extra = {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}}
+    elements[0]["CNINetworkConfigList"]["Plugins"].append(
+        {"Network": {"type": "tuning"}, "Bytes": base64.b64encode(json.dumps(extra).encode()).decode()}
+    )
+    path.write_text(json.dumps(elements))
+    config = store.load(container_id).attachments[0].config
+    assert [plugin.type for plugin in config.plugins] == ["ptp", "portmap", "bandwidth", "tuning"]
+    assert config.plugins[3].fields == extra
+    elements[0]["CNINetworkConfigList"]["Bytes"] = None
+    path.write_text(json.dumps(elements))
+    config = store.load(container_id).attachments[0].config
+    assert [plugin.type for plugin in config.plugins] == ["ptp", "portmap", "bandwidth", "tuning"]
+    assert (config.name, config.cni_version) == ("cluster", "1.0.0")
+
+
+def test_a_network_that_was_plugged_in_later_is_deleted_too(store, cni_dir, cache):
+    container_id = left_by_upstream(cni_dir, "0.3.1/no-annotation/ADD")
+    cache.write(entry("plugged", "net1", container_id))
+    assert summary(store.load(container_id))[1] == ("plugged", "plugged", "net1", False)
+
+
+@pytest.mark.parametrize("text", ["[]", "null"])
+def test_upstreams_empty_lists(store, cni_dir, text):
+    """Upstream itself crashes on these."""
+    cni_dir.mkdir()
+    (cni_dir / "c0ffee").write_text(text)
+    assert store.load("c0ffee").attachments == ()
+
+
+@pytest.mark.weak_spot(28)
+def test_upstreams_damaged_file_is_no_success(store, cni_dir):
+    cni_dir.mkdir()
+    (cni_dir / "c0ffee").write_text("")
+    with pytest.raises(CorruptRecordError, match=str(cni_dir / "c0ffee")):
+        store.load("c0ffee")
+    store.remove("c0ffee")
+    assert store.load("c0ffee") is None
+
+
+def test_one_damaged_element_does_not_hide_the_others(store, cni_dir, caplog):
+    container_id = left_by_upstream(cni_dir, "0.3.1/two-networks/ADD", without="results")
+    elements = json.loads((cni_dir / container_id).read_text())
+    elements[1]["Bytes"] = "%%%"
+    (cni_dir / container_id).write_text(json.dumps(elements))
+    assert [item[0] for item in summary(store.load(container_id))] == ["cluster", "infra/other-ns"]
+    assert "element 1 can't be used" in caplog.text
+
+
+def test_a_damaged_element_is_taken_from_the_result_cache(store, cni_dir):
+    container_id = left_by_upstream(cni_dir, "0.3.1/two-networks/ADD")
+    elements = json.loads((cni_dir / container_id).read_text())
+    elements[1]["Bytes"] = None
+    (cni_dir / container_id).write_text(json.dumps(elements))
+    assert [item[0] for item in summary(store.load(container_id))] == ["cluster", "web/ptp-a", "infra/other-ns"]
+
+
+def test_upstreams_files_damaged_at_every_byte_never_crash(store, cni_dir):
+    """A record, or CorruptRecordError: nothing else."""
+    container_id = left_by_upstream(cni_dir, "0.3.1/json-ips-mac/ADD")
+    corrupt = 0
+    for path in (cni_dir / container_id, cni_dir / "results" / f"caps-{container_id}-data0"):
+        data = path.read_bytes()
+        for position in range(0, len(data), 3):
+            for damaged in (data[:position], data[:position] + bytes([data[position] ^ 0x11]) + data[position + 1 :]):
+                path.write_bytes(damaged)
+                try:
+                    assert store.load(container_id) is not None
+                except CorruptRecordError:
+                    corrupt += 1
+        path.write_bytes(data)
+    # The other source helped each time.
+    assert corrupt == 0
+
+
+def test_read_limit(store, cni_dir, monkeypatch):
+    store.save(small())
+    monkeypatch.setattr(fs.read_limited, "__kwdefaults__", {"limit": 10, "follow": True})
+    with pytest.raises(CorruptRecordError):
+        store.load("c0ffee")

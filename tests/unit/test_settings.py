@@ -1,0 +1,283 @@
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multus_daemon import settings
+from multus_daemon.settings import Settings, SettingsError
+
+# Every key of upstream's daemon-config.json (v4.3.0) with a value that upstream takes, and those that only its
+# documents and tests name.
+UPSTREAM: dict[str, Any] = {
+    "chrootDir": "/hostroot",
+    "socketDir": "/host/run/multus/",
+    "connectionLimit": 10,
+    "metricsPort": 9091,
+    "enablePprof": True,
+    "perNodeCertificate": {"enabled": True, "bootstrapKubeconfig": "/b", "certDir": "/c", "certDuration": "24h"},
+    "logFile": "/var/log/multus.log",
+    "logLevel": "verbose",
+    "logToStderr": True,
+    "logOptions": {"maxAge": 5, "maxSize": 100, "maxBackups": 5, "compress": True},
+    "multusConfigFile": "auto",
+    "cniConfigDir": "/host/etc/cni/net.d",
+    "multusAutoconfigDir": "/host/etc/cni/net.d",
+    "multusMasterCNI": "10-flannel.conflist",
+    "cniVersion": "0.3.1",
+    "forceCNIVersion": False,
+    "overrideNetworkName": True,
+    "readinessindicatorfile": "/ready",
+    "clusterNetwork": "flannel",
+    "capabilities": {"portMappings": True},
+    "binDir": "/opt/cni/bin",
+    "cniDir": "/var/lib/cni/multus",
+    "confDir": "/etc/cni/multus/net.d",
+    "namespaceIsolation": True,
+    "globalNamespaces": "default,shared",
+    "auxiliaryCNIChainName": "aux",
+    "daemonSocketDir": "/run/multus/",
+    "type": "multus-shim",
+    "name": "multus-cni-network",
+    "kubeconfig": "/etc/kubeconfig",
+    "multusNamespace": "kube-system",
+    "systemNamespaces": ["kube-system"],
+    "defaultNetworks": ["a"],
+    "delegates": [{"name": "a", "type": "bridge"}],
+    "retryDeleteOnError": False,
+    "allowTryDeleteOnErr": True,
+    "defaultnetworkwaitseconds": 60,
+    "defaultnetworkfile": "/f",
+}
+
+DEFAULTS: dict[str, Any] = {
+    "binDir": "/opt/cni/bin",
+    "builtinPlugins": "fallback",
+    "chrootDir": "",
+    "clusterNetwork": "",
+    "cniDir": "/var/lib/cni/multus",
+    "cniVersion": "",
+    "confDir": "/etc/cni/multus/net.d",
+    "daemonSocketDir": "",
+    "daemonWaitSeconds": 60.0,
+    "defaultNetworks": (),
+    "delegateTimeoutSeconds": 120.0,
+    "delegates": (),
+    "globalNamespaces": "default",
+    "logFile": "",
+    "logLevel": "verbose",
+    "logOptions": {},
+    "logToStderr": True,
+    "metricsAddress": "",
+    "metricsPort": None,
+    "multusNamespace": "kube-system",
+    "namespaceIsolation": False,
+    "pluginGomaxprocs": 2,
+    "socketDir": "/run/multus/",
+    "systemNamespaces": ("kube-system",),
+}
+
+
+def read(**fields: Any) -> Settings:
+    return settings.parse(json.dumps(fields).encode(), "test.json")
+
+
+def problems(data: bytes) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        settings.parse(data, "test.json")
+    assert str(caught.value).startswith("test.json: ")
+    return caught.value.problems
+
+
+def test_defaults() -> None:
+    assert read() == Settings()
+    assert read().effective() == DEFAULTS
+
+
+@pytest.mark.parametrize(("key", "value"), UPSTREAM.items())
+def test_every_upstream_key_has_an_effect_or_a_warning(key: str, value: Any) -> None:
+    found = read(**{key: value})
+    if key in settings.WITHOUT_EFFECT:
+        [warning] = found.warnings
+        assert warning.startswith(f"{key}: no effect: ")
+        assert found.overlay == {}
+        assert found.effective() == DEFAULTS
+    else:
+        assert json.loads(json.dumps(found.effective()[key])) == value
+        assert found.overlay == {key: value}
+
+
+def test_a_whole_upstream_configuration() -> None:
+    found = read(**UPSTREAM)
+    assert found.paths.chroot_dir == "/hostroot"
+    assert found.socket.directory == "/host/run/multus/"
+    assert found.metrics.port == 9091
+    assert {warning.partition(":")[0] for warning in found.warnings} == {
+        *(key for key in UPSTREAM if key in settings.WITHOUT_EFFECT),
+        "logOptions.compress",
+        "logOptions.maxAge",
+    }
+
+
+@pytest.mark.parametrize("key", sorted(settings.known_keys() - set(UPSTREAM) - set(settings.WITHOUT_EFFECT)))
+def test_our_own_keys_are_no_upstream_keys_without_effect(key: str) -> None:
+    assert key in DEFAULTS
+
+
+def test_keys_match_in_any_case_and_null_is_absent() -> None:
+    found = read(CHROOTDIR="/h", bindir="/b", ReadinessIndicatorFile="/r", logLevel=None, metricsPort=None)
+    assert (found.paths.chroot_dir, found.paths.bin_dir, found.logs.level) == ("/h", "/b", "verbose")
+    assert found.overlay == {"chrootDir": "/h", "binDir": "/b"}
+    assert len(found.warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("chrootDir", 1, "chrootDir: Expected `str`, got `int`"),
+        ("socketDir", "", "socketDir: Expected `str` of length >= 1"),
+        ("binDir", ["/a"], "binDir: Expected `str`, got `array`"),
+        ("metricsPort", 0, "metricsPort: Expected `int` >= 1"),
+        ("metricsPort", 65536, "metricsPort: Expected `int` <= 65535"),
+        ("metricsPort", "9091", "metricsPort: Expected `int | null`, got `str`"),
+        ("metricsPort", True, "metricsPort: Expected `int | null`, got `bool`"),
+        ("metricsPort", 10**30, "metricsPort: Expected `int` <= 65535"),
+        ("metricsPort", 9091.5, "metricsPort: Expected `int | null`, got `float`"),
+        ("logLevel", "info", "logLevel: Invalid enum value 'info'"),
+        ("logLevel", "debug\n", "logLevel: Invalid enum value 'debug\\n'"),
+        ("logLevel", "", "logLevel: Invalid enum value ''"),
+        ("logLevel", 1, "logLevel: Expected `str`, got `int`"),
+        ("logToStderr", "true", "logToStderr: Expected `bool`, got `str`"),
+        ("logToStderr", 1, "logToStderr: Expected `bool`, got `int`"),
+        ("logOptions", [], "logOptions: Expected `object`, got `array`"),
+        ("logOptions", {"maxSize": "1"}, "logOptions.maxSize: Expected `int`, got `str`"),
+        ("logOptions", {"MAXBACKUPS": -1}, "logOptions.maxBackups: Expected `int` >= 0"),
+        ("logOptions", {"maxSzie": 1}, "logOptions.maxSzie: unknown key, is maxSize meant?"),
+        ("delegates", {}, "delegates: Expected `array`, got `object`"),
+        ("delegates", [{}, 1], "delegates: Expected `object`, got `int` - at `$[1]`"),
+        ("defaultNetworks", "a", "defaultNetworks: Expected `array`, got `str`"),
+        ("defaultNetworks", ["a", None], "defaultNetworks: Expected `str`, got `null` - at `$[1]`"),
+        ("globalNamespaces", ["a"], "globalNamespaces: Expected `str`, got `array`"),
+        ("namespaceIsolation", 0, "namespaceIsolation: Expected `bool`, got `int`"),
+        ("builtinPlugins", "always", "builtinPlugins: Invalid enum value 'always'"),
+        ("delegateTimeoutSeconds", 0, "delegateTimeoutSeconds: Expected `float` > 0.0"),
+        ("delegateTimeoutSeconds", 3601, "delegateTimeoutSeconds: Expected `float` <= 3600.0"),
+        ("daemonWaitSeconds", -1, "daemonWaitSeconds: Expected `float` >= 0.0"),
+        ("pluginGomaxprocs", 0, "pluginGomaxprocs: Expected `int` >= 1"),
+        ("chrootDri", "/", "chrootDri: unknown key, is chrootDir meant?"),
+        ("CHROOTDIRECTORY", "/", "CHROOTDIRECTORY: unknown key, is chrootDir meant?"),
+        ("zzz", 1, "zzz: unknown key"),
+        ("", 1, ": unknown key"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_key(key: str, value: Any, problem: str) -> None:
+    [found] = problems(json.dumps({key: value}).encode())
+    assert found == problem
+
+
+def test_all_problems_are_said_at_once() -> None:
+    found = problems(
+        json.dumps(
+            {"binDir": 1, "zzz": 1, "metricsPort": 0, "logLevel": "x", "logOptions": {"y": 1, "compress": 1}}
+        ).encode()
+    )
+    assert sorted(line.partition(":")[0] for line in found) == [
+        "binDir",
+        "logLevel",
+        "logOptions.compress",
+        "logOptions.y",
+        "metricsPort",
+        "zzz",
+    ]
+
+
+@pytest.mark.parametrize("value", [1, 1.5, 3600])
+def test_seconds_are_whole_or_not(value: float) -> None:
+    assert read(delegateTimeoutSeconds=value).plugins.delegate_timeout_seconds == value
+
+
+@pytest.mark.parametrize("value", ["PANIC", "Error", "verbose", "debug"])
+def test_log_levels_in_any_case(value: str) -> None:
+    found = read(loglevel=value)
+    assert found.logs.level == found.effective()["logLevel"] == value.lower()
+
+
+def test_log_options_are_found_by_the_documented_spelling() -> None:
+    assert read(logOptions={"MaxSize": 7, "maxbackups": None}).logs.options == {"maxSize": 7}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"{}{}", b"\xff", b"\xef\xbb\xbf{}", b"[" * 100_000, b'{"a":' * 100_000, b'{"metricsPort":1e999}',
+     b'{"metricsPort":' + b"9" * 10_000 + b"}"],
+)  # fmt: skip
+def test_what_is_no_json(data: bytes) -> None:
+    [problem] = problems(data)
+    assert problem.startswith("not JSON: ")
+
+
+@pytest.mark.parametrize("data", [b"[]", b"null", b"1", b'"x"'])
+def test_what_is_no_object(data: bytes) -> None:
+    assert problems(data) == ["a JSON object is needed"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(settings.known_keys())) | st.text(), JSON, max_size=4))
+def test_nothing_but_settings_errors_is_raised(fields: dict[str, Any]) -> None:
+    try:
+        found = read(**fields)
+    except SettingsError as error:
+        assert error.problems  # noqa: PT017 - what is raised by chance is looked at, not demanded
+        return
+    assert set(found.overlay) <= set(DEFAULTS)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_load(tmp_path: Path) -> None:
+    path = tmp_path / "daemon-config.json"
+    path.write_text('{"chrootDir": "/hostroot"}')
+    assert settings.load(path).paths.chroot_dir == "/hostroot"
+
+
+def file_problem(path: Path) -> str:
+    with pytest.raises(SettingsError) as caught:
+        settings.load(path)
+    assert caught.value.source == str(path)
+    [problem] = caught.value.problems
+    return problem
+
+
+def test_files_that_can_not_be_read(tmp_path: Path) -> None:
+    large, fifo = tmp_path / "large", tmp_path / "fifo"
+    large.write_bytes(b" " * (settings.CONFIG_MAX_BYTES + 1))
+    os.mkfifo(fifo)
+    assert file_problem(tmp_path / "none") == "can't be read: No such file or directory"
+    assert file_problem(tmp_path) == "can't be read: not a regular file"
+    assert file_problem(fifo) == "can't be read: not a regular file"
+    assert file_problem(large) == f"can't be read: larger than {settings.CONFIG_MAX_BYTES} bytes"
+
+
+# --- the tables agree ------------------------------------------------------------------------------------------------
+
+
+def test_no_key_is_declared_twice() -> None:
+    keys = [item.metadata["key"] for kind in settings.GROUPS.values() for item in dataclasses.fields(kind)]
+    assert len(keys) == len(set(keys))
+    assert not set(keys) & set(settings.WITHOUT_EFFECT)
+    assert len({key.lower() for key in settings.known_keys()}) == len(settings.known_keys())
+
+
+def test_nested_keys_without_effect_are_log_options() -> None:
+    nested = {key for key in settings.WITHOUT_EFFECT if "." in key}
+    assert nested <= {f"logOptions.{key}" for key in settings.LOG_OPTIONS}
