@@ -27,6 +27,7 @@ from multus_daemon.delegates.store import FileStore
 from multus_daemon.engine.verbs import Verbs
 from multus_daemon.metrics import Metrics
 from multus_daemon.netlink.ops import KernelLinks
+from multus_daemon.ports import StoreUnavailableError
 from multus_daemon.server import wire
 from multus_daemon.server.app import ListenError, MetricsServer, UnixServer
 from multus_daemon.server.cni_api import CniApi
@@ -84,11 +85,12 @@ class Daemon:
         # A built-in's IPAM plugin is chosen as any other is.
         builtin.ipam = dispatcher
         cache = ResultCache(cni_dir)
+        self._store = FileStore(cni_dir, cache)
         return Verbs(
             self._cluster,
             NodeConfFiles(),
             Chain(dispatcher, cache, paths.bin_dir),
-            FileStore(cni_dir, cache),
+            self._store,
             KernelLinks(),
             gates=self._gates,
             overlay=self._settings.overlay,
@@ -104,11 +106,12 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
-        await self._cluster.refresh()
-        self._gates.open("manifests")
         try:
+            await asyncio.to_thread(self._store.sweep)
+            await self._cluster.refresh()
+            self._gates.open("manifests")
             await self._server.start()
-        except ListenError as error:
+        except (OSError, StoreUnavailableError, ListenError) as error:
             raise StartError(str(error)) from error
         self._gates.open("socket")
         tasks = [asyncio.create_task(work, name=name) for name, work in self._root_tasks(stopping).items()]

@@ -20,6 +20,29 @@ from prometheus_client.registry import Collector
 
 VERBS: Final = frozenset({"ADD", "DEL", "CHECK", "STATUS", "GC"})
 OUTCOMES: Final = frozenset({"success", "error", "deadline"})
+# A plugin's call ends well, with one of the well-known CNI error codes, or in one of two ways that have no code.
+DELEGATE_OUTCOMES: Final = frozenset(
+    {
+        "success",
+        "ok",
+        "error",
+        "deadline",
+        "crash",
+        "cancelled",
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+        "7",
+        "8",
+        "11",
+        "50",
+        "51",
+        "999",
+    }
+)
 HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz"})
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "notify", "trace", "patch"})
 # Seconds. A built-in plugin takes milliseconds, a plugin's deadline is two minutes.
@@ -83,10 +106,10 @@ class Metrics:
         self._verbs.labels(_known(verb, VERBS), _known(outcome, OUTCOMES)).observe(seconds)
 
     def delegate(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
-        """One plugin was called for one verb."""
-        self._delegates.labels(self._known_type(plugin_type), _known(verb, VERBS), _known(outcome, OUTCOMES)).observe(
-            seconds
-        )
+        """One plugin was called for one verb; `outcome` is one of `DELEGATE_OUTCOMES`."""
+        self._delegates.labels(
+            self._known_type(plugin_type), _known(verb, VERBS), _known(outcome, DELEGATE_OUTCOMES)
+        ).observe(seconds)
 
     @contextlib.contextmanager
     def in_flight(self, verb: str) -> Iterator[None]:

@@ -140,7 +140,8 @@ def _compile(arch: str, release: str, root: pathlib.Path, store: pathlib.Path, r
         # A JSON string is a Zig string too, as long as it is ASCII without escapes; a version is.
         options.write_text(f"pub const version = {json.dumps(release)};\n", "utf-8")
         binary = pathlib.Path(scratch) / NAME
-        cache = store / "zig-cache"
+        # Not shared between builds: it saves two seconds at most, and several may run at once.
+        cache = pathlib.Path(scratch) / "zig-cache"
         command = [
             *(sys.executable, "-m", "ziglang", "build-exe"),
             *TARGETS[arch],

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -218,9 +219,13 @@ def _get(path: Path, url: str) -> tuple[int, str]:
         return answer.status, answer.read().decode(errors="replace")
 
 
-def host_links() -> set[str]:
-    """The links on this side."""
-    return {name for _, name in socket.if_nameindex()}
+def host_links(up: Outcome) -> set[str]:
+    """This side's ends of the pod's interfaces: the links that its IPv4 addresses are routed over."""
+    addresses = [address.partition("/")[0] for item in up.pod["interfaces"] for address in item["addresses"]]
+    # The kernel writes an address as the number that its bytes are in this machine's order.
+    wanted = {f"{struct.unpack('=I', socket.inet_aton(address))[0]:08X}" for address in addresses if "." in address}
+    rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    return {row[0] for row in rows if row[1] in wanted}
 
 
 # --- the steps -------------------------------------------------------------------------------------------------------
@@ -268,19 +273,18 @@ def ping_gateways(up: Outcome) -> None:
         raise DemoError(f"no answer from {', '.join(silent)}")
 
 
-def nothing_left(node: Node, links_before: set[str]) -> None:
+def nothing_left(node: Node, links_of_pod: set[str]) -> None:
     """Links on the host, and files."""
-    links, files = sorted(host_links() - links_before), node.leftovers()
+    links, files = sorted({name for _, name in socket.if_nameindex()} & links_of_pod), node.leftovers()
     if links or files:
         raise DemoError(f"left behind: links {links}, files {files}")
-    console.print("nothing is left: no link on the host, no address, no record, no namespace, no status")
+    console.print("nothing is left: no link of the pod on the host, no address, no record, no namespace, no status")
 
 
 def demonstrate(root: Path) -> None:
     """All of it. Raises DemoError."""
     node = Node(root)
     node.declare()
-    links = host_links()
     console.print(f"[bold cyan]$ multus-daemon run --config {node.config.name} --standalone {node.manifests.name}[/]")
     with node.daemon():
         console.print("ready: no cluster, manifests from a directory, built-in ptp and host-local")
@@ -288,6 +292,9 @@ def demonstrate(root: Path) -> None:
             up = node.multusctl("up")
             show_pod(node, up)
             check_pod(up)
+            links = host_links(up)
+            if len(links) != len(up.pod["interfaces"]):
+                raise DemoError(f"each interface is due to have an end on the host, found are {sorted(links)}")
             ping_gateways(up)
             check = node.multusctl("check")
             console.print("every network is as ADD made it")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
 
 DEFAULT_READ_LIMIT = 16 * 1024 * 1024
+_TEMPORARY = re.compile(r"\..+\.(?P<pid>[0-9]{1,10})-[0-9a-f]{12}", re.DOTALL)
 
 
 class FileTooLargeError(OSError):
@@ -30,7 +32,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, fsync: bool = Tr
     (libcni, containerd) pass it over, and the rename stays within one file system. Raises OSError; nothing is left
     behind then. Only where the last step fails, the fsync of the directory, the new content is in place already.
     """
-    temporary = path.parent / f".{path.name[:200]}.{secrets.token_hex(6)}"
+    temporary = path.parent / f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(6)}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
@@ -50,6 +52,21 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, fsync: bool = Tr
         raise
     if fsync:
         fsync_directory(path.parent)
+
+
+def sweep(directory: Path) -> int:
+    """Remove the temporary files that writers left which a crash, or kill -9, ended; how many there were.
+
+    A writer that lives, another daemon during a hand-over for one, keeps its own. Raises OSError, but not for a
+    directory that is not there.
+    """
+    swept = 0
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            found = _TEMPORARY.fullmatch(entry.name)
+            if found and (int(found["pid"]) == os.getpid() or not Path(f"/proc/{found['pid']}").exists()):
+                swept += remove(Path(entry.path))
+    return swept
 
 
 def fsync_directory(path: Path) -> None:

@@ -94,6 +94,10 @@ class ResultCache:
     def __init__(self, cni_dir: Path) -> None:
         self._directory = cni_dir / "results"
 
+    def sweep(self) -> None:
+        """Remove what writers left that were killed in the middle. Raises OSError."""
+        fs.sweep(self._directory)
+
     def _path(self, network: str, container_id: str, ifname: str) -> Path:
         parts = (network, container_id, ifname)
         if not all(parts) or any("/" in part or "\0" in part for part in parts):

@@ -36,6 +36,11 @@ class FileStore:
         self._directory = cni_dir / "attachments"
         self._cache = cache
 
+    def sweep(self) -> None:
+        """Remove what writers of records and results left that were killed in the middle. Raises OSError."""
+        fs.sweep(self._directory)
+        self._cache.sweep()
+
     def load(self, container_id: ContainerId) -> ContainerRecord | None:
         """Our own record; without a readable one upstream's; without that what the result cache has.
 

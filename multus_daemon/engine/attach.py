@@ -60,7 +60,7 @@ class Attacher:
             try:
                 self._runner.validate(attachment)
             except CniError as error:
-                raise error.with_context(f"{_describe(attachment)} of pod {record.pod}") from error
+                raise error.with_context(f"pod {record.pod}") from error
         try:
             taken = await self._links.existing_links(netns, [item.ifname for item in record.attachments])
         except OSError as error:
@@ -76,7 +76,7 @@ class Attacher:
         try:
             result = await self._runner.add(record.sandbox, attachment)
         except CniError as error:
-            raise error.with_context(f"{_describe(attachment)} of pod {record.pod}") from error
+            raise error.with_context(f"pod {record.pod}") from error
         except Exception as error:
             raise InternalError(
                 f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {record.pod}"

@@ -27,6 +27,4 @@ class Checker:
             try:
                 await self._runner.check(sandbox, attachment)
             except CniError as error:
-                raise error.with_context(
-                    f'network {attachment.name}, interface "{attachment.ifname}" of pod {record.pod}'
-                ) from error
+                raise error.with_context(f"pod {record.pod}") from error

@@ -44,7 +44,7 @@ class Detacher:
             try:
                 await self._runner.delete(sandbox, attachment)
             except CniError as error:
-                failures.append(error.with_context(f"network {attachment.name} of pod {record.pod}"))
+                failures.append(error.with_context(f"pod {record.pod}"))
             except Exception as error:
                 log.exception("DEL of network %s of pod %s", attachment.name, record.pod)
                 failures.append(

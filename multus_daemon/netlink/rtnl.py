@@ -45,6 +45,7 @@ SCOPE_HOST: Final = 254
 # In a request to delete: any scope.
 SCOPE_NOWHERE: Final = 255
 
+_TABLE_FIELD_MAX: Final = 255
 _PROTOCOL_BOOT: Final = 3
 _TYPE_UNICAST: Final = 1
 # Counters make up half of a link's description, and nobody here reads them.
@@ -198,7 +199,7 @@ class Rtnl:
     def routes(self, family: int, table: int = TABLE_MAIN) -> list[Route]:
         """The routes of one table; one for each next hop."""
         message = rtmsg()
-        message["family"], message["table"] = family, table
+        message["family"], message["table"] = family, _table_field(table)
         message["attrs"] = [("RTA_TABLE", table)]
         try:
             found = self._socket.dump(RTM_GETROUTE, message, answer=rtmsg)
@@ -232,8 +233,7 @@ def _address(message: Any) -> Address:
 def _route_message(route: Route) -> Any:
     message = rtmsg()
     message["family"], message["dst_len"] = _family(route.dst), route.dst.network.prefixlen
-    # The field has 8 bits; the attribute says which table it is.
-    message["table"] = route.table if route.table < 256 else 0
+    message["table"] = _table_field(route.table)
     message["scope"] = route.scope
     attributes: list[tuple[str, Any]] = [("RTA_OIF", route.oif)]
     if route.dst.network.prefixlen:
@@ -244,10 +244,15 @@ def _route_message(route: Route) -> Any:
         attributes.append(("RTA_PREFSRC", str(route.source)))
     if route.priority > 0:
         attributes.append(("RTA_PRIORITY", route.priority))
-    if route.table >= 256:
+    if route.table > _TABLE_FIELD_MAX:
         attributes.append(("RTA_TABLE", route.table))
     message["attrs"] = attributes
     return message
+
+
+def _table_field(table: int) -> int:
+    """What the header's field of 8 bits says; 0 leaves it to the attribute RTA_TABLE."""
+    return table if table <= _TABLE_FIELD_MAX else 0
 
 
 def _routes(message: Any) -> list[Route]:

@@ -62,6 +62,9 @@ class Node:
         self.config = self.root / "daemon-config.json"
         self.log = self.root / "daemon.log"
         self._netns: list[str] = []
+        # The daemon's own network: what is on "the host" is then of this node only.
+        self.host = self.add_netns()
+        self.ip("link", "set", "lo", "up")
         self.settings = {
             "socketDir": str(self.root / "run"),
             "daemonSocketDir": str(self.root / "run"),
@@ -111,7 +114,8 @@ class Node:
     def start(self, timeout: float = 20) -> None:
         """Start the daemon and wait until it is ready."""
         self.config.write_text(json.dumps(self.settings))
-        command = [sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(self.config)]
+        inside = ["ip", "netns", "exec", Path(self.host).name]
+        command = [*inside, sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(self.config)]
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
                 [*command, "--standalone", str(self.manifests)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
@@ -221,7 +225,7 @@ class Node:
 
     def ip(self, *arguments: str, netns: str = "") -> Any:
         """`ip -j ARGUMENTS`, in a namespace or the host's."""
-        command = ["ip", *(["-n", Path(netns).name] if netns else []), "-j", *arguments]
+        command = ["ip", "-n", Path(netns or self.host).name, "-j", *arguments]
         return json.loads(subprocess.run(command, check=True, capture_output=True).stdout or b"[]")
 
     def links(self, netns: str = "") -> list[str]:

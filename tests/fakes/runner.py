@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from multus_daemon.cni.errors import InvalidNetworkConfigError
 from multus_daemon.cni.result import Result
+from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.ports import Attachment, Invocation, Sandbox
 
 
@@ -69,7 +69,7 @@ class FakePluginRunner:
         if error := self.fail_at.get(len(self.calls)):
             raise error
         if plugin_type in self.missing:
-            raise InvalidNetworkConfigError(f'failed to find plugin "{plugin_type}" in path [/fake]')
+            raise PluginNotFoundError(f'failed to find plugin "{plugin_type}" in path [/fake]')
         answer = self.answers.get((plugin_type, invocation.verb), b"{}" if invocation.verb == "ADD" else b"")
         if isinstance(answer, BaseException):
             raise answer

@@ -66,6 +66,9 @@ def host() -> Iterator[Netns]:
             pytest.skip(f"{os.strerror(ctypes.get_errno())}: {_HOW}")
         try:
             _execute(["ip", "link", "set", "lo", "up"])
+            # A new namespace begins with what the first one has now.
+            for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+                Path("/proc/sys/net", name).write_text("0")
             yield Netns("")
         finally:
             assert _libc.setns(before, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
@@ -107,7 +110,10 @@ def netns(make_netns: Callable[[], Netns]) -> Netns:
 
 @dataclass
 class StubIpam:
-    """A PluginRunner that answers ADD with `result`, and raises for the verbs in `errors`. `hook` runs before either, in a thread."""
+    """A PluginRunner that answers ADD with `result` and raises for the verbs in `errors`.
+
+    `hook` runs before either, in a thread.
+    """
 
     result: dict[str, Any] = field(default_factory=dict)
     errors: dict[str, CniError] = field(default_factory=dict)

@@ -45,7 +45,7 @@ async def test_a_previous_result_is_passed_on(netns: Any, make_call: MakeCall) -
 
 async def test_another_address_is_an_error(netns: Any, make_call: MakeCall) -> None:
     netns.run("ip", "addr", "add", "10.213.7.9/32", "dev", "lo")
-    with pytest.raises(InternalError, match="non-loopback address 10.213.7.9/32"):
+    with pytest.raises(InternalError, match=r"non-loopback address 10.213.7.9/32"):
         await loopback.Loopback().add(make_call("ADD", netns.path))
 
 

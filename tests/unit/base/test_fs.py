@@ -1,6 +1,7 @@
 import errno
 import os
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -257,3 +258,36 @@ def test_ensure_directory_where_a_file_is(tmp_path: Path) -> None:
     for wanted in (path, path / "b"):
         with pytest.raises(FileExistsError):
             fs.ensure_directory(wanted)
+
+
+class TestSweep:
+    """What killed writers leave behind."""
+
+    def test_the_temporary_file_of_a_dead_writer_goes_and_everything_else_stays(self, tmp_path: Path) -> None:
+        dead = _dead_pid()
+        gone = tmp_path / f".c1.json.{dead}-0123456789ab"
+        own = tmp_path / f".c2.json.{os.getpid()}-0123456789ab"
+        others = [tmp_path / ".c3.json.1-0123456789ab", tmp_path / "c4.json", tmp_path / ".hidden"]
+        for path in (gone, own, *others):
+            path.write_bytes(b"")
+        assert fs.sweep(tmp_path) == 2
+        assert sorted(tmp_path.iterdir()) == sorted(others)
+
+    def test_a_write_that_was_cut_off_is_what_it_finds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Path, "unlink", lambda self: None)
+        monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            fs.write_atomic(tmp_path / "c1.json", b"x")
+        assert len(list(tmp_path.iterdir())) == 1
+        monkeypatch.undo()
+        assert fs.sweep(tmp_path) == 1
+        assert list(tmp_path.iterdir()) == []
+
+    def test_no_directory_has_nothing_to_sweep(self, tmp_path: Path) -> None:
+        assert fs.sweep(tmp_path / "absent") == 0
+
+
+def _dead_pid() -> int:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid

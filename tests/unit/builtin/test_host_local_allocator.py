@@ -76,8 +76,7 @@ def test_exhaustion_names_the_ranges():
     node = Node(["10.0.0.0/30", "10.1.0.0/30"])
     assert [node.add(name)[0] for name in "ab"] == ["10.0.0.2", "10.1.0.2"]
     assert refused(node, "c") == (
-        "failed to allocate for range 0: no IP addresses available in range set: "
-        "10.0.0.1-10.0.0.2,10.1.0.1-10.1.0.2"
+        "failed to allocate for range 0: no IP addresses available in range set: 10.0.0.1-10.0.0.2,10.1.0.1-10.1.0.2"
     )
     node.delete("a")
     assert node.add("c") == ["10.0.0.2"]

@@ -48,7 +48,8 @@ BAD = [
     (
         {"subnet": "10.0.0.1/29"},
         INVALID,
-        "invalid range set 0: Network has host bits set. For a subnet mask of length 29 the network address is 10.0.0.0",
+        "invalid range set 0: Network has host bits set. "
+        "For a subnet mask of length 29 the network address is 10.0.0.0",
     ),
     ({"subnet": "::ffff:10.0.0.0/120"}, INVALID, "invalid range set 0: IPNet IP and Mask version mismatch"),
     ({**V4, "rangeStart": "10.0.1.1"}, INVALID, "invalid range set 0: RangeStart 10.0.1.1 not in network 10.0.0.0/24"),

@@ -82,6 +82,8 @@ def test_nesting_has_a_limit_that_does_not_depend_on_the_callers_stack(opening: 
 
     value = gojson.loads(nested(gojson.NESTING_MAX))
     assert gojson.loads(gojson.dumps(value)) == value
+    beside = f"[{nested(gojson.NESTING_MAX - 1)},[],[]]"
+    assert gojson.loads(beside)[1:] == [[], []]
     with pytest.raises(JsonError, match="nested deeper than 200 levels"):
         gojson.loads(nested(gojson.NESTING_MAX + 1))
 

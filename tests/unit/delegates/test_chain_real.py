@@ -73,7 +73,9 @@ def attachment(bridge, tmp_path, version, *, portmap):
     capability_args = {}
     if portmap:
         plugins.append({"type": "portmap", "capabilities": {"portMappings": True}})
-        capability_args = {"portMappings": [{"hostPort": 31799, "containerPort": 80, "protocol": "tcp"}]}
+        capability_args = {
+            "portMappings": [{"hostPort": 20000 + int(bridge[-4:], 16) % 10000, "containerPort": 80, "protocol": "tcp"}]
+        }
     header = {"cniVersion": version, "name": f"n-{bridge}"}
     fields = header | ({"plugins": plugins} if portmap else plugins[0])
     return Attachment("web/n", conf.parse(json.dumps(fields).encode()), "net1", capability_args=capability_args)
@@ -84,11 +86,10 @@ def leases(tmp_path, bridge):
     return [entry.name for entry in directory.iterdir() if entry.name.startswith("10.")]
 
 
-def host_ports():
-    """The rules of the node that speak of our port, whichever of the two programs portmap has used."""
-    return subprocess.run(["iptables-save", "-t", "nat"], check=True, capture_output=True, text=True).stdout.count(
-        "31799"
-    )
+def dnat_rules(sandbox):
+    """How many rules of the node are about this container: portmap writes its id into their comments."""
+    saved = subprocess.run(["iptables-save", "-t", "nat"], check=True, capture_output=True, text=True)
+    return saved.stdout.count(sandbox.container_id)
 
 
 async def check(chain, sandbox, whole):
@@ -118,7 +119,7 @@ async def test_add_check_delete(chain, sandbox, bridge, tmp_path, version, portm
         ]
         assert leases(tmp_path, bridge) == [result.ips[0].ip]
         if portmap:
-            assert host_ports()
+            assert dnat_rules(sandbox)
         # From the attachment, and from the cache alone.
         await check(chain, sandbox, whole.with_result(result))
         await check(chain, sandbox, whole)
@@ -131,7 +132,7 @@ async def test_add_check_delete(chain, sandbox, bridge, tmp_path, version, portm
     assert [link["ifname"] for link in ip("-n", netns, "link")] == ["lo"]
     assert leases(tmp_path, bridge) == []
     if portmap:
-        assert not host_ports()
+        assert not dnat_rules(sandbox)
     # Again, and without the namespace: done is done.
     await chain.delete(Sandbox(sandbox.container_id, ""), whole)
 

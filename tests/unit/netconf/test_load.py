@@ -90,6 +90,12 @@ def test_the_daemons_keys_win_in_any_case(spelling: str, overlaid: str) -> None:
     assert read({spelling: "request", "name": "n"}, **{overlaid: "daemon"}).cluster_network == "daemon"
 
 
+def test_no_second_spelling_in_the_request_gets_around_the_daemons_key() -> None:
+    assert read({"clusterNetwork": "request", "CLUSTERNETWORK": "trick"}, clusterNetwork="daemon").cluster_network == (
+        "daemon"
+    )
+
+
 def test_other_keys_of_the_request_stay() -> None:
     found = read({"name": "n", "confDir": "/request"}, multusNamespace="daemon")
     assert (found.name, found.conf_dir, found.multus_namespace) == ("n", "/request", "daemon")

@@ -1,0 +1,200 @@
+"""What the runner checks before a built-in works, and what becomes of its exceptions."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError
+from multus_daemon.cni.result import Interface, IpConfig, Result
+from multus_daemon.ports import Invocation
+
+SUPPORTED = '["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]'
+
+
+class Recorder:
+    """A BuiltinPlugin that notes its calls and can be told to fail."""
+
+    def __init__(self, result=None, error=None, delay=0.0):
+        self.calls = []
+        self.result, self.error, self.delay = result or Result(), error, delay
+
+    async def _note(self, verb, call):
+        self.calls.append((verb, call))
+        await asyncio.sleep(self.delay)
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    async def add(self, call):
+        return await self._note("add", call)
+
+    async def delete(self, call):
+        await self._note("delete", call)
+
+    async def check(self, call):
+        await self._note("check", call)
+
+    async def status(self, call):
+        await self._note("status", call)
+
+
+def invocation(verb, stdin):
+    text = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
+    return Invocation(verb, "c1", "/run/netns/x", "eth0", "", "/opt/cni/bin", text)
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+async def run(recorder, tmp_path, verb, stdin, **options):
+    runner = BuiltinRunner(tmp_path, plugins={"test": recorder}, **options)
+    return await runner.run("test", invocation(verb, stdin))
+
+
+REFUSED = [
+    ("ADD", b"", 6, "error unmarshall network config: unexpected end of JSON input", ""),
+    ("GC", b"{", 6, None, ""),
+    ("ADD", [], 6, "error unmarshall network config: a JSON object is needed, not an array", ""),
+    ("ADD", {"name": 5}, 6, "error unmarshall network config: name: a string is needed, not a number", ""),
+    ("ADD", b"null", 7, "missing network name", ""),
+    ("STATUS", {"cniVersion": "1.1.0"}, 7, "missing network name", ""),
+    ("ADD", {"name": "a b"}, 7, "invalid characters found in network name", "a b"),
+    ("FOO", {"name": ""}, 7, "missing network name", ""),
+    ("FOO", {"name": "n", "cniVersion": "9.9.9"}, 4, "unknown CNI_COMMAND: FOO", ""),
+    ("CHECK", {"name": "n", "cniVersion": "0.3.1"}, 1, "config version does not allow CHECK", ""),
+    ("CHECK", {"name": "n"}, 1, "config version does not allow CHECK", ""),
+    ("STATUS", {"name": "n", "cniVersion": "1.0.0"}, 1, "config version does not allow STATUS", ""),
+    ("GC", {"name": "n", "cniVersion": "1.0.0"}, 1, "config version does not allow GC", ""),
+    ("CHECK", {"name": "n", "cniVersion": "x"}, 6, None, ""),
+    ("ADD", {"name": "n", "cniVersion": 1}, 6, None, ""),
+    (
+        "ADD",
+        {"name": "n", "cniVersion": "x"},
+        1,
+        "incompatible CNI versions",
+        f'config is "x", plugin supports {SUPPORTED}',
+    ),
+    (
+        "CHECK",
+        {"name": "n", "cniVersion": "9.9.9"},
+        1,
+        "incompatible CNI versions",
+        f'config is "9.9.9", plugin supports {SUPPORTED}',
+    ),
+    ("ADD", {"name": "n", "prevResult": 5}, 6, None, ""),
+    ("CHECK", {"name": "n", "cniVersion": "1.0.0", "prevResult": {"cniVersion": "7.0.0"}}, 6, None, ""),
+]
+
+
+@pytest.mark.parametrize(("verb", "stdin", "code", "msg", "details"), REFUSED)
+async def test_refused(recorder, tmp_path, verb, stdin, code, msg, details):
+    with pytest.raises(CniError) as caught:
+        await run(recorder, tmp_path, verb, stdin)
+    assert caught.value.code == code
+    if msg is not None:
+        assert (caught.value.msg, caught.value.details) == (msg, details)
+    assert recorder.calls == []
+
+
+async def test_prev_result_error_says_what_it_is_about(recorder, tmp_path):
+    with pytest.raises(CniError, match="could not parse prevResult: "):
+        await run(recorder, tmp_path, "ADD", {"name": "n", "cniVersion": "1.0.0", "prevResult": {"ips": 5}})
+
+
+@pytest.mark.parametrize("verb", ["DEL", "STATUS", "GC"])
+async def test_a_bad_prev_result_does_not_stop_a_del(recorder, tmp_path, verb, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert await run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0", "prevResult": 5}) == b""
+    assert "goes on without prevResult" in caplog.text
+    assert all(call.prev_result is None for _, call in recorder.calls)
+
+
+@pytest.mark.parametrize(
+    ("verb", "method"), [("DEL", ["delete"]), ("CHECK", ["check"]), ("STATUS", ["status"]), ("GC", [])]
+)
+async def test_verbs_without_output(recorder, tmp_path, verb, method):
+    assert await run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0"}) == b""
+    assert [name for name, _ in recorder.calls] == method
+
+
+async def test_version_reads_nothing(recorder, tmp_path):
+    assert await run(recorder, tmp_path, "VERSION", b"no JSON") == (
+        b'{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}\n'
+    )
+
+
+async def test_the_call(recorder, tmp_path):
+    stdin = {
+        "NAME": "net",
+        "cniVersion": "0.4.0",
+        "prevResult": {"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.2/24"}]},
+    }
+    await run(recorder, tmp_path, "ADD", stdin)
+    ((_, call),) = recorder.calls
+    assert (call.name, call.cni_version, call.host_root) == ("net", "0.4.0", tmp_path)
+    assert call.prev_result == Result(ips=(IpConfig("10.0.0.2/24"),))
+    assert call.fields == stdin
+    assert call.invocation.container_id == "c1"
+
+
+async def test_ipam_is_the_runner_itself_until_it_is_set(tmp_path):
+    recorder, other = Recorder(), BuiltinRunner(tmp_path)
+    runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
+    await runner.run("test", invocation("DEL", {"name": "n"}))
+    runner.ipam = other
+    await runner.run("test", invocation("DEL", {"name": "n"}))
+    assert [call.ipam for _, call in recorder.calls] == [runner, other]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.2.0", {"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24"}, "dns": {}}),
+        ("1.1.0", {"cniVersion": "1.1.0", "interfaces": [{"name": "e"}], "ips": [{"address": "10.0.0.2/24"}]}),
+    ],
+)
+async def test_the_result_is_in_the_version_of_the_configuration(tmp_path, version, expected):
+    recorder = Recorder(Result(interfaces=(Interface("e"),), ips=(IpConfig("10.0.0.2/24"),)))
+    printed = await run(recorder, tmp_path, "ADD", {"name": "n", "cniVersion": version})
+    assert json.loads(printed) == expected
+
+
+async def test_a_cni_error_passes_unchanged(tmp_path):
+    error = CniError("mine", "details", code=123)
+    with pytest.raises(CniError) as caught:
+        await run(Recorder(error=error), tmp_path, "DEL", {"name": "n"})
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("error", "msg"),
+    [(ValueError("broken"), "broken"), (KeyError(), "KeyError"), (TimeoutError("its own"), "its own")],
+)
+async def test_any_other_exception_becomes_999(tmp_path, error, msg):
+    with pytest.raises(CniError) as caught:
+        await run(Recorder(error=error), tmp_path, "ADD", {"name": "n"})
+    assert caught.value.to_object() == {"code": 999, "msg": msg}
+    assert caught.value.__cause__ is error
+
+
+async def test_deadline(tmp_path):
+    with pytest.raises(TryAgainLaterError, match=r'plugin "test" did not end within 0.05 s'):
+        await run(Recorder(delay=30), tmp_path, "ADD", {"name": "n"}, timeout=0.05)
+
+
+async def test_unknown_types(tmp_path):
+    runner = BuiltinRunner(tmp_path)
+    assert {runner.locate(name) for name in PLUGINS} == {"built-in"}
+    assert runner.locate("bridge") == ""
+    with pytest.raises(InvalidNetworkConfigError, match='failed to find plugin "bridge"'):
+        await runner.run("bridge", invocation("ADD", {"name": "n"}))
+
+
+@pytest.mark.parametrize("plugin_type", sorted(PLUGINS))
+async def test_every_registered_plugin_is_there(tmp_path, plugin_type):
+    assert await BuiltinRunner(tmp_path).run(plugin_type, invocation("GC", {"name": "n", "cniVersion": "1.1.0"})) == b""
