@@ -149,12 +149,9 @@ class _Reader:
         self._fd, self._limit, self._keep_end, self._on_change = fd, limit, keep_end, on_change
         os.set_blocking(fd, False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(fd, self.read)
+        self._loop.add_reader(fd, self._read)
 
-    def read(self) -> None:
-        """Take what is there now."""
-        if self.closed:
-            return
+    def _read(self) -> None:
         try:
             chunk = os.read(self._fd, _CHUNK)
         except BlockingIOError:
@@ -264,9 +261,6 @@ class _Child:
             raise DeadlineExceededError(bytes(self._stderr.data))
         if not self._stdout.too_much:
             await self._until(self._drained, self._loop.time() + PIPES_AFTER_EXIT)
-            # The loop may have been held up for all that time. A pipe holds no more than one read takes.
-            self._stdout.read()
-            self._stderr.read()
         if self._stdout.too_much:
             raise OutputTooLargeError
         self._clean = self._drained()

@@ -317,7 +317,7 @@ async def test_only_the_end_of_stderr_is_kept(bench):
 async def test_a_plugin_that_hangs_is_ended(bench):
     began = time.monotonic()
     with pytest.raises(TryAgainLaterError, match=r'^plugin "steered" did not end within 1.5 s') as caught:
-        await bench.runner(timeout=1.5).run("steered", bench.invocation(hang=60, stderr="waiting for a lock"))
+        await bench.runner(timeout=1.5, grace=30).run("steered", bench.invocation(hang=60, stderr="waiting for a lock"))
     assert time.monotonic() - began < 20
     assert "waiting for a lock" in caught.value.details
     assert not is_alive(bench.calls()[0]["pid"])
@@ -405,6 +405,17 @@ async def test_cancelled_again_and_again(bench):
         await asyncio.sleep(0.02)
     assert task.cancelled()
     assert not os.path.exists(f"/proc/{bench.calls()[0]['pid']}")
+
+
+async def test_cancelled_leaves_the_plugin_its_grace(bench):
+    task = asyncio.create_task(bench.runner(grace=20).run("steered", bench.invocation(hang=60, tidy=0.3)))
+    while not bench.calls():
+        await asyncio.sleep(0.02)
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0.02)
+    assert task.cancelled()
+    assert (bench.outside / "calls.tidy").read_text() == "done"
 
 
 async def test_cancelled_at_every_moment(bench):

@@ -4,9 +4,10 @@
 It is told by the key `steer` of its configuration, an object by verb: {"ADD": {"stdout": "...", "exit": 1}}; without
 an entry for the verb it succeeds, with an empty result for ADD. Keys, done in this order:
 
-`record`  file that gets one JSON line: argv, env, stdin, cwd, pid
 `stderr`  text to write there
 `ignore`  ["TERM"]: signals to ignore
+`tidy`    on SIGTERM: sleep so many seconds, then write `record` + ".tidy" and end
+`record`  file that gets one JSON line: argv, env, stdin, cwd, pid
 `child`   "holds-pipes": leaves a grandchild that sleeps with stdout open; its pid goes to `record` + ".child";
           "detached": the same with a session of its own; "quiet": with its pipes closed
 `hang`    seconds to sleep
@@ -30,6 +31,12 @@ def main():
         config = {}
     verb = os.environ.get("CNI_COMMAND", "")
     steer = config.get("steer", {}).get(verb, {})
+    if "stderr" in steer:
+        os.write(2, steer["stderr"].encode())
+    for name in steer.get("ignore", ()):
+        signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
+    if "tidy" in steer:
+        signal.signal(signal.SIGTERM, lambda number, frame: tidy(steer))
     if "record" in steer:
         call = {
             "argv": sys.argv,
@@ -41,10 +48,6 @@ def main():
         }
         with open(steer["record"], "a") as file:
             file.write(json.dumps(call) + "\n")
-    if "stderr" in steer:
-        os.write(2, steer["stderr"].encode())
-    for name in steer.get("ignore", ()):
-        signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
     if "child" in steer:
         leave_child(steer["child"], steer["record"] + ".child")
     if "hang" in steer:
@@ -60,6 +63,13 @@ def main():
     os.write(1, text.encode())
     # Not sys.exit: nothing of Python's own must come between.
     os._exit(steer.get("exit", 0))
+
+
+def tidy(steer):
+    time.sleep(steer["tidy"])
+    with open(steer["record"] + ".tidy", "w") as file:
+        file.write("done")
+    os._exit(1)
 
 
 def leave_child(kind, path):

@@ -32,7 +32,7 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
     return root
 
 
-# 27 s on two cores where every architecture is compiled for the first time; slower machines get room.
+# About half a minute on two cores, more when they are busy: every architecture is compiled for the first time.
 @pytest.mark.timeout(600)
 def test_all_architectures(tree: pathlib.Path, tmp_path: pathlib.Path) -> None:
     if not zig():

@@ -1,0 +1,94 @@
+"""A whole engine over fakes: one pod `web/p1`, a cluster network, and networks to ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from multus_daemon.base.gates import Gates
+from multus_daemon.cni import args
+from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.cni.result import Interface, IpConfig, Result
+from multus_daemon.engine.request import CniRequest
+from multus_daemon.engine.verbs import Verbs
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.nad.selection import NETWORKS_ANNOTATION
+from multus_daemon.ports import Pod
+from tests.fakes.cluster import FakeClusterStore
+from tests.fakes.links import FakeLinks
+from tests.fakes.runner import FakeDelegateRunner
+from tests.fakes.store import FakeDelegateStore
+
+NETNS = "/run/netns/p1"
+
+
+class FakeConfFiles:
+    """Configurations by path, and by (directory, name)."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, NetworkConfig] = {}
+        self.names: dict[tuple[str, str], NetworkConfig] = {}
+
+    async def by_name(self, directory: str, name: str) -> NetworkConfig | None:
+        return self.names.get((directory, name))
+
+    async def at_path(self, path: str) -> NetworkConfig:
+        return self.paths[path]
+
+
+def definition(namespace: str, name: str, config: str | None = None, **annotations: str) -> NetworkAttachmentDefinition:
+    text = json.dumps({"cniVersion": "1.0.0", "name": name, "type": "fake"}) if config is None else config
+    return NetworkAttachmentDefinition(namespace, name, text, annotations)
+
+
+class Engine:
+    """The verbs and everything behind them."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeClusterStore()
+        self.files = FakeConfFiles()
+        self.runner = FakeDelegateRunner()
+        self.store = FakeDelegateStore()
+        self.links = FakeLinks({NETNS: ["lo"]})
+        self.gates = Gates()
+        self.overlay: dict[str, Any] = {"clusterNetwork": "cluster"}
+        self.cluster.put_network(definition("kube-system", "cluster"))
+        for name in ("n1", "n2"):
+            self.cluster.put_network(definition("web", name))
+        self.verbs = Verbs(
+            self.cluster,
+            self.files,
+            self.runner,
+            self.store,
+            self.links,
+            gates=self.gates,
+            overlay=self.overlay,
+            clock=lambda: 1000.0,
+        )
+        self.declare()
+
+    def declare(self, networks: str | None = None, *, uid: str = "u1", annotations: Mapping[str, str] = {}) -> None:
+        """The pod `web/p1`, asking for `networks`."""
+        found = dict(annotations) | ({NETWORKS_ANNOTATION: networks} if networks is not None else {})
+        self.cluster.put_pod(Pod(Namespace("web"), PodName("p1"), PodUid(uid), found))
+
+    def request(self, verb: str = "ADD", *, netns: str = NETNS, container: str = "c1", uid: str = "u1") -> CniRequest:
+        """A call of the runtime for the pod."""
+        text = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=web;K8S_POD_NAME=p1;K8S_POD_UID={uid};EXTRA=kept"
+        stdin = json.dumps({"cniVersion": "1.0.0", "name": "multus", **getattr(self, "stdin", {})}).encode()
+        return CniRequest(verb, ContainerId(container), netns, IfName("eth0"), args.kubernetes(text), stdin)
+
+    def interface(self, name: str, network: str, address: str) -> None:
+        """Let the ADD of `network` report an interface, and the kernel have it."""
+        self.runner.results[network] = Result(
+            (Interface(name, mac="02:00:00:00:00:01", sandbox=NETNS),), (IpConfig(address, interface=0),)
+        )
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()

@@ -1,0 +1,437 @@
+"""ADD for a whole pod."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+
+import pytest
+
+from multus_daemon.cni.errors import (
+    CniError,
+    InternalError,
+    InvalidEnvironmentError,
+    InvalidNetnsError,
+    InvalidNetworkConfigError,
+    IoFailureError,
+    TryAgainLaterError,
+    UnsupportedFieldError,
+)
+from multus_daemon.engine import attach, report
+from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
+from multus_daemon.ports import StatusWriteError, StoreUnavailableError
+from tests.unit.engine.conftest import NETNS, Engine, definition
+
+
+def attached(engine: Engine) -> list[tuple[str, str]]:
+    return sorted(engine.runner.attached)
+
+
+async def test_the_cluster_network_first_then_the_selected_ones_in_order(engine: Engine) -> None:
+    engine.declare("n2,n1@blue")
+    await engine.verbs.add(engine.request())
+    assert engine.runner.order == [("ADD", "kube-system/cluster"), ("ADD", "web/n2"), ("ADD", "web/n1")]
+    assert [(call.attachment.ifname, call.attachment.cluster_network) for call in engine.runner.calls] == [
+        ("eth0", True),
+        ("net1", False),
+        ("blue", False),
+    ]
+
+
+async def test_the_cluster_networks_result_is_returned(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    assert await engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
+
+
+async def test_the_record_is_on_disk_before_the_first_plugin_runs(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.runner.fail["ADD", "kube-system/cluster"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        await engine.verbs.add(engine.request())
+    first = engine.store.saved[0]
+    assert [item.name for item in first.attachments] == ["kube-system/cluster", "web/n1"]
+    assert (first.complete, first.created, first.pod_uid) == (False, 1000.0, "u1")
+
+
+async def test_after_success_the_record_has_every_result(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    await engine.verbs.add(engine.request())
+    record = engine.store.records["c1"]
+    assert record.complete
+    assert record.attachments[1].result == engine.runner.results["web/n1"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "undone"), [(1, ["cluster"]), (2, ["n1", "cluster"]), (3, ["n2", "n1", "cluster"])]
+)
+async def test_a_failure_undoes_in_reverse_the_failed_one_included(
+    engine: Engine, failing: int, undone: list[str]
+) -> None:
+    engine.declare("n1,n2")
+    engine.runner.fail_at[failing] = CniError("no address left", code=101)
+    with pytest.raises(CniError, match="^no address left") as caught:
+        await engine.verbs.add(engine.request())
+    assert caught.value.code == 101
+    assert "web/p1" in caught.value.msg
+    assert [name.split("/")[1] for verb, name in engine.runner.order if verb == "DEL"] == undone
+    assert attached(engine) == []
+    assert engine.store.records == {}
+
+
+async def test_where_the_undoing_fails_the_record_stays_for_a_del(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.runner.fail["ADD", "web/n1"] = CniError("first cause")
+    engine.runner.fail["DEL", "web/n1"] = CniError("second cause")
+    with pytest.raises(CniError, match="first cause"):
+        await engine.verbs.add(engine.request())
+    assert ("DEL", "kube-system/cluster") in engine.runner.order
+    assert not engine.store.records["c1"].complete
+
+
+async def test_an_undoing_that_hangs_has_a_deadline(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "UNDO_SECONDS", 0.01)
+    engine.runner.fail["ADD", "kube-system/cluster"] = CniError("cause")
+    engine.runner.pause = 0.05
+    with pytest.raises(CniError, match="cause"):
+        await engine.verbs.add(engine.request())
+    assert "c1" in engine.store.records
+
+
+async def test_cancelling_undoes_too(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.runner.pause = 0.02
+    task = asyncio.create_task(engine.verbs.add(engine.request()))
+    await asyncio.sleep(0.03)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert attached(engine) == []
+    assert engine.store.records == {}
+
+
+async def test_every_delegate_is_validated_before_the_first_runs(engine: Engine) -> None:
+    engine.declare("n1,n2")
+    engine.runner.fail["VALIDATE", "web/n2"] = InvalidNetworkConfigError("no such plugin")
+    with pytest.raises(InvalidNetworkConfigError, match="no such plugin .*web/p1"):
+        await engine.verbs.add(engine.request())
+    assert engine.runner.calls == []
+    assert engine.store.saved == []
+
+
+async def test_a_name_that_the_pod_has_already_is_refused_before_anything(engine: Engine) -> None:
+    engine.declare("n1@eth5")
+    engine.links.namespaces[NETNS].add("eth5")
+    with pytest.raises(InvalidNetworkConfigError, match="'eth5' already exists"):
+        await engine.verbs.add(engine.request())
+    assert engine.runner.calls == []
+
+
+async def test_a_netns_that_is_none_is_code_8(engine: Engine) -> None:
+    with pytest.raises(InvalidNetnsError, match="^/nowhere is no network namespace"):
+        await engine.verbs.add(engine.request(netns="/nowhere"))
+
+
+async def test_a_store_that_can_not_be_written_refuses_before_a_plugin_runs(engine: Engine) -> None:
+    engine.store.fail_at[2] = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(IoFailureError, match="No space left"):
+        await engine.verbs.add(engine.request())
+    assert engine.runner.calls == []
+
+
+async def test_a_store_that_fails_at_the_end_undoes(engine: Engine) -> None:
+    engine.store.fail_at[3] = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(IoFailureError):
+        await engine.verbs.add(engine.request())
+    assert attached(engine) == []
+
+
+async def test_an_exception_of_a_plugin_becomes_code_999_and_undoes(engine: Engine) -> None:
+    engine.runner.fail["ADD", "kube-system/cluster"] = ZeroDivisionError("oops")
+    with pytest.raises(InternalError, match="ZeroDivisionError: oops"):
+        await engine.verbs.add(engine.request())
+    assert attached(engine) == []
+
+
+# --- repeated --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_repeated_add_touches_nothing(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    first = await engine.verbs.add(engine.request())
+    engine.links.namespaces[NETNS] |= {"eth0", "net1"}
+    before = list(engine.runner.order)
+    assert await engine.verbs.add(engine.request()) == first
+    assert engine.runner.order == before
+
+
+async def test_an_add_whose_interfaces_have_gone_starts_afresh(engine: Engine) -> None:
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    await engine.verbs.add(engine.request())
+    await engine.verbs.add(engine.request())
+    assert [verb for verb, _ in engine.runner.order] == ["ADD", "DEL", "ADD"]
+
+
+async def test_an_add_that_a_crash_cut_off_is_undone_first(engine: Engine) -> None:
+    await engine.verbs.add(engine.request())
+    engine.store.records["c1"] = engine.store.saved[0]  # as before the end of the ADD
+    await engine.verbs.add(engine.request())
+    assert [verb for verb, _ in engine.runner.order] == ["ADD", "DEL", "ADD"]
+    assert engine.store.records["c1"].complete
+
+
+async def test_another_interface_name_for_a_live_container_is_refused(engine: Engine) -> None:
+    await engine.verbs.add(engine.request())
+    request = engine.request()
+    other = type(request)(**{**{name: getattr(request, name) for name in request.__slots__}, "ifname": "eth9"})
+    with pytest.raises(InvalidEnvironmentError, match="CNI_IFNAME is 'eth9'"):
+        await engine.verbs.add(other)
+    assert attached(engine) == [("kube-system/cluster", "eth0")]
+
+
+async def test_two_adds_for_one_container_go_one_after_the_other(engine: Engine) -> None:
+    engine.runner.pause = 0.01
+    await asyncio.gather(engine.verbs.add(engine.request()), engine.verbs.add(engine.request()))
+    assert engine.runner.most_at_once == 1
+
+
+async def test_two_containers_go_side_by_side(engine: Engine) -> None:
+    engine.runner.pause = 0.01
+    engine.links.namespaces["/run/netns/p2"] = {"lo"}
+    await asyncio.gather(
+        engine.verbs.add(engine.request()),
+        engine.verbs.add(engine.request(container="c2", netns="/run/netns/p2")),
+    )
+    assert engine.runner.most_at_once == 2
+
+
+# --- which networks --------------------------------------------------------------------------------------------------
+
+
+async def test_default_networks_come_between_and_count_in_the_names(engine: Engine) -> None:
+    engine.overlay["defaultNetworks"] = ["extra"]
+    engine.cluster.put_network(definition("kube-system", "extra"))
+    engine.declare("n1")
+    await engine.verbs.add(engine.request())
+    assert [(call.attachment.name, call.attachment.ifname) for call in engine.runner.calls] == [
+        ("kube-system/cluster", "eth0"),
+        ("kube-system/extra", "net1"),
+        ("web/n1", "net2"),
+    ]
+
+
+async def test_system_namespaces_get_no_default_networks(engine: Engine) -> None:
+    engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["web"]}
+    await engine.verbs.add(engine.request())
+    assert engine.runner.order == [("ADD", "kube-system/cluster")]
+
+
+async def test_the_pods_own_default_network_takes_the_place_of_the_cluster_network(engine: Engine) -> None:
+    engine.cluster.put_network(definition("kube-system", "other"))
+    engine.declare("n1", annotations={DEFAULT_NETWORK_ANNOTATION: "other@main0"})
+    await engine.verbs.add(engine.request())
+    assert [(call.attachment.name, call.attachment.ifname) for call in engine.runner.calls] == [
+        ("kube-system/other", "main0"),
+        ("web/n1", "net1"),
+    ]
+    assert engine.runner.calls[0].attachment.cluster_network
+
+
+@pytest.mark.weak_spot(10)
+@pytest.mark.parametrize("annotation", ["default-network", "networks"])
+async def test_namespace_isolation_holds_for_both_annotations(engine: Engine, annotation: str) -> None:
+    engine.overlay["namespaceIsolation"] = True
+    engine.cluster.put_network(definition("secret", "n1"))
+    if annotation == "networks":
+        engine.declare("secret/n1")
+    else:
+        engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: "secret/n1"})
+    with pytest.raises(InvalidNetworkConfigError, match="^network secret/n1 is out of reach for namespace web"):
+        await engine.verbs.add(engine.request())
+    assert engine.runner.calls == []
+
+
+async def test_global_namespaces_are_in_reach(engine: Engine) -> None:
+    engine.overlay |= {"namespaceIsolation": True, "globalNamespaces": "shared, default"}
+    engine.cluster.put_network(definition("shared", "n1"))
+    engine.declare("shared/n1,n2")
+    await engine.verbs.add(engine.request())
+    assert ("ADD", "shared/n1") in engine.runner.order
+
+
+async def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -> None:
+    engine.declare("nope")
+    with pytest.raises(InvalidNetworkConfigError, match="^network web/nope does not exist .*pod web/p1"):
+        await engine.verbs.add(engine.request())
+    ((pod, kind, reason, message),) = engine.cluster.events
+    assert (pod, kind, reason) == ("web/p1", "Warning", "NoNetworkFound")
+    assert message.startswith("cannot find a network-attachment-definition (nope) in namespace (web)")
+
+
+@pytest.mark.weak_spot(53)
+async def test_a_missing_cluster_network_says_where_was_looked(engine: Engine) -> None:
+    engine.overlay["clusterNetwork"] = "gone"
+    with pytest.raises(InvalidNetworkConfigError, match="^clusterNetwork 'gone' does not exist") as caught:
+        await engine.verbs.add(engine.request())
+    assert "/etc/cni/multus/net.d" in caught.value.details
+
+
+async def test_a_definition_without_configuration_is_looked_up_on_the_node(engine: Engine) -> None:
+    from multus_daemon.cni import conf
+
+    engine.cluster.put_network(definition("web", "on-disk", ""))
+    raw = b'{"cniVersion":"0.3.1","name":"on-disk","type":"fake"}'
+    engine.files.names["/etc/cni/multus/net.d", "on-disk"] = conf.parse(raw)
+    engine.declare("on-disk")
+    await engine.verbs.add(engine.request())
+    assert engine.runner.calls[1].attachment.config.raw == raw
+
+
+async def test_delegates_of_the_configuration_where_there_is_no_cluster_network(engine: Engine) -> None:
+    engine.overlay["clusterNetwork"] = ""
+    engine.overlay["delegates"] = [{"cniVersion": "0.4.0", "name": name, "type": "fake"} for name in ("a", "b")]
+    await engine.verbs.add(engine.request())
+    assert engine.runner.order == [("ADD", "a"), ("ADD", "b")]
+
+
+async def test_no_network_at_all_is_an_error(engine: Engine) -> None:
+    engine.overlay["clusterNetwork"] = ""
+    with pytest.raises(InvalidNetworkConfigError, match="^no cluster network"):
+        await engine.verbs.add(engine.request())
+
+
+@pytest.mark.parametrize("networks", ["n1@same,n2@same", "n1@eth0", '[{"name":"n1"},{"name":"n2","interface":"net1"}]'])
+async def test_interface_names_are_used_once(engine: Engine, networks: str) -> None:
+    engine.declare(networks)
+    with pytest.raises(CniError) as caught:
+        await engine.verbs.add(engine.request())
+    assert caught.value.code == 7
+    assert engine.runner.calls == []
+
+
+async def test_the_same_network_twice_is_two_attachments(engine: Engine) -> None:
+    engine.declare("n1,n1")
+    await engine.verbs.add(engine.request())
+    assert attached(engine) == [("kube-system/cluster", "eth0"), ("web/n1", "net1"), ("web/n1", "net2")]
+
+
+# --- what is asked of them -------------------------------------------------------------------------------------------
+
+
+async def test_requests_reach_the_delegate_and_the_record(engine: Engine) -> None:
+    element = {"name": "n1", "ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09", "cni-args": {"a": 1}}
+    engine.declare(json.dumps([element]))
+    await engine.verbs.add(engine.request())
+    attachment = engine.runner.calls[1].attachment
+    assert attachment.capability_args == {"ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09"}
+    assert dict(attachment.cni_args)["IP"] == "10.1.0.9/24"
+    assert dict(attachment.cni_args)["MAC"] == "02:00:00:00:00:09"
+    assert json.loads(attachment.config.raw)["args"] == {"cni": {"a": 1}}
+    assert engine.store.records["c1"].attachments[1].config.raw == attachment.config.raw
+
+
+@pytest.mark.weak_spot(18)
+async def test_the_runtimes_capabilities_reach_the_cluster_network_only(engine: Engine) -> None:
+    engine.stdin = {"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}}  # type: ignore[attr-defined]
+    engine.declare("n1")
+    await engine.verbs.add(engine.request())
+    cluster, other = (call.attachment.capability_args for call in engine.runner.calls)
+    assert "portMappings" in cluster
+    assert other == {}
+
+
+@pytest.mark.weak_spot(19)
+async def test_extra_cni_args_of_the_runtime_are_handed_on(engine: Engine) -> None:
+    await engine.verbs.add(engine.request())
+    pairs = engine.runner.calls[0].attachment.cni_args
+    assert [key for key, _ in pairs[:5]] == [
+        "IgnoreUnknown",
+        "K8S_POD_NAMESPACE",
+        "K8S_POD_NAME",
+        "K8S_POD_INFRA_CONTAINER_ID",
+        "K8S_POD_UID",
+    ]
+    assert ("EXTRA", "kept") in pairs
+
+
+@pytest.mark.parametrize(
+    ("networks", "words"),
+    [('[{"name":"n1","default-route":["10.1.0.1"]}]', "default-route"), ("needy", "vendor.com/device")],
+)
+async def test_what_this_release_can_not_do_is_refused_not_ignored(engine: Engine, networks: str, words: str) -> None:
+    resource = {"k8s.v1.cni.cncf.io/resourceName": "vendor.com/device"}
+    engine.cluster.put_network(definition("web", "needy", **resource))
+    engine.declare(networks)
+    with pytest.raises(UnsupportedFieldError, match=words):
+        await engine.verbs.add(engine.request())
+    assert engine.runner.calls == []
+
+
+# --- the pod ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_pod_is_try_again_later(engine: Engine) -> None:
+    engine.cluster.pods.clear()
+    with pytest.raises(TryAgainLaterError, match="^pod web/p1 is not known"):
+        await engine.verbs.add(engine.request())
+
+
+async def test_a_store_that_is_away_is_try_again_later(engine: Engine) -> None:
+    engine.cluster.fail_at(1, StoreUnavailableError("connection refused"))
+    with pytest.raises(TryAgainLaterError, match="connection refused"):
+        await engine.verbs.add(engine.request())
+
+
+async def test_another_incarnation_of_the_pod_is_refused(engine: Engine) -> None:
+    engine.declare(uid="u2")
+    with pytest.raises(TryAgainLaterError, match="UID u2.*u1"):
+        await engine.verbs.add(engine.request())
+
+
+async def test_a_static_pods_uid_may_differ(engine: Engine) -> None:
+    engine.declare(uid="mirror", annotations={"kubernetes.io/config.source": "file"})
+    await engine.verbs.add(engine.request())
+    assert engine.store.records["c1"].pod_uid == "u1"
+
+
+# --- reporting -------------------------------------------------------------------------------------------------------
+
+
+async def test_status_and_events_tell_of_every_network(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    await engine.verbs.add(engine.request())
+    entries = json.loads(engine.cluster.statuses["web/p1"])
+    assert [(item["name"], item["interface"], item.get("default")) for item in entries] == [
+        ("kube-system/cluster", "eth0", True),
+        ("web/n1", "net1", None),
+    ]
+    assert [message for _, _, _, message in engine.cluster.events] == [
+        "Add eth0 [10.0.0.2/24] from kube-system/cluster",
+        "Add net1 [10.1.0.2/24] from web/n1",
+    ]
+
+
+async def test_a_status_that_can_not_be_written_does_not_fail_the_add(engine: Engine) -> None:
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    engine.cluster.fail_at(3, StatusWriteError("conflict"))
+    await engine.verbs.add(engine.request())
+    assert engine.store.records["c1"].complete
+    assert engine.cluster.events[-1][1:] == ("Warning", "NetworkStatusNotWritten", "network-status: conflict")
+
+
+async def test_a_status_write_that_hangs_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(report, "STATUS_SECONDS", 0.01)
+    monkeypatch.setattr(engine.cluster, "write_network_status", hang)
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    await engine.verbs.add(engine.request())
+    assert "not written within" in engine.cluster.events[-1][3]

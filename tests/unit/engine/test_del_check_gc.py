@@ -1,0 +1,181 @@
+"""DEL, CHECK, STATUS and GC."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from multus_daemon.cni.errors import (
+    CniError,
+    InvalidNetnsError,
+    IoFailureError,
+    PluginNotAvailableError,
+    UnknownContainerError,
+)
+from tests.unit.engine.conftest import NETNS, Engine
+
+
+async def add(engine: Engine) -> None:
+    engine.declare("n1,n2")
+    await engine.verbs.add(engine.request())
+    engine.runner.calls.clear()
+
+
+async def test_del_goes_in_reverse_and_asks_nobody(engine: Engine) -> None:
+    await add(engine)
+    engine.cluster.pods.clear()
+    engine.cluster.networks.clear()
+    asked = len(engine.cluster.calls)
+    await engine.verbs.delete(engine.request("DEL"))
+    assert engine.runner.order == [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
+    assert len(engine.cluster.calls) == asked
+    assert engine.store.records == {}
+
+
+@pytest.mark.weak_spot(1)
+async def test_del_gets_the_very_attachments_of_the_add(engine: Engine) -> None:
+    engine.declare('[{"name": "n1", "mac": "02:00:00:00:00:09"}]')
+    await engine.verbs.add(engine.request())
+    added = [call.attachment for call in engine.runner.calls]
+    await engine.verbs.delete(engine.request("DEL"))
+    deleted = [call.attachment for call in engine.runner.calls[len(added) :]]
+    for before, after in zip(added, reversed(deleted), strict=True):
+        assert after.with_result(None) == before
+
+
+async def test_del_can_be_repeated_and_an_unknown_container_is_done(engine: Engine) -> None:
+    await add(engine)
+    await engine.verbs.delete(engine.request("DEL"))
+    engine.runner.calls.clear()
+    await engine.verbs.delete(engine.request("DEL"))
+    await engine.verbs.delete(engine.request("DEL", container="never-seen"))
+    assert engine.runner.calls == []
+
+
+@pytest.mark.parametrize("netns", ["", "/run/netns/gone"])
+async def test_del_without_a_namespace_still_runs_every_plugin(engine: Engine, netns: str) -> None:
+    await add(engine)
+    await engine.verbs.delete(engine.request("DEL", netns=netns))
+    assert [call.sandbox.netns for call in engine.runner.calls] == [netns] * 3
+    assert engine.store.records == {}
+
+
+@pytest.mark.weak_spot(3)
+async def test_one_failure_stops_nothing_is_reported_and_tried_again(engine: Engine) -> None:
+    await add(engine)
+    engine.runner.fail["DEL", "web/n2"] = CniError("address pool is busy", code=11)
+    engine.runner.fail["DEL", "web/n1"] = RuntimeError("boom")
+    with pytest.raises(CniError, match="^address pool is busy .*web/p1") as caught:
+        await engine.verbs.delete(engine.request("DEL"))
+    assert caught.value.code == 11
+    assert "boom" in caught.value.details
+    assert ("DEL", "kube-system/cluster") in engine.runner.order
+    assert "c1" in engine.store.records
+    engine.runner.fail.clear()
+    await engine.verbs.delete(engine.request("DEL"))
+    assert engine.store.records == {}
+
+
+@pytest.mark.weak_spot(28)
+async def test_a_damaged_record_is_an_error_and_not_forgotten(engine: Engine) -> None:
+    engine.store.corrupt.add("c1")
+    with pytest.raises(IoFailureError, match="^record of container c1 is damaged"):
+        await engine.verbs.delete(engine.request("DEL"))
+    assert engine.store.corrupt == {"c1"}
+
+
+@pytest.mark.weak_spot(34)
+async def test_a_del_waits_for_the_add_of_its_container(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.runner.pause = 0.01
+    adding = asyncio.create_task(engine.verbs.add(engine.request()))
+    await asyncio.sleep(0.005)
+    await engine.verbs.delete(engine.request("DEL"))
+    await adding
+    assert engine.runner.attached == set()
+    assert [verb for verb, _ in engine.runner.order] == ["ADD", "ADD", "DEL", "DEL"]
+
+
+@pytest.mark.weak_spot(5)
+async def test_check_asks_every_attachment_with_its_result(engine: Engine) -> None:
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    await add(engine)
+    await engine.verbs.check(engine.request("CHECK"))
+    assert engine.runner.order == [("CHECK", "kube-system/cluster"), ("CHECK", "web/n1"), ("CHECK", "web/n2")]
+    assert engine.runner.calls[1].attachment.result == engine.runner.results["web/n1"]
+
+
+async def test_check_fails_with_the_cause_and_the_pod(engine: Engine) -> None:
+    await add(engine)
+    engine.runner.fail["CHECK", "web/n1"] = CniError("address is gone", code=100)
+    with pytest.raises(CniError, match="^address is gone .*web/p1") as caught:
+        await engine.verbs.check(engine.request("CHECK"))
+    assert caught.value.code == 100
+
+
+async def test_check_of_what_was_never_added_or_never_finished_is_code_3(engine: Engine) -> None:
+    with pytest.raises(UnknownContainerError, match="c1"):
+        await engine.verbs.check(engine.request("CHECK"))
+    await add(engine)
+    engine.store.records["c1"] = engine.store.saved[0]
+    with pytest.raises(UnknownContainerError, match="never finished"):
+        await engine.verbs.check(engine.request("CHECK"))
+
+
+async def test_check_without_a_namespace_is_code_8(engine: Engine) -> None:
+    await add(engine)
+    with pytest.raises(InvalidNetnsError):
+        await engine.verbs.check(engine.request("CHECK", netns="/gone"))
+
+
+async def test_status_says_which_gate_is_closed(engine: Engine) -> None:
+    stdin = engine.request().stdin
+    await engine.verbs.status(stdin)
+    engine.gates.close("manifests", "directory unreadable")
+    with pytest.raises(PluginNotAvailableError, match="manifests: directory unreadable"):
+        await engine.verbs.status(stdin)
+
+
+GC = b'{"cniVersion":"1.1.0","name":"multus","cni.dev/valid-attachments":[%s]}'
+
+
+async def test_gc_deletes_what_is_not_listed_and_has_no_namespace(engine: Engine) -> None:
+    await add(engine)
+    engine.links.namespaces.clear()
+    await engine.verbs.gc(GC % b"")
+    assert engine.store.records == {}
+    assert engine.runner.attached == set()
+
+
+@pytest.mark.parametrize(
+    "stdin",
+    [
+        pytest.param(GC % b'{"containerID":"c1","ifname":"eth0"}', id="listed"),
+        pytest.param(b'{"cniVersion":"1.1.0","name":"multus"}', id="no list"),
+    ],
+)
+async def test_gc_leaves_what_is_listed_or_may_be(engine: Engine, stdin: bytes) -> None:
+    await add(engine)
+    engine.links.namespaces.clear()
+    await engine.verbs.gc(stdin)
+    assert "c1" in engine.store.records
+
+
+async def test_gc_never_touches_what_lives(engine: Engine) -> None:
+    await add(engine)
+    assert NETNS in engine.links.namespaces
+    await engine.verbs.gc(GC % b"")
+    assert "c1" in engine.store.records
+
+
+async def test_gc_goes_on_past_a_failure_and_reports_it(engine: Engine) -> None:
+    await add(engine)
+    engine.links.namespaces["/run/netns/p2"] = {"lo"}
+    await engine.verbs.add(engine.request(container="c2", netns="/run/netns/p2"))
+    engine.links.namespaces.clear()
+    engine.runner.calls.clear()
+    engine.runner.fail_at[1] = CniError("busy")
+    with pytest.raises(CniError, match="busy"):
+        await engine.verbs.gc(GC % b"")
+    assert list(engine.store.records) == ["c1"]
