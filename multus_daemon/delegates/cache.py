@@ -107,10 +107,14 @@ class ResultCache:
         return self._directory / "-".join(parts)
 
     def write(self, entry: Entry) -> None:
-        """Put the entry in its place. Raises InvalidNetworkConfigError for an empty name, OSError."""
+        """Put the entry in its place. Raises InvalidNetworkConfigError for an empty name, OSError.
+
+        Without fsync (0.6 ms less): after a power loss, which leaves no container alive, the store's record has all
+        that the entry has.
+        """
         path = self._path(entry.network, entry.container_id, entry.ifname)
         fs.ensure_directory(self._directory)
-        fs.write_atomic(path, entry.encode())
+        fs.write_atomic(path, entry.encode(), fsync=False)
 
     def remove(self, network: str, container_id: str, ifname: str) -> None:
         """Forget the entry; absent is done. Raises as `write` does."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -455,6 +457,18 @@ async def test_a_binary_that_is_being_written_is_tried_again(bench):
     threading.Timer(0.3, file.close).start()
     assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
     assert len(bench.calls()) == 1
+
+
+async def test_busy_where_leases_are_not_to_be_had(bench, monkeypatch):
+    """As on NFS: behind the chroot program its text in the C locale is all that is left."""
+
+    def refuse(*args):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    file = open(bench.bin / "steered", "ab")  # noqa: SIM115
+    threading.Timer(0.3, file.close).start()
+    assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
 
 
 async def test_a_binary_that_stays_busy_is_an_error(bench, monkeypatch):
