@@ -10,8 +10,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from multus_daemon import __version__, logs
 from multus_daemon.base import fs
 from multus_daemon.base.gates import Gates
@@ -61,7 +59,7 @@ class Daemon:
             raise StartError(f"--standalone {standalone}: no such directory")
         self._settings = settings
         self._gates = Gates("manifests", "socket")
-        self._metrics = Metrics(CollectorRegistry(), version=__version__)
+        self._metrics = Metrics(version=__version__)
         self._cluster = StandaloneStore(standalone)
         self._api = CniApi(self._verbs(), self._metrics)
         self._server = UnixServer(self._api, self._gates, self._metrics, Path(settings.socket.directory))

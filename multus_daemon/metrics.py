@@ -20,28 +20,9 @@ from prometheus_client.registry import Collector
 
 VERBS: Final = frozenset({"ADD", "DEL", "CHECK", "STATUS", "GC"})
 OUTCOMES: Final = frozenset({"success", "error", "deadline"})
-# A plugin's call ends well, with one of the well-known CNI error codes, or in one of two ways that have no code.
+# A plugin's call ends well, with one of the well-known CNI error codes, or in one of two ways without a code.
 DELEGATE_OUTCOMES: Final = frozenset(
-    {
-        "success",
-        "ok",
-        "error",
-        "deadline",
-        "crash",
-        "cancelled",
-        "1",
-        "2",
-        "3",
-        "4",
-        "5",
-        "6",
-        "7",
-        "8",
-        "11",
-        "50",
-        "51",
-        "999",
-    }
+    ("success", "cancelled", "crash", "1", "2", "3", "4", "5", "6", "7", "8", "11", "50", "51", "999")
 )
 HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz"})
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "notify", "trace", "patch"})
@@ -54,7 +35,9 @@ _MAX_TYPE_LENGTH: Final = 64
 class Metrics:
     """What is counted and measured."""
 
-    def __init__(self, registry: CollectorRegistry, *, version: str = "") -> None:
+    def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "") -> None:
+        """`registry`: a new one where None; never the library's global one."""
+        registry = registry or CollectorRegistry()
         self._registry = registry
         self._plugin_types: set[str] = set()
         # Name, labels and help text are upstream's: dashboards stay as they are.

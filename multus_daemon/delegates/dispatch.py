@@ -13,7 +13,7 @@ from multus_daemon.ports import Invocation, PluginRunner
 Mode: TypeAlias = Literal["off", "fallback", "prefer"]
 
 Observe: TypeAlias = Callable[[str, str, str, float], None]
-"""Called after each run: plugin type, verb, outcome (`ok`, a CNI error code, `cancelled` or `crash`), seconds."""
+"""Called after each run: plugin type, verb, outcome (`success`, a CNI error code, `cancelled` or `crash`), seconds."""
 
 
 def observe_nothing(plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
@@ -50,7 +50,7 @@ class Dispatcher:
         began = time.monotonic()
         try:
             stdout = await self._choose(plugin_type, invocation)
-            outcome = "ok"
+            outcome = "success"
             return stdout
         except CniError as error:
             outcome = str(error.code)

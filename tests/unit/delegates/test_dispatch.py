@@ -65,7 +65,7 @@ async def test_a_failing_binary_is_not_replaced(process, builtin):
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (None, "ok"),
+        (None, "success"),
         (TryAgainLaterError("x"), "11"),
         (asyncio.CancelledError(), "cancelled"),
         (RuntimeError("x"), "crash"),
