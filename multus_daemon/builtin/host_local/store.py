@@ -127,14 +127,18 @@ class LeaseDirectory:
         finally:
             os.close(descriptor)
 
+    def sweep(self) -> None:
+        """Remove what a crash, or a failed rename, left beside: under the lock nobody else writes there.
+
+        It may be a second name of an address file, so it is never written to.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_BESIDE, dir_fd=self._descriptor)
+
     def _write_beside(self, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(_BESIDE, flags, 0o600, dir_fd=self._descriptor)
-        except FileExistsError:
-            # Left by a crash. It may be a second name of an address file, so it is not written to.
-            os.unlink(_BESIDE, dir_fd=self._descriptor)
-            descriptor = os.open(_BESIDE, flags, 0o600, dir_fd=self._descriptor)
+        self.sweep()
+        descriptor = os.open(_BESIDE, flags, 0o600, dir_fd=self._descriptor)
         try:
             os.write(descriptor, data)
         finally:
@@ -154,8 +158,10 @@ def locked(path: Path, owner: Owner, *, deadline: float, given_up: threading.Eve
         lock = os.open(LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o750, dir_fd=descriptor)
         try:
             _acquire(lock, path / LOCK_NAME, deadline, given_up)
+            leases = LeaseDirectory(descriptor, owner)
+            leases.sweep()
             # Closing the file gives the lock back.
-            yield LeaseDirectory(descriptor, owner)
+            yield leases
         finally:
             os.close(lock)
     finally:
