@@ -148,10 +148,12 @@ class ClusterStore(Protocol):
         """The NetworkAttachmentDefinition. Raises NetworkNotFoundError, StoreUnavailableError."""
         ...
 
-    async def write_network_status(self, pod: Pod, value: str) -> None:
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """Replace the pod's `k8s.v1.cni.cncf.io/network-status` by `value`, other annotations untouched.
 
-        Refuses, as StatusWriteError, to write to another incarnation of the pod (UID differs).
+        Raises StatusWriteError where that is not done within the caller's patience (a few seconds). `keep_trying`:
+        the store then goes on in the background until it is written, replaced by a newer value, or the pod is gone.
+        Refuses, as StatusWriteError and for good, to write to another incarnation of the pod (UID differs).
         """
         ...
 

@@ -37,7 +37,7 @@ class Reporter:
             return
         try:
             async with asyncio.timeout(STATUS_SECONDS):
-                await self._cluster.write_network_status(pod, status.render(entries))
+                await self._cluster.write_network_status(pod, status.render(entries), keep_trying=True)
         except (StatusWriteError, TimeoutError) as error:
             reason = str(error) or f"not written within {STATUS_SECONDS} s"
             log.warning("network-status of pod %s: %s", pod, reason)

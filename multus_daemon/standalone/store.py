@@ -139,7 +139,7 @@ class StandaloneStore:
             )
         return found
 
-    async def write_network_status(self, pod: Pod, value: str) -> None:
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`. Writes `status/<namespace>/<pod>.yaml`."""
         present = self._view.pods.get((pod.namespace, pod.name))
         if present is None:

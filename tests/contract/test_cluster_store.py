@@ -73,7 +73,7 @@ async def test_status_is_written_and_replaced(harness: StoreHarness) -> None:
     await harness.put_pod(POD)
     assert await harness.read_status(POD) is None
     for value in ('[{\n    "name": "web/net1",\n    "dns": {}\n}]', "[]", '[{"name": "ä \\u003c \'x\'  "}]'):
-        await harness.store.write_network_status(POD, value)
+        await harness.store.write_network_status(POD, value, keep_trying=False)
         assert await harness.read_status(POD) == value
     after = await harness.store.pod(POD.namespace, POD.name, POD.uid)
     assert after.annotations["other/key"] == "kept\n"
@@ -83,7 +83,7 @@ async def test_status_of_another_incarnation_is_refused(harness: StoreHarness) -
     await harness.put_pod(POD)
     older = dataclasses.replace(POD, uid=PodUid("99999999-2222-3333-4444-555555555555"))
     with pytest.raises(StatusWriteError):
-        await harness.store.write_network_status(older, "[]")
+        await harness.store.write_network_status(older, "[]", keep_trying=False)
     assert await harness.read_status(POD) is None
 
 
@@ -91,7 +91,7 @@ async def test_status_of_a_pod_that_has_gone_is_refused(harness: StoreHarness) -
     await harness.put_pod(POD)
     await harness.remove_pod(POD)
     with pytest.raises(StatusWriteError):
-        await harness.store.write_network_status(POD, "[]")
+        await harness.store.write_network_status(POD, "[]", keep_trying=False)
 
 
 async def test_events_never_raise(harness: StoreHarness) -> None:

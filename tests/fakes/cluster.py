@@ -49,7 +49,7 @@ class FakeClusterStore:
             raise NetworkNotFoundError(f"network {namespace}/{name} is not in the fake store")
         return found
 
-    async def write_network_status(self, pod: Pod, value: str) -> None:
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`; kept in `statuses` by `namespace/name`."""
         self._call("write_network_status", str(pod), value)
         present = self.pods.get((pod.namespace, pod.name))

@@ -427,7 +427,7 @@ async def test_a_status_that_can_not_be_written_does_not_fail_the_add(engine: En
 
 
 async def test_a_status_write_that_hangs_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(*_: object) -> None:
+    async def hang(*_: object, keep_trying: bool) -> None:
         await asyncio.sleep(60)
 
     monkeypatch.setattr(report, "STATUS_SECONDS", 0.01)
