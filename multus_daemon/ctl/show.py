@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from multus_daemon.cni.errors import CniError
-from multus_daemon.ctl import inside
 from multus_daemon.ctl.sandbox import Outcome
 
 
@@ -37,17 +36,16 @@ def outcome(console: Console, verb: str, pod: str, found: Outcome) -> None:
 
 
 def interfaces(found: Outcome) -> Table:
-    """One row for each interface; the networks' names come from the network-status."""
-    table = Table("interface", "network", "addresses", "gateway", "mac", "mtu", title="interfaces", box=box.ROUNDED)
+    """One row for each interface; the networks' names come from the network-status. 80 columns hold it."""
+    table = Table("interface", "network", "addresses", "mac", "mtu", title="interfaces", box=box.ROUNDED)
     entries: dict[str, dict[str, Any]] = {item.get("interface", ""): item for item in found.network_status}
     for item in found.pod["interfaces"]:
         entry = entries.get(item["name"], {})
         network = escape(str(entry.get("name", "")))
         table.add_row(
             f"[bold]{item['name']}[/]" + ("" if item["up"] else " [red]down[/]"),
-            f"{network} [green]default[/]" if entry.get("default") else network,
+            f"[green]{network}[/]" if entry.get("default") else network,
             "\n".join(item["addresses"]),
-            "\n".join(inside.gateways(found.pod, item["name"])),
             item["mac"],
             str(item["mtu"]),
         )

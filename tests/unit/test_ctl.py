@@ -173,7 +173,7 @@ def test_tables(bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: p
     bench.run("up")
     out = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
-    assert ["eth0", "kube-system/cluster default", "10.1.0.2/24", "10.1.0.1", "02:00:00:00:00:01", "1500"] in rows
+    assert ["eth0", "kube-system/cluster", "10.1.0.2/24", "02:00:00:00:00:01", "1500"] in rows
     assert ["default", "10.1.0.1", "eth0"] in rows
     assert ["10.1.0.1/32", "", "eth0"] in rows
     assert "pod demo/hello is up" in out
