@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -227,6 +227,25 @@ class Node:
         """`ip -j ARGUMENTS`, in a namespace or the host's."""
         command = ["ip", "-n", Path(netns or self.host).name, "-j", *arguments]
         return json.loads(subprocess.run(command, check=True, capture_output=True).stdout or b"[]")
+
+    def plugin(self, name: str, body: str) -> None:
+        """A plugin binary that is a shell script; its configuration is on stdin."""
+        path = self.bin_dir / name
+        path.write_text(f"#!/bin/sh\ncat >/dev/null\n{body}\n")
+        path.chmod(0o755)
+
+    def metrics(self, port: int) -> str:
+        """`/metrics`, fetched where the daemon listens."""
+        fetch = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
+        command = ["ip", "netns", "exec", Path(self.host).name, sys.executable, "-c", fetch]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
+
+    def wait_until(self, holds: Callable[[], bool], what: str, timeout: float = 20) -> None:
+        """Wait for something that the daemon does by itself."""
+        deadline = time.monotonic() + timeout
+        while not holds():
+            assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+            time.sleep(0.02)
 
     def links(self, netns: str = "") -> list[str]:
         """Names of the links in a namespace, or on the host."""

@@ -6,6 +6,7 @@ import json
 import stat
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -247,3 +248,71 @@ def test_a_del_without_a_daemon_is_spooled_and_succeeds(node: Node) -> None:
     assert (answer.code, answer.stdout) == (0, b"")
     (spooled,) = (node.cni_dir / "spool").iterdir()
     assert json.loads(spooled.read_bytes())["env"]["CNI_CONTAINERID"] == "c1"
+
+
+def test_a_spooled_del_is_replayed_when_the_daemon_is_back(node: Node) -> None:
+    node.pod("hello")
+    node.start()
+    before = node.links()
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "hello").code == 0
+    node.kill()
+    assert node.cni("DEL", "c1", netns, "hello").code == 0
+    assert "eth0" in node.links(netns)
+    node.start()
+    node.wait_until(lambda: not node.leftovers(), "the spool, the record and the address are gone")
+    assert (node.links(netns), node.links()) == (["lo"], before)
+
+
+def test_a_stopping_daemon_finishes_what_runs(node: Node) -> None:
+    node.plugin("slow", "sleep 0.5; echo '{}'")
+    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
+    node.pod("hello")
+    node.start()
+    netns = node.add_netns()
+    with ThreadPoolExecutor() as pool:
+        adding = pool.submit(node.cni, "ADD", "c1", netns, "hello")
+        node.wait_until(lambda: (node.cni_dir / "attachments" / "c1.json").exists(), "the ADD has begun")
+        assert node.stop() == 0
+        assert adding.result().code == 0
+
+
+def test_metrics_tell_of_verbs_and_delegates(make_node: Callable[..., Node]) -> None:
+    node = make_node(settings={"metricsPort": 9900})
+    node.ptp("cluster", "10.81.0.0/24")
+    node.pod("hello")
+    node.start()
+    assert node.cni("ADD", "c1", node.add_netns(), "hello").code == 0
+    node.get("/healthz")
+    text = node.metrics(9900)
+    assert 'multus_server_request_total{code="200",handler="/cni",method="post"} 1.0' in text
+    assert 'multus_server_request_total{code="200",handler="/healthz",method="get"} 1.0' in text
+    assert 'multus_cni_request_duration_seconds_count{outcome="success",verb="ADD"} 1.0' in text
+    for plugin in ("ptp", "host-local"):
+        assert f'multus_delegate_duration_seconds_count{{outcome="success",type="{plugin}",verb="ADD"}} 1.0' in text
+
+
+def test_a_binary_comes_before_the_built_in_of_its_name(node: Node) -> None:
+    node.plugin("ptp", """echo '{"code": 117, "msg": "the binary was asked"}'; exit 1""")
+    node.pod("hello")
+    node.start()
+    answer = node.cni("ADD", "c1", node.add_netns(), "hello")
+    assert (answer.code, answer.json["code"]) == (1, 117)
+    assert answer.json["msg"].startswith("the binary was asked")
+
+
+def test_sixteen_pods_at_once(node: Node) -> None:
+    node.ptp("storage", "10.81.1.0/24", namespace="default")
+    for number in range(16):
+        node.pod(f"p{number}", "storage")
+    node.start()
+    before = node.links()
+    spaces = [node.add_netns() for _ in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        added = list(pool.map(lambda n: node.cni("ADD", f"c{n}", spaces[n], f"p{n}"), range(16)))
+        assert [answer.code for answer in added] == [0] * 16
+        assert len({answer.json["ips"][0]["address"] for answer in added}) == 16
+        deleted = list(pool.map(lambda n: node.cni("DEL", f"c{n}", spaces[n], f"p{n}"), range(16)))
+        assert [answer.code for answer in deleted] == [0] * 16
+    assert node.links() == before
+    assert node.leftovers() == []
