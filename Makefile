@@ -6,11 +6,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_daemon/__init__.py $(wildcard multus_shim/*)
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test e2e check format bench clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
 	@echo "make test    the whole test suite"
+	@echo "make e2e     tests against a real API server; builds etcd and kube-apiserver once (Go 1.25 or newer, minutes)"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make bench   measurements (bench/)"
 	@echo "make clean   removes the virtual environment and build results"
@@ -34,7 +35,11 @@ demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not apiserver"
+
+e2e: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.e2e.build_tools
+	$(BIN)/python -m pytest tests/e2e -m apiserver
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

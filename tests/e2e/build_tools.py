@@ -1,0 +1,282 @@
+"""Find, or build once, the programs of a Kubernetes control plane that the end-to-end tests run.
+
+    python -m tests.e2e.build_tools                          # etcd and kube-apiserver
+    python -m tests.e2e.build_tools kubelet kube-scheduler   # these
+    python -m tests.e2e.build_tools --find                   # says where they are, builds nothing
+
+Looked for in this order: the directory `KUBEBUILDER_ASSETS`, the PATH, and a cache outside the source tree, which this
+module fills from the Go modules that `tools/go.mod` pins. Only the standard library is imported, so that any Python
+from 3.11 on runs it. Tests call `find`, which never builds: a build takes minutes, and a test must not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+MODULE: Final = Path(__file__).resolve().parent / "tools"
+"""Directory of the `go.mod` with the pins."""
+
+PACKAGES: Final[dict[str, str]] = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+    "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+}
+"""Package of each program; all are `tool` lines in `go.mod`, so that `go mod tidy` keeps what they need."""
+
+DEFAULT: Final = ("etcd", "kube-apiserver")
+"""What the tests marked `apiserver` need."""
+
+PROGRESS_SECONDS: Final = 15.0
+COMMAND: Final = "python -m tests.e2e.build_tools"
+
+
+class ToolError(Exception):
+    """A program is not there or cannot be built; the message says which one and how to get it."""
+
+
+# --- what is pinned ------------------------------------------------------------------------------------------------
+
+
+def pinned(module: str) -> str:
+    """Version of a module in `go.mod`, such as `v1.35.4`."""
+    text = (MODULE / "go.mod").read_text()
+    found = re.search(rf"^(?:require)?\s*{re.escape(module)}\s+(v\S+)", text, re.MULTILINE)
+    if not found:
+        raise ToolError(f"{MODULE / 'go.mod'} does not pin {module}")
+    return found[1]
+
+
+def required_go() -> str:
+    """The oldest Go that the pinned modules build with, such as `1.25.0`."""
+    found = re.search(r"^go (\S+)$", (MODULE / "go.mod").read_text(), re.MULTILINE)
+    if not found:
+        raise ToolError(f"{MODULE / 'go.mod'} has no go line")
+    return found[1]
+
+
+def link_flags() -> str:
+    """No symbols; and the release is stamped in, or Kubernetes' programs call themselves v0.0.0-master."""
+    version = pinned("k8s.io/kubernetes")
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    # kubelet and kube-scheduler take it from component-base, client libraries from client-go.
+    stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    holders = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(
+        ["-s", "-w", *(f"-X {holder}.{key}={value}" for holder in holders for key, value in stamps.items())]
+    )
+
+
+# --- finding -------------------------------------------------------------------------------------------------------
+
+
+def cache_root() -> Path:
+    """Where the builds are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "multus-daemon" / "tools"
+
+
+def _pins() -> str:
+    """A digest of everything that decides what a build gives, but for the version of Go."""
+    digest = hashlib.sha256()
+    for part in ((MODULE / "go.mod").read_bytes(), (MODULE / "go.sum").read_bytes(), link_flags().encode()):
+        digest.update(hashlib.sha256(part).digest())
+    return f"{digest.hexdigest()[:16]}-{platform.machine()}"
+
+
+def _go_version() -> str:
+    """`go1.26.1`, or an empty string where there is no Go."""
+    if not shutil.which("go"):
+        return ""
+    command = ["go", "env", "GOVERSION"]
+    done = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
+    # A development build says more than the version.
+    return done.stdout.split()[0] if done.returncode == 0 and done.stdout.strip() else ""
+
+
+def _caches() -> list[Path]:
+    """Directories with builds of these pins: by the present Go, or by any where there is none."""
+    if version := _go_version():
+        return [cache_root() / f"{_pins()}-{version}"]
+    return sorted(cache_root().glob(f"{_pins()}-go*[0-9]"))
+
+
+def find(name: str) -> Path:
+    """The program's path.
+
+    Raises ToolError, with what to do, where it is not there.
+    """
+    package = PACKAGES.get(name)
+    if package is None:
+        raise ToolError(f"no tool of that name: {name}; there are: {', '.join(PACKAGES)}")
+    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        candidate = Path(assets) / name
+        if os.access(candidate, os.X_OK):
+            return candidate.resolve()
+    if on_path := shutil.which(name):
+        return Path(on_path).resolve()
+    for directory in _caches():
+        if os.access(directory / name, os.X_OK):
+            return directory / name
+    raise ToolError(
+        f"{name} is neither in KUBEBUILDER_ASSETS, nor on the PATH, nor built: "
+        f"`make e2e`, or `{COMMAND} {name}` in the source tree, builds it once "
+        f"(minutes; needs Go {required_go()} or newer)"
+    )
+
+
+# --- building ------------------------------------------------------------------------------------------------------
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def require_go() -> str:
+    """The version of the Go toolchain, such as `go1.26.1`.
+
+    Raises ToolError where there is none, or an older one than `go.mod` asks for.
+    """
+    version, needed = _go_version(), required_go()
+    advice = (
+        f"Go {needed} or newer builds the test tools: Debian's package `golang` where it is as new as that (backports "
+        "have newer ones), else the toolchain from go.dev; or point KUBEBUILDER_ASSETS at a directory with the programs"
+    )
+    if not version:
+        raise ToolError(f"no `go` on the PATH. {advice}")
+    if _numbers(version) < _numbers(needed):
+        raise ToolError(f"{shutil.which('go')} is {version}. {advice}")
+    return version
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the file lock; a second builder waits here, and then finds everything built."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("another process is building the same tools; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def ensure(names: Sequence[str]) -> dict[str, Path]:
+    """Path of each program; those that are not there are built, which takes minutes and is told on standard output.
+
+    Raises ToolError where a build is not possible or fails.
+    """
+    found: dict[str, Path] = {}
+    missing = []
+    for name in names:
+        try:
+            found[name] = find(name)
+        except ToolError:
+            if name not in PACKAGES:
+                raise
+            missing.append(name)
+    if missing:
+        directory = cache_root() / f"{_pins()}-{require_go()}"
+        with _locked(directory.with_name(directory.name + ".lock")):
+            for name in missing:
+                if not os.access(directory / name, os.X_OK):
+                    _build(name, directory)
+                found[name] = directory / name
+    return found
+
+
+def _build(name: str, directory: Path) -> None:
+    """Compile into a temporary directory beside the target, then rename: a half build is never found."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _say(f"{name}: building {PACKAGES[name]} ({_release(name)}) into {directory}")
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=directory) as scratch:
+        target, log = Path(scratch) / name, Path(scratch) / "log"
+        # NB: -mod=readonly also against a GOFLAGS of the user; go.work files above the tree are not ours.
+        command = ["go", "build", "-v", "-mod=readonly", "-trimpath", "-ldflags", link_flags(), "-o", str(target)]
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                [*command, PACKAGES[name]],
+                cwd=MODULE,
+                env=os.environ | {"CGO_ENABLED": "0", "GOWORK": "off"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                _watch(child, name, log, start)
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+        if child.returncode:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+            raise ToolError(f"go build of {name} failed with status {child.returncode}:\n{tail}")
+        size = target.stat().st_size >> 20
+        target.rename(directory / name)
+    _say(f"{name}: built in {time.monotonic() - start:.0f} s, {size} MiB")
+
+
+def _release(name: str) -> str:
+    module = PACKAGES[name] if name == "etcd" else "k8s.io/kubernetes"
+    return pinned(module)
+
+
+def _watch(child: subprocess.Popen[bytes], name: str, log: Path, start: float) -> None:
+    """Wait for the compiler, with a line every now and then."""
+    while True:
+        try:
+            child.wait(timeout=PROGRESS_SECONDS)
+        except subprocess.TimeoutExpired:
+            lines = log.read_text(errors="replace").splitlines()
+            modules = sum(line.startswith("go: downloading") for line in lines)
+            fetched = f"{modules} modules downloaded, " if modules else ""
+            seconds = time.monotonic() - start
+            _say(f"{name}: {seconds:4.0f} s, {fetched}{len(lines) - modules} packages compiled")
+        else:
+            return
+
+
+def _say(text: str) -> None:
+    print(f"build_tools: {text}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Build what the end-to-end tests run, once.")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(PACKAGES)}; default: etcd kube-apiserver"
+    )
+    parser.add_argument("--find", action="store_true", help="build nothing; fail where a program is missing")
+    options = parser.parse_args(arguments)
+    names: list[str] = options.names or list(DEFAULT)
+    try:
+        found = {name: find(name) for name in names} if options.find else ensure(names)
+    except ToolError as error:
+        print(f"build_tools: {error}", file=sys.stderr)
+        return 1
+    for name, path in found.items():
+        _say(f"{name} is {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Fixtures for tests against a real API server, for modules that say `pytest_plugins = ["tests.e2e.kube_fixtures"]`.
+
+The programs are looked for, never built, by a test: `make e2e` builds them first. Where one is missing the tests are
+skipped and say how to get it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.e2e.apiserver import ApiServer
+from tests.e2e.build_tools import ToolError
+from tests.e2e.certificates import OpensslError
+
+_NUMBERS = itertools.count(1)
+
+
+class _LogsOfTheServer:
+    """Adds the ends of the server's logs to the report of a failed test that used it."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.failed and "api_server" in getattr(item, "fixturenames", ()):
+            report.sections.append(("API server", self._server.logs()))
+        return report
+
+
+@pytest.fixture(scope="session")
+def api_server_session(pytestconfig: pytest.Config) -> Iterator[ApiServer]:
+    """One API server for all tests of the run; take `api_server` instead."""
+    try:
+        server = ApiServer()
+    except (ToolError, OpensslError) as error:
+        pytest.skip(str(error))
+    with server:
+        logs = _LogsOfTheServer(server)
+        pytestconfig.pluginmanager.register(logs)
+        yield server
+        pytestconfig.pluginmanager.unregister(logs)
+
+
+@pytest.fixture
+def api_server(api_server_session: ApiServer) -> Iterator[ApiServer]:
+    """The API server, running and ready; what a test stopped or froze is started again after it."""
+    yield api_server_session
+    api_server_session.resume()
+    if not api_server_session.server.running:
+        api_server_session.start()
+
+
+@pytest.fixture
+def api_namespace(api_server: ApiServer) -> str:
+    """A namespace of the test's own."""
+    name = f"test-{next(_NUMBERS)}"
+    api_server.create_namespace(name)
+    return name
