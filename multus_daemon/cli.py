@@ -6,12 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from multus_daemon import __version__, settings
 from multus_daemon.settings import Settings, SettingsError
 
-COMMANDS = ("run", "check-config", "version")
+COMMANDS = ("run", "check-config", "cert-approver", "version")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -21,18 +22,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"multus-daemon: version {__version__}")
         return
     try:
-        found = _settings(arguments.config, optional=getattr(arguments, "standalone", None) is not None)
+        optional = arguments.command == "cert-approver" or getattr(arguments, "standalone", None) is not None
+        found = _settings(arguments.config, optional=optional)
     except SettingsError as error:
         print(f"{error.source}: {len(error.problems)} problem(s)", file=sys.stderr)
         for problem in error.problems:
             print(f"  {problem}", file=sys.stderr)
         sys.exit(1)
     if arguments.command == "check-config":
-        print(json.dumps(found.effective(), indent=4, default=list))
+        print(json.dumps(found.effective(), indent=4))
         for warning in found.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return
-    sys.exit(_run(found, arguments.standalone))
+    if arguments.kubeconfig:
+        found = replace(found, kubernetes=replace(found.kubernetes, kubeconfig=arguments.kubeconfig))
+    sys.exit(_run(found, arguments))
 
 
 def _upstream_spelling(argv: list[str]) -> list[str]:
@@ -53,8 +57,15 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="take pods and NetworkAttachmentDefinitions from the manifests in DIR: no cluster is needed",
     )
+    approver = commands.add_parser("cert-approver", help="approve the nodes' requests for certificates of their own")
+    for command in (run, approver):
+        command.add_argument(
+            "--kubeconfig",
+            metavar="FILE",
+            help="how to reach the API server (default: the key kubeconfig, else the pod's)",
+        )
     check = commands.add_parser("check-config", help="check a configuration and print the settings in force")
-    for command in (run, check):
+    for command in (run, approver, check):
         command.add_argument(
             "--config",
             metavar="FILE",
@@ -73,12 +84,15 @@ def _settings(path: Path | None, *, optional: bool) -> Settings:
     return settings.load(path or default)
 
 
-def _run(found: Settings, standalone: Path | None) -> int:
+def _run(found: Settings, arguments: argparse.Namespace) -> int:
     # Imported here: `version` and `check-config` need neither aiohttp nor pyroute2.
     from multus_daemon import daemon
 
     try:
-        daemon.run(found, standalone=standalone)
+        if arguments.command == "cert-approver":
+            daemon.approve_certificates(found)
+        else:
+            daemon.run(found, standalone=arguments.standalone)
     except daemon.StartError as error:
         print(f"multus-daemon: {error}", file=sys.stderr)
         return 3

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from multus_daemon import __version__, logs
 from multus_daemon.base import fs
@@ -25,7 +26,7 @@ from multus_daemon.delegates.store import FileStore
 from multus_daemon.engine.verbs import Verbs
 from multus_daemon.metrics import Metrics
 from multus_daemon.netlink.ops import KernelLinks
-from multus_daemon.ports import StoreUnavailableError
+from multus_daemon.ports import ClusterStore
 from multus_daemon.server import wire
 from multus_daemon.server.app import ListenError, MetricsServer, UnixServer
 from multus_daemon.server.cni_api import CniApi
@@ -42,25 +43,97 @@ class StartError(Exception):
     """The daemon can't start; the message says why and what to do."""
 
 
+class Cluster(ClusterStore, Protocol):
+    """A cluster store with what it needs to be kept going."""
+
+    async def run(self) -> None:
+        """Keep it up to date, for ever; a root task."""
+        ...
+
+
 def run(settings: Settings, *, standalone: Path | None) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
-    logs.configure(settings.logs.level, settings.logs.to_stderr, file=settings.logs.file, options=settings.logs.options)
-    asyncio.run(Daemon(settings, standalone).serve())
+    configure_logs(settings)
+    if standalone is not None and not standalone.is_dir():
+        raise StartError(f"--standalone {standalone}: no such directory")
+    asyncio.run(serve(settings, standalone))
+
+
+def approve_certificates(settings: Settings) -> None:
+    """Approve the nodes' certificate requests until SIGTERM or SIGINT. Raises StartError."""
+    configure_logs(settings)
+
+    async def work() -> None:
+        # kubernetes_asyncio takes a quarter of a second to import: only who needs it pays.
+        from multus_daemon.kube import approver, client, connect
+
+        async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
+            await _until_signal({"approver": approver.run_approver(api)})
+
+    asyncio.run(work())
+
+
+def configure_logs(settings: Settings) -> None:
+    """Log as the settings say. Raises StartError."""
+    wanted = settings.logs
+    try:
+        logs.configure(wanted.level, wanted.to_stderr, file=wanted.file, options=wanted.options)
+    except (OSError, ValueError) as error:
+        raise StartError(f"logFile: {error}") from error
+
+
+async def serve(settings: Settings, standalone: Path | None) -> None:
+    """Make the cluster store that is asked for, and the daemon on it; serve until a signal. Raises StartError."""
+    gates = Gates("socket")
+    log.info("multus-daemon %s starts", __version__)
+    for warning in settings.warnings:
+        log.warning("configuration: %s", warning)
+    log.debug("settings in force: %s", json.dumps(settings.effective()))
+    metrics = Metrics(version=__version__)
+    if standalone is not None:
+        await Daemon(settings, StandaloneStore(standalone, gates), gates, metrics).serve()
+    else:
+        await _serve_kubernetes(settings, gates, metrics)
+
+
+async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) -> None:
+    # kubernetes_asyncio takes a quarter of a second to import, and 50 MB: a standalone daemon does without.
+    from multus_daemon.kube import errors
+    from multus_daemon.kube.connect import Connection
+    from multus_daemon.kube.node import NodeNameError
+    from multus_daemon.kube.store import KubeStore
+
+    try:
+        connection = Connection(settings.kubernetes, gates, os.environ)
+        async with connection.client:
+            await connection.client.load()
+            store = KubeStore(connection.client, await connection.node_name(), gates, observer=metrics.cluster)
+            await Daemon(settings, store, gates, metrics).serve({"credentials": connection.run()})
+    except (errors.ConfigurationError, NodeNameError) as error:
+        raise StartError(str(error)) from error
+
+
+async def _until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
+    """Run root tasks until SIGTERM, SIGINT, or the end of one of them; the tasks, which the caller ends."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    named = {"signals": stopping.wait(), **tasks}
+    running = [asyncio.create_task(work, name=name) for name, work in named.items()]
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    return running
 
 
 class Daemon:
     """Every object of the daemon, wired up, not yet running."""
 
-    def __init__(self, settings: Settings, standalone: Path | None) -> None:
-        """`standalone`: the directory of manifests. Raises StartError."""
-        if standalone is None:
-            raise StartError("no cluster to serve: this release runs standalone, give --standalone DIR")
-        if not standalone.is_dir():
-            raise StartError(f"--standalone {standalone}: no such directory")
+    def __init__(self, settings: Settings, cluster: Cluster, gates: Gates, metrics: Metrics) -> None:
+        """Raises StartError."""
         self._settings = settings
-        self._gates = Gates("manifests", "socket")
-        self._metrics = Metrics(version=__version__)
-        self._cluster = StandaloneStore(standalone)
+        self._gates = gates
+        self._metrics = metrics
+        self._cluster = cluster
         self._api = CniApi(self._verbs(), self._metrics)
         self._server = UnixServer(self._api, self._gates, self._metrics, Path(settings.socket.directory))
         self._spool = SpoolReplay(Path(settings.paths.cni_dir) / "spool", self._serve_spooled)
@@ -92,39 +165,31 @@ class Daemon:
             KernelLinks(),
             gates=self._gates,
             overlay=self._settings.overlay,
+            status_write=self._settings.kubernetes.status_write,
         )
 
-    async def serve(self) -> None:
-        """Start, run the root tasks until a signal or until one of them ends, stop in order. Raises StartError."""
-        log.info("multus-daemon %s starts", __version__)
-        for warning in self._settings.warnings:
-            log.warning("configuration: %s", warning)
-        log.debug("settings in force: %s", json.dumps(self._settings.effective(), default=list))
-        stopping = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
+    async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]] | None = None) -> None:
+        """Start, run the root tasks until a signal or until one of them ends, stop in order. Raises StartError.
+
+        `tasks`: further root tasks.
+        """
         try:
             await asyncio.to_thread(self._store.sweep)
-            await self._cluster.refresh()
-            self._gates.open("manifests")
             await self._server.start()
-        except (OSError, StoreUnavailableError, ListenError) as error:
+        except (OSError, ListenError) as error:
+            for work in (tasks or {}).values():
+                work.close()
             raise StartError(str(error)) from error
         self._gates.open("socket")
-        tasks = [asyncio.create_task(work, name=name) for name, work in self._root_tasks(stopping).items()]
+        running: list[asyncio.Task[Any]] = []
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            running = await _until_signal(self._root_tasks() | dict(tasks or {}))
         finally:
-            await self._stop(tasks)
+            await self._stop(running)
 
-    def _root_tasks(self, stopping: asyncio.Event) -> dict[str, Coroutine[Any, Any, Any]]:
+    def _root_tasks(self) -> dict[str, Coroutine[Any, Any, Any]]:
         """What runs for as long as the daemon does; any of them ending is its end."""
-        tasks: dict[str, Coroutine[Any, Any, Any]] = {
-            "signals": stopping.wait(),
-            "manifests": self._cluster.watch(),
-            "spool": self._spool.run(),
-        }
+        tasks: dict[str, Coroutine[Any, Any, Any]] = {"cluster": self._cluster.run(), "spool": self._spool.run()}
         if self._settings.metrics.port is not None:
             tasks["metrics"] = MetricsServer(
                 self._metrics, self._settings.metrics.port, self._settings.metrics.address

@@ -67,6 +67,8 @@ class Metrics:
         self._refused_peers = Counter(
             "multus_refused_peers_total", "Requests on the socket from users that may not call", registry=registry
         )
+        self.cluster = ClusterMetrics(registry)
+        """What the Kubernetes adapter counts."""
         build = Gauge("multus_build_info", "Always 1", ["version", "python"], registry=registry)
         build.labels(version, platform.python_version()).set(1)
         for verb in VERBS:
@@ -121,6 +123,71 @@ class Metrics:
             return "other"
         self._plugin_types.add(cut)
         return cut
+
+
+class ClusterMetrics:
+    """What is counted about the API server, the `Observer` of the Kubernetes adapter. `resource`: pods, networks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self._lists = counter("multus_informer_lists_total", "Complete lists from the API server", "resource")
+        self._errors = counter("multus_informer_errors_total", "Lists and watches that ended with an error", "resource")
+        self._changes = counter("multus_informer_changes_total", "Changes that a watch told of", "resource")
+        self._malformed = counter("multus_informer_malformed_total", "Objects that were passed over", "resource")
+        self._objects = Gauge(
+            "multus_informer_objects", "Objects at the last complete list", ["resource"], registry=registry
+        )
+        self._written = counter("multus_network_status_written_total", "network-status annotations written")
+        self._retried = counter("multus_network_status_retried_total", "network-status annotations put off")
+        self._dropped = counter("multus_network_status_dropped_total", "network-status annotations given up")
+        self._pending = Gauge(
+            "multus_network_status_pending", "network-status annotations that wait to be written", registry=registry
+        )
+        self._events = counter("multus_events_written_total", "Events made or counted up")
+        self._lost_events = counter("multus_events_dropped_total", "Messages that are in no Event")
+
+    def listed(self, resource: str, objects: int) -> None:
+        """Everything was listed; so many objects are known."""
+        self._lists.labels(resource).inc()
+        self._objects.labels(resource).set(objects)
+
+    def watch_failed(self, resource: str) -> None:
+        """A list or watch ended with an error."""
+        self._errors.labels(resource).inc()
+
+    def received(self, resource: str) -> None:
+        """A watch told of one change."""
+        self._changes.labels(resource).inc()
+
+    def malformed(self, resource: str) -> None:
+        """An object was passed over."""
+        self._malformed.labels(resource).inc()
+
+    def status_written(self) -> None:
+        """A network-status was written."""
+        self._written.inc()
+
+    def status_retried(self) -> None:
+        """A network-status was put off."""
+        self._retried.inc()
+
+    def status_dropped(self) -> None:
+        """A network-status will not be written."""
+        self._dropped.inc()
+
+    def status_pending(self, number: int) -> None:
+        """So many wait."""
+        self._pending.set(number)
+
+    def event_written(self) -> None:
+        """One Event was made or counted up."""
+        self._events.inc()
+
+    def events_dropped(self, number: int) -> None:
+        """So many messages will be in no Event."""
+        self._lost_events.inc(number)
 
 
 def _known(value: str, known: frozenset[str]) -> str:

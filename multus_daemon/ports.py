@@ -64,6 +64,8 @@ class Attachment:
     cni_args: cni_args.Pairs = ()
     result: Result | None = None
     """What ADD returned; None until it has."""
+    hot_plugged: bool = False
+    """True where it was attached to a running container, apart from the runtime's ADD."""
 
     def with_result(self, result: Result | None) -> Attachment:
         """The same attachment after its ADD."""
@@ -82,9 +84,14 @@ class ContainerRecord:
     pod_uid: PodUid
     attachments: tuple[Attachment, ...]
     complete: bool = False
-    """True once the whole ADD succeeded; False from before the first plugin runs until then."""
+    """True once the runtime's whole ADD succeeded; False from before the first plugin runs until then.
+
+    Says nothing about what is hot-plugged: such an attachment is there once it has a result.
+    """
     created: float = 0.0
     """Unix time in seconds."""
+    foreign: bool = field(default=False, compare=False)
+    """True where another daemon wrote it down: `DelegateStore.recover` may know more of the container."""
 
     @property
     def pod(self) -> str:
@@ -201,7 +208,18 @@ class DelegateStore(Protocol):
     """The record of each container, on disk, written before the first plugin runs."""
 
     def load(self, container_id: ContainerId) -> ContainerRecord | None:
-        """The record, None if there is none. Raises CorruptRecordError, OSError."""
+        """The record, None if there is none; as quick for a container without one, however many others there are.
+
+        Raises CorruptRecordError, OSError.
+        """
+        ...
+
+    def recover(self, container_id: ContainerId) -> ContainerRecord | None:
+        """What another daemon left of a container that has no record of ours; None if nothing.
+
+        `foreign` is set. May search through all that is left of all containers: slow.
+        Raises CorruptRecordError, OSError.
+        """
         ...
 
     def save(self, record: ContainerRecord) -> None:

@@ -90,6 +90,32 @@ class NetworkSettings:
     """Comma separated namespaces that every pod may use under `namespaceIsolation`."""
 
 
+class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A client certificate of this node's own, requested from the API server and renewed."""
+
+    enabled: bool = False
+    bootstrap_kubeconfig: str = ""
+    """A kubeconfig whose user may ask for the first certificate."""
+    cert_dir: str = ""
+    """Where the certificate and its key are kept."""
+    cert_duration: str = "10m"
+    """How long each certificate is valid, as Go writes durations: `10m`, `24h`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """The API server."""
+
+    kubeconfig: str = _key("kubeconfig", "")
+    """A kubeconfig; empty: the service account of the daemon's own pod."""
+    node_name: str = _key("nodeName", "")
+    """The node's name, where MULTUS_NODE_NAME does not give it; empty: the host's name, if a node has it."""
+    status_write: Literal["best-effort", "required"] = _key("statusWrite", "best-effort")
+    """What becomes of an ADD whose network-status can't be written within 2 s: it succeeds, or it fails."""
+    per_node_certificate: PerNodeCertificate | None = _key("perNodeCertificate", None)
+    """A client certificate of this node's own instead of a token."""
+
+
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
     """How delegates are run."""
@@ -133,6 +159,7 @@ class Settings:
     socket: SocketSettings = field(default_factory=SocketSettings)
     paths: PathSettings = field(default_factory=PathSettings)
     networks: NetworkSettings = field(default_factory=NetworkSettings)
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
     logs: LogSettings = field(default_factory=LogSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
@@ -142,9 +169,9 @@ class Settings:
     """What was passed over, for the log."""
 
     def effective(self) -> dict[str, Any]:
-        """Every key with its value in force, by the file's spelling."""
+        """Every key with its value in force, by the file's spelling and as JSON has it."""
         return {
-            item.metadata["key"]: getattr(getattr(self, group), item.name)
+            item.metadata["key"]: msgspec.to_builtins(getattr(getattr(self, group), item.name))
             for group, kind in GROUPS.items()
             for item in fields(kind)
         }
@@ -154,6 +181,7 @@ GROUPS: dict[str, type[Any]] = {
     "socket": SocketSettings,
     "paths": PathSettings,
     "networks": NetworkSettings,
+    "kubernetes": KubernetesSettings,
     "plugins": PluginSettings,
     "logs": LogSettings,
     "metrics": MetricsSettings,
@@ -168,7 +196,6 @@ WITHOUT_EFFECT = {
     "connectionLimit": "requests are not limited in this release",
     "enablePprof": "Go's profiler; there is none here",
     "forceCNIVersion": "the primary network's file is never rewritten",
-    "kubeconfig": "no API server in this release",
     "logOptions.compress": "rotated logs are not compressed",
     "logOptions.maxAge": "rotated logs are removed by their number, not by their age",
     "multusAutoconfigDir": "the CNI configuration is not generated in this release",
@@ -176,7 +203,6 @@ WITHOUT_EFFECT = {
     "multusMasterCNI": "the CNI configuration is not generated in this release",
     "name": "the name of the CNI configuration comes from the runtime",
     "overrideNetworkName": "the CNI configuration is not generated in this release",
-    "perNodeCertificate": "no API server in this release",
     "readinessindicatorfile": "the primary network is not watched in this release",
     "retryDeleteOnError": "a DEL that failed is always reported and retried",
     "runtimeConfig": "it comes from the runtime",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import functools
 import random
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -34,6 +37,29 @@ class KeyedLock:
             self._users[key] -= 1
             if not self._users[key]:
                 del self._users[key], self._locks[key]
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`asyncio.to_thread`, but a cancelled caller gets its CancelledError only when `work` has ended.
+
+    So what comes after the call, the undoing of it above all, never runs beside it. What the work of a cancelled
+    caller returns or raises is dropped.
+    """
+    call = functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs))
+    # A future of the executor and no task: the end of the event loop, which cancels all tasks, does not cancel it.
+    running = asyncio.get_running_loop().run_in_executor(None, call)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return running.result()
+    if not running.cancelled():
+        # Retrieved, so that asyncio does not report it as never retrieved.
+        running.exception()
+    raise cancelled
 
 
 def backoff(first: float, last: float, *, jitter: float = 0.0) -> Iterator[float]:

@@ -42,6 +42,7 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     capability_args: dict[str, Any] = {}
     cni_args: list[tuple[str, str]] = []
     result: dict[str, Any] | None = None
+    hot_plugged: bool = False
 
 
 class _Record(msgspec.Struct, frozen=True, rename="camel"):
@@ -85,6 +86,7 @@ def _encode(attachment: Attachment) -> _Attachment:
         capability_args=dict(attachment.capability_args),
         cni_args=list(attachment.cni_args),
         result=None if value is None else result.to_object(value, versions.CURRENT),
+        hot_plugged=attachment.hot_plugged,
     )
 
 
@@ -128,4 +130,5 @@ def _decode(fields: _Attachment) -> Attachment:
         capability_args=fields.capability_args,
         cni_args=tuple(fields.cni_args),
         result=None if fields.result is None else result.from_object(fields.result, versions.CURRENT),
+        hot_plugged=fields.hot_plugged,
     )

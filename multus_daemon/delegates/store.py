@@ -1,7 +1,8 @@
 """The record of each container, in `<cniDir>/attachments/<containerID>.json`; what an upstream daemon left is read too.
 
-Files 0600 in a directory 0700, written with fsync and rename, no symbolic link followed. All methods block, for well
-under a millisecond (measured; a record is a few KiB).
+Files 0600 in a directory 0700, written with fsync and rename, no symbolic link followed. All methods block: `load` for
+a tenth of a millisecond, `save` and `remove` for as long as the disk takes, `recover` and `containers` for longer the
+more files there are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +22,7 @@ from multus_daemon.cni.errors import InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.delegates import record as record_format
 from multus_daemon.delegates import upstream
-from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.ports import ContainerRecord, CorruptRecordError
 
 logger = logging.getLogger(__name__)
@@ -42,10 +45,10 @@ class FileStore:
         self._cache.sweep()
 
     def load(self, container_id: ContainerId) -> ContainerRecord | None:
-        """Our own record; without a readable one upstream's; without that what the result cache has.
+        """Our own record; without one, what upstream's file of the container says. Looks at these two files only.
 
-        Raises CorruptRecordError where there is a file and nothing readable, InvalidEnvironmentError for an id that
-        is none, OSError.
+        Raises CorruptRecordError where one of them is there and not readable, InvalidEnvironmentError for an id that is
+        none, OSError.
         """
         own = self._own_path(container_id)
         try:
@@ -54,37 +57,48 @@ class FileStore:
                 raise record_format.RecordFormatError(f"it is about container {record.sandbox.container_id}")
             return record
         except FileNotFoundError:
-            return self._fallback(container_id, problem="")
+            return self._left_by_upstream(container_id, ())
         except record_format.RecordFormatError as error:
-            problem = f"{own}: {error}"
+            raise CorruptRecordError(f"record can't be read: {own}: {error}") from error
         except OSError as error:
             # A symbolic link (ELOOP), no file (EINVAL), one too large (EFBIG): not ours. Others pass.
             if error.errno not in (errno.ELOOP, errno.EFBIG, errno.EINVAL):
                 raise
-            problem = f"{own}: {error.strerror}"
-        logger.warning("record of container %s can't be read, looking elsewhere: %s", container_id, problem)
-        return self._fallback(container_id, problem)
+            raise CorruptRecordError(f"record can't be read: {own}: {error.strerror}") from error
 
-    def _fallback(self, container_id: ContainerId, problem: str) -> ContainerRecord | None:
-        """What others know. Raises CorruptRecordError where they know nothing and `problem` (or theirs) is one."""
+    def recover(self, container_id: ContainerId) -> ContainerRecord | None:
+        """What upstream's file and libcni's result cache say together; None where neither knows the container.
+
+        Lists the whole result cache. Raises CorruptRecordError where there is a file and nothing readable, OSError,
+        InvalidEnvironmentError for an id that is none.
+        """
+        self._own_path(container_id)
         entries = self._cache.entries(container_id)
+        try:
+            record = self._left_by_upstream(container_id, entries)
+        except CorruptRecordError as error:
+            found = upstream.from_entries(container_id, entries)
+            if found is None:
+                raise CorruptRecordError(f"{error}, and the result cache knows nothing of it") from error
+            logger.warning("container %s is taken from the result cache: %s", container_id, error)
+            return replace(found, foreign=True)
+        record = record or upstream.from_entries(container_id, entries)
+        return None if record is None else replace(record, foreign=True)
+
+    def _left_by_upstream(self, container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
+        """What is in upstream's file, completed from `entries`. Raises CorruptRecordError, OSError."""
         path = self._cni_dir / container_id
         try:
             # A directory can have the name of a container: `results`.
-            if stat.S_ISREG((status := path.lstat()).st_mode):
-                data = fs.read_limited(path, follow=False)
-                return upstream.from_delegates(container_id, data, entries, status.st_mtime)
+            if not stat.S_ISREG((status := path.lstat()).st_mode):
+                return None
+            data = fs.read_limited(path, follow=False)
+            record = upstream.from_delegates(container_id, data, entries, status.st_mtime)
         except FileNotFoundError:
-            pass
+            return None
         except (gojson.JsonError, fs.FileTooLargeError) as error:
-            logger.warning("upstream's record of container %s can't be read: %s: %s", container_id, path, error)
-            problem = problem or f"{path}: {error}"
-        found = upstream.from_entries(container_id, entries)
-        if found is None and problem:
-            raise CorruptRecordError(
-                f"record can't be read: {problem}; neither {path} nor the result cache knows container {container_id}"
-            )
-        return found
+            raise CorruptRecordError(f"upstream's record can't be read: {path}: {error}") from error
+        return replace(record, foreign=True)
 
     def save(self, record: ContainerRecord) -> None:
         """Write our own record, durable on return. Raises OSError, InvalidEnvironmentError for an id that is none."""

@@ -1,12 +1,14 @@
-"""ADD for every network of a container: all of them, or none and the reason."""
+"""ADD for some networks of a container: all of them, or none and the reason."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
+from multus_daemon.base.aio import in_thread
 from multus_daemon.cni.errors import (
     CniError,
     InternalError,
@@ -14,7 +16,7 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
     IoFailureError,
 )
-from multus_daemon.ports import Attachment, ContainerRecord, DelegateRunner, DelegateStore, LinkOps
+from multus_daemon.ports import Attachment, ContainerRecord, DelegateRunner, DelegateStore, LinkOps, Sandbox
 
 log = logging.getLogger(__name__)
 
@@ -23,90 +25,119 @@ UNDO_SECONDS = 60.0
 
 
 class Attacher:
-    """Attaches the networks of one container. The caller holds the container's lock."""
+    """Attaches networks to one container. The caller holds the container's lock."""
 
     def __init__(self, runner: DelegateRunner, store: DelegateStore, links: LinkOps) -> None:
         self._runner = runner
         self._store = store
         self._links = links
 
-    async def attach(self, record: ContainerRecord) -> ContainerRecord:
-        """Run ADD for each attachment of `record` in order; the record as stored, with every result.
+    @contextlib.asynccontextmanager
+    async def attached(
+        self, base: ContainerRecord, new: Sequence[Attachment], netns: str, *, completes: bool
+    ) -> AsyncIterator[ContainerRecord]:
+        """Run ADD for each of `new` in order, then the block with the record as it is stored, every result in it.
 
-        The record is on disk before the first plugin runs, so that a DEL after a crash at any point finds what
-        there may be to undo. On failure, cancellation included, what was done is undone in reverse, the attachment
-        that failed included, and the record is forgotten unless some undoing failed. Raises CniError.
+        `base` is the record without `new`; `completes` says that with them the runtime's ADD is complete. The record
+        is on disk before the first plugin runs, so that a DEL after a crash at any point finds what there may be to
+        undo. Where a plugin or the block fails, cancellation included, what was done is undone in reverse, the
+        attachment that failed included, and the record is `base` again (none if that holds nothing), unless some
+        undoing failed. Raises CniError and what the block raises.
         """
-        await self._validate(record)
-        self._save(record)
+        sandbox = Sandbox(base.sandbox.container_id, netns)
+        await self._validate(base, new, netns)
         undo_failed: list[str] = []
         async with contextlib.AsyncExitStack() as undo:
-            undo.callback(self._forget, record, undo_failed)
-            attached: list[Attachment] = []
-            for attachment in record.attachments:
-                undo.push_async_callback(self._undo, record, attachment, undo_failed)
-                attached.append(await self._add(record, attachment))
-            complete = replace(record, attachments=tuple(attached), complete=True)
-            self._save(complete)
+            undo.push_async_callback(self._put_back, base, undo_failed)
+            await self._save(replace(base, attachments=(*base.attachments, *new)))
+            made: list[Attachment] = []
+            for attachment in new:
+                undo.push_async_callback(self._undo, sandbox, base.pod, attachment, undo_failed)
+                made.append(await self._add(sandbox, base.pod, attachment))
+            done = replace(base, attachments=(*base.attachments, *made), complete=base.complete or completes)
+            await self._save(done)
+            yield done
             undo.pop_all()
-        return complete
 
-    async def _validate(self, record: ContainerRecord) -> None:
+    async def _validate(self, base: ContainerRecord, new: Sequence[Attachment], netns: str) -> None:
         """Everything that can be known to fail before anything is touched."""
-        netns = record.sandbox.netns
         if not self._links.is_netns(netns):
-            raise InvalidNetnsError(f"{netns} is no network namespace", f"pod {record.pod}: CNI_NETNS must be one")
-        for attachment in record.attachments:
+            raise InvalidNetnsError(f"{netns} is no network namespace", f"pod {base.pod}: CNI_NETNS must be one")
+        owners = {item.ifname: item.name for item in base.attachments}
+        for attachment in new:
+            if owner := owners.get(attachment.ifname):
+                raise InvalidNetworkConfigError(
+                    f"interface {attachment.ifname!r} belongs to network {owner}",
+                    f"network {attachment.name} of pod {base.pod} needs that name",
+                )
             try:
                 self._runner.validate(attachment)
             except CniError as error:
-                raise error.with_context(f"pod {record.pod}") from error
+                raise error.with_context(f"pod {base.pod}") from error
         try:
-            taken = await self._links.existing_links(netns, [item.ifname for item in record.attachments])
+            taken = await self._links.existing_links(netns, [item.ifname for item in new])
         except OSError as error:
-            raise InvalidNetnsError(f"{netns} can't be entered: {error}", f"pod {record.pod}") from error
+            raise InvalidNetnsError(f"{netns} can't be entered: {error}", f"pod {base.pod}") from error
         if taken:
-            owner = next(item for item in record.attachments if item.ifname == taken[0])
+            wanting = next(item for item in new if item.ifname == taken[0])
             raise InvalidNetworkConfigError(
                 f"interface {taken[0]!r} already exists in {netns}",
-                f"network {owner.name} of pod {record.pod} needs that name",
+                f"network {wanting.name} of pod {base.pod} needs that name",
             )
 
-    async def _add(self, record: ContainerRecord, attachment: Attachment) -> Attachment:
+    async def _add(self, sandbox: Sandbox, pod: str, attachment: Attachment) -> Attachment:
         try:
-            result = await self._runner.add(record.sandbox, attachment)
+            result = await self._runner.add(sandbox, attachment)
         except CniError as error:
-            raise error.with_context(f"pod {record.pod}") from error
+            raise error.with_context(f"pod {pod}") from error
         except Exception as error:
-            raise InternalError(
-                f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {record.pod}"
-            ) from error
+            raise InternalError(f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {pod}") from error
         return attachment.with_result(result)
 
-    async def _undo(self, record: ContainerRecord, attachment: Attachment, failed: list[str]) -> None:
+    async def _undo(self, sandbox: Sandbox, pod: str, attachment: Attachment, failed: list[str]) -> None:
         try:
             async with asyncio.timeout(UNDO_SECONDS):
-                await self._runner.delete(record.sandbox, attachment)
+                await self._runner.delete(sandbox, attachment)
         except Exception as error:
             failed.append(attachment.name)
-            log.error("undoing %s of pod %s failed: %s", _describe(attachment), record.pod, error)
+            log.error("undoing %s of pod %s failed: %s", _describe(attachment), pod, error)
 
-    def _forget(self, record: ContainerRecord, undo_failed: list[str]) -> None:
+    async def _put_back(self, base: ContainerRecord, undo_failed: list[str]) -> None:
         if undo_failed:
             return
         try:
-            self._store.remove(record.sandbox.container_id)
+            if base.attachments:
+                await in_thread(self._store.save, base)
+            else:
+                await in_thread(self._store.remove, base.sandbox.container_id)
         except OSError as error:
-            log.error("record of container %s can't be removed: %s", record.sandbox.container_id, error)
+            log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
 
-    def _save(self, record: ContainerRecord) -> None:
+    async def _save(self, record: ContainerRecord) -> None:
         try:
-            self._store.save(record)
+            await in_thread(self._store.save, record)
         except OSError as error:
             raise IoFailureError(
                 f"record of container {record.sandbox.container_id} can't be written: {error}",
                 f"pod {record.pod}; free space and mode of the daemon's cniDir are worth a look",
             ) from error
+
+
+async def interfaces_live(links: LinkOps, netns: str, attachments: Iterable[Attachment]) -> bool:
+    """True where the namespace has every interface that the ADDs of `attachments` have reported to be in it.
+
+    Raises InvalidNetnsError if the namespace can't be entered.
+    """
+    made = [
+        attachment.ifname
+        for attachment in attachments
+        if attachment.result
+        and any(item.name == attachment.ifname and item.sandbox for item in attachment.result.interfaces)
+    ]
+    try:
+        return await links.existing_links(netns, made) == made
+    except OSError as error:
+        raise InvalidNetnsError(f"{netns} can't be entered: {error}") from error
 
 
 def _describe(attachment: Attachment) -> str:

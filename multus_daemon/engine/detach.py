@@ -1,4 +1,4 @@
-"""DEL for every network of a container: from the record alone, past every error, as often as it takes."""
+"""DEL for networks of a container: from the record alone, past every error, as often as it takes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,46 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from multus_daemon.base.aio import in_thread
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, from_code
 from multus_daemon.cni.names import ContainerId
-from multus_daemon.ports import ContainerRecord, CorruptRecordError, DelegateRunner, DelegateStore, Sandbox
+from multus_daemon.ports import (
+    Attachment,
+    ContainerRecord,
+    CorruptRecordError,
+    DelegateRunner,
+    DelegateStore,
+    LinkOps,
+    Sandbox,
+)
 
 log = logging.getLogger(__name__)
 
 
 class Detacher:
-    """Detaches the networks of one container. The caller holds the container's lock."""
+    """Detaches networks of one container. The caller holds the container's lock."""
 
-    def __init__(self, runner: DelegateRunner, store: DelegateStore) -> None:
+    def __init__(self, runner: DelegateRunner, store: DelegateStore, links: LinkOps) -> None:
         self._runner = runner
         self._store = store
+        self._links = links
 
-    def load(self, container_id: ContainerId) -> ContainerRecord | None:
-        """The container's record. Raises IoFailureError (5) where it can't be read: nothing may be lost then."""
+    async def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
+        """The container's record; `search`: what another daemon left too, where it takes a search through its files.
+
+        Raises IoFailureError (5) where what there is can't be read: nothing may be lost then.
+        """
         try:
-            return self._store.load(container_id)
+            damage: CorruptRecordError | None = None
+            record: ContainerRecord | None = None
+            try:
+                record = self._store.load(container_id)
+            except CorruptRecordError as error:
+                damage = error
+            if damage or (record.foreign if record else search):
+                record = await in_thread(self._store.recover, container_id) or record
+            if damage and record is None:
+                raise damage
         except CorruptRecordError as error:
             raise IoFailureError(
                 f"record of container {container_id} is damaged: {error}",
@@ -31,6 +53,9 @@ class Detacher:
             ) from error
         except OSError as error:
             raise IoFailureError(f"record of container {container_id} can't be read: {error}") from error
+        if damage:
+            log.warning("record of container %s is taken from elsewhere: %s", container_id, damage)
+        return record
 
     async def detach(self, record: ContainerRecord, netns: str) -> None:
         """Run DEL for each attachment in reverse, in the namespace `netns` (empty: it is gone).
@@ -38,35 +63,63 @@ class Detacher:
         One failure does not stop the others. The record goes when all succeeded, else it stays for the next try.
         Raises CniError: the first failure with its code, the others in the details.
         """
+        await self.detach_some(record, record.attachments, netns)
+
+    async def detach_some(
+        self, record: ContainerRecord, leaving: Sequence[Attachment], netns: str
+    ) -> ContainerRecord | None:
+        """As `detach`, for those that are `leaving`; the record of the others, as stored, None if there are none."""
         sandbox = Sandbox(record.sandbox.container_id, netns)
-        failures: list[CniError] = []
-        for attachment in reversed(record.attachments):
-            try:
-                await self._runner.delete(sandbox, attachment)
-            except CniError as error:
-                failures.append(error.with_context(f"pod {record.pod}"))
-            except Exception as error:
-                log.exception("DEL of network %s of pod %s", attachment.name, record.pod)
-                failures.append(
-                    InternalError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {record.pod})")
-                )
+        failures = [
+            failure
+            for attachment in reversed(leaving)
+            if (failure := await self._delete(sandbox, record.pod, attachment)) is not None
+        ]
         if failures:
             raise _joined(failures)
+        rest = replace(record, attachments=tuple(item for item in record.attachments if item not in leaving))
         try:
-            self._store.remove(record.sandbox.container_id)
+            if rest.attachments:
+                await in_thread(self._store.save, rest)
+                return rest
+            await in_thread(self._store.remove, record.sandbox.container_id)
+            return None
         except OSError as error:
             raise IoFailureError(
-                f"record of container {record.sandbox.container_id} can't be removed: {error}"
+                f"record of container {record.sandbox.container_id} can't be "
+                f"{'written' if rest.attachments else 'removed'}: {error}"
             ) from error
 
-    async def detach_leftover(self, record: ContainerRecord) -> None:
-        """Undo what an ADD that never finished left behind, in the namespace it was in. Raises CniError."""
+    async def detach_unrecorded(self, sandbox: Sandbox, pod: str, attachment: Attachment) -> None:
+        """Run DEL for an attachment that is in no record. Raises CniError."""
+        if failure := await self._delete(sandbox, pod, attachment):
+            raise failure
+
+    async def detach_leftover(self, record: ContainerRecord, netns: str) -> tuple[Attachment, ...]:
+        """Undo what an ADD that never finished, or lives no more, left behind, in the namespace it was in.
+
+        What has been plugged into the namespace `netns`, for which there will be an ADD now, stays: that is returned.
+        Raises CniError.
+        """
         log.warning(
             "container %s of pod %s has an unfinished or outdated record: undone first",
             record.sandbox.container_id,
             record.pod,
         )
-        await self.detach(replace(record, complete=False), record.sandbox.netns)
+        lives = record.sandbox.netns == netns and self._links.is_netns(netns)
+        leaving = [item for item in record.attachments if not (lives and item.hot_plugged and item.result)]
+        rest = await self.detach_some(replace(record, complete=False), leaving, record.sandbox.netns)
+        return rest.attachments if rest else ()
+
+    async def _delete(self, sandbox: Sandbox, pod: str, attachment: Attachment) -> CniError | None:
+        try:
+            await self._runner.delete(sandbox, attachment)
+        except CniError as error:
+            return error.with_context(f"pod {pod}")
+        except Exception as error:
+            log.exception("DEL of network %s of pod %s", attachment.name, pod)
+            return InternalError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
+        return None
 
 
 def _joined(failures: Sequence[CniError]) -> CniError:

@@ -1,44 +1,109 @@
-"""What is told about an ADD: the pod's network-status and an Event for each network. Never in the way of the ADD."""
+"""What is told about an ADD: the pod's network-status, and Events. Events are never in the way of the ADD."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator
+from typing import Final, Literal
 
+from multus_daemon.cni.errors import CniError, TryAgainLaterError
+from multus_daemon.engine.resolve import MissingDefinitionError
 from multus_daemon.nad import status
-from multus_daemon.ports import ClusterStore, ContainerRecord, Pod, StatusWriteError
+from multus_daemon.ports import Attachment, ClusterStore, ContainerRecord, Pod, StatusWriteError
 
 log = logging.getLogger(__name__)
 
-STATUS_SECONDS = 2.0
-"""How long an ADD waits for the network-status to be written."""
+StatusWrite = Literal["best-effort", "required"]
+
+STATUS_SECONDS = 5.0
+"""How long an ADD waits for the network-status at most. A store gives up earlier by itself, and goes on behind."""
+
+# Reasons of Warning events. The first is upstream's, the third that of the hot-plug controller.
+NO_NETWORK: Final = "NoNetworkFound"
+INVALID: Final = "InvalidNetwork"
+FAILED: Final = "FailedAddingInterface"
+NO_STATUS: Final = "NetworkStatusNotWritten"
+_MESSAGE_MAX: Final = 1000
+
+
+class StatusRequiredError(TryAgainLaterError):
+    """The network-status must be written, and could not be."""
 
 
 class Reporter:
     """Reports on the cluster store."""
 
-    def __init__(self, cluster: ClusterStore) -> None:
+    def __init__(self, cluster: ClusterStore, status_write: StatusWrite = "best-effort") -> None:
         self._cluster = cluster
+        self._status_write = status_write
 
     async def attached(self, pod: Pod, record: ContainerRecord) -> None:
-        """The networks of `record` are attached: status and events."""
-        entries = []
-        for attachment in record.attachments:
-            result = attachment.result
-            if result is None:
-                continue
-            entries += status.entries_for(attachment.name, result, cluster_network=attachment.cluster_network)
-            if result.interfaces or result.ips:
-                addresses = " ".join(ip.address for ip in result.ips)
-                self._cluster.event(
-                    pod, "Normal", "AddedInterface", f"Add {attachment.ifname} [{addresses}] from {attachment.name}"
-                )
+        """The runtime's ADD has made `record`: network-status and events.
+
+        Raises StatusRequiredError (11).
+        """
+        # Clients take the first entry for the cluster network's.
+        attachments = sorted(record.attachments, key=lambda attachment: attachment.hot_plugged)
+        problem = await self._write_status(pod, attachments)
+        for attachment in attachments:
+            if not attachment.hot_plugged:
+                self.added(pod, attachment)
+        if problem:
+            self._cluster.event(pod, "Warning", NO_STATUS, f"network-status: {problem}")
+
+    def added(self, pod: Pod, attachment: Attachment) -> None:
+        """One network is attached: an event, in upstream's words."""
+        result = attachment.result
+        if result and (result.interfaces or result.ips):
+            addresses = " ".join(ip.address for ip in result.ips)
+            message = f"Add {attachment.ifname} [{addresses}] from {attachment.name}"
+            self._cluster.event(pod, "Normal", "AddedInterface", message)
+
+    @contextlib.contextmanager
+    def telling_of_failure(self, pod: Pod, reason: str) -> Iterator[None]:
+        """A CniError that ends the block becomes one Warning; `reason` is its reason where the cause has none."""
+        try:
+            yield
+        except CniError as error:
+            reason, message = _as_event(pod, error, reason)
+            self._cluster.event(pod, "Warning", reason, message[:_MESSAGE_MAX])
+            raise
+
+    async def _write_status(self, pod: Pod, attachments: list[Attachment]) -> str:
+        """Why the status is not written yet; empty where it is. Raises StatusRequiredError."""
+        entries = [
+            entry
+            for item in attachments
+            if item.result is not None
+            for entry in status.entries_for(item.name, item.result, cluster_network=item.cluster_network)
+        ]
         if not entries:
-            return
+            return ""
+        required = self._status_write == "required"
         try:
             async with asyncio.timeout(STATUS_SECONDS):
-                await self._cluster.write_network_status(pod, status.render(entries), keep_trying=True)
+                await self._cluster.write_network_status(pod, status.render(entries), keep_trying=not required)
         except (StatusWriteError, TimeoutError) as error:
-            reason = str(error) or f"not written within {STATUS_SECONDS} s"
-            log.warning("network-status of pod %s: %s", pod, reason)
-            self._cluster.event(pod, "Warning", "NetworkStatusNotWritten", f"network-status: {reason}")
+            problem = str(error) or f"not written within {STATUS_SECONDS:g} s"
+            if required:
+                raise StatusRequiredError(
+                    f"network-status can't be written: {problem} (pod {pod})",
+                    "statusWrite is 'required', so nothing stays attached",
+                ) from error
+            log.warning("network-status of pod %s: %s", pod, problem)
+            return problem
+        return ""
+
+
+def _as_event(pod: Pod, error: CniError, reason: str) -> tuple[str, str]:
+    """Reason and message; a cause that has a reason of its own goes before `reason`."""
+    if isinstance(error, StatusRequiredError):
+        return NO_STATUS, str(error)
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MissingDefinitionError):
+            return NO_NETWORK, f"{cause} (pod {pod})"
+        cause = cause.__cause__
+    return reason, str(error)

@@ -1,8 +1,10 @@
-"""A call of the runtime, typed: what `server.wire` makes of the JSON on the socket and the verbs take."""
+"""A call on the socket, typed: what `server.wire` makes of the JSON and the verbs take."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.names import ContainerId, IfName
@@ -27,3 +29,17 @@ class CniRequest:
     def sandbox(self) -> Sandbox:
         """The container as the delegates see it."""
         return Sandbox(self.container_id, self.netns)
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateRequest(CniRequest):
+    """One call about one network of a running container (hot-plug).
+
+    `stdin` is that network's own configuration, single or list; `ifname` may be empty.
+    """
+
+    network: str
+    """The name in the configuration, checked; the rest of it is not."""
+    ips: tuple[str, ...] = ()
+    mac: str = ""
+    cni_args: Mapping[str, Any] | None = None

@@ -10,7 +10,7 @@ from multus_daemon.cni import args, conf
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError, UnsupportedFieldError
 from multus_daemon.cni.names import IfName
-from multus_daemon.engine.request import CniRequest
+from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.nad import selection
 from multus_daemon.nad.selection import NetworkSelection
 from multus_daemon.netconf.model import NetConf
@@ -23,6 +23,10 @@ from multus_daemon.ports import (
     PodNotFoundError,
     StoreUnavailableError,
 )
+
+
+class MissingDefinitionError(LookupError):
+    """There is no such NetworkAttachmentDefinition; the message is that of upstream's event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Resolver:
         # The UID of a static pod in the API is that of its mirror, another than the kubelet's.
         if named.uid and pod.uid != named.uid and not pod.is_static:
             raise TryAgainLaterError(
-                f"pod {pod} has UID {pod.uid}, and the runtime asks for {named.uid}",
+                f"pod {pod} has UID {pod.uid}, and the request is for {named.uid}",
                 "the pod has been created anew under the same name",
             )
         return pod
@@ -77,7 +81,7 @@ class Resolver:
                 pod, element, net_conf, isolated=element.namespace != net_conf.multus_namespace
             )
         elif net_conf.cluster_network:
-            cluster_network = await self._by_reference(pod, net_conf.cluster_network, net_conf, "clusterNetwork")
+            cluster_network = await self._by_reference(net_conf.cluster_network, net_conf, "clusterNetwork")
         elif net_conf.delegates:
             first, *others = net_conf.delegates
             networks = [_Network(first.name, first), *(_Network(other.name, other) for other in others)]
@@ -94,7 +98,7 @@ class Resolver:
             return [cluster_network]
         return [
             cluster_network,
-            *[await self._by_reference(pod, name, net_conf, "defaultNetworks") for name in net_conf.default_networks],
+            *[await self._by_reference(name, net_conf, "defaultNetworks") for name in net_conf.default_networks],
         ]
 
     async def _selected(self, pod: Pod, net_conf: NetConf) -> list[_Network]:
@@ -110,46 +114,44 @@ class Resolver:
                 f"{', '.join(sorted(net_conf.global_namespaces))} may be used",
             )
         _refuse_unsupported(element)
-        network = await self._definition(pod, element.namespace, element.name, net_conf)
-        if network is None:
+        try:
+            network = await self._definition(element.namespace, element.name, net_conf)
+        except MissingDefinitionError as error:
             raise InvalidNetworkConfigError(
                 f"network {element.namespace}/{element.name} does not exist",
                 "no NetworkAttachmentDefinition of that name is known",
-            )
+            ) from error
         config = _with_requests(network.config, element)
         return replace(network, config=config, request=element, capability_args=element.capability_args())
 
-    async def _by_reference(self, pod: Pod, reference: str, net_conf: NetConf, key: str) -> _Network:
+    async def _by_reference(self, reference: str, net_conf: NetConf, key: str) -> _Network:
         """A network that the configuration names: a NetworkAttachmentDefinition, a name in confDir, or a path."""
         try:
             if "/" in reference:
                 config = await self._files.at_path(reference)
                 return _Network(config.name, config)
-            network = await self._definition(pod, net_conf.multus_namespace, reference, net_conf)
-            if network is None:
-                config_by_name = await self._files.by_name(net_conf.conf_dir, reference)
-                network = _Network(reference, config_by_name) if config_by_name else None
+            try:
+                return await self._definition(net_conf.multus_namespace, reference, net_conf)
+            except MissingDefinitionError as error:
+                missing = error
+            if on_disk := await self._files.by_name(net_conf.conf_dir, reference):
+                return _Network(reference, on_disk)
         except CniError as error:
             raise error.with_context(f"{key} {reference!r}") from error
-        if network is None:
-            raise InvalidNetworkConfigError(
-                f"{key} {reference!r} does not exist",
-                f"neither a NetworkAttachmentDefinition {net_conf.multus_namespace}/{reference} "
-                f"nor a configuration with that name in {net_conf.conf_dir}",
-            )
-        return network
+        raise InvalidNetworkConfigError(
+            f"{key} {reference!r} does not exist",
+            f"neither a NetworkAttachmentDefinition {net_conf.multus_namespace}/{reference} "
+            f"nor a configuration with that name in {net_conf.conf_dir}",
+        ) from missing
 
-    async def _definition(self, pod: Pod, namespace: str, name: str, net_conf: NetConf) -> _Network | None:
+    async def _definition(self, namespace: str, name: str, net_conf: NetConf) -> _Network:
+        """The network of a NetworkAttachmentDefinition. Raises MissingDefinitionError, CniError."""
         try:
             definition = await self._cluster.network(namespace, name)
         except NetworkNotFoundError as error:
-            self._cluster.event(
-                pod,
-                "Warning",
-                "NoNetworkFound",
-                f"cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {error}",
-            )
-            return None
+            raise MissingDefinitionError(
+                f"cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {error}"
+            ) from error
         except StoreUnavailableError as error:
             raise TryAgainLaterError(f"network {namespace}/{name} can't be looked up: {error}") from error
         if definition.resource_name:
@@ -159,7 +161,8 @@ class Resolver:
             )
         try:
             if definition.config.strip():
-                config = conf.parse(definition.config.encode(), default_name=name)
+                # What JSON let in as half a surrogate pair is no text; the parser says so.
+                config = conf.parse(definition.config.encode("utf-8", "surrogatepass"), default_name=name)
             else:
                 on_disk = await self._files.by_name(net_conf.conf_dir, name)
                 if on_disk is None:
@@ -178,6 +181,23 @@ def _refuse_unsupported(element: NetworkSelection) -> None:
             f"network {element.namespace}/{element.name}: default-route {list(element.default_route)}",
             "this release does not move default routes",
         )
+
+
+def plugged(request: DelegateRequest, config: NetworkConfig, namespace: str, ifname: IfName) -> Attachment:
+    """The attachment that a hot-plug request describes; `namespace` is the pod's. Raises CniError."""
+    element = NetworkSelection(
+        namespace=namespace, name=config.name, ips=request.ips, mac=request.mac, cni_args=request.cni_args
+    )
+    # Clients do not say it, and it is what the runtime's ADD was called with.
+    pod = replace(request.args, infra_container_id=request.args.infra_container_id or request.container_id)
+    return Attachment(
+        name=str(element) if namespace else config.name,
+        config=_with_requests(config, element),
+        ifname=ifname,
+        capability_args=element.capability_args(),
+        cni_args=args.for_delegate(pod, _deprecated_args(element)),
+        hot_plugged=True,
+    )
 
 
 def _with_requests(config: NetworkConfig, element: NetworkSelection) -> NetworkConfig:

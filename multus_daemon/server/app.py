@@ -66,6 +66,7 @@ def application(
     app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_edge(metrics, allowed_uids)])
     for path, handler, methods in (
         ("/cni", api.handle, ("POST",)),
+        ("/delegate", api.handle_delegate, ("POST",)),
         ("/healthz", healthz, ("GET", "POST")),
         ("/readyz", Readiness(gates).readyz, ("GET", "POST")),
     ):

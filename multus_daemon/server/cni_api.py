@@ -1,11 +1,11 @@
-"""`POST /cni`: one verb for one caller, in a task of its own, with a deadline; errors leave through one function."""
+"""`POST /cni` and `POST /delegate`: one verb for one caller, in a task with a deadline; one function for all errors."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ from aiohttp import web
 
 from multus_daemon import logs
 from multus_daemon.base.aio import TaskGroupOfRequests
+from multus_daemon.cni import versions
 from multus_daemon.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -21,7 +22,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.cni.result import Result
-from multus_daemon.engine.request import CniRequest
+from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.metrics import Metrics
 from multus_daemon.server import wire
 
@@ -49,6 +50,18 @@ class Verbs(Protocol):
 
     async def check(self, request: CniRequest) -> None:
         """Is everything still as ADD left it?"""
+        ...
+
+    async def plug(self, request: DelegateRequest) -> Result:
+        """Attach one network to a running container."""
+        ...
+
+    async def unplug(self, request: DelegateRequest) -> None:
+        """Detach one network from a container; what is absent counts as done, can be repeated."""
+        ...
+
+    async def check_plugged(self, request: DelegateRequest) -> None:
+        """Is one network still as its ADD left it?"""
         ...
 
     async def status(self, stdin: bytes) -> None:
@@ -116,13 +129,23 @@ class CniApi:
             answer = wire.encode_error(error, stdout=stdout)
         return to_response(answer)
 
-    async def call(self, body: bytes, *, stdout: bool = False) -> wire.Answer:
+    async def handle_delegate(self, request: web.Request) -> web.Response:
+        """The handler of `POST /delegate`. Always JSON: its clients are no plugins."""
+        try:
+            answer = await self.call(await self._body(request), decode=wire.decode_delegate)
+        except CniError as error:
+            answer = wire.encode_error(error, stdout=False)
+        return to_response(answer)
+
+    async def call(
+        self, body: bytes, *, stdout: bool = False, decode: Callable[[bytes], wire.Call] = wire.decode
+    ) -> wire.Answer:
         """Serve one request body; also the way in for requests that the shim left in its spool.
 
         Cancelling the caller leaves the verb running. Raises CniError and nothing else.
         """
         try:
-            call = wire.decode(body)
+            call = decode(body)
         except CniError as error:
             _log.error("CNI request refused: %s", error)
             raise
@@ -131,6 +154,8 @@ class CniApi:
         if isinstance(request, CniRequest):
             pod = f"{request.args.namespace}/{request.args.name}" if request.args.has_pod else ""
             names |= {"container": request.container_id, "ifname": request.ifname, "pod": pod}
+        if isinstance(request, DelegateRequest):
+            names |= {"network": request.network}
         with logs.fields(**names):
             self._refuse_while_draining(request.verb)
             return await self._requests.run(self._work(call, stdout), name=" ".join(names.values()))
@@ -205,6 +230,8 @@ class CniApi:
         if isinstance(request, wire.NodeRequest):
             work = self._verbs.status(request.stdin) if request.verb == "STATUS" else self._verbs.gc(request.stdin)
             await self._limited(request, work)
+        elif isinstance(request, DelegateRequest):
+            return await self._plug(request)
         elif request.verb == "ADD":
             made = await self._limited(request, self._verbs.add(request))
             return await self._tell(request, made, call.asked_version, stdout)
@@ -213,6 +240,14 @@ class CniApi:
         else:
             await self._limited(request, self._verbs.check(request))
         return wire.encode_done(stdout=stdout)
+
+    async def _plug(self, request: DelegateRequest) -> wire.Answer:
+        if request.verb == "ADD":
+            made = await self._limited(request, self._verbs.plug(request))
+            return wire.encode_result(made, versions.CURRENT, stdout=False)
+        work = self._verbs.unplug(request) if request.verb == "DEL" else self._verbs.check_plugged(request)
+        await self._limited(request, work)
+        return wire.encode_done(stdout=False)
 
     async def _tell(self, request: CniRequest, made: Result, version: str, stdout: bool) -> wire.Answer:
         """The answer to an ADD; where its result can't be told, the ADD is undone, since to the runtime it failed."""

@@ -10,7 +10,7 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from multus_daemon.cni import args as cni_args
 from multus_daemon.cni import gojson, names, result, versions
@@ -22,7 +22,8 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
 )
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.engine.request import CniRequest
+from multus_daemon.engine.request import CniRequest, DelegateRequest
+from multus_daemon.nad import requests
 
 STDOUT_TYPE: Final = "application/vnd.multus.cni-stdout"
 """Bodies of this type are for the plugin's stdout as they stand; a client that wants them says so in `Accept`."""
@@ -100,17 +101,7 @@ def decode(body: bytes) -> Call:
 
     Raises CniError: 4 for the variables, 6 for what is no JSON of the right shape, 7 and 1 for the configuration.
     """
-    try:
-        fields = gojson.loads(body)
-        # `null` and a missing object are the same to a Go decoder.
-        fields = {} if fields is None else fields
-        if not isinstance(fields, dict):
-            raise gojson.JsonError(f"a JSON object is needed, not {gojson.kind_of(fields)}")
-        env = _strings(gojson.get_object(fields, "env") or {})
-        stdin = _unbase64(gojson.get_str(fields, "config") or "")
-        gojson.get_object(fields, "interfaceAttributes")
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"request body: {error}") from error
+    env, stdin, _ = _read(body)
     verb = env.get("CNI_COMMAND", "")
     match verb:
         case "ADD" | "DEL" | "CHECK":
@@ -122,6 +113,56 @@ def decode(body: bytes) -> Call:
         case _:
             raise InvalidEnvironmentError(f"unknown CNI_COMMAND: {verb}", "known are ADD, CHECK, DEL, GC and STATUS")
     return Call(request, asked_version(stdin))
+
+
+def decode_delegate(body: bytes) -> Call:
+    """The call in the body of `POST /delegate`: ADD, DEL or CHECK of one network of a running container.
+
+    Raises CniError as `decode` does. Of the configuration only the name is looked at: a DEL goes by what was stored,
+    whatever has become of the configuration since.
+    """
+    env, stdin, attributes = _read(body)
+    verb = env.get("CNI_COMMAND", "")
+    if not verb:
+        raise InvalidEnvironmentError("required env variables [CNI_COMMAND] missing")
+    if verb not in _CONTAINER_VERBS:
+        raise InvalidEnvironmentError(f"unknown CNI_COMMAND: {verb}", "known for /delegate are ADD, CHECK and DEL")
+    call = _container_request(verb, env, stdin)
+    # Clients that have no interface name send it empty; `eth0` would be the pod's own.
+    ifname = IfName(env.get("CNI_IFNAME", ""))
+    network, _ = _name_and_version(stdin)
+    asked = {} if verb == "DEL" else _attributes(attributes)
+    request = DelegateRequest(verb, call.container_id, call.netns, ifname, call.args, stdin, network=network, **asked)
+    return Call(request, versions.CURRENT)
+
+
+def _read(body: bytes) -> tuple[dict[str, str], bytes, dict[str, Any]]:
+    """The three keys of a request's body. Raises DecodingFailureError."""
+    try:
+        fields = gojson.loads(body)
+        # `null` and a missing object are the same to a Go decoder.
+        fields = {} if fields is None else fields
+        if not isinstance(fields, dict):
+            raise gojson.JsonError(f"a JSON object is needed, not {gojson.kind_of(fields)}")
+        env = _strings(gojson.get_object(fields, "env") or {})
+        stdin = _unbase64(gojson.get_str(fields, "config") or "")
+        return env, stdin, gojson.get_object(fields, "interfaceAttributes") or {}
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"request body: {error}") from error
+
+
+def _attributes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What `interfaceAttributes` asks for. Raises DecodingFailureError, InvalidNetworkConfigError."""
+    try:
+        return {
+            "ips": requests.ips(fields),
+            "mac": requests.mac(fields),
+            "cni_args": gojson.get_object(fields, "cni-args"),
+        }
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"request body: interfaceAttributes: {error}") from error
+    except CniError as error:
+        raise error.with_context("interfaceAttributes") from error
 
 
 def _strings(fields: Mapping[str, object]) -> dict[str, str]:
@@ -206,6 +247,17 @@ def asked_version(stdin: bytes) -> str:
     Checks what every CNI plugin checks first. Raises DecodingFailureError (6), InvalidNetworkConfigError (7) for the
     name and IncompatibleVersionError (1).
     """
+    _, version = _name_and_version(stdin)
+    if not versions.is_supported(version):
+        supported = " ".join(f'"{known}"' for known in versions.SUPPORTED)
+        raise IncompatibleVersionError(
+            "incompatible CNI versions", f'config is "{version}", plugin supports [{supported}]'
+        )
+    return version
+
+
+def _name_and_version(stdin: bytes) -> tuple[str, str]:
+    """Name, checked, and version, unchecked, of a configuration. Raises codes 6 and 7."""
     try:
         fields = gojson.loads_object(stdin)
         name = gojson.get_str(fields, "name") or ""
@@ -214,12 +266,7 @@ def asked_version(stdin: bytes) -> str:
         raise DecodingFailureError(f"network configuration: {error}") from error
     if problem := names.network_name_problem(name):
         raise InvalidNetworkConfigError(problem, name)
-    if not versions.is_supported(version):
-        supported = " ".join(f'"{known}"' for known in versions.SUPPORTED)
-        raise IncompatibleVersionError(
-            "incompatible CNI versions", f'config is "{version}", plugin supports [{supported}]'
-        )
-    return version
+    return name, version
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

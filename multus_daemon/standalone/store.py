@@ -13,6 +13,7 @@ from typing import Final
 
 import watchfiles
 
+from multus_daemon.base.gates import Gates
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.ports import (
@@ -27,6 +28,7 @@ from multus_daemon.standalone.folder import STATUS_DIRECTORY, SUFFIXES, Folder, 
 
 log = logging.getLogger(__name__)
 
+GATE: Final = "manifests"
 EVENTS_KEPT: Final = 1000
 POLL_SECONDS: Final = 2.0
 """How often the directory is looked at where it can't be watched."""
@@ -43,9 +45,12 @@ class Event:
 
 
 class StandaloneStore:
-    """Implements `ports.ClusterStore`. `refresh` once, then run `watch` as a task."""
+    """Implements `ports.ClusterStore`. `run` is a root task."""
 
-    def __init__(self, directory: Path, *, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, directory: Path, gates: Gates | None = None, *, poll_seconds: float = POLL_SECONDS) -> None:
+        """The gate `manifests` is open while the directory can be read; `poll_seconds` is for where no watch works."""
+        self._gates = gates or Gates()
+        self._gates.close(GATE, "not read yet")
         self._directory = directory
         self._poll_seconds = poll_seconds
         self._folder = Folder(directory)
@@ -70,10 +75,12 @@ class StandaloneStore:
         async with self._scanning:
             try:
                 self._view = await asyncio.to_thread(self._folder.scan, changed)
+                self._gates.open(GATE)
             except OSError as error:
+                self._gates.close(GATE, str(error))
                 raise StoreUnavailableError(f"manifests in {self._directory} can't be read: {error}") from error
 
-    async def watch(self) -> None:
+    async def run(self) -> None:
         """Follow the directory's changes for ever; polls where it can't be watched. Ends only by cancellation."""
         # It counts every change on INFO, our own status files included.
         logging.getLogger("watchfiles").setLevel(logging.WARNING)

@@ -47,6 +47,8 @@ class Node:
 
     settings: dict[str, Any] = field(default_factory=dict)
     cni_version: str = "1.0.0"
+    standalone: bool = True
+    """Whether the daemon takes what is declared from `manifests`; else from the API server of its settings."""
     root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="multus-node-")))
     daemon: subprocess.Popen[bytes] | None = None
 
@@ -111,19 +113,22 @@ class Node:
 
     # --- the daemon ------------------------------------------------------------------------------------------------
 
-    def start(self, timeout: float = 20) -> None:
-        """Start the daemon and wait until it is ready."""
+    def start(self, timeout: float = 20, *, ready: bool = True) -> None:
+        """Start the daemon and wait until it is ready, or only until it listens."""
         self.config.write_text(json.dumps(self.settings))
         inside = ["ip", "netns", "exec", Path(self.host).name]
         command = [*inside, sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(self.config)]
+        if self.standalone:
+            command += ["--standalone", str(self.manifests)]
         with self.log.open("ab") as log:
-            self.daemon = subprocess.Popen(
-                [*command, "--standalone", str(self.manifests)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+            self.daemon = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + timeout
-        while self.get("/readyz")[0] != 200:
+        while self.get("/readyz")[0] != 200 and ready:
             if self.daemon.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"the daemon did not become ready:\n{self.log.read_text()}")
+            time.sleep(0.02)
+        while self.get("/readyz")[0] == 0:
+            assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.02)
 
     def get(self, path: str) -> tuple[int, bytes]:
@@ -170,7 +175,7 @@ class Node:
         self._netns.remove(name)
 
     def environment(
-        self, verb: str, container_id: str, netns: str, pod: str, namespace: str = "default"
+        self, verb: str, container_id: str, netns: str, pod: str, namespace: str = "default", uid: str | None = None
     ) -> dict[str, str]:
         """What the runtime sets for one call."""
         cni_args = {
@@ -178,7 +183,7 @@ class Node:
             "K8S_POD_NAMESPACE": namespace,
             "K8S_POD_NAME": pod,
             "K8S_POD_INFRA_CONTAINER_ID": container_id,
-            "K8S_POD_UID": f"uid-{pod}",
+            "K8S_POD_UID": f"uid-{pod}" if uid is None else uid,
         }
         return {
             "CNI_COMMAND": verb,
@@ -199,13 +204,22 @@ class Node:
         ).encode()
 
     def cni(
-        self, verb: str, container_id: str, netns: str, pod: str, *, stdin: bytes | None = None, timeout: float = 60
+        self,
+        verb: str,
+        container_id: str,
+        netns: str,
+        pod: str,
+        namespace: str = "default",
+        *,
+        uid: str | None = None,
+        stdin: bytes | None = None,
+        timeout: float = 60,
     ) -> Answer:
         """Run the shim as the runtime does."""
         start = time.perf_counter()
         done = subprocess.run(
             [str(multus_shim.binary())],
-            env=self.environment(verb, container_id, netns, pod),
+            env=self.environment(verb, container_id, netns, pod, namespace, uid),
             input=self.stdin if stdin is None else stdin,
             capture_output=True,
             timeout=timeout,

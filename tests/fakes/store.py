@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from multus_daemon.cni import names
 from multus_daemon.cni.errors import InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
@@ -11,12 +13,16 @@ from multus_daemon.ports import ContainerRecord, CorruptRecordError
 class FakeDelegateStore:
     """`saved` has every record in the order of its writing; `corrupt` the ids whose record can't be read.
 
+    `left`: what another daemon left, by id; `load` finds those ids of it that are in `listed`, `recover` all.
+
     `fail_at`: the number of a call of any method, from 1, to what it raises.
     """
 
     def __init__(self) -> None:
         self.records: dict[str, ContainerRecord] = {}
         self.saved: list[ContainerRecord] = []
+        self.left: dict[str, ContainerRecord] = {}
+        self.listed: set[str] = set()
         self.corrupt: set[str] = set()
         self.calls: list[tuple[str, str]] = []
         self.fail_at: dict[int, BaseException] = {}
@@ -35,7 +41,14 @@ class FakeDelegateStore:
         self._check(container_id)
         if container_id in self.corrupt:
             raise CorruptRecordError(f"record can't be read: fake/{container_id}.json")
-        return self.records.get(container_id)
+        if container_id in self.records:
+            return self.records[container_id]
+        return replace(self.left[container_id], foreign=True) if container_id in self.listed else None
+
+    def recover(self, container_id: ContainerId) -> ContainerRecord | None:
+        self._call("recover", container_id)
+        self._check(container_id)
+        return replace(self.left[container_id], foreign=True) if container_id in self.left else None
 
     def save(self, record: ContainerRecord) -> None:
         self._call("save", record.sandbox.container_id)
@@ -48,6 +61,7 @@ class FakeDelegateStore:
         self._call("remove", container_id)
         self._check(container_id)
         self.records.pop(container_id, None)
+        self.listed.discard(container_id)
         self.corrupt.discard(container_id)
 
     def containers(self) -> list[ContainerId]:

@@ -68,6 +68,7 @@ DEFAULTS: dict[str, Any] = {
     "delegateTimeoutSeconds": 120.0,
     "delegates": (),
     "globalNamespaces": "default",
+    "kubeconfig": "",
     "logFile": "",
     "logLevel": "verbose",
     "logOptions": {},
@@ -76,8 +77,11 @@ DEFAULTS: dict[str, Any] = {
     "metricsPort": None,
     "multusNamespace": "kube-system",
     "namespaceIsolation": False,
+    "nodeName": "",
+    "perNodeCertificate": None,
     "pluginGomaxprocs": 2,
     "socketDir": "/run/multus/",
+    "statusWrite": "best-effort",
     "systemNamespaces": ("kube-system",),
 }
 

@@ -1,5 +1,9 @@
 import asyncio
+import contextvars
+import gc
 import itertools
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -244,3 +248,64 @@ async def test_drain_cancels_what_does_not_end_and_counts_it() -> None:
 async def test_drain_of_nothing_returns_at_once() -> None:
     async with asyncio.timeout(1):
         assert await aio.TaskGroupOfRequests().drain(60) == 0
+
+
+# --- in_thread -------------------------------------------------------------------------------------------------------
+
+
+async def test_work_in_a_thread_returns_its_result_and_sees_the_context() -> None:
+    field: contextvars.ContextVar[str] = contextvars.ContextVar("field")
+    field.set("seen")
+
+    def work(first: int, *, second: int) -> tuple[int, str, bool]:
+        return first + second, field.get(), threading.current_thread() is threading.main_thread()
+
+    assert await aio.in_thread(work, 1, second=2) == (3, "seen", False)
+
+
+async def test_an_error_in_a_thread_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await aio.in_thread(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_cancelled_caller_waits_for_the_end_of_the_work(
+    times: int, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, gate, ended = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        started.set()
+        gate.wait(5)
+        ended.append(True)
+        if fails:
+            raise RuntimeError("dropped")
+
+    task = asyncio.create_task(aio.in_thread(work))
+    while not started.is_set():
+        await asyncio.sleep(0.001)
+    for _ in range(times):
+        task.cancel()
+        await turns()
+        assert not task.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]
+    del task
+    gc.collect()
+    assert caplog.records == []
+
+
+async def test_a_deadline_waits_for_the_work_too() -> None:
+    ended: list[bool] = []
+
+    def work() -> None:
+        time.sleep(0.05)
+        ended.append(True)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await aio.in_thread(work)
+    assert ended == [True]

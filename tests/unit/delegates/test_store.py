@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from hypothesis import strategies as st
 
 from multus_daemon.base import fs
 from multus_daemon.cni import conf
+from multus_daemon.cni.errors import CniError
 from multus_daemon.delegates import record as record_format
 from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.ports import Attachment, ContainerRecord, CorruptRecordError, Sandbox
 from tests.fakes.runner import FakePluginRunner
+from tests.fakes.store import FakeDelegateStore
 
 UPSTREAM = json.loads((Path(__file__).parent / "data" / "upstream.json").read_text())
 
@@ -195,6 +198,19 @@ def test_a_container_called_like_a_directory(store, cni_dir, cache, name):
     assert (cni_dir / "results").is_dir()
 
 
+@pytest.mark.parametrize("make", ["files", "fake"])
+def test_what_is_hot_plugged_comes_back_as_such(store, make):
+    store = store if make == "files" else FakeDelegateStore()
+    whole = small()
+    plugged = replace(whole.attachments[0], name="web/hot", ifname="net1", hot_plugged=True)
+    store.save(replace(whole, attachments=(*whole.attachments, plugged)))
+    loaded = store.load("c0ffee")
+    assert [item.hot_plugged for item in loaded.attachments] == [False, True]
+    assert not loaded.foreign
+    # Our own records are nothing that another daemon left.
+    assert store.recover("c0ffee") is None
+
+
 # --- a damaged record and what else is known -------------------------------------------------------------------------
 
 
@@ -217,9 +233,12 @@ def test_a_damaged_record_falls_back_to_the_result_cache(store, cni_dir, cache, 
     for network, ifname in (("b", "net10"), ("n", "eth0"), ("a", "net9")):
         cache.write(entry(network, ifname))
     cache.write(entry("n", "eth0", "c0ffee-other"))
+    with pytest.raises(CorruptRecordError, match=str(own_path(cni_dir))):
+        store.load("c0ffee")
+    (cni_dir / "c0ffee").write_bytes(b"y")
     with caplog.at_level(logging.WARNING):
-        found = store.load("c0ffee")
-    assert str(own_path(cni_dir)) in caplog.text
+        found = store.recover("c0ffee")
+    assert str(cni_dir / "c0ffee") in caplog.text
     assert [(item.name, item.ifname, item.cluster_network) for item in found.attachments] == [
         ("n", "eth0", True),
         ("a", "net9", False),
@@ -241,6 +260,14 @@ def test_damage_everywhere(store, cni_dir, cache):
     (cni_dir / "results" / "n-c0ffee-eth0").write_bytes(b"z")
     with pytest.raises(CorruptRecordError, match=str(own_path(cni_dir))):
         store.load("c0ffee")
+    with pytest.raises(CorruptRecordError, match=f"{cni_dir / 'c0ffee'}.*the result cache knows nothing"):
+        store.recover("c0ffee")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b"])
+def test_ids_that_are_none_are_not_searched_for(store, name):
+    with pytest.raises(CniError):
+        store.recover(name)
 
 
 # --- what an upstream daemon left ------------------------------------------------------------------------------------
@@ -283,9 +310,10 @@ def summary(record):
 def test_take_over(store, cni_dir, name, expected):
     env = UPSTREAM[name]["env"]
     container_id = left_by_upstream(cni_dir, name)
-    record = store.load(container_id)
+    record = store.recover(container_id)
     assert summary(record) == expected
     assert record.complete
+    assert record.foreign
     assert record.ifname == "eth0"
     assert record.sandbox == Sandbox(container_id, env["CNI_NETNS"])
     assert f"K8S_POD_NAME={record.pod_name};" in env["CNI_ARGS"]
@@ -298,6 +326,7 @@ def test_take_over(store, cni_dir, name, expected):
     # It is ours after the first save, and gone with the last of both.
     store.save(record)
     assert store.load(container_id) == record
+    assert not store.load(container_id).foreign
     assert store.containers() == [container_id]
     store.remove(container_id)
     assert store.containers() == []
@@ -306,7 +335,7 @@ def test_take_over(store, cni_dir, name, expected):
 
 def test_take_over_of_a_failed_add(store, cni_dir):
     """The same network twice: both elements are there, no result is."""
-    record = store.load(left_by_upstream(cni_dir, "0.3.1/same-network-twice/ADD"))
+    record = store.recover(left_by_upstream(cni_dir, "0.3.1/same-network-twice/ADD"))
     assert [item[2] for item in summary(record)] == ["eth0", "net1", "net2"]
     assert all(item.result is None for item in record.attachments)
     assert not record.complete
@@ -314,19 +343,37 @@ def test_take_over_of_a_failed_add(store, cni_dir):
 
 def test_take_over_from_the_result_cache_alone(store, cni_dir):
     name = "0.3.1/json-ips-mac/ADD"
-    whole = store.load(left_by_upstream(cni_dir, name))
+    whole = store.recover(left_by_upstream(cni_dir, name))
     (cni_dir / "c0ffee05").unlink()
-    alone = store.load("c0ffee05")
+    alone = store.recover("c0ffee05")
     assert [item.config for item in alone.attachments] == [item.config for item in whole.attachments]
     assert [item.result for item in alone.attachments] == [item.result for item in whole.attachments]
     assert alone.attachments[1].capability_args == {"ips": ["10.210.0.7/24"], "mac": "02:00:00:00:00:07"}
     assert alone.attachments[1].cni_args[-2:] == (("MAC", "02:00:00:00:00:07"), ("IP", "10.210.0.7/24"))
 
 
+def test_load_takes_over_what_is_in_upstreams_file_and_searches_nothing(store, cni_dir, monkeypatch):
+    """The result cache may have hundreds of thousands of files, and an ADD of a new container would list them all."""
+
+    def list_nothing(*_):
+        raise AssertionError("the result cache is listed")
+
+    container_id = left_by_upstream(cni_dir, "0.3.1/two-networks/ADD")
+    whole = store.recover(container_id)
+    monkeypatch.setattr(ResultCache, "entries", list_nothing)
+    record = store.load(container_id)
+    assert summary(record) == summary(whole)
+    assert record.foreign
+    assert not record.complete
+    (cni_dir / container_id).unlink()
+    assert store.load(container_id) is None
+    assert store.load("never-seen") is None
+
+
 def test_take_over_from_the_delegate_cache_alone(store, cni_dir):
     name = "0.3.1/json-ips-mac/ADD"
     container_id = left_by_upstream(cni_dir, name, without="results")
-    record = store.load(container_id)
+    record = store.recover(container_id)
     assert summary(record)[1] == ("web/caps", "caps", "data0", False)
     assert record.attachments[1].capability_args == {"ips": ["10.210.0.7/24"], "mac": "02:00:00:00:00:07"}
     assert record.pod == "/"
@@ -335,14 +382,14 @@ def test_take_over_from_the_delegate_cache_alone(store, cni_dir):
 def test_what_a_failed_delete_of_upstream_left(store, cni_dir):
     """Its own file is gone, the result of the cluster network still there: the address can yet be freed."""
     container_id = left_by_upstream(cni_dir, "conflist-primary/DEL")
-    assert summary(store.load(container_id)) == [("cluster", "cluster", "eth0", True)]
+    assert summary(store.recover(container_id)) == [("cluster", "cluster", "eth0", True)]
 
 
 @pytest.mark.weak_spot(1)
 @pytest.mark.parametrize("without", ["", "results"])
 async def test_delete_of_an_upstream_conflist_gets_every_key(store, cni_dir, cache, without):
     """Upstream's own DEL had lost the IPAM ranges here, and the address."""
-    record = store.load(left_by_upstream(cni_dir, "conflist-primary/ADD", without=without))
+    record = store.recover(left_by_upstream(cni_dir, "conflist-primary/ADD", without=without))
     runner = FakePluginRunner()
     await Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[0])
     assert [call.plugin_type for call in runner.calls] == ["bandwidth", "portmap", "ptp"]
@@ -363,12 +410,12 @@ def test_a_list_completed_from_a_folder(store, cni_dir):
         {"Network": {"type": "tuning"}, "Bytes": base64.b64encode(json.dumps(extra).encode()).decode()}
     )
     path.write_text(json.dumps(elements))
-    config = store.load(container_id).attachments[0].config
+    config = store.recover(container_id).attachments[0].config
     assert [plugin.type for plugin in config.plugins] == ["ptp", "portmap", "bandwidth", "tuning"]
     assert config.plugins[3].fields == extra
     elements[0]["CNINetworkConfigList"]["Bytes"] = None
     path.write_text(json.dumps(elements))
-    config = store.load(container_id).attachments[0].config
+    config = store.recover(container_id).attachments[0].config
     assert [plugin.type for plugin in config.plugins] == ["ptp", "portmap", "bandwidth", "tuning"]
     assert (config.name, config.cni_version) == ("cluster", "1.0.0")
 
@@ -376,7 +423,7 @@ def test_a_list_completed_from_a_folder(store, cni_dir):
 def test_a_network_that_was_plugged_in_later_is_deleted_too(store, cni_dir, cache):
     container_id = left_by_upstream(cni_dir, "0.3.1/no-annotation/ADD")
     cache.write(entry("plugged", "net1", container_id))
-    assert summary(store.load(container_id))[1] == ("plugged", "plugged", "net1", False)
+    assert summary(store.recover(container_id))[1] == ("plugged", "plugged", "net1", False)
 
 
 @pytest.mark.parametrize("text", ["[]", "null"])
@@ -384,7 +431,7 @@ def test_upstreams_empty_lists(store, cni_dir, text):
     """Upstream itself crashes on these."""
     cni_dir.mkdir()
     (cni_dir / "c0ffee").write_text(text)
-    assert store.load("c0ffee").attachments == ()
+    assert store.recover("c0ffee").attachments == ()
 
 
 @pytest.mark.weak_spot(28)
@@ -392,8 +439,11 @@ def test_upstreams_damaged_file_is_no_success(store, cni_dir):
     cni_dir.mkdir()
     (cni_dir / "c0ffee").write_text("")
     with pytest.raises(CorruptRecordError, match=str(cni_dir / "c0ffee")):
+        store.recover("c0ffee")
+    with pytest.raises(CorruptRecordError, match=str(cni_dir / "c0ffee")):
         store.load("c0ffee")
     store.remove("c0ffee")
+    assert store.recover("c0ffee") is None
     assert store.load("c0ffee") is None
 
 
@@ -402,7 +452,7 @@ def test_one_damaged_element_does_not_hide_the_others(store, cni_dir, caplog):
     elements = json.loads((cni_dir / container_id).read_text())
     elements[1]["Bytes"] = "%%%"
     (cni_dir / container_id).write_text(json.dumps(elements))
-    assert [item[0] for item in summary(store.load(container_id))] == ["cluster", "infra/other-ns"]
+    assert [item[0] for item in summary(store.recover(container_id))] == ["cluster", "infra/other-ns"]
     assert "element 1 can't be used" in caplog.text
 
 
@@ -411,7 +461,7 @@ def test_a_damaged_element_is_taken_from_the_result_cache(store, cni_dir):
     elements = json.loads((cni_dir / container_id).read_text())
     elements[1]["Bytes"] = None
     (cni_dir / container_id).write_text(json.dumps(elements))
-    assert [item[0] for item in summary(store.load(container_id))] == ["cluster", "web/ptp-a", "infra/other-ns"]
+    assert [item[0] for item in summary(store.recover(container_id))] == ["cluster", "web/ptp-a", "infra/other-ns"]
 
 
 def test_upstreams_files_damaged_at_every_byte_never_crash(store, cni_dir):
@@ -424,7 +474,7 @@ def test_upstreams_files_damaged_at_every_byte_never_crash(store, cni_dir):
             for damaged in (data[:position], data[:position] + bytes([data[position] ^ 0x11]) + data[position + 1 :]):
                 path.write_bytes(damaged)
                 try:
-                    assert store.load(container_id) is not None
+                    assert store.recover(container_id) is not None
                 except CorruptRecordError:
                     corrupt += 1
         path.write_bytes(data)

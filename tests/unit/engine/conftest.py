@@ -13,7 +13,8 @@ from multus_daemon.cni import args
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.engine.request import CniRequest
+from multus_daemon.engine.report import StatusWrite
+from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.engine.verbs import Verbs
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.nad.selection import NETWORKS_ANNOTATION
@@ -45,11 +46,23 @@ def definition(namespace: str, name: str, config: str | None = None, **annotatio
     return NetworkAttachmentDefinition(namespace, name, text, annotations)
 
 
+class Cluster(FakeClusterStore):
+    """Notes whether it was told to go on writing a status."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeps_trying: list[bool] = []
+
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+        self.keeps_trying.append(keep_trying)
+        await super().write_network_status(pod, value, keep_trying=keep_trying)
+
+
 class Engine:
     """The verbs and everything behind them."""
 
     def __init__(self) -> None:
-        self.cluster = FakeClusterStore()
+        self.cluster = Cluster()
         self.files = FakeConfFiles()
         self.runner = FakeDelegateRunner()
         self.store = FakeDelegateStore()
@@ -59,7 +72,12 @@ class Engine:
         self.cluster.put_network(definition("kube-system", "cluster"))
         for name in ("n1", "n2"):
             self.cluster.put_network(definition("web", name))
-        self.verbs = Verbs(
+        self.verbs = self.make_verbs()
+        self.declare()
+
+    def make_verbs(self, status_write: StatusWrite = "best-effort") -> Verbs:
+        """The verbs as a daemon that has just started has them."""
+        return Verbs(
             self.cluster,
             self.files,
             self.runner,
@@ -67,9 +85,9 @@ class Engine:
             self.links,
             gates=self.gates,
             overlay=self.overlay,
+            status_write=status_write,
             clock=lambda: 1000.0,
         )
-        self.declare()
 
     def declare(self, networks: str | None = None, *, uid: str = "u1", annotations: Mapping[str, str] = {}) -> None:
         """The pod `web/p1`, asking for `networks`."""
@@ -81,6 +99,37 @@ class Engine:
         text = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=web;K8S_POD_NAME=p1;K8S_POD_UID={uid};EXTRA=kept"
         stdin = json.dumps({"cniVersion": "1.0.0", "name": "multus", **getattr(self, "stdin", {})}).encode()
         return CniRequest(verb, ContainerId(container), netns, IfName("eth0"), args.kubernetes(text), stdin)
+
+    def plug(
+        self,
+        verb: str = "ADD",
+        *,
+        ifname: str = "net5",
+        network: str = "hot",
+        netns: str = NETNS,
+        container: str = "c1",
+        uid: str = "u1",
+        config: str = "",
+        **asked: Any,
+    ) -> DelegateRequest:
+        """A call of the hot-plug controller for the pod."""
+        text = f"K8S_POD_NAMESPACE=web;K8S_POD_NAME=p1;K8S_POD_UID={uid}"
+        raw = config or json.dumps({"cniVersion": "0.4.0", "name": network, "type": "fake"})
+        return DelegateRequest(
+            verb,
+            ContainerId(container),
+            netns,
+            IfName(ifname),
+            args.kubernetes(text),
+            raw.encode(),
+            network=network,
+            **asked,
+        )
+
+    @property
+    def warnings(self) -> list[tuple[str, str]]:
+        """(reason, message) of every Warning event."""
+        return [(reason, message) for _, kind, reason, message in self.cluster.events if kind == "Warning"]
 
     def interface(self, name: str, network: str, address: str) -> None:
         """Let the ADD of `network` report an interface, and the kernel have it."""

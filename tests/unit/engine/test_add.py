@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from multus_daemon.cni import conf
 from multus_daemon.cni.errors import (
     CniError,
     InternalError,
@@ -242,6 +243,54 @@ async def test_the_pods_own_default_network_takes_the_place_of_the_cluster_netwo
     assert engine.runner.calls[0].attachment.cluster_network
 
 
+@pytest.mark.weak_spot(8)
+async def test_system_namespaces_are_of_pods_not_their_names(engine: Engine) -> None:
+    """Upstream compares the pod's name; a status is written for pods of system namespaces too, as it does."""
+    engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["p1"]}
+    engine.cluster.put_network(definition("kube-system", "extra"))
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    await engine.verbs.add(engine.request())
+    assert engine.runner.order == [("ADD", "kube-system/cluster"), ("ADD", "kube-system/extra")]
+    assert "web/p1" in engine.cluster.statuses
+
+
+async def test_pods_of_system_namespaces_get_what_they_ask_for(engine: Engine) -> None:
+    engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["web"]}
+    engine.declare("n1")
+    await engine.verbs.add(engine.request())
+    assert engine.runner.order == [("ADD", "kube-system/cluster"), ("ADD", "web/n1")]
+
+
+@pytest.mark.weak_spot(13)
+@pytest.mark.parametrize("version", ["", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
+async def test_each_network_keeps_its_cni_version(engine: Engine, version: str) -> None:
+    fields = {"name": "old", "type": "fake"} | ({"cniVersion": version} if version else {})
+    engine.overlay["cniVersion"] = "0.3.1"
+    engine.cluster.put_network(definition("web", "old", json.dumps(fields)))
+    engine.declare("old")
+    await engine.verbs.add(engine.request())
+    assert engine.runner.calls[1].attachment.config.cni_version == version
+    assert engine.runner.calls[1].attachment.config.raw == json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize("where", ["kube-system/other", "other"])
+async def test_isolation_lets_the_default_network_be_one_of_the_clusters(engine: Engine, where: str) -> None:
+    engine.overlay["namespaceIsolation"] = True
+    engine.cluster.put_network(definition("kube-system", "other"))
+    engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: where})
+    await engine.verbs.add(engine.request())
+    assert engine.runner.order == [("ADD", "kube-system/other")]
+
+
+@pytest.mark.parametrize("value", ["", "[]", "other,other", '[{"name":"a"},{"name":"b"}]', "[null]", "nope"])
+async def test_a_default_network_must_be_exactly_one_that_exists(engine: Engine, value: str) -> None:
+    engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: value})
+    with pytest.raises(CniError, match="pod web/p1"):
+        await engine.verbs.add(engine.request())
+    assert engine.runner.calls == []
+    assert len(engine.warnings) == 1
+
+
 @pytest.mark.weak_spot(10)
 @pytest.mark.parametrize("annotation", ["default-network", "networks"])
 async def test_namespace_isolation_holds_for_both_annotations(engine: Engine, annotation: str) -> None:
@@ -282,8 +331,6 @@ async def test_a_missing_cluster_network_says_where_was_looked(engine: Engine) -
 
 
 async def test_a_definition_without_configuration_is_looked_up_on_the_node(engine: Engine) -> None:
-    from multus_daemon.cni import conf
-
     engine.cluster.put_network(definition("web", "on-disk", ""))
     raw = b'{"cniVersion":"0.3.1","name":"on-disk","type":"fake"}'
     engine.files.names["/etc/cni/multus/net.d", "on-disk"] = conf.parse(raw)
@@ -389,7 +436,30 @@ async def test_a_store_that_is_away_is_try_again_later(engine: Engine) -> None:
 
 async def test_another_incarnation_of_the_pod_is_refused(engine: Engine) -> None:
     engine.declare(uid="u2")
-    with pytest.raises(TryAgainLaterError, match="UID u2.*u1"):
+    with pytest.raises(TryAgainLaterError, match="^pod web/p1 has UID u2.*u1"):
+        await engine.verbs.add(engine.request())
+    assert engine.runner.calls == []
+    assert engine.cluster.events == []
+
+
+async def test_a_request_without_a_uid_takes_the_pod_of_that_name(engine: Engine) -> None:
+    await engine.verbs.add(engine.request(uid=""))
+    assert engine.store.records["c1"].pod_uid == "u1"
+
+
+async def test_a_pod_that_has_gone_is_no_empty_success(engine: Engine) -> None:
+    """Upstream answers with an address of 0.0.0.0/0 there, and the runtime goes on with it."""
+    engine.cluster.pods.clear()
+    with pytest.raises(TryAgainLaterError) as caught:
+        await engine.verbs.add(engine.request())
+    assert caught.value.code == 11
+    assert "web/p1" in caught.value.msg
+    assert engine.store.saved == []
+
+
+async def test_a_mirror_pods_annotation_must_be_there_for_another_uid(engine: Engine) -> None:
+    engine.declare(uid="mirror", annotations={"kubernetes.io/config.source": "api"})
+    with pytest.raises(TryAgainLaterError, match="UID mirror"):
         await engine.verbs.add(engine.request())
 
 
@@ -424,6 +494,7 @@ async def test_a_status_that_can_not_be_written_does_not_fail_the_add(engine: En
     await engine.verbs.add(engine.request())
     assert engine.store.records["c1"].complete
     assert engine.cluster.events[-1][1:] == ("Warning", "NetworkStatusNotWritten", "network-status: conflict")
+    assert engine.cluster.keeps_trying == [True]
 
 
 async def test_a_status_write_that_hangs_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,3 +506,162 @@ async def test_a_status_write_that_hangs_is_given_up(engine: Engine, monkeypatch
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     await engine.verbs.add(engine.request())
     assert "not written within" in engine.cluster.events[-1][3]
+
+
+async def test_a_required_status_that_is_written(engine: Engine) -> None:
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    await engine.make_verbs("required").add(engine.request())
+    assert engine.store.records["c1"].complete
+    assert engine.cluster.keeps_trying == [False]
+
+
+@pytest.mark.weak_spot(7)
+@pytest.mark.parametrize("how", ["refused", "hangs"])
+async def test_a_required_status_that_can_not_be_written_undoes_everything(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async def hang(*_: object, keep_trying: bool) -> None:
+        await asyncio.sleep(60)
+
+    engine.declare("n1")
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    if how == "hangs":
+        monkeypatch.setattr(report, "STATUS_SECONDS", 0.01)
+        monkeypatch.setattr(engine.cluster, "write_network_status", hang)
+    else:
+        engine.cluster.fail_at(4, StatusWriteError("forbidden"))
+    cause = "not written within 0.01 s" if how == "hangs" else "forbidden"
+    with pytest.raises(TryAgainLaterError, match=f"^network-status can't be written: {cause} .pod web/p1") as caught:
+        await engine.make_verbs("required").add(engine.request())
+    assert caught.value.code == 11
+    assert engine.runner.order[2:] == [("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
+    assert engine.store.records == {}
+    assert [reason for reason, _ in engine.warnings] == ["NetworkStatusNotWritten"]
+    assert len(engine.cluster.events) == 1
+
+
+async def test_cancelling_while_the_status_is_written_undoes_everything(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = asyncio.Event()
+
+    async def hang(*_: object, keep_trying: bool) -> None:
+        writing.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(engine.cluster, "write_network_status", hang)
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    task = asyncio.create_task(engine.verbs.add(engine.request()))
+    await writing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert attached(engine) == []
+    assert engine.store.records == {}
+
+
+# --- what goes wrong is told, once -----------------------------------------------------------------------------------
+
+HUGE = "x" * 200 * 1024
+
+
+@pytest.mark.parametrize(
+    ("networks", "code", "words"),
+    [
+        ("[null]", 6, "element 0"),
+        ('[{"name": 7}]', 6, "element 0"),
+        ('[{"name": "n1"}, {"name": "n2", "ips": "10.0.0.1"}]', 6, "element 1 'n2'"),
+        ('{"name": "n1"}', 6, "a JSON list of objects is needed"),
+        ("[", 6, "not JSON"),
+        (HUGE, 7, "element 0"),
+        ("[" * 200 * 1024, 6, "not JSON"),
+        ('[{"name": "n1", "interface": "' + HUGE + '"}]', 7, "element 0 'n1'"),
+        (",".join(["n1"] * 60_000), 7, "60000 networks"),
+        ("n1@" + "i" * 16, 7, "interface name is too long"),
+        ("n1@a,n2@a", 7, "asked for twice"),
+        ("n1@eth0", 7, "'eth0'"),
+        ("n1@..", 7, "interface"),
+        ("N1", 7, "'N1'"),
+        ('[{"name": "n1", "mac": "zz"}]', 7, "mac"),
+    ],
+)
+async def test_a_malformed_annotation(engine: Engine, networks: str, code: int, words: str) -> None:
+    engine.declare(networks)
+    with pytest.raises(CniError) as caught:
+        await engine.verbs.add(engine.request())
+    assert caught.value.code == code
+    [(reason, message)] = engine.warnings
+    assert reason == "InvalidNetwork"
+    for text in (str(caught.value), message):
+        assert words in text
+        assert "web/p1" in text
+        assert len(text) < 1500
+    assert engine.runner.calls == []
+    assert engine.store.saved == []
+    # The daemon lives.
+    engine.declare("")
+    await engine.verbs.add(engine.request())
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "words"),
+    [
+        ("{", 6, "truncated"),
+        ("[]", 6, "JSON object"),
+        ('{"name": "bad"}', 7, "neither 'type' nor 'plugins'"),
+        ('{"type": 7}', 6, "type"),
+        ('{"plugins": []}', 7, "'plugins' is empty"),
+        ('{"plugins": [{"name": "x"}]}', 7, "plugins[0]: 'type' is missing"),
+        ('{"type": "../ptp"}', 7, "invalid plugin name"),
+        ('{"type": "fake", "name": "a/b"}', 7, "invalid characters found in network name"),
+        ('{"type": "fake", "cniVersion": "one"}', 7, "CNI version"),
+        ('{"type": "\ud800"}', 6, "'utf-8' codec can't decode"),
+        ("\ud800", 6, "JSON"),
+        ("  ", 7, "spec.config is empty"),
+    ],
+)
+async def test_a_broken_definition(engine: Engine, config: str, code: int, words: str) -> None:
+    engine.cluster.put_network(definition("web", "bad", config))
+    engine.declare("n1,bad")
+    with pytest.raises(CniError) as caught:
+        await engine.verbs.add(engine.request())
+    assert caught.value.code == code
+    [(reason, message)] = engine.warnings
+    assert reason == "InvalidNetwork"
+    for text in (str(caught.value), message):
+        assert words in text
+        assert "network web/bad" in text
+        assert "pod web/p1" in text
+    assert engine.runner.calls == []
+
+
+@pytest.mark.parametrize("network", ["nowhere/n1", "web/nope"])
+async def test_an_unknown_namespace_or_network_keeps_upstreams_reason(engine: Engine, network: str) -> None:
+    engine.declare(f"n2,{network}")
+    with pytest.raises(InvalidNetworkConfigError, match=f"^network {network} does not exist .*pod web/p1"):
+        await engine.verbs.add(engine.request())
+    namespace, name = network.split("/")
+    [(reason, message)] = engine.warnings
+    assert reason == "NoNetworkFound"
+    assert message.startswith(f"cannot find a network-attachment-definition ({name}) in namespace ({namespace}): ")
+
+
+async def test_a_failed_plugin_is_told_once_and_nothing_as_added(engine: Engine) -> None:
+    engine.declare("n1,n2")
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    engine.runner.fail["ADD", "web/n1"] = CniError("no address left", code=101)
+    engine.runner.fail["DEL", "web/n1"] = CniError("second cause")
+    with pytest.raises(CniError, match="^no address left"):
+        await engine.verbs.add(engine.request())
+    assert engine.cluster.events == [
+        ("web/p1", "Warning", "FailedAddingInterface", "no address left (pod web/p1)"),
+    ]
+
+
+async def test_a_cluster_network_from_the_nodes_files_is_no_warning(engine: Engine) -> None:
+    """Upstream warns of the definition that nobody made."""
+    engine.overlay["clusterNetwork"] = "from-file"
+    raw = b'{"cniVersion":"0.3.1","name":"from-file","type":"fake"}'
+    engine.files.names["/etc/cni/multus/net.d", "from-file"] = conf.parse(raw)
+    await engine.verbs.add(engine.request())
+    assert engine.warnings == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 
@@ -83,6 +85,61 @@ async def test_a_damaged_record_is_an_error_and_not_forgotten(engine: Engine) ->
     with pytest.raises(IoFailureError, match="^record of container c1 is damaged"):
         await engine.verbs.delete(engine.request("DEL"))
     assert engine.store.corrupt == {"c1"}
+
+
+async def test_del_and_check_search_for_what_another_daemon_left_and_add_does_not(engine: Engine) -> None:
+    await add(engine)
+    record = engine.store.records.pop("c1")
+    engine.store.left["c1"] = record
+    engine.store.calls.clear()
+    await engine.verbs.add(engine.request())
+    assert ("recover", "c1") not in engine.store.calls
+    engine.store.records.clear()
+    engine.runner.calls.clear()
+    await engine.verbs.check(engine.request("CHECK"))
+    await engine.verbs.delete(engine.request("DEL"))
+    assert [verb for verb, _ in engine.runner.order] == ["CHECK"] * 3 + ["DEL"] * 3
+    assert engine.store.calls.count(("recover", "c1")) == 2
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
+async def test_a_container_on_upstreams_list_is_known_whole(engine: Engine, verb: str) -> None:
+    """Its file lacks the results, so they are searched for, whatever the verb."""
+    await add(engine)
+    engine.store.left["c1"] = engine.store.records.pop("c1")
+    engine.store.listed.add("c1")
+    request = engine.request(verb)
+    await {"ADD": engine.verbs.add, "DEL": engine.verbs.delete, "CHECK": engine.verbs.check}[verb](request)
+    assert ("recover", "c1") in engine.store.calls
+    assert [called for called, _ in engine.runner.order] == ([] if verb == "ADD" else [verb] * 3)
+
+
+async def test_a_damaged_record_is_made_good_from_elsewhere(engine: Engine) -> None:
+    await add(engine)
+    engine.store.left["c1"] = engine.store.records["c1"]
+    engine.store.corrupt.add("c1")
+    await engine.verbs.delete(engine.request("DEL"))
+    assert engine.runner.attached == set()
+
+
+async def test_the_store_is_written_beside_the_event_loop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the disk."""
+    threads = []
+    for name in ("save", "remove", "recover"):
+        real = getattr(engine.store, name)
+
+        def noted(*arguments: Any, real: Any = real) -> Any:
+            threads.append(threading.current_thread())
+            return real(*arguments)
+
+        monkeypatch.setattr(engine.store, name, noted)
+    await engine.verbs.add(engine.request())
+    await engine.verbs.plug(engine.plug())
+    await engine.verbs.unplug(engine.plug("DEL"))
+    await engine.verbs.delete(engine.request("DEL"))
+    await engine.verbs.delete(engine.request("DEL"))
+    assert len(threads) == 7
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.weak_spot(34)

@@ -54,6 +54,16 @@ class FakeVerbs:
     async def check(self, request):
         await self._work("CHECK", request, self.error)
 
+    async def plug(self, request):
+        await self._work("plug", request, self.error)
+        return self.result
+
+    async def unplug(self, request):
+        await self._work("unplug", request, self.error)
+
+    async def check_plugged(self, request):
+        await self._work("check_plugged", request, self.error)
+
     async def status(self, stdin):
         await self._work("STATUS", stdin, self.error)
 
@@ -82,6 +92,25 @@ def body(verb="ADD", conf=None, **changes):
     stdin = conf if isinstance(conf, bytes) else json.dumps(netconf() if conf is None else conf).encode()
     config = base64.b64encode(stdin).decode()
     return json.dumps({"env": environment(verb, **changes), "config": config}).encode()
+
+
+PLUGGED_CONF = b'{"cniVersion": "0.3.1", "name": "n-b",  "type": "macvlan"}'
+
+
+def delegate_body(verb="ADD", conf=PLUGGED_CONF, attributes=None, **changes):
+    """As the hot-plug controller sends it: few variables, the network's own configuration verbatim."""
+    env = {
+        "CNI_ARGS": "K8S_POD_NAMESPACE=ns1;K8S_POD_NAME=p1;K8S_POD_UID=uid-1",
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": "sandbox123",
+        "CNI_IFNAME": "net2",
+        "CNI_NETNS": "/var/run/netns/cni-xyz",
+    } | changes
+    fields = {
+        "env": {key: value for key, value in env.items() if value is not None},
+        "config": base64.b64encode(conf).decode(),
+    }
+    return json.dumps(fields | ({} if attributes is None else {"interfaceAttributes": attributes})).encode()
 
 
 @dataclass

@@ -164,7 +164,11 @@ async def live(tmp_path):
 
 
 @pytest.mark.timeout(40)
-async def test_generated_requests(live):
+@pytest.mark.parametrize(
+    ("path", "called"),
+    [("/cni", {"ADD", "DEL", "CHECK", "STATUS", "GC"}), ("/delegate", {"plug", "unplug", "check_plugged"})],
+)
+async def test_generated_requests(live, path, called):
     server, verbs = live
     choice = random.Random(SEED)
     served = refused = 0
@@ -173,7 +177,7 @@ async def test_generated_requests(live):
     async def one(data):
         nonlocal served, refused
         async with gate:
-            reply = await exchange(server, "POST", "/cni", data, native=choice.random() < 0.5)
+            reply = await exchange(server, "POST", path, data, native=choice.random() < 0.5)
         assert_understood(reply)
         served += reply.status == 200
         refused += reply.status == 400
@@ -183,7 +187,7 @@ async def test_generated_requests(live):
     # The generator reaches both sides, and every verb.
     assert served > 20
     assert refused > 1000
-    assert {verb for verb, _ in verbs.calls} == {"ADD", "DEL", "CHECK", "STATUS", "GC"}
+    assert {verb for verb, _ in verbs.calls} == called
 
 
 @pytest.mark.timeout(40)
@@ -205,10 +209,11 @@ async def test_arbitrary_bytes(live):
 
 
 @pytest.mark.timeout(40)
-async def test_arbitrary_bytes_as_a_body(live):
+@pytest.mark.parametrize("path", ["/cni", "/delegate"])
+async def test_arbitrary_bytes_as_a_body(live, path):
     server, verbs = live
     for data in drawn(st.binary(min_size=1, max_size=600), BYTE_STRINGS):
-        reply = await exchange(server, "POST", "/cni", data)
+        reply = await exchange(server, "POST", path, data)
         assert_understood(reply)
         assert reply.status == 400
     assert verbs.calls == []

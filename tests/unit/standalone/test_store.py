@@ -35,7 +35,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @contextlib.asynccontextmanager
 async def watching(store: StandaloneStore) -> AsyncIterator[None]:
-    task = asyncio.create_task(store.watch())
+    task = asyncio.create_task(store.run())
     try:
         yield
         assert not task.done()

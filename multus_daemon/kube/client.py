@@ -1,0 +1,272 @@
+"""The API client: requests and watches in raw bytes, with deadlines, limits and errors of our own.
+
+kubernetes_asyncio gives configuration, TLS and transport; its models are never built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from kubernetes_asyncio.client import rest
+
+from multus_daemon import __version__
+from multus_daemon.kube.credentials import Access, Source
+from multus_daemon.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, KubeError, from_answer
+
+log = logging.getLogger(__name__)
+
+REQUEST_SECONDS: Final = 10.0
+CONCURRENT_REQUESTS: Final = 16
+WATCHES: Final = 4
+LINE_MAX_BYTES: Final = 8 * 1024 * 1024
+"""Of a watch. An object has at most 1.5 MiB (etcd's limit)."""
+INACTIVITY_SECONDS: Final = 330.0
+RELOAD_SECONDS: Final = 5.0
+"""Credentials that the server refused, or that could not be read, are read again after this at the earliest."""
+
+_TRANSPORT_ERRORS: Final = (
+    OSError,
+    TimeoutError,
+    # What kubernetes_asyncio lets through: aiohttp's, which have no base among the above.
+    rest.aiohttp.ClientError,  # type: ignore[attr-defined]
+    rest.aiohttp.http_exceptions.HttpProcessingError,  # type: ignore[attr-defined]
+)
+
+
+class _Transport:
+    """Connections with one set of credentials; closed when it is retired and nobody uses it any more."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        access.configuration.connection_pool_maxsize = CONCURRENT_REQUESTS + WATCHES
+        self._rest = rest.RESTClientObject(access.configuration)
+        self._host = str(access.configuration.host).rstrip("/")
+        self._users = 0
+        self._retired = False
+
+    @contextlib.asynccontextmanager
+    async def used(self) -> AsyncIterator[None]:
+        """The transport stays open for the block."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            await self._close_if_done()
+
+    async def retire(self) -> None:
+        """Close it, at once or after its last user."""
+        self._retired = True
+        await self._close_if_done()
+
+    async def close(self) -> None:
+        """Close it now, whoever uses it."""
+        await self._rest.close()
+
+    async def _close_if_done(self) -> None:
+        if self._retired and not self._users:
+            await self._rest.close()
+
+    async def send(
+        self, method: str, path: str, query: Mapping[str, str], body: bytes | None, headers: Mapping[str, str]
+    ) -> Any:
+        """The response, its body not read yet."""
+        return await self._rest.request(
+            method,
+            self._host + path,
+            query_params=dict(query),
+            headers=dict(headers),
+            # It encodes JSON by itself and takes no bytes of that type.
+            body=None if body is None else msgspec.json.decode(body),
+            _preload_content=False,
+        )
+
+
+class ApiClient:
+    """Requests to the API server. An asynchronous context manager, or `close` it.
+
+    Making one touches nothing; what the source says is read with the first request.
+    """
+
+    def __init__(self, source: Source, *, on_unauthorized: Callable[[], None] | None = None) -> None:
+        """`on_unauthorized`: called where the server answers 401 to the newest credentials too; must not block."""
+        self._source = source
+        self._on_unauthorized = on_unauthorized
+        self._transport: _Transport | None = None
+        self._stale = False
+        self._loaded_at = float("-inf")
+        self._loading = asyncio.Lock()
+        self._slots = asyncio.Semaphore(CONCURRENT_REQUESTS)
+
+    async def __aenter__(self) -> ApiClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections, also those in use."""
+        transport, self._transport = self._transport, None
+        if transport:
+            await transport.close()
+
+    async def load(self) -> None:
+        """Read what the source says, so that what is wrong with it shows now. Raises ConfigurationError."""
+        await self._current()
+
+    def reload(self) -> None:
+        """Certificates or credentials have been replaced: new requests take new connections with the new ones."""
+        self._stale = True
+        self._loaded_at = float("-inf")
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        timeout: float = REQUEST_SECONDS,
+    ) -> bytes:
+        """One request; the body of the answer. `body` is JSON; `timeout` in seconds is for everything.
+
+        Names in `path` are the caller's to escape. Raises ApiError, ApiUnavailableError, ConfigurationError.
+        """
+        with _as_unavailable(f"{method} {path}", timeout):
+            answer = self._answer(method, path, query or {}, body, content_type)
+            async with asyncio.timeout(timeout), self._slots, answer as response:
+                return bytes(await response.read())
+
+    async def lines(
+        self,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        inactivity: float = INACTIVITY_SECONDS,
+        on_open: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines of a watch, without their ends, until the server ends it. Use with `contextlib.aclosing`.
+
+        `inactivity`: seconds without a byte after which the connection counts as dead; `on_open` is called when the
+        server has accepted the watch. Raises as `request` does, also where the end comes within a line.
+        """
+        what = f"watch of {path}"
+        with _as_unavailable(what, inactivity):
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    response = await stack.enter_async_context(self._answer("GET", path, query, None, ""))
+                on_open()
+                rest_of_line = bytearray()
+                while True:
+                    async with asyncio.timeout(inactivity):
+                        chunk = await response.content.readany()
+                    if not chunk:
+                        break
+                    first, *others = chunk.split(b"\n")
+                    rest_of_line += first
+                    for other in others:
+                        if rest_of_line:
+                            yield bytes(rest_of_line)
+                        rest_of_line = bytearray(other)
+                    if len(rest_of_line) > LINE_MAX_BYTES:
+                        raise ApiUnavailableError(f"{what}: a line is longer than {LINE_MAX_BYTES} bytes")
+                if rest_of_line:
+                    raise ApiUnavailableError(f"{what}: the connection ended within a line")
+
+    async def stream(self, path: str, *, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """`lines`, as the certificate approver knows it."""
+        async with contextlib.aclosing(self.lines(path, query)) as lines:
+            async for line in lines:
+                yield line
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, query: Mapping[str, str], body: bytes | None, content_type: str
+    ) -> AsyncIterator[Any]:
+        """The response to a request, a successful one; once more with fresh credentials after a 401."""
+        fresh = False
+        while True:
+            transport = await self._current()
+            async with transport.used():
+                headers = {"User-Agent": f"multus-daemon/{__version__}", "Accept": "application/json"}
+                if content_type:
+                    headers["Content-Type"] = content_type
+                if authorization := transport.access.header(fresh=fresh):
+                    headers["Authorization"] = authorization
+                response = await transport.send(method, path, query, body, headers)
+                try:
+                    if response.status == 401 and not fresh and self._can_refresh(transport):
+                        fresh = True
+                        continue
+                    if not 200 <= response.status < 300:
+                        raise await self._refusal(response, f"{method} {path}")
+                    yield response
+                    return
+                finally:
+                    # Puts the connection back where the body was read to its end, closes it otherwise.
+                    response.release()
+
+    def _can_refresh(self, transport: _Transport) -> bool:
+        """Whether there may be better credentials than those which the server has just refused."""
+        if transport.access.token_file or transport is not self._transport:
+            return True
+        # Whatever the kubeconfig has may have been replaced; but a server that refuses everything is not to make
+        # every request read files and run plugins.
+        if _now() - self._loaded_at > RELOAD_SECONDS:
+            self._stale = True
+        return self._stale
+
+    async def _refusal(self, response: Any, request: str) -> ApiError | ApiUnavailableError:
+        if response.status == 401 and self._on_unauthorized:
+            self._on_unauthorized()
+        return from_answer(
+            response.status, response.reason or "", await response.read(), response.headers, request=request
+        )
+
+    async def _current(self) -> _Transport:
+        """The transport for a new request. Raises ConfigurationError where there is none."""
+        if self._transport and not self._stale:
+            return self._transport
+        async with self._loading:
+            if self._transport and (not self._stale or _now() - self._loaded_at < RELOAD_SECONDS):
+                return self._transport
+            old, self._loaded_at = self._transport, _now()
+            self._stale = False
+            try:
+                new = _Transport(await asyncio.to_thread(self._source.load))
+            except BaseException as error:
+                self._stale = True
+                if not isinstance(error, ConfigurationError | OSError):
+                    raise
+                problem = error if isinstance(error, ConfigurationError) else ConfigurationError(str(error))
+                if old is None:
+                    raise problem from error
+                log.warning("credentials for the API server stay as they were: %s", problem)
+                return old
+            self._transport = new
+        if old:
+            await old.retire()
+        return new
+
+
+@contextlib.contextmanager
+def _as_unavailable(what: str, seconds: float) -> Iterator[None]:
+    """The edge at which errors of the transport become ours."""
+    try:
+        yield
+    except KubeError:
+        raise
+    except _TRANSPORT_ERRORS as error:
+        plain = isinstance(error, TimeoutError) and not str(error)
+        reason = f"nothing heard within {seconds:g} s" if plain else str(error) or type(error).__name__
+        raise ApiUnavailableError(f"{what}: {reason}") from error
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

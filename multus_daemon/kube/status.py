@@ -1,0 +1,213 @@
+"""The annotation network-status: one PATCH, and patience where the API server has none.
+
+The PATCH goes to `pods/status`, so that no right to change pods is needed, and touches our annotation only. It carries
+the pod's UID, which is immutable: for a pod created anew under the same name the API server answers 422 and names
+`metadata.uid` as the cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from multus_daemon.base.aio import KeyedLock, backoff
+from multus_daemon.kube import objects
+from multus_daemon.kube.errors import ApiError, ApiUnavailableError, KubeError
+from multus_daemon.kube.observer import NullObserver, Observer
+from multus_daemon.nad.status import ANNOTATION
+from multus_daemon.ports import Pod, StatusWriteError
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS: Final = 2.0
+"""How long a caller waits."""
+ATTEMPT_SECONDS: Final = 3.0
+RETRY_SECONDS: Final = (0.25, 4.0)
+"""In the background. An attempt, a pause and the next attempt have to fit into 10 s."""
+PENDING_MAX: Final = 4096
+AT_ONCE: Final = 8
+MERGE_PATCH: Final = "application/merge-patch+json"
+
+_FOR_GOOD: Final = frozenset({400, 404, 405, 413, 415, 422})
+"""Answers that no repetition changes. 403 is not one: a role binding may come later."""
+
+
+class Client(Protocol):
+    """What is needed of the API client."""
+
+    async def request(self, method: str, path: str, *, body: bytes, content_type: str, timeout: float) -> bytes:
+        """The body of the answer. Raises KubeError."""
+        ...
+
+
+class _RefusedError(StatusWriteError):
+    """It will never be written: the pod has gone or is another one, or the value is no annotation."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pending:
+    pod: Pod
+    value: str
+
+
+class StatusWriter:
+    """Writes network-statuses. `run` is a root task and writes what could not be written at once."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        observer: Observer | None = None,
+        patience: float = PATIENCE_SECONDS,
+        retry: tuple[float, float] = RETRY_SECONDS,
+        pending_max: int = PENDING_MAX,
+    ) -> None:
+        """`patience`: seconds; `pending_max`: how many wait at most, the oldest gives way."""
+        self._client = client
+        self._observer = observer or NullObserver()
+        self._patience = patience
+        self._retry = retry
+        self._pending_max = pending_max
+        # By the pod's UID, oldest first. One lock for each UID, so that an older value never lands on a newer one.
+        self._pending: OrderedDict[str, _Pending] = OrderedDict()
+        self._locks = KeyedLock()
+        self._arrived = asyncio.Event()
+        self._kicked = asyncio.Event()
+
+    @property
+    def pending(self) -> int:
+        """How many wait to be written."""
+        return len(self._pending)
+
+    async def write(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+        """See `ports.ClusterStore.write_network_status`."""
+        problem = "earlier value is still being written"
+        # What waits is older than this value, whatever becomes of it.
+        self._remove(self._pending.get(pod.uid))
+        try:
+            async with asyncio.timeout(self._patience), self._locks.hold(pod.uid):
+                for delay in backoff(0.1, 0.5, jitter=0.2):
+                    try:
+                        await self._patch(pod, value)
+                        return
+                    except KubeError as error:
+                        problem = str(error)
+                        asked = error.retry_after if isinstance(error, ApiUnavailableError) else None
+                    await asyncio.sleep(max(delay, asked or 0.0))
+        except _RefusedError:
+            self._observer.status_dropped()
+            raise
+        except TimeoutError:
+            if not keep_trying:
+                raise StatusWriteError(f"{ANNOTATION} of pod {pod}: {problem}") from None
+            self._put_off(pod, value)
+            raise StatusWriteError(f"{ANNOTATION} of pod {pod}: {problem}; it is tried again") from None
+        except asyncio.CancelledError:
+            # Whoever waited has gone; the pod still needs it.
+            if keep_trying:
+                self._put_off(pod, value)
+            raise
+
+    def kick(self) -> None:
+        """The API server is back: try now what waits."""
+        self._kicked.set()
+
+    async def run(self) -> None:
+        """Write what waits, for ever."""
+        while True:
+            await self._arrived.wait()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write all that waits; returns when nothing does."""
+        delays = backoff(*self._retry, jitter=0.2)
+        while self._pending:
+            # One is tried alone: a server that is away is not to be asked by all of them.
+            if await self._try_again(next(iter(self._pending.values()))):
+                delays = backoff(*self._retry, jitter=0.2)
+                await self._write_side_by_side()
+            if self._pending:
+                self._kicked.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(next(delays)):
+                        await self._kicked.wait()
+        self._arrived.clear()
+
+    async def _write_side_by_side(self) -> None:
+        """Everything that waits now, until one fails."""
+        waiting = list(self._pending.values())
+
+        async def worker() -> None:
+            while waiting:
+                if not await self._try_again(waiting.pop()):
+                    waiting.clear()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(AT_ONCE, len(waiting))):
+                group.create_task(worker())
+
+    async def _try_again(self, item: _Pending) -> bool:
+        """One attempt; False where it is to be tried again, behind the others."""
+        async with self._locks.hold(item.pod.uid):
+            if self._pending.get(item.pod.uid) is not item:
+                return True
+            try:
+                await self._patch(item.pod, item.value)
+            except _RefusedError as error:
+                log.info("%s", error)
+                self._observer.status_dropped()
+            except KubeError as error:
+                log.debug("%s of pod %s: %s", ANNOTATION, item.pod, error)
+                if self._pending.get(item.pod.uid) is item:
+                    self._pending.move_to_end(item.pod.uid)
+                self._observer.status_retried()
+                return False
+            else:
+                log.info("%s of pod %s is written at last", ANNOTATION, item.pod)
+            self._remove(item)
+            return True
+
+    async def _patch(self, pod: Pod, value: str) -> None:
+        """Raises _RefusedError, KubeError."""
+        body = {"metadata": {"uid": pod.uid, "annotations": {ANNOTATION: value}}}
+        try:
+            await self._client.request(
+                "PATCH",
+                f"{objects.pod_path(pod.namespace, pod.name)}/status",
+                body=msgspec.json.encode(body),
+                content_type=MERGE_PATCH,
+                timeout=ATTEMPT_SECONDS,
+            )
+        except ApiError as error:
+            if error.status == 404:
+                raise _RefusedError(f"{ANNOTATION} of pod {pod}: the pod has gone") from error
+            if error.status == 422 and "metadata.uid" in error.fields:
+                raise _RefusedError(
+                    f"{ANNOTATION} of pod {pod}: the pod has been created anew, its UID is no longer {pod.uid}"
+                ) from error
+            if error.status in _FOR_GOOD:
+                raise _RefusedError(f"{ANNOTATION} of pod {pod}: {error}") from error
+            raise
+        self._observer.status_written()
+
+    def _put_off(self, pod: Pod, value: str) -> None:
+        self._pending.pop(pod.uid, None)
+        self._pending[pod.uid] = _Pending(pod, value)
+        self._observer.status_retried()
+        if len(self._pending) > self._pending_max:
+            _, dropped = self._pending.popitem(last=False)
+            log.error("%s of pod %s will not be written: too many wait", ANNOTATION, dropped.pod)
+            self._observer.status_dropped()
+        self._observer.status_pending(len(self._pending))
+        self._arrived.set()
+
+    def _remove(self, item: _Pending | None) -> None:
+        if item and self._pending.get(item.pod.uid) is item:
+            del self._pending[item.pod.uid]
+            self._observer.status_pending(len(self._pending))

@@ -1,0 +1,180 @@
+"""The cluster store on a cluster: pods and networks from informers, status and events to the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final, TypeVar
+
+import msgspec
+
+from multus_daemon.base.aio import KeyedLock
+from multus_daemon.base.gates import Gates
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.kube import objects
+from multus_daemon.kube.client import ApiClient
+from multus_daemon.kube.errors import ApiError, KubeError
+from multus_daemon.kube.events import EventRecorder
+from multus_daemon.kube.informer import Informer
+from multus_daemon.kube.objects import Key
+from multus_daemon.kube.observer import Observer
+from multus_daemon.kube.status import StatusWriter
+from multus_daemon.nad import names
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StoreUnavailableError
+
+T = TypeVar("T")
+
+POD_SECONDS: Final = 2.5
+"""How long an ADD may be earlier than the watch's event about its pod."""
+UNSYNCED_SECONDS: Final = 1.0
+"""The same where no events come now."""
+LIVE_SECONDS: Final = 5.0
+ABSENT_SECONDS: Final = 1.0
+"""A network that the API server did not have is not asked for again so soon."""
+ABSENT_MAX: Final = 1024
+
+_STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
+
+
+class KubeStore:
+    """Implements `ports.ClusterStore`. Making one touches nothing; `run` is a root task.
+
+    Gates: `pods` and `networks`, each open once it has been listed.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        node: str,
+        gates: Gates,
+        *,
+        observer: Observer | None = None,
+        pod_patience: float = POD_SECONDS,
+        unsynced_patience: float = UNSYNCED_SECONDS,
+    ) -> None:
+        """`node`: the name under which the cluster knows this node; patience in seconds."""
+        self._client = client
+        self._node = node
+        self._pod_patience = pod_patience
+        self._unsynced_patience = min(pod_patience, unsynced_patience)
+        self.statuses = StatusWriter(client, observer=observer)
+        self.events = EventRecorder(client, host=node, observer=observer)
+        kick = self.statuses.kick
+        self.pods = Informer(client, objects.pods_of(node), gates, observer=observer, on_connected=kick)
+        self.networks = Informer(client, objects.networks(), gates, observer=observer, on_connected=kick)
+        self._absent: OrderedDict[Key, float] = OrderedDict()
+        self._lookups = KeyedLock()
+
+    async def run(self) -> None:
+        """Watch, write and post for ever; ends only by cancellation, or with the failure of one of its tasks."""
+        async with asyncio.TaskGroup() as group:
+            for name, work in (
+                ("pods", self.pods.run()),
+                ("networks", self.networks.run()),
+                ("statuses", self.statuses.run()),
+                ("events", self.events.run()),
+            ):
+                group.create_task(work, name=name)
+
+    # --- ports.ClusterStore ---
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        """See `ports.ClusterStore`. Waits for the watch's event, then asks the API server once."""
+        _check(f"pod {namespace}/{name}", namespace, name, PodNotFoundError)
+        key = (namespace, name)
+        deleted = self.pods.deleted_uid(key)
+        # Of a pod that has been seen to go nothing more is heard.
+        if deleted is None or (uid and deleted != uid):
+            patience = self._pod_patience if self.pods.connected else self._unsynced_patience
+            found = await self.pods.wait_for(key, lambda pod: is_incarnation(pod, uid), patience)
+            if found is not None:
+                return found
+        with _asking(f"pod {namespace}/{name}", self.pods, PodNotFoundError):
+            body = await self._client.request("GET", objects.pod_path(namespace, name), timeout=LIVE_SECONDS)
+            self._answered()
+            return objects.decode_pod(body).value
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        """See `ports.ClusterStore`. Asks the API server once for what the informer does not have."""
+        what = f"NetworkAttachmentDefinition {namespace}/{name}"
+        key = (namespace, name)
+        if (found := self.networks.get(key)) is not None:
+            return found
+        _check(what, namespace, name, NetworkNotFoundError)
+        if not self.networks.synced.is_set():
+            found = await self.networks.wait_for(key, lambda _: True, self._unsynced_patience)
+            if found is not None:
+                return found
+        # Side by side, many pods may ask for the same network that is not there.
+        async with self._lookups.hold(f"{namespace}/{name}"):
+            if (found := self.networks.get(key)) is not None:
+                return found
+            if self._absent.get(key, float("-inf")) > _now():
+                raise NetworkNotFoundError(f"the API server has no {what}")
+            return await self._live_network(what, key)
+
+    async def _live_network(self, what: str, key: Key) -> NetworkAttachmentDefinition:
+        try:
+            with _asking(what, self.networks, NetworkNotFoundError):
+                body = await self._client.request("GET", objects.network_path(*key), timeout=LIVE_SECONDS)
+                self._answered()
+                return objects.decode_network(body).value
+        except NetworkNotFoundError:
+            self._absent[key] = _now() + ABSENT_SECONDS
+            self._absent.move_to_end(key)
+            if len(self._absent) > ABSENT_MAX:
+                self._absent.popitem(last=False)
+            raise
+
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+        """See `ports.ClusterStore`. One PATCH, repeated for 2 s at most, and then behind the scenes."""
+        await self.statuses.write(pod, value, keep_trying=keep_trying)
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        """See `ports.ClusterStore`."""
+        self.events.event(pod, kind, reason, message)
+
+    def _answered(self) -> None:
+        """The API server has just answered: nobody needs to wait out a pause any more."""
+        self.pods.poke()
+        self.networks.poke()
+
+
+def is_incarnation(pod: Pod, uid: str) -> bool:
+    """Whether `uid`, which the runtime has from the kubelet, may be this pod's.
+
+    Of a static pod the API has the mirror, with a UID of its own; the kubelet's is in annotations of it.
+    """
+    if not uid or uid == pod.uid or pod.is_static:
+        return True
+    return any(pod.annotations.get(key) == uid for key in _STATIC_UID_ANNOTATIONS)
+
+
+def _check(what: str, namespace: str, name: str, missing: type[LookupError]) -> None:
+    """A name that no object can have is not asked for: it would be part of a path. Raises `missing`."""
+    problem = names.label_problem(namespace) or names.subdomain_problem(name)
+    if problem:
+        raise missing(f"{what}: the name {problem}")
+
+
+@contextlib.contextmanager
+def _asking(what: str, informer: Informer[T], missing: type[LookupError]) -> Iterator[None]:
+    """The edge at which errors of the API become the port's."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status == 404:
+            raise missing(f"the API server has no {what}") from error
+        raise StoreUnavailableError(f"{what}: the API server refuses: {error}") from error
+    except KubeError as error:
+        behind = "" if informer.synced.is_set() else f"; {informer.problem}"
+        raise StoreUnavailableError(f"{what}: the API server can't be asked: {error}{behind}") from error
+    except msgspec.DecodeError as error:
+        raise StoreUnavailableError(f"{what}: the API server's answer is no such object: {error}") from error
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

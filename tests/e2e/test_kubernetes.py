@@ -1,0 +1,282 @@
+"""The daemon against a real API server, with exactly the rights that `manifests/` gives it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.apiserver import ApiServer
+from tests.e2e.node import NAD, Node
+
+pytestmark = pytest.mark.apiserver
+pytest_plugins = ["tests.e2e.kube_fixtures"]
+
+ROOT = Path(__file__).parents[2]
+USER = "system:serviceaccount:kube-system:multus"
+STATUS = "k8s.v1.cni.cncf.io/network-status"
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    return [item for item in yaml.safe_load_all((ROOT / "manifests" / "base" / name).read_text()) if item]
+
+
+class Cluster:
+    """A node of its own in the session's API server, and what a test does to both."""
+
+    def __init__(self, server: ApiServer, node: Node, namespace: str) -> None:
+        self.server, self.node, self.namespace = server, node, namespace
+        self.name = f"node-{namespace}"
+        self.token = node.root / "token"
+        self.uids: dict[str, str] = {}
+
+    def prepare(self) -> None:
+        server = self.server
+        server.install_crd(*manifests("crd.yaml"))
+        server.apply(*manifests("rbac.yaml"))
+        server.create_node(self.name)
+        self.token.write_text(server.service_account_token("kube-system", "multus"))
+        self.node.settings |= {
+            "kubeconfig": str(server.kubeconfig_for_token(self.token)),
+            "nodeName": self.name,
+            "multusNamespace": self.namespace,
+        }
+        self.network("cluster", "10.85.0.0/16")
+
+    def network(self, name: str, subnet: str) -> None:
+        ipam = {"type": "host-local", "subnet": subnet, "dataDir": str(self.node.networks_dir)}
+        config = {"cniVersion": "1.0.0", "name": name, "type": "ptp", "ipam": ipam}
+        self.definition(name, json.dumps(config))
+
+    def definition(self, name: str, config: str) -> None:
+        spec = {"spec": {"config": config}} if config else {}
+        self.server.apply({**NAD, "metadata": {"namespace": self.namespace, "name": name}, **spec})
+
+    def pod(self, name: str, networks: str | None = None, **annotations: str) -> None:
+        found = {**annotations, **({} if networks is None else {NETWORKS: networks})}
+        pod = self.server.create_pod(name, namespace=self.namespace, node=self.name, annotations=found)
+        self.uids[name] = pod["metadata"]["uid"]
+
+    def cni(self, verb: str, pod: str, netns: str, container: str = "", **options: Any) -> Any:
+        uid = options.pop("uid", self.uids.get(pod, ""))
+        return self.node.cni(verb, container or f"c-{pod}", netns, pod, self.namespace, uid=uid, **options)
+
+    def annotations(self, pod: str) -> dict[str, str]:
+        found: dict[str, str] = self.server.get("v1", "Pod", pod, self.namespace)["metadata"].get("annotations") or {}
+        return found
+
+    def status(self, pod: str) -> list[dict[str, Any]]:
+        value: list[dict[str, Any]] = json.loads(self.annotations(pod).get(STATUS, "[]"))
+        return value
+
+    def events(self, pod: str) -> list[dict[str, Any]]:
+        items = self.server.request("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]
+        return [item for item in items if item["involvedObject"]["name"] == pod]
+
+
+@pytest.fixture
+def cluster(api_server: ApiServer, api_namespace: str, make_node: Callable[..., Node]) -> Iterator[Cluster]:
+    made = Cluster(api_server, make_node(standalone=False), api_namespace)
+    made.prepare()
+    with api_server.reachable_in(made.node.host):
+        yield made
+        made.node.kill()
+
+
+def test_an_add_on_a_warm_cache_reads_nothing_patches_once_and_sends_one_event(cluster: Cluster) -> None:
+    cluster.network("n1", "10.86.0.0/16")
+    cluster.pod("p1", "n1")
+    cluster.node.start()
+    netns = cluster.node.add_netns()
+    mark = cluster.server.audit_mark()
+    added = cluster.cni("ADD", "p1", netns)
+    assert added.code == 0, added.stdout
+    cluster.node.wait_until(lambda: bool(cluster.events("p1")), "the event is there")
+    assert [(item["name"], item["interface"], item.get("default", False)) for item in cluster.status("p1")] == [
+        (f"{cluster.namespace}/cluster", "eth0", True),
+        (f"{cluster.namespace}/n1", "net1", False),
+    ]
+    time.sleep(1)
+    asked = [item for item in cluster.server.audit(USER, since=mark) if item["verb"] != "watch"]
+    assert sorted((item["verb"], item["resource"], item["subresource"]) for item in asked) == [
+        ("create", "events", ""),
+        ("patch", "pods", "status"),
+    ]
+    assert all(item["code"] < 300 for item in asked)
+    assert cluster.cni("DEL", "p1", netns).code == 0
+    assert cluster.node.leftovers() == []
+
+
+def test_other_annotations_are_left_alone(cluster: Cluster) -> None:
+    cluster.pod("p1", None, **{"example.com/kept": "yes"})
+    cluster.node.start()
+    assert cluster.cni("ADD", "p1", cluster.node.add_netns()).code == 0
+    assert cluster.annotations("p1")["example.com/kept"] == "yes"
+    assert STATUS in cluster.annotations("p1")
+
+
+def test_a_pod_that_is_made_after_the_add_began_is_waited_for(cluster: Cluster) -> None:
+    cluster.node.start()
+    netns = cluster.node.add_netns()
+    later = threading.Timer(0.5, cluster.pod, ["late"])
+    later.start()
+    answer = cluster.cni("ADD", "late", netns, uid="")
+    later.join()
+    assert answer.code == 0, answer.stdout
+
+
+def test_a_pod_that_is_gone_is_an_error_and_its_del_is_not(cluster: Cluster) -> None:
+    cluster.node.start()
+    netns = cluster.node.add_netns()
+    answer = cluster.cni("ADD", "ghost", netns)
+    assert (answer.code, answer.json["code"]) == (1, 11)
+    assert answer.json["msg"].startswith(f"pod {cluster.namespace}/ghost is not known")
+    assert cluster.cni("DEL", "ghost", netns).code == 0
+
+
+def test_a_pod_made_anew_under_the_same_name_is_not_confused(cluster: Cluster) -> None:
+    cluster.pod("p1")
+    old = cluster.uids["p1"]
+    cluster.server.delete_pod("p1", cluster.namespace)
+    cluster.pod("p1")
+    cluster.node.start()
+    answer = cluster.cni("ADD", "p1", cluster.node.add_netns(), uid=old)
+    assert answer.code == 1
+    assert old in answer.json["msg"]
+    assert cluster.uids["p1"] in answer.json["msg"]
+    assert STATUS not in cluster.annotations("p1")
+    assert cluster.cni("ADD", "p1", cluster.node.add_netns(), "c-new").code == 0
+
+
+def test_a_static_pod_has_another_uid_in_the_api(cluster: Cluster) -> None:
+    cluster.pod("static", None, **{"kubernetes.io/config.source": "file", "kubernetes.io/config.mirror": "m"})
+    cluster.node.start()
+    answer = cluster.cni("ADD", "static", cluster.node.add_netns(), uid="the-kubelets-own")
+    assert answer.code == 0, answer.stdout
+    assert cluster.status("static")
+
+
+@pytest.mark.parametrize(
+    ("networks", "words"),
+    [
+        ("nope", "nope"),
+        ("broken", "broken"),
+        ("typeless", "type"),
+        ("elsewhere/n1", "elsewhere/n1"),
+        ("[null]", "null"),
+        ('[{"name": 7}]', "name"),
+        ('[{"name": "n1", "ips": "10.0.0.1"}]', "ips"),
+        ("n1@same,n1@same", "same"),
+        ("n1@eth0", "eth0"),
+        ("n1@way-too-long-a-name", "too long"),
+        ("x" * 200 * 1024, "web" if False else ""),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_malformed_requests_are_refused_and_told(cluster: Cluster, networks: str, words: str) -> None:
+    cluster.network("n1", "10.86.0.0/16")
+    cluster.definition("broken", "{")
+    cluster.definition("typeless", '{"cniVersion": "1.0.0", "name": "typeless"}')
+    cluster.pod("bad", networks)
+    cluster.node.start()
+    netns = cluster.node.add_netns()
+    answer = cluster.cni("ADD", "bad", netns)
+    assert answer.code == 1
+    text = answer.json["msg"] + answer.json.get("details", "")
+    assert words in text
+    assert f"{cluster.namespace}/bad" in text
+    assert (cluster.node.links(netns), cluster.node.leftovers()) == (["lo"], [])
+    cluster.node.wait_until(lambda: bool(cluster.events("bad")), "the event is there")
+    (event,) = cluster.events("bad")
+    assert event["type"] == "Warning"
+    assert words in event["message"]
+    assert cluster.node.get("/healthz")[0] == 200
+
+
+@pytest.mark.timeout(180)
+def test_an_api_server_away_for_a_minute_loses_nothing(cluster: Cluster) -> None:
+    names = [f"p{number}" for number in range(8)]
+    for name in names:
+        cluster.pod(name)
+    cluster.node.start()
+    spaces = {name: cluster.node.add_netns() for name in names}
+    for name in names[:4]:
+        assert cluster.cni("ADD", name, spaces[name]).code == 0
+    cluster.server.stop()
+    stopped = time.monotonic()
+    for name in names[4:]:
+        assert cluster.cni("ADD", name, spaces[name]).code == 0, "the pod was known"
+    for name in names[:4]:
+        assert cluster.cni("DEL", name, spaces[name]).code == 0
+    time.sleep(max(0.0, 60 - (time.monotonic() - stopped)))
+    cluster.server.start()
+    back = time.monotonic()
+    cluster.node.wait_until(lambda: all(cluster.status(name) for name in names[4:]), "every status is written", 10)
+    assert time.monotonic() - back < 15
+    for name in names[4:]:
+        assert cluster.status(name)[0]["interface"] == "eth0"
+        assert cluster.cni("DEL", name, spaces[name]).code == 0
+    assert cluster.node.leftovers() == []
+
+
+def test_a_daemon_that_starts_without_an_api_server_serves_del_and_says_why_add_waits(cluster: Cluster) -> None:
+    cluster.pod("p1")
+    cluster.node.start()
+    netns = cluster.node.add_netns()
+    assert cluster.cni("ADD", "p1", netns).code == 0
+    cluster.node.kill()
+    cluster.server.stop()
+    cluster.node.start(ready=False)
+    status, text = cluster.node.get("/readyz")
+    assert status == 503
+    assert b"pods" in text
+    answer = cluster.cni("ADD", "p1", cluster.node.add_netns(), "c-other", timeout=30)
+    assert (answer.code, answer.json["code"]) == (1, 11)
+    assert cluster.cni("DEL", "p1", netns).code == 0
+    assert cluster.node.leftovers() == []
+    cluster.server.start()
+    cluster.node.wait_until(lambda: cluster.node.get("/readyz")[0] == 200, "ready again", 45)
+
+
+@pytest.mark.timeout(120)
+def test_a_rotating_token_fails_no_request(cluster: Cluster) -> None:
+    cluster.token.write_text(cluster.server.service_account_token("kube-system", "multus", seconds=20))
+    for number in range(30):
+        cluster.pod(f"p{number}")
+    cluster.node.start()
+    mark = cluster.server.audit_mark()
+    until = time.monotonic() + 40
+    rotated = time.monotonic()
+    number = 0
+    while time.monotonic() < until:
+        if time.monotonic() - rotated > 8:
+            fresh = cluster.token.with_suffix(".new")
+            fresh.write_text(cluster.server.service_account_token("kube-system", "multus", seconds=20))
+            fresh.rename(cluster.token)
+            rotated = time.monotonic()
+        name = f"p{number % 30}"
+        netns = cluster.node.add_netns()
+        assert cluster.cni("ADD", name, netns, f"c{number}").code == 0
+        assert cluster.cni("DEL", name, netns, f"c{number}").code == 0
+        cluster.node.remove_netns(netns)
+        number += 1
+        time.sleep(0.3)
+    assert number > 30
+    refused = [item for item in cluster.server.audit(USER, since=mark) if item["code"] in (401, 403)]
+    assert refused == []
+
+
+def test_a_node_that_the_api_does_not_know_is_refused(cluster: Cluster) -> None:
+    del cluster.node.settings["nodeName"]
+    cluster.node.config.write_text(json.dumps(cluster.node.settings))
+    with pytest.raises(AssertionError, match="nodeName"):
+        cluster.node.start()
+    assert cluster.node.daemon is not None
+    assert cluster.node.daemon.wait(timeout=20) == 3

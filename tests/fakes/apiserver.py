@@ -1,0 +1,333 @@
+"""A small Kubernetes API server in this process: pods, networks, events and nodes, by list, watch and merge patch.
+
+No smarter than the real one: what it answers to a wrong UID, an old resourceVersion or an expired page is what
+kube-apiserver answers. There is no RBAC and no validation beyond that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import copy
+import json
+import ssl
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+PODS = "pods"
+NETWORKS = "network-attachment-definitions"
+EVENTS = "events"
+NODES = "nodes"
+_PREFIXES = {PODS: "/api/v1", EVENTS: "/api/v1", NODES: "/api/v1", NETWORKS: "/apis/k8s.cni.cncf.io/v1"}
+_KINDS = {PODS: "Pod", EVENTS: "Event", NODES: "Node", NETWORKS: "NetworkAttachmentDefinition"}
+
+Object = dict[str, Any]
+Key = tuple[str, str]
+
+
+@dataclass
+class Fault:
+    """What happens to the next requests that match."""
+
+    status: int
+    times: int
+    method: str = ""
+    contains: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class _Watcher:
+    resource: str
+    node: str
+    queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+
+
+class FakeApiServer:
+    """`requests` has method and path with query of everything that came in; `tokens` those that are valid, if any."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[Key, Object]] = {name: {} for name in _PREFIXES}
+        self.requests: list[tuple[str, str]] = []
+        self.agents: set[str] = set()
+        self.peers: list[str] = []
+        """Common names of client certificates, by request, over TLS."""
+        self.tokens: set[str] = set()
+        self.faults: list[Fault] = []
+        self.delay = 0.0
+        self.silent = False
+        """Watches are accepted and nothing is sent on them."""
+        self.port = 0
+        self._version = 100
+        self._oldest = 0
+        self._history: list[tuple[int, str, str, Object, Object | None]] = []
+        self._watchers: list[_Watcher] = []
+        self._runner: web.AppRunner | None = None
+        self._tls: ssl.SSLContext | None = None
+
+    # --- what tests do to it ---
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
+        """Listen, on the same port as before."""
+        self._tls = tls or self._tls
+        app = web.Application(client_max_size=4 * 1024 * 1024)
+        app.router.add_route("*", "/{tail:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Refuse connections, cut those that there are."""
+        if self._runner:
+            for watcher in self._watchers:
+                watcher.queue.put_nowait(None)
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    def put(self, resource: str, item: Object) -> Object:
+        """Create or replace."""
+        item = copy.deepcopy(item)
+        metadata = item.setdefault("metadata", {})
+        key = (metadata.get("namespace", ""), metadata["name"])
+        before = self.objects[resource].get(key)
+        if before and metadata.get("uid") not in (None, before["metadata"]["uid"]):
+            self.delete(resource, *key)
+            before = None
+        metadata.setdefault("uid", before["metadata"]["uid"] if before else str(uuid.uuid4()))
+        self._record("MODIFIED" if before else "ADDED", resource, item, before)
+        self.objects[resource][key] = item
+        return item
+
+    def delete(self, resource: str, namespace: str, name: str) -> None:
+        before = self.objects[resource].pop((namespace, name))
+        self._record("DELETED", resource, copy.deepcopy(before), before)
+
+    def get(self, resource: str, namespace: str, name: str) -> Object:
+        return self.objects[resource][namespace, name]
+
+    def add_pod(self, name: str = "web-1", *, namespace: str = "web", node: str = "node-a", **metadata: Any) -> Object:
+        spec = {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}
+        return self.put(PODS, {"metadata": {"namespace": namespace, "name": name, **metadata}, "spec": spec})
+
+    def add_network(self, name: str = "net1", *, namespace: str = "web", config: str = '{"type":"ptp"}') -> Object:
+        return self.put(NETWORKS, {"metadata": {"namespace": namespace, "name": name}, "spec": {"config": config}})
+
+    def fail(self, status: int, times: int = 1, **match: Any) -> None:
+        """Answer the next `times` matching requests with `status`; `method`, `contains`, `headers`, `fields`."""
+        self.faults.append(Fault(status, times, **match))
+
+    def compact(self) -> None:
+        """Forget all history: watches from before now get 410."""
+        self._oldest = self._version
+        self._history.clear()
+
+    def cut_watches(self, rest: bytes = b"") -> None:
+        """End all watches, `rest` being the last that is sent."""
+        for watcher in self._watchers:
+            watcher.queue.put_nowait(rest)
+            watcher.queue.put_nowait(None)
+
+    def bookmark(self) -> None:
+        for watcher in self._watchers:
+            item = {"kind": _KINDS[watcher.resource], "metadata": {"resourceVersion": str(self._version)}}
+            watcher.queue.put_nowait(_line("BOOKMARK", item))
+
+    def send_on_watches(self, line: bytes) -> None:
+        for watcher in self._watchers:
+            watcher.queue.put_nowait(line)
+
+    def skip_versions(self, number: int) -> None:
+        """As if so much had happened to other objects; a negative one is a restored backup."""
+        self._version += number
+
+    @property
+    def watches(self) -> int:
+        return len(self._watchers)
+
+    def count(self, method: str, contains: str = "", *, without: str = "\0") -> int:
+        """How many such requests came in."""
+        return sum(found == method and contains in path and without not in path for found, path in self.requests)
+
+    def kubeconfig(self, path: Path, **user: Any) -> Path:
+        """Write a kubeconfig for it."""
+        cluster: Object = {"server": self.url}
+        if "ca" in user:
+            cluster["certificate-authority"] = str(user.pop("ca"))
+        path.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [{"name": "c", "cluster": cluster}],
+                    "users": [{"name": "u", "user": user}],
+                    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                    "current-context": "x",
+                }
+            )
+        )
+        return path
+
+    # --- what it does ---
+
+    def _record(self, kind: str, resource: str, item: Object, before: Object | None) -> None:
+        self._version += 1
+        item["metadata"]["resourceVersion"] = str(self._version)
+        self._history.append((self._version, resource, kind, item, before))
+        for watcher in self._watchers:
+            self._tell(watcher, resource, kind, item, before)
+
+    def _tell(self, watcher: _Watcher, resource: str, kind: str, item: Object, before: Object | None) -> None:
+        if resource != watcher.resource or self.silent:
+            return
+        now, then = _selected(item, watcher.node), before is not None and _selected(before, watcher.node)
+        if kind == "DELETED" or (then and not now):
+            if then:
+                watcher.queue.put_nowait(_line("DELETED", item))
+        elif now:
+            watcher.queue.put_nowait(_line("MODIFIED" if then else "ADDED", item))
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append((request.method, request.path_qs))
+        self.agents.add(request.headers.get("User-Agent", ""))
+        transport = request.transport
+        if transport is not None and (peer := transport.get_extra_info("peercert")):
+            self.peers.append(dict(item[0] for item in peer["subject"])["commonName"])
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if self.tokens and (scheme != "Bearer" or token not in self.tokens):
+            return _status(401, "Unauthorized", "Unauthorized")
+        for fault in self.faults:
+            if fault.times and request.method.startswith(fault.method) and fault.contains in request.path_qs:
+                fault.times -= 1
+                return _status(fault.status, "Injected", "as the test wants", fault.fields, fault.headers)
+        for resource, prefix in _PREFIXES.items():
+            parts = request.path.removeprefix(prefix + "/").split("/") if request.path.startswith(prefix + "/") else []
+            namespace = parts[1] if parts[:1] == ["namespaces"] else ""
+            parts = parts[2:] if namespace else parts
+            if parts[:1] == [resource]:
+                return await self._serve(request, resource, namespace, *parts[1:])
+        return _status(404, "NotFound", "the server could not find the requested resource")
+
+    async def _serve(
+        self, request: web.Request, resource: str, namespace: str, name: str = "", _subresource: str = ""
+    ) -> web.StreamResponse:
+        if request.method == "POST":
+            item = await request.json()
+            if (namespace, item["metadata"]["name"]) in self.objects[resource]:
+                return _status(409, "AlreadyExists", "already exists")
+            return web.json_response(self.put(resource, item), status=201)
+        if not name:
+            if request.query.get("watch") in ("1", "true"):
+                return await self._watch(request, resource)
+            return self._list(request, resource)
+        found = self.objects[resource].get((namespace, name))
+        if found is None:
+            return _status(404, "NotFound", f'{resource} "{name}" not found')
+        if request.method == "GET":
+            return web.json_response(found)
+        if request.method == "PATCH" and request.content_type == "application/merge-patch+json":
+            patch = await request.json()
+            if patch.get("metadata", {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+                return _status(422, "Invalid", "metadata.uid: field is immutable", ("metadata.uid",))
+            return web.json_response(self.put(resource, _merged(found, patch)))
+        return _status(405, "MethodNotAllowed", request.method)
+
+    def _list(self, request: web.Request, resource: str) -> web.Response:
+        node = _node_of(request)
+        items = [item for _, item in sorted(self.objects[resource].items()) if _selected(item, node)]
+        metadata = {"resourceVersion": str(self._version)}
+        # From memory (resourceVersion 0) everything comes at once.
+        limit = int(request.query.get("limit", "0")) if request.query.get("resourceVersion") != "0" else 0
+        start = 0
+        if token := request.query.get("continue"):
+            version, start = json.loads(base64.b64decode(token))
+            metadata["resourceVersion"] = str(version)
+            if version < self._oldest:
+                return _status(410, "Expired", "the continue parameter is too old")
+        if limit and start + limit < len(items):
+            position = json.dumps([int(metadata["resourceVersion"]), start + limit])
+            metadata["continue"] = base64.b64encode(position.encode()).decode()
+            items = items[start : start + limit]
+        else:
+            items = items[start:]
+        return web.json_response({"kind": f"{_KINDS[resource]}List", "metadata": metadata, "items": items})
+
+    async def _watch(self, request: web.Request, resource: str) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        since = int(request.query.get("resourceVersion") or 0)
+        watcher = _Watcher(resource, _node_of(request))
+        if since > self._version:
+            gone = {"kind": "Status", "code": 504, "reason": "Timeout", "message": "Too large resource version"}
+            await response.write(_line("ERROR", gone))
+            return response
+        if since < self._oldest:
+            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+            await response.write(_line("ERROR", gone))
+            return response
+        for version, *entry in self._history:
+            if version > since:
+                self._tell(watcher, *entry)
+        self._watchers.append(watcher)
+        try:
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(float(request.query.get("timeoutSeconds", "300"))):
+                    while (line := await watcher.queue.get()) is not None:
+                        await response.write(line)
+        finally:
+            self._watchers.remove(watcher)
+        return response
+
+
+def _node_of(request: web.Request) -> str:
+    return request.query.get("fieldSelector", "").partition("spec.nodeName=")[2]
+
+
+def _selected(item: Object, node: str) -> bool:
+    return not node or item.get("spec", {}).get("nodeName") == node
+
+
+def _merged(target: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merged(result.get(key), value)
+    return copy.deepcopy(result)
+
+
+def _line(kind: str, item: Object) -> bytes:
+    return json.dumps({"type": kind, "object": item}).encode() + b"\n"
+
+
+def _status(
+    code: int, reason: str, message: str, fields: tuple[str, ...] = (), headers: dict[str, str] | None = None
+) -> web.Response:
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+        "message": message,
+        "details": {"causes": [{"reason": "FieldValueInvalid", "field": name} for name in fields]},
+    }
+    return web.json_response(body, status=code, headers=headers)

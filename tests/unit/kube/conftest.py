@@ -1,0 +1,92 @@
+"""An API server in this process, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+
+import pytest
+
+from multus_daemon.base.gates import Gates
+from multus_daemon.kube.client import ApiClient
+from multus_daemon.kube.credentials import Kubeconfig
+from multus_daemon.kube.store import KubeStore
+from tests.fakes.apiserver import FakeApiServer
+
+
+class CountingObserver:
+    """Counts every call by its name; `last` has each one's last arguments."""
+
+    def __init__(self):
+        self.counts = Counter()
+        self.last = {}
+
+    def __getattr__(self, name):
+        def count(*args):
+            self.counts[name] += args[0] if name == "events_dropped" else 1
+            self.last[name] = args
+
+        return count
+
+
+@pytest.fixture
+async def server():
+    server = FakeApiServer()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def client(server, tmp_path):
+    async with ApiClient(Kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))) as client:
+        yield client
+
+
+@pytest.fixture
+def observer():
+    return CountingObserver()
+
+
+@pytest.fixture
+def gates():
+    return Gates("pods", "networks")
+
+
+@pytest.fixture
+def running():
+    """A function that runs a coroutine for the block."""
+
+    @contextlib.asynccontextmanager
+    async def run(work):
+        task = asyncio.create_task(work)
+        try:
+            yield task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    return run
+
+
+@pytest.fixture
+def until():
+    """A function that waits until a condition holds."""
+
+    async def wait(condition, seconds=5.0):
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    return wait
+
+
+@pytest.fixture
+async def store(client, gates, observer, running):
+    store = KubeStore(client, "node-a", gates, observer=observer)
+    async with running(store.run()), asyncio.timeout(5):
+        await store.pods.synced.wait()
+        await store.networks.synced.wait()
+        yield store

@@ -1,0 +1,328 @@
+import asyncio
+import contextlib
+import json
+import logging
+
+import pytest
+
+from multus_daemon import __version__
+from multus_daemon.kube import client as module
+from multus_daemon.kube.client import CONCURRENT_REQUESTS, ApiClient
+from multus_daemon.kube.credentials import InCluster, Kubeconfig
+from multus_daemon.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, GoneError
+from tests.fakes.apiserver import FakeApiServer
+
+
+async def raw_server(answer):
+    """A server that answers every connection by `answer`, bytes, and keeps it open where that ends with `...`."""
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer.removesuffix(b"..."))
+        await writer.drain()
+        if answer.endswith(b"..."):
+            await reader.read()
+        writer.close()
+
+    return await asyncio.start_server(serve, "127.0.0.1", 0)
+
+
+@contextlib.asynccontextmanager
+async def client_of(answer, tmp_path):
+    fake = FakeApiServer()
+    async with await raw_server(answer) as server:
+        fake.port = server.sockets[0].getsockname()[1]
+        async with ApiClient(Kubeconfig(fake.kubeconfig(tmp_path / "k"))) as client:
+            yield client
+
+
+async def collect(lines):
+    async with contextlib.aclosing(lines):
+        return [line async for line in lines]
+
+
+# --- requests ---
+
+
+async def test_get_with_query(server, client):
+    server.add_pod()
+    body = await client.request("GET", "/api/v1/pods", query={"fieldSelector": "spec.nodeName=node-a", "limit": "5"})
+    assert [item["metadata"]["name"] for item in json.loads(body)["items"]] == ["web-1"]
+    assert server.agents == {f"multus-daemon/{__version__}"}
+    assert server.requests == [("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a&limit=5")]
+
+
+async def test_bodies(server, client):
+    server.add_pod(annotations={"kept": "1"})
+    path = "/api/v1/namespaces/web/pods/web-1/status"
+    body = '{"metadata": {"annotations": {"a": "ä \\u003c"}}}'.encode()
+    await client.request("PATCH", path, body=body, content_type="application/merge-patch+json")
+    assert server.get("pods", "web", "web-1")["metadata"]["annotations"] == {"kept": "1", "a": "ä <"}
+    event = b'{"metadata": {"namespace": "web", "name": "e"}}'
+    await client.request("POST", "/api/v1/namespaces/web/events", body=event)
+    with pytest.raises(ApiError) as caught:
+        await client.request("POST", "/api/v1/namespaces/web/events", body=event)
+    assert (caught.value.status, caught.value.reason) == (409, "AlreadyExists")
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, ApiError), (410, GoneError), (503, ApiUnavailableError)])
+async def test_refusals(server, client, status, kind):
+    server.fail(status, headers={"Retry-After": "2"})
+    with pytest.raises(kind) as caught:
+        await client.request("GET", "/api/v1/pods")
+    assert caught.value.status == status
+    assert getattr(caught.value, "retry_after", 2.0) == 2.0
+
+
+async def test_deadline(server, client):
+    server.delay = 5
+    with pytest.raises(ApiUnavailableError, match=r"^GET /api/v1/pods: nothing heard within 0.1 s$"):
+        await client.request("GET", "/api/v1/pods", timeout=0.1)
+
+
+async def test_nobody_listens(server, client):
+    await server.stop()
+    with pytest.raises(ApiUnavailableError, match="GET /api/v1/pods: "):
+        await client.request("GET", "/api/v1/pods")
+    await server.start()
+    assert await client.request("GET", "/api/v1/pods")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nhalf",
+    ],
+)
+async def test_broken_answers(tmp_path, answer):
+    async with client_of(answer, tmp_path) as client:
+        with pytest.raises(ApiUnavailableError):
+            await client.request("GET", "/api/v1/pods")
+
+
+async def test_number_of_requests_at_once_is_bounded(server, client, until):
+    server.delay = 0.2
+    tasks = [asyncio.create_task(client.request("GET", "/api/v1/pods")) for _ in range(CONCURRENT_REQUESTS + 5)]
+    await until(lambda: len(server.requests) == CONCURRENT_REQUESTS)
+    await asyncio.sleep(0.05)
+    assert len(server.requests) == CONCURRENT_REQUESTS
+    await asyncio.gather(*tasks)
+    assert len(server.requests) == CONCURRENT_REQUESTS + 5
+
+
+async def test_waiting_for_a_turn_counts_for_the_deadline(server, client):
+    server.delay = 1
+    tasks = [asyncio.create_task(client.request("GET", "/api/v1/pods")) for _ in range(CONCURRENT_REQUESTS)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(ApiUnavailableError):
+        await client.request("GET", "/api/v1/pods", timeout=0.1)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_cancelled(server, client):
+    server.delay = 5
+    task = asyncio.create_task(client.request("GET", "/api/v1/pods"))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# --- credentials ---
+
+
+async def test_nothing_is_read_before_the_first_request(tmp_path):
+    async with ApiClient(Kubeconfig(tmp_path / "absent")) as client:
+        with pytest.raises(ConfigurationError, match="absent"):
+            await client.load()
+        with pytest.raises(ConfigurationError, match="absent"):
+            await client.request("GET", "/version")
+
+
+async def test_token_rotated_under_load(server, tmp_path, monkeypatch):
+    token = tmp_path / "token"
+    token.write_text("0")
+    server.tokens = {"0"}
+    kubeconfig = server.kubeconfig(tmp_path / "k", tokenFile="token")
+    done = 0
+    async with ApiClient(Kubeconfig(kubeconfig)) as client:
+
+        async def load():
+            nonlocal done
+            while done < 2000:
+                await client.request("GET", "/api/v1/namespaces/web/pods/web-1")
+                done += 1
+
+        server.add_pod()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(load())
+            for number in range(1, 20):
+                await asyncio.sleep(0.02)
+                # As the kubelet does: in place in one step, and the old one is worth nothing from now on.
+                (tmp_path / "new").write_text(f"{number}\n")
+                (tmp_path / "new").rename(token)
+                server.tokens = {str(number)}
+    assert done >= 2000
+
+
+async def test_a_token_that_is_refused_is_tried_twice_and_told(server, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    (tmp_path / "token").write_text("wrong-secret")
+    server.tokens = {"right"}
+    told = []
+    source = Kubeconfig(server.kubeconfig(tmp_path / "k", tokenFile="token"))
+    async with ApiClient(source, on_unauthorized=lambda: told.append(1)) as client:
+        with pytest.raises(ApiError) as caught:
+            await client.request("GET", "/api/v1/pods")
+    assert caught.value.status == 401
+    assert len(server.requests) == 2
+    assert told == [1]
+    assert "wrong-secret" not in caplog.text + str(caught.value)
+
+
+async def test_a_replaced_kubeconfig_is_read_again_after_a_401(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "RELOAD_SECONDS", 0.05)
+    server.tokens = {"one"}
+    path = server.kubeconfig(tmp_path / "k", token="one")
+    async with ApiClient(Kubeconfig(path)) as client:
+        await client.request("GET", "/api/v1/pods")
+        server.kubeconfig(path, token="two")
+        server.tokens = {"two"}
+        await asyncio.sleep(0.06)
+        await client.request("GET", "/api/v1/pods")
+        server.tokens = {"three"}
+        before = len(server.requests)
+        for _ in range(5):
+            with pytest.raises(ApiError):
+                await client.request("GET", "/api/v1/pods")
+        # Not every one of them reads the file and asks again.
+        assert len(server.requests) - before <= 6
+
+
+async def test_in_cluster_by_its_files(tmp_path, monkeypatch):
+    """With the CA of nobody: TLS to something that speaks none."""
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "ca.crt").write_text("no certificate")
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+    async with ApiClient(InCluster(environ, tmp_path / "token", tmp_path / "ca.crt")) as client:
+        with pytest.raises(ConfigurationError):
+            await client.request("GET", "/version")
+
+
+async def test_reload_takes_new_connections_and_lets_the_old_ones_end(server, tmp_path, until):
+    path = server.kubeconfig(tmp_path / "k", token="one")
+    async with ApiClient(Kubeconfig(path)) as client:
+        server.tokens = {"one", "two"}
+        lines = asyncio.create_task(collect(client.lines("/api/v1/pods", {"watch": "1"})))
+        await until(lambda: server.watches)
+        server.kubeconfig(path, token="two")
+        server.tokens = {"two"}
+        client.reload()
+        await client.request("GET", "/api/v1/pods")
+        assert not lines.done()
+        server.add_pod()
+        server.cut_watches()
+        assert len(await lines) == 1
+
+
+async def test_credentials_that_can_not_be_read_stay(server, tmp_path, caplog):
+    path = server.kubeconfig(tmp_path / "k", token="one")
+    async with ApiClient(Kubeconfig(path)) as client:
+        await client.request("GET", "/api/v1/pods")
+        path.write_text("{")
+        client.reload()
+        await client.request("GET", "/api/v1/pods")
+        await client.request("GET", "/api/v1/pods")
+    assert caplog.text.count("stay as they were") == 1
+
+
+async def test_a_cancelled_reload_is_made_up_for(server, tmp_path):
+    path = server.kubeconfig(tmp_path / "k", token="one")
+    async with ApiClient(Kubeconfig(path)) as client:
+        await client.request("GET", "/api/v1/pods")
+        server.kubeconfig(path, token="two")
+        server.tokens = {"two"}
+        client.reload()
+        task = asyncio.create_task(client.request("GET", "/api/v1/pods"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        client.reload()
+        await client.request("GET", "/api/v1/pods")
+
+
+# --- watches ---
+
+
+async def test_lines(server, client, until):
+    opened = []
+    watch = client.lines("/api/v1/pods", {"watch": "1"}, on_open=lambda: opened.append(1))
+    task = asyncio.create_task(collect(watch))
+    await until(lambda: server.watches)
+    for part in (b"on", b"e\ntwo\n\n\nth", b"ree\n"):
+        server.send_on_watches(part)
+        await asyncio.sleep(0.01)
+    server.cut_watches()
+    assert await task == [b"one", b"two", b"three"]
+    assert opened == [1]
+
+
+async def test_a_watch_cut_within_a_line(server, client, until):
+    task = asyncio.create_task(collect(client.stream("/api/v1/pods", query={"watch": "1"})))
+    await until(lambda: server.watches)
+    server.cut_watches(b'{"type": "ADDED", "obj')
+    with pytest.raises(ApiUnavailableError, match="within a line"):
+        await task
+
+
+async def test_a_watch_cut_by_the_connection(tmp_path):
+    async with client_of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n", tmp_path) as client:
+        with pytest.raises(ApiUnavailableError):
+            await collect(client.lines("/api/v1/pods", {}))
+
+
+async def test_a_silent_watch(tmp_path):
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n..."
+    async with client_of(answer, tmp_path) as client:
+        with pytest.raises(ApiUnavailableError, match=r"watch of /api/v1/pods: nothing heard within 0.1 s"):
+            await collect(client.lines("/api/v1/pods", {}, inactivity=0.1))
+
+
+async def test_a_line_without_end(server, client, until, monkeypatch):
+    monkeypatch.setattr(module, "LINE_MAX_BYTES", 1000)
+    task = asyncio.create_task(collect(client.lines("/api/v1/pods", {"watch": "1"})))
+    await until(lambda: server.watches)
+    server.send_on_watches(b"x" * 1001)
+    with pytest.raises(ApiUnavailableError, match="longer than 1000 bytes"):
+        await task
+
+
+async def test_a_long_line(server, client, until):
+    task = asyncio.create_task(collect(client.lines("/api/v1/pods", {"watch": "1"})))
+    await until(lambda: server.watches)
+    long = b"x" * 6_000_000
+    server.send_on_watches(long + b"\n")
+    server.cut_watches()
+    assert await task == [long]
+
+
+async def test_a_refused_watch(server, client):
+    server.fail(403)
+    with pytest.raises(ApiError):
+        await collect(client.lines("/api/v1/pods", {"watch": "1"}))
+
+
+async def test_watches_do_not_take_the_place_of_requests(server, client, until):
+    tasks = [asyncio.create_task(collect(client.lines("/api/v1/pods", {"watch": "1"}))) for _ in range(3)]
+    await until(lambda: server.watches == 3)
+    await asyncio.gather(*[client.request("GET", "/api/v1/pods") for _ in range(2 * CONCURRENT_REQUESTS)])
+    server.cut_watches()
+    await asyncio.gather(*tasks)

@@ -1,0 +1,161 @@
+import base64
+import json
+
+import pytest
+
+from multus_daemon.kube.credentials import TOKEN_SECONDS, InCluster, Kubeconfig, TokenFile
+from multus_daemon.kube.errors import ConfigurationError
+
+
+def write(path, user, cluster=None, **changes):
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443", **(cluster or {})}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+        **changes,
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+# --- token files ---
+
+
+def test_token_is_read_again_when_it_is_old_or_when_asked(tmp_path):
+    path, now = tmp_path / "token", 0.0
+    path.write_text("one\n")
+    file = TokenFile(path, lambda: now)
+    assert file.token() == "one"
+    path.write_text("two\n")
+    assert file.token() == "one"
+    assert file.token(fresh=True) == "two"
+    path.write_text("three")
+    now = TOKEN_SECONDS
+    assert file.token() == "three"
+
+
+@pytest.mark.parametrize("content", ["", "\n", "ä"])
+def test_a_token_that_can_not_be_used_leaves_the_last(tmp_path, content):
+    path = tmp_path / "token"
+    path.write_text("one")
+    file = TokenFile(path)
+    assert file.token() == "one"
+    path.write_text(content)
+    assert file.token(fresh=True) == "one"
+    path.unlink()
+    assert file.token(fresh=True) == "one"
+    with pytest.raises(ConfigurationError, match=f"token in {path} can't be read"):
+        TokenFile(path).token()
+
+
+# --- in cluster ---
+
+ENVIRON = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+def test_in_cluster(tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "ca.crt").write_text("CA")
+    access = InCluster(ENVIRON, tmp_path / "token", tmp_path / "ca.crt").load()
+    assert access.configuration.host == "https://[fd00::1]:443"
+    assert access.configuration.ssl_ca_cert == str(tmp_path / "ca.crt")
+    assert access.header() == "Bearer secret"
+    assert "secret" not in repr(access)
+
+
+@pytest.mark.parametrize("missing", ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "token", "ca.crt"])
+def test_not_in_a_cluster(tmp_path, missing):
+    for name in {"token", "ca.crt"} - {missing}:
+        (tmp_path / name).write_text("x")
+    environ = {key: value for key, value in ENVIRON.items() if key != missing}
+    with pytest.raises(ConfigurationError, match=r"service account.*kubeconfig"):
+        InCluster(environ, tmp_path / "token", tmp_path / "ca.crt").load()
+
+
+# --- kubeconfig ---
+
+
+def test_token(tmp_path):
+    access = Kubeconfig(write(tmp_path / "k", {"token": "abc\n"})).load()
+    assert access.configuration.host == "https://10.0.0.1:6443"
+    assert access.header() == "Bearer abc"
+
+
+def test_token_file_is_relative_to_the_kubeconfig_and_read_again(tmp_path):
+    (tmp_path / "tok").write_text("one")
+    access = Kubeconfig(write(tmp_path / "k", {"tokenFile": "tok"})).load()
+    assert access.header() == "Bearer one"
+    (tmp_path / "tok").write_text("two")
+    assert access.header(fresh=True) == "Bearer two"
+
+
+def test_token_goes_before_token_file(tmp_path):
+    (tmp_path / "tok").write_text("one")
+    access = Kubeconfig(write(tmp_path / "k", {"tokenFile": "tok", "token": "two"})).load()
+    assert access.header() == "Bearer two"
+
+
+def test_basic_and_nothing(tmp_path):
+    access = Kubeconfig(write(tmp_path / "k", {"username": "a", "password": "b"})).load()
+    assert access.header() == "Basic " + base64.b64encode(b"a:b").decode()
+    assert Kubeconfig(write(tmp_path / "k", {})).load().header() == ""
+    assert Kubeconfig(write(tmp_path / "k", {}, users=None)).load().header() == ""
+
+
+def test_certificates_by_file_and_by_data(tmp_path):
+    for name in ("cert", "key", "ca"):
+        (tmp_path / name).write_text(name)
+    by_file = {"client-certificate": "cert", "client-key": "key"}
+    found = Kubeconfig(write(tmp_path / "k", by_file, {"certificate-authority": "ca"})).load().configuration
+    assert (found.cert_file, found.key_file) == (str(tmp_path / "cert"), str(tmp_path / "key"))
+    assert found.ssl_ca_cert == str(tmp_path / "ca")
+    data = base64.b64encode(b"PEM of a test").decode()
+    by_data = {"client-certificate-data": data, "client-key-data": data}
+    found = Kubeconfig(write(tmp_path / "k", by_data)).load().configuration
+    with open(found.cert_file, "rb") as file:
+        assert file.read() == b"PEM of a test"
+
+
+def test_a_certificate_takes_the_place_of_all_credentials(tmp_path):
+    (tmp_path / "ca").write_text("CA")
+    path = write(tmp_path / "k", {"token": "abc", "username": "a", "password": "b"}, {"certificate-authority": "ca"})
+    access = Kubeconfig(path, certificate=tmp_path / "current.pem").load()
+    assert access.header() == ""
+    assert access.configuration.cert_file == access.configuration.key_file == str(tmp_path / "current.pem")
+    assert access.configuration.ssl_ca_cert == str(tmp_path / "ca")
+
+
+def test_exec_plugin(tmp_path):
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "of exec"}}
+    (tmp_path / "plugin").write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    (tmp_path / "plugin").chmod(0o755)
+    user = {"exec": {"command": str(tmp_path / "plugin"), "apiVersion": "client.authentication.k8s.io/v1"}}
+    assert Kubeconfig(write(tmp_path / "k", user)).load().header() == "Bearer of exec"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "5",
+        "{",
+        "token: {tok-secret: [",
+        "current-context: x\ncontexts: []\nusers: []\nclusters: []",
+        "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nclusters: []\n"
+        "users: [{name: u, user: {token: tok-secret}}]",
+        "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {}}]\n"
+        "users: [{name: u, user: {token: tok-secret, exec: {args: [tok-secret]}}}]",
+    ],
+)
+def test_kubeconfigs_that_are_none(tmp_path, content):
+    (tmp_path / "k").write_text(content)
+    with pytest.raises(ConfigurationError, match=f"kubeconfig {tmp_path}/k can't be used") as caught:
+        Kubeconfig(tmp_path / "k").load()
+    assert "tok-secret" not in str(caught.value)
+
+
+def test_no_kubeconfig(tmp_path):
+    with pytest.raises(ConfigurationError, match="No such file"):
+        Kubeconfig(tmp_path / "k").load()

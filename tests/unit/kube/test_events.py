@@ -1,0 +1,172 @@
+import asyncio
+import time
+
+import pytest
+
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.kube import events as module
+from multus_daemon.kube.events import BURST, EventRecorder
+from multus_daemon.ports import Pod
+
+
+@pytest.fixture
+def recorder(client, observer, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.02, 0.1))
+    return EventRecorder(client, host="node-a", observer=observer, keep_trying=1, clock=lambda: 1_700_000_000.5)
+
+
+def pod(name="web-1", uid=""):
+    return Pod(Namespace("web"), PodName(name), PodUid(uid or f"uid-of-{name}"))
+
+
+def found(server):
+    return list(server.objects["events"].values())
+
+
+async def test_form(server, recorder):
+    recorder.event(pod(), "Normal", "AddedInterface", "Add eth0 [10.1.0.2/24] from net")
+    await recorder.flush()
+    (event,) = found(server)
+    name = event["metadata"].pop("name")
+    assert name.startswith("web-1.")
+    assert event["metadata"]["namespace"] == "web"
+    del event["metadata"]
+    assert event == {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": "web",
+            "name": "web-1",
+            "uid": "uid-of-web-1",
+        },
+        "type": "Normal",
+        "reason": "AddedInterface",
+        "message": "Add eth0 [10.1.0.2/24] from net",
+        "source": {"component": "multus", "host": "node-a"},
+        "reportingComponent": "multus",
+        "reportingInstance": "node-a",
+        "firstTimestamp": "2023-11-14T22:13:20Z",
+        "lastTimestamp": "2023-11-14T22:13:20Z",
+        "count": 1,
+    }
+
+
+async def test_one_event_per_pod_type_and_reason(server, recorder):
+    for name in ("web-1", "web-2"):
+        for number in range(3):
+            recorder.event(pod(name), "Normal", "AddedInterface", f"Add net{number} [] from n{number}")
+    recorder.event(pod(), "Normal", "AddedInterface", "Add net1 [] from n1")
+    recorder.event(pod(), "Warning", "NetworkStatusNotWritten", "why")
+    await recorder.flush()
+    assert sorted((event["involvedObject"]["name"], event["message"]) for event in found(server)) == [
+        ("web-1", "Add net0 [] from n0; Add net1 [] from n1; Add net2 [] from n2"),
+        ("web-1", "why"),
+        ("web-2", "Add net0 [] from n0; Add net1 [] from n1; Add net2 [] from n2"),
+    ]
+    assert len(server.requests) == 3
+
+
+async def test_repeats_are_counted_up(server, recorder, observer):
+    for _ in range(3):
+        recorder.event(pod(), "Warning", "NoNetworkFound", "no such network")
+        await recorder.flush()
+    (event,) = found(server)
+    assert event["count"] == 3
+    assert [method for method, _ in server.requests] == ["POST", "PATCH", "PATCH"]
+    assert observer.counts["event_written"] == 3
+
+
+async def test_an_event_that_the_api_server_has_forgotten_is_made_anew(server, recorder):
+    recorder.event(pod(), "Normal", "R", "m")
+    await recorder.flush()
+    server.objects["events"].clear()
+    recorder.event(pod(), "Normal", "R", "m")
+    await recorder.flush()
+    assert [event["count"] for event in found(server)] == [1]
+
+
+async def test_a_new_incarnation_has_events_of_its_own(server, recorder):
+    for uid in ("a", "b"):
+        recorder.event(pod(uid=uid), "Normal", "R", "m")
+    await recorder.flush()
+    assert sorted(event["involvedObject"]["uid"] for event in found(server)) == ["a", "b"]
+
+
+async def test_a_pod_causes_so_many_and_the_others_are_not_touched(server, recorder, observer):
+    for number in range(BURST + 5):
+        recorder.event(pod(), "Warning", "R", f"m{number}")
+        recorder._batches[pod().uid].due = 0
+        await recorder.flush()
+    recorder.event(pod("web-2"), "Warning", "R", "m")
+    await recorder.flush()
+    assert len(found(server)) == BURST + 1
+    assert observer.counts["events_dropped"] == 5
+
+
+async def test_the_queue_is_bounded(server, client, observer):
+    recorder = EventRecorder(client, observer=observer, queue_max=10)
+    for number in range(15):
+        recorder.event(pod(f"p{number}"), "Normal", "R", "m")
+    assert observer.counts["events_dropped"] == 5
+    await recorder.flush()
+    assert len(found(server)) == 10
+    assert "host" not in found(server)[0]["source"]
+    recorder.event(pod(), "Normal", "R", "m")
+    await recorder.flush()
+    assert observer.counts["events_dropped"] == 5
+
+
+async def test_neither_blocks_nor_raises(recorder):
+    began = time.monotonic()
+    for number in range(10_000):
+        recorder.event(pod(f"p{number}"), "%s", "{}", "%d")
+    assert time.monotonic() - began < 1
+
+
+async def test_api_away_for_a_while(server, recorder, running, until, observer):
+    await server.stop()
+    async with running(recorder.run()):
+        recorder.event(pod(), "Normal", "R", "m")
+        await asyncio.sleep(0.3)
+        await server.start()
+        await until(lambda: found(server))
+    assert not observer.counts["events_dropped"]
+
+
+async def test_api_away_for_long(server, client, observer, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.02, 0.1))
+    recorder = EventRecorder(client, observer=observer, keep_trying=0.2)
+    server.fail(503, times=10_000)
+    recorder.event(pod(), "Normal", "R", "m")
+    recorder.event(pod("web-2"), "Normal", "R", "m")
+    began = time.monotonic()
+    await recorder.flush()
+    assert time.monotonic() - began < 1.5
+    assert observer.counts["events_dropped"] == 2
+
+
+@pytest.mark.parametrize("status", [403, 404, 422])
+async def test_refused(server, recorder, observer, status):
+    """Such as in a namespace that is being deleted."""
+    server.fail(status)
+    recorder.event(pod(), "Normal", "R", "m")
+    await recorder.flush()
+    assert (len(server.requests), observer.counts["events_dropped"]) == (1, 1)
+
+
+async def test_long_names_and_messages(server, recorder):
+    recorder.event(pod("p" * 230 + "." + "q" * 22), "Normal", "R", "x" * 10_000)
+    await recorder.flush()
+    (event,) = found(server)
+    assert len(event["metadata"]["name"]) <= 253
+    assert len(event["message"]) == module.MESSAGE_MAX
+
+
+async def test_little_is_remembered(server, recorder, monkeypatch):
+    monkeypatch.setattr(module, "REMEMBERED", 3)
+    for number in range(6):
+        recorder.event(pod(f"p{number}"), "Normal", "R", "m")
+    await recorder.flush()
+    assert len(recorder._posted) == len(recorder._allowances) == 3

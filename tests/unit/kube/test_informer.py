@@ -1,0 +1,396 @@
+import asyncio
+import contextlib
+import json
+import logging
+import time
+
+import pytest
+
+from multus_daemon.kube import informer as module
+from multus_daemon.kube import objects
+from multus_daemon.kube.client import ApiClient
+from multus_daemon.kube.credentials import Kubeconfig
+from multus_daemon.kube.errors import ApiUnavailableError, GoneError, KubeError
+from multus_daemon.kube.informer import Informer
+
+KEY = ("web", "web-1")
+
+
+@pytest.fixture
+def pods(client, gates, observer):
+    return Informer(client, objects.pods_of("node-a"), gates, observer=observer, retry=(0.01, 0.05))
+
+
+@pytest.fixture
+def networks(client, gates, observer):
+    return Informer(client, objects.networks(), gates, observer=observer, retry=(0.01, 0.05))
+
+
+# --- lists ---
+
+
+async def test_only_pods_of_the_node_and_only_what_is_needed(server, pods, gates, running):
+    annotations = {"a/b": "c", "kubectl.kubernetes.io/last-applied-configuration": "x" * 1000}
+    server.add_pod(annotations=annotations)
+    server.add_pod("web-2", node="node-b")
+    assert gates.closed["pods"] == "not started"
+    async with running(pods.run()):
+        await pods.synced.wait()
+        assert len(pods) == 1
+        assert pods.get(KEY).annotations == {"a/b": "c"}
+        assert pods.get(KEY).uid == server.get("pods", *KEY)["metadata"]["uid"]
+        assert "pods" not in gates.closed
+        assert server.count("GET", "fieldSelector=spec.nodeName%3Dnode-a") == len(server.requests)
+        assert server.count("GET", "resourceVersion=0") == 1
+
+
+async def test_pages(server, networks, running, monkeypatch):
+    monkeypatch.setattr(module, "PAGE_SIZE", 10)
+    for number in range(35):
+        server.add_network(f"net{number}", config=json.dumps({"type": "ptp", "n": number}))
+    async with running(networks.run()):
+        await networks.synced.wait()
+        assert len(networks) == 35
+        assert json.loads(networks.get(("web", "net34")).config)["n"] == 34
+    assert server.count("GET", "continue=") == 3
+    assert server.count("GET", "resourceVersion=0") == 0
+
+
+async def test_a_page_that_has_expired_begins_again(server, networks, monkeypatch, running):
+    monkeypatch.setattr(module, "PAGE_SIZE", 2)
+    for number in range(4):
+        server.add_network(f"net{number}")
+    server.fail(410, contains="continue=")
+    with pytest.raises(GoneError):
+        await networks.sync_once()
+    assert not networks.synced.is_set()
+    async with running(networks.run()):
+        await networks.synced.wait()
+        assert len(networks) == 4
+
+
+async def test_one_bad_object_does_not_hide_the_others(server, networks, running, observer, caplog, until):
+    server.add_network("good")
+    server.put(objects.definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": {"config": 5}})
+    server.put(objects.definition.PLURAL, {"metadata": {"namespace": "web", "name": "none"}})
+    async with running(networks.run()):
+        await networks.synced.wait()
+        assert networks.get(("web", "good"))
+        assert networks.get(("web", "none")).config == ""
+        assert networks.get(("web", "bad")) is None
+        await until(lambda: server.watches)
+        server.put(objects.definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": []})
+        server.add_network("later")
+        await until(lambda: networks.get(("web", "later")))
+    assert observer.counts["malformed"] == 2
+    assert "web/bad" in caplog.text
+
+
+@pytest.mark.parametrize("answer", ["<html>login</html>", "{}", "[]", '{"metadata": {}, "items": 5}'])
+async def test_an_answer_that_is_no_list(gates, answer):
+    class Client:
+        async def request(self, *_, **__):
+            return answer.encode()
+
+    with pytest.raises(ApiUnavailableError, match="not the API's"):
+        await Informer(Client(), objects.networks(), gates).sync_once()
+
+
+# --- watches ---
+
+
+async def test_changes(server, pods, running, until, observer):
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+        first = pods.get(KEY).uid
+        server.add_pod(annotations={"a": "b"})
+        await until(lambda: pods.get(KEY).annotations == {"a": "b"})
+        server.add_pod("web-2", node="node-b")
+        server.delete("pods", *KEY)
+        await until(lambda: pods.get(KEY) is None)
+        assert pods.deleted_uid(KEY) == first
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+        assert pods.deleted_uid(KEY) is None
+        assert observer.counts["received"] == 4
+        assert len(pods) == 1
+    assert server.count("GET", "limit=") == 1
+
+
+async def test_a_watch_goes_on_where_the_last_one_ended(server, pods, running, until, monkeypatch):
+    monkeypatch.setattr(module, "SHORT_SECONDS", 0)
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        server.skip_versions(1000)
+        server.bookmark()
+        await asyncio.sleep(0.02)
+        server.cut_watches()
+        await until(lambda: server.count("GET", "watch=true") == 2 and server.watches)
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+        assert server.requests[-1][1].count("resourceVersion=1100") == 1
+        assert "allowWatchBookmarks=true" in server.requests[-1][1]
+    assert server.count("GET", "limit=") == 1
+
+
+@pytest.mark.parametrize("rest", [b'{"type": "ADDED", "obj', b"nonsense\n", b'{"type": 5}\n', b'{"type":"ADDED"}\n'])
+async def test_a_watch_cut_within_a_line(server, pods, running, until, rest, observer):
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        server.cut_watches(rest)
+        await until(lambda: server.count("GET", "watch=true") == 2 and server.watches)
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+        assert pods.connected
+    assert observer.counts["watch_failed"] == 1
+    assert server.count("GET", "limit=") == 1
+
+
+async def test_changes_while_the_watch_is_down(server, pods, running, until):
+    server.add_pod()
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        await server.stop()
+        await until(lambda: not pods.connected)
+        assert pods.get(KEY)
+        assert pods.stale_seconds < 5
+        server.delete("pods", *KEY)
+        server.add_pod("web-2")
+        await server.start()
+        await until(lambda: pods.get(("web", "web-2")) and not pods.get(KEY))
+        assert pods.stale_seconds == 0
+    assert server.count("GET", "limit=") == 1
+
+
+async def test_410_lists_again(server, pods, running, until, observer):
+    server.add_pod()
+    server.add_pod("web-3")
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        gone = pods.get(KEY).uid
+        server.silent = True
+        server.delete("pods", *KEY)
+        server.add_pod("web-2")
+        server.compact()
+        server.silent = False
+        kept = pods.get(("web", "web-3"))
+        server.cut_watches(b"{")
+        await until(lambda: server.count("GET", "limit=") == 2 and server.watches)
+        assert pods.get(("web", "web-2"))
+        assert pods.get(KEY) is None
+        assert pods.deleted_uid(KEY) == gone
+        # What has not changed is not kept twice.
+        assert pods.get(("web", "web-3")) is kept
+    # From memory only the first time: that may be older than what is known.
+    assert server.count("GET", "resourceVersion=0") == 1
+    assert observer.counts["listed"] == 2
+
+
+async def test_410_as_status_lists_again(server, pods, running, until):
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        server.fail(410, contains="watch=true")
+        server.cut_watches(b"{")
+        await until(lambda: server.count("GET", "limit=") == 2)
+
+
+async def test_a_restored_backup_lists_again(server, pods, running, until):
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        server.skip_versions(-50)
+        server.cut_watches(b"{")
+        await until(lambda: server.count("GET", "limit=") == 2 and server.watches)
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+
+
+async def test_a_silent_connection_is_given_up(server, client, gates, running, until):
+    pods = Informer(client, objects.pods_of("node-a"), gates, inactivity=0.05, retry=(0.01, 0.05))
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        server.silent = True
+        server.add_pod()
+        await until(lambda: pods.problem)
+        assert "nothing heard within 0.05 s" in pods.problem
+        server.silent = False
+        await until(lambda: pods.get(KEY))
+
+
+async def test_a_server_that_ends_each_watch_is_given_a_rest(server, client, gates, running, until):
+    pods = Informer(client, objects.pods_of("node-a"), gates, retry=(0.05, 0.1))
+    async with running(pods.run()):
+        for _ in range(4):
+            await until(lambda: server.watches)
+            server.cut_watches()
+            await until(lambda: not server.watches)
+        began, before = time.monotonic(), server.count("GET", "watch=true")
+        while time.monotonic() - began < 0.5:
+            server.cut_watches()
+            await asyncio.sleep(0.005)
+        assert server.count("GET", "watch=true") - before <= 12
+
+
+async def test_unknown_events_are_passed_over(server, pods, running, until):
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        server.send_on_watches(b'{"type": "FUTURE", "object": {}}\n')
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+    assert server.count("GET", "watch=true") == 1
+
+
+# --- failures ---
+
+
+async def test_api_down_at_the_start(tmp_path, server, gates, running, until, caplog, observer):
+    caplog.set_level(logging.INFO)
+    config = server.kubeconfig(tmp_path / "k")
+    await server.stop()
+    connected = []
+    async with ApiClient(Kubeconfig(config)) as client:
+        pods = Informer(
+            client,
+            objects.pods_of("node-a"),
+            gates,
+            observer=observer,
+            retry=(0.01, 0.05),
+            on_connected=lambda: connected.append(1),
+        )
+        assert pods.stale_seconds == float("inf")
+        async with running(pods.run()):
+            await until(lambda: observer.counts["watch_failed"] > 3)
+            assert "GET /api/v1/pods" in gates.closed["pods"]
+            assert not pods.connected
+            assert not connected
+            server.add_pod()
+            await server.start()
+            await pods.synced.wait()
+            assert pods.get(KEY)
+            assert "pods" not in gates.closed
+            assert connected == [1]
+            await server.stop()
+            await until(lambda: not pods.connected)
+            # The node can serve what it knows: it stays ready.
+            assert "pods" not in gates.closed
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 2
+
+
+async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
+    pauses = []
+
+    class Client:
+        async def request(self, *_, **__):
+            raise ApiUnavailableError(
+                "away", retry_after=12 if len(pauses) == 20 else 500 if len(pauses) > 20 else None
+            )
+
+    informer = Informer(Client(), objects.networks(), gates)
+
+    async def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 22:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(informer, "_pause", pause)
+    with pytest.raises(asyncio.CancelledError):
+        await informer.run()
+    assert 0.25 <= pauses[0] <= 0.75
+    assert all(seconds <= 45 for seconds in pauses)
+    assert all(seconds >= 15 for seconds in pauses[6:20])
+    assert pauses[20] >= 12
+
+
+async def test_poke_ends_a_pause(server, client, gates, running, until):
+    await server.stop()
+    pods = Informer(client, objects.pods_of("node-a"), gates, retry=(30, 30))
+    async with running(pods.run()):
+        await until(lambda: pods.problem.startswith("GET"))
+        await server.start()
+        pods.poke()
+        await pods.synced.wait()
+        pods.poke()
+
+
+async def test_a_bug_is_not_swallowed(gates):
+    class Client:
+        async def request(self, *_, **__):
+            raise TypeError("bug")
+
+    with pytest.raises(TypeError):
+        await Informer(Client(), objects.networks(), gates).run()
+
+
+# --- waiting ---
+
+
+async def test_wait_for_is_woken_by_the_event(server, pods, running, until):
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        task = asyncio.create_task(pods.wait_for(KEY, lambda pod: pod.annotations.get("ready") == "yes", 5))
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+        assert not task.done()
+        server.add_pod(annotations={"ready": "yes"})
+        assert (await task).annotations == {"ready": "yes"}
+        assert await pods.wait_for(KEY, lambda pod: True, 0) is pods.get(KEY)
+    assert not pods._waiting
+
+
+async def test_wait_for_is_woken_by_a_list(server, pods, running):
+    server.add_pod()
+    task = asyncio.create_task(pods.wait_for(KEY, lambda pod: True, 5))
+    await asyncio.sleep(0)
+    async with running(pods.run()):
+        assert (await task).name == "web-1"
+
+
+async def test_wait_for_ends(server, pods, running, until):
+    assert await pods.wait_for(KEY, lambda pod: True, 0.02) is None
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+        task = asyncio.create_task(pods.wait_for(KEY, lambda pod: pod.annotations == {"last": "1"}, 5))
+        await asyncio.sleep(0)
+        server.add_pod(annotations={"last": "1"})
+        server.delete("pods", *KEY)
+        await task
+        cancelled = asyncio.create_task(pods.wait_for(KEY, lambda pod: True, 5))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await cancelled
+    assert not pods._waiting
+
+
+async def test_wait_for_gives_up_when_the_object_goes(server, pods, running, until):
+    """The pod was there only in a state that did not do, and then was deleted in one that would have."""
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        task = asyncio.create_task(pods.wait_for(KEY, lambda pod: "x" in pod.annotations, 5))
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+        server.get("pods", *KEY)["metadata"]["annotations"] = {"x": ""}
+        server.delete("pods", *KEY)
+        assert await task is None
+
+
+async def test_few_deletions_are_remembered(server, pods, running, until, monkeypatch):
+    monkeypatch.setattr(module, "DELETED_KEPT", 3)
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        for number in range(5):
+            server.add_pod(f"p{number}")
+            server.delete("pods", "web", f"p{number}")
+        await until(lambda: pods.deleted_uid(("web", "p4")))
+        assert [pods.deleted_uid(("web", f"p{number}")) is None for number in range(5)] == [True, True, *[False] * 3]
+
+
+async def test_sync_once_is_finite(server, pods, until):
+    task = asyncio.create_task(pods.sync_once())
+    await until(lambda: server.watches)
+    server.cut_watches(b"{")
+    with pytest.raises(KubeError):
+        await task

@@ -1,0 +1,225 @@
+import asyncio
+import json
+import time
+
+import pytest
+
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.kube.status import StatusWriter
+from multus_daemon.nad.status import ANNOTATION
+from multus_daemon.ports import Pod, StatusWriteError
+
+
+@pytest.fixture
+def writer(client, observer):
+    return StatusWriter(client, observer=observer, patience=0.3, retry=(0.02, 0.1))
+
+
+def declare(server, name="web-1", **metadata):
+    found = server.add_pod(name, **metadata)["metadata"]
+    return Pod(Namespace("web"), PodName(name), PodUid(found["uid"]))
+
+
+def written(server, name="web-1"):
+    return server.get("pods", "web", name)["metadata"].get("annotations", {}).get(ANNOTATION)
+
+
+async def test_one_patch_of_our_annotation(server, writer, observer):
+    pod = declare(server, annotations={"other": "kept"})
+    await writer.write(pod, '[{"a": "ä \\u003c"}]', keep_trying=True)
+    assert server.requests == [("PATCH", "/api/v1/namespaces/web/pods/web-1/status")]
+    annotations = server.get("pods", "web", "web-1")["metadata"]["annotations"]
+    assert annotations == {"other": "kept", ANNOTATION: '[{"a": "ä \\u003c"}]'}
+    assert observer.counts["status_written"] == 1
+    assert writer.pending == 0
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 503, 403])
+async def test_tried_again_within_the_patience(server, writer, status):
+    pod = declare(server)
+    server.fail(status, times=1)
+    await writer.write(pod, "[]", keep_trying=False)
+    assert written(server) == "[]"
+    assert len(server.requests) == 2
+
+
+async def test_impatience(server, writer, observer):
+    pod = declare(server)
+    server.fail(503, times=1000)
+    began = time.monotonic()
+    with pytest.raises(StatusWriteError, match=f"{ANNOTATION} of pod web/web-1: .*503"):
+        await writer.write(pod, "[]", keep_trying=False)
+    assert 0.2 < time.monotonic() - began < 1
+    assert writer.pending == 0
+    with pytest.raises(StatusWriteError, match="it is tried again"):
+        await writer.write(pod, "[]", keep_trying=True)
+    assert writer.pending == 1
+    assert observer.last["status_pending"] == (1,)
+
+
+async def test_a_slow_server(server, writer):
+    pod = declare(server)
+    server.delay = 5
+    began = time.monotonic()
+    with pytest.raises(StatusWriteError):
+        await writer.write(pod, "[]", keep_trying=False)
+    assert time.monotonic() - began < 1
+
+
+async def test_retry_after_is_heeded(server, writer):
+    pod = declare(server)
+    server.fail(429, times=5, headers={"Retry-After": "1"})
+    with pytest.raises(StatusWriteError):
+        await writer.write(pod, "[]", keep_trying=False)
+    assert len(server.requests) == 1
+
+
+async def test_another_incarnation(server, writer, observer):
+    pod = declare(server)
+    server.add_pod(uid="99999999-2222-3333-4444-555555555555")
+    with pytest.raises(StatusWriteError, match="created anew"):
+        await writer.write(pod, "[]", keep_trying=True)
+    assert written(server) is None
+    assert (len(server.requests), writer.pending, observer.counts["status_dropped"]) == (1, 0, 1)
+
+
+async def test_pod_gone(server, writer):
+    pod = declare(server)
+    server.delete("pods", "web", "web-1")
+    with pytest.raises(StatusWriteError, match="has gone"):
+        await writer.write(pod, "[]", keep_trying=True)
+    assert (len(server.requests), writer.pending) == (1, 0)
+
+
+async def test_a_value_that_is_no_annotation(server, writer):
+    pod = declare(server)
+    server.fail(422, fields=("metadata.annotations",))
+    with pytest.raises(StatusWriteError, match="422"):
+        await writer.write(pod, "x" * 10, keep_trying=True)
+    assert writer.pending == 0
+
+
+async def test_everything_is_written_when_the_api_is_back(server, writer, observer, running, until):
+    pods = [declare(server, f"p{number}") for number in range(60)]
+    await server.stop()
+    async with running(writer.run()):
+        results = await asyncio.gather(
+            *[writer.write(pod, json.dumps([pod.name]), keep_trying=True) for pod in pods], return_exceptions=True
+        )
+        assert {type(result) for result in results} == {StatusWriteError}
+        assert writer.pending == 60
+        server.delete("pods", "web", "p7")
+        server.add_pod("p8", uid="99999999-2222-3333-4444-555555555555")
+        before = len(server.requests)
+        await server.start()
+        await until(lambda: not writer.pending)
+    assert len(server.requests) - before <= 61
+    assert [written(server, pod.name) for pod in pods if pod.name not in ("p7", "p8")] == [
+        json.dumps([pod.name]) for pod in pods if pod.name not in ("p7", "p8")
+    ]
+    assert written(server, "p8") is None
+    assert observer.counts["status_written"] == 58
+    assert observer.last["status_pending"] == (0,)
+
+
+async def test_kick_ends_a_pause(server, client, running, until):
+    writer = StatusWriter(client, patience=0.1, retry=(30, 30))
+    pod = declare(server)
+    server.fail(503, times=100)
+    async with running(writer.run()):
+        with pytest.raises(StatusWriteError):
+            await writer.write(pod, "[]", keep_trying=True)
+        await asyncio.sleep(0.05)
+        server.faults.clear()
+        writer.kick()
+        await until(lambda: not writer.pending)
+    assert written(server) == "[]"
+
+
+async def test_while_the_api_is_away_one_asks_for_all(server, writer, running):
+    pods = [declare(server, f"p{number}") for number in range(20)]
+    server.fail(503, times=10_000)
+    await asyncio.gather(*[writer.write(pod, "[]", keep_trying=True) for pod in pods], return_exceptions=True)
+    before = len(server.requests)
+    async with running(writer.run()):
+        await asyncio.sleep(0.5)
+    assert 2 <= len(server.requests) - before <= 12
+
+
+async def test_one_that_is_refused_does_not_stop_the_others(server, writer, running, until):
+    pods = [declare(server, f"p{number}") for number in range(5)]
+    server.fail(503, times=10_000)
+    await asyncio.gather(*[writer.write(pod, "[]", keep_trying=True) for pod in pods], return_exceptions=True)
+    server.faults.clear()
+    server.fail(403, times=10_000, contains="/p0/")
+    async with running(writer.run()):
+        await until(lambda: writer.pending == 1)
+        server.faults.clear()
+        await until(lambda: not writer.pending)
+    assert all(written(server, pod.name) == "[]" for pod in pods)
+
+
+async def test_the_newest_value_wins(server, writer, running, until):
+    pod = declare(server)
+    server.fail(503, times=10_000)
+    for value in ("old", "new"):
+        with pytest.raises(StatusWriteError):
+            await writer.write(pod, value, keep_trying=True)
+    assert writer.pending == 1
+    server.faults.clear()
+    async with running(writer.run()):
+        await until(lambda: not writer.pending)
+        assert written(server) == "new"
+
+
+async def test_a_newer_value_that_is_written_at_once_replaces_what_waits(server, writer, running):
+    pod = declare(server)
+    server.fail(503, times=10_000)
+    with pytest.raises(StatusWriteError):
+        await writer.write(pod, "old", keep_trying=True)
+    server.faults.clear()
+    await writer.write(pod, "new", keep_trying=False)
+    async with running(writer.run()):
+        await asyncio.sleep(0.05)
+    assert written(server) == "new"
+    assert writer.pending == 0
+
+
+async def test_a_newer_value_waits_for_the_older_one_in_flight(server, client, running, until):
+    writer = StatusWriter(client, patience=0.1, retry=(0.01, 0.01))
+    pod = declare(server)
+    server.fail(503, times=10_000)
+    with pytest.raises(StatusWriteError):
+        await writer.write(pod, "old", keep_trying=True)
+    server.faults.clear()
+    server.delay = 0.3
+    before = len(server.requests)
+    async with running(writer.run()):
+        await until(lambda: len(server.requests) > before)
+        with pytest.raises(StatusWriteError, match="still being written"):
+            await writer.write(pod, "new", keep_trying=True)
+        server.delay = 0
+        await until(lambda: not writer.pending)
+        assert written(server) == "new"
+
+
+async def test_a_caller_that_goes_away(server, writer):
+    pod = declare(server)
+    server.fail(503, times=10_000)
+    for keep_trying, pending in ((False, 0), (True, 1)):
+        task = asyncio.create_task(writer.write(pod, "[]", keep_trying=keep_trying))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert writer.pending == pending
+
+
+async def test_the_queue_is_bounded(server, client, observer):
+    writer = StatusWriter(client, observer=observer, patience=0.05, pending_max=3)
+    server.fail(503, times=10_000)
+    for number in range(5):
+        with pytest.raises(StatusWriteError):
+            await writer.write(declare(server, f"p{number}"), "[]", keep_trying=True)
+    assert writer.pending == 3
+    assert observer.counts["status_dropped"] == 2

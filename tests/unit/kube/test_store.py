@@ -1,0 +1,263 @@
+import asyncio
+import time
+
+import pytest
+
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.kube.client import ApiClient
+from multus_daemon.kube.credentials import Kubeconfig
+from multus_daemon.kube.store import KubeStore, is_incarnation
+from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StoreUnavailableError
+
+OTHER = "99999999-2222-3333-4444-555555555555"
+
+
+def args(name="web-1", uid="", namespace="web"):
+    return Namespace(namespace), PodName(name), PodUid(uid)
+
+
+def live(server, what):
+    return server.count("GET", f"/namespaces/web/{what}")
+
+
+@pytest.fixture
+def quick(store):
+    store._pod_patience = store._unsynced_patience = 0.05
+    return store
+
+
+# --- pods ---
+
+
+async def test_known_pod_without_a_request(server, store, until):
+    uid = server.add_pod()["metadata"]["uid"]
+    await until(lambda: store.pods.get(("web", "web-1")))
+    before = len(server.requests)
+    for asked in (uid, ""):
+        assert (await store.pod(*args(uid=asked))).uid == uid
+    assert len(server.requests) == before
+
+
+async def test_add_before_the_watch_event(server, store):
+    task = asyncio.create_task(store.pod(*args()))
+    await asyncio.sleep(0.05)
+    uid = server.add_pod()["metadata"]["uid"]
+    began = time.monotonic()
+    assert (await task).uid == uid
+    assert time.monotonic() - began < 0.2
+    assert not live(server, "pods")
+
+
+async def test_add_before_the_event_of_the_new_incarnation(server, store, until):
+    server.add_pod()
+    await until(lambda: store.pods.get(("web", "web-1")))
+    task = asyncio.create_task(store.pod(*args(uid=OTHER)))
+    await asyncio.sleep(0.02)
+    server.add_pod(uid=OTHER)
+    assert (await task).uid == OTHER
+    assert not live(server, "pods")
+
+
+async def test_one_live_get_where_no_event_comes(server, quick):
+    server.silent = True
+    uid = server.add_pod()["metadata"]["uid"]
+    assert (await quick.pod(*args(uid=uid))).uid == uid
+    assert live(server, "pods") == 1
+
+
+async def test_absent_pod(server, quick):
+    with pytest.raises(PodNotFoundError, match="web/web-1"):
+        await quick.pod(*args())
+    assert live(server, "pods") == 1
+
+
+async def test_deleted_pod_is_not_waited_for(server, store, until):
+    uid = server.add_pod()["metadata"]["uid"]
+    await until(lambda: store.pods.get(("web", "web-1")))
+    server.delete("pods", "web", "web-1")
+    await until(lambda: not store.pods.get(("web", "web-1")))
+    for asked in (uid, ""):
+        began = time.monotonic()
+        with pytest.raises(PodNotFoundError):
+            await store.pod(*args(uid=asked))
+        assert time.monotonic() - began < 1
+    assert live(server, "pods") == 2
+    # Its successor is.
+    task = asyncio.create_task(store.pod(*args(uid=OTHER)))
+    await asyncio.sleep(0.02)
+    server.add_pod(uid=OTHER)
+    assert (await task).uid == OTHER
+
+
+async def test_pod_deleted_while_waited_for(server, store, until):
+    server.add_pod()
+    await until(lambda: store.pods.get(("web", "web-1")))
+    task = asyncio.create_task(store.pod(*args(uid=OTHER)))
+    await asyncio.sleep(0.02)
+    server.silent = True
+    server.add_pod(uid=OTHER)
+    server.silent = False
+    server.delete("pods", "web", "web-1")
+    with pytest.raises(PodNotFoundError):
+        async with asyncio.timeout(1):
+            await task
+
+
+async def test_static_pods(server, store, until):
+    """The kubelet's UID is a hash, the API's that of the mirror."""
+    server.add_pod(annotations={"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "h4sh"})
+    await until(lambda: store.pods.get(("web", "web-1")))
+    found = await store.pod(*args(uid="h4sh"))
+    assert found.is_static
+    assert found.uid != "h4sh"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "uid", "same"),
+    [
+        ({}, "", True),
+        ({}, "u", True),
+        ({}, "v", False),
+        ({"kubernetes.io/config.source": "api"}, "v", False),
+        ({"kubernetes.io/config.source": "file"}, "v", True),
+        ({"kubernetes.io/config.hash": "v"}, "v", True),
+        ({"kubernetes.io/config.mirror": "v"}, "v", True),
+        ({"kubernetes.io/config.mirror": "w"}, "v", False),
+    ],
+)
+def test_incarnations(annotations, uid, same):
+    assert is_incarnation(Pod(*args(uid="u"), annotations), uid) is same
+
+
+async def test_api_away(server, quick, until):
+    uid = server.add_pod()["metadata"]["uid"]
+    await until(lambda: quick.pods.get(("web", "web-1")))
+    await server.stop()
+    await until(lambda: not quick.pods.connected)
+    assert (await quick.pod(*args(uid=uid))).uid == uid
+    with pytest.raises(StoreUnavailableError, match="pod web/web-2: the API server can't be asked"):
+        await quick.pod(*args("web-2"))
+    with pytest.raises(StoreUnavailableError, match="NetworkAttachmentDefinition web/net1: "):
+        await quick.network("web", "net1")
+    await server.start()
+
+
+@pytest.mark.parametrize(("status", "match"), [(403, "refuses"), (503, "can't be asked")])
+async def test_refusals(server, quick, status, match):
+    server.fail(status, times=2, contains="/namespaces/")
+    with pytest.raises(StoreUnavailableError, match=match):
+        await quick.pod(*args())
+    with pytest.raises(StoreUnavailableError, match=match):
+        await quick.network("web", "net1")
+
+
+async def test_an_object_that_is_none(server, quick):
+    server.put("network-attachment-definitions", {"metadata": {"namespace": "web", "name": "n"}, "spec": {"config": 5}})
+    with pytest.raises(StoreUnavailableError, match="is no such object"):
+        await quick.network("web", "n")
+
+
+async def test_api_down_at_the_start(server, tmp_path, gates, running, until):
+    """Everything can be made, says why it can't answer, and works once the API is there."""
+    config = server.kubeconfig(tmp_path / "k")
+    await server.stop()
+    async with ApiClient(Kubeconfig(config)) as client:
+        store = KubeStore(client, "node-a", gates, unsynced_patience=0.05)
+        async with running(store.run()):
+            with pytest.raises(StoreUnavailableError):
+                await store.pod(*args())
+            with pytest.raises(StoreUnavailableError):
+                await store.network("web", "net1")
+            store.event(Pod(*args(uid="u")), "Normal", "R", "m")
+            server.add_pod()
+            server.add_network()
+            await server.start()
+            # By the live GET, which also ends the informers' pauses.
+            assert await store.pod(*args())
+            assert await store.network("web", "net1")
+            await until(lambda: not gates.closed)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../secrets", "A", "a/b", "a?watch=1", "a" * 254])
+async def test_names_that_nothing_can_have_are_not_asked_for(server, store, name):
+    before = len(server.requests)
+    for namespace, item in (("web", name), (name, "x")):
+        with pytest.raises(PodNotFoundError):
+            await store.pod(*args(item, namespace=namespace))
+        with pytest.raises(NetworkNotFoundError):
+            await store.network(namespace, item)
+    assert len(server.requests) == before
+
+
+# --- networks ---
+
+
+async def test_known_network_without_a_request(server, store, until):
+    server.add_network(config='{"a": 1}')
+    await until(lambda: store.networks.get(("web", "net1")))
+    before = len(server.requests)
+    assert (await store.network("web", "net1")).config == '{"a": 1}'
+    assert len(server.requests) == before
+
+
+async def test_network_that_the_watch_has_not_told_of(server, store):
+    server.silent = True
+    server.add_network()
+    assert await store.network("web", "net1")
+    assert live(server, "network-attachment-definitions") == 1
+
+
+async def test_absent_network_is_asked_for_once_a_while(server, store, until):
+    results = await asyncio.gather(*[store.network("web", "net1") for _ in range(20)], return_exceptions=True)
+    assert {type(result) for result in results} == {NetworkNotFoundError}
+    assert live(server, "network-attachment-definitions") == 1
+    server.add_network()
+    await until(lambda: store.networks.get(("web", "net1")))
+    assert await store.network("web", "net1")
+    with pytest.raises(NetworkNotFoundError):
+        await store.network("web", "net2")
+    store._absent[("web", "net2")] = 0
+    with pytest.raises(NetworkNotFoundError):
+        await store.network("web", "net2")
+    assert live(server, "network-attachment-definitions/net2") == 0
+    assert live(server, "network-attachment-definitions") == 3
+
+
+async def test_network_asked_for_before_the_first_list(server, client, gates, running, monkeypatch):
+    server.add_network()
+    store = KubeStore(client, "node-a", gates)
+    task = asyncio.create_task(store.network("web", "net1"))
+    await asyncio.sleep(0)
+    async with running(store.run()):
+        assert await task
+    assert not live(server, "network-attachment-definitions/net1")
+
+
+# --- the warm path ---
+
+
+async def test_an_add_on_a_warm_cache_is_one_patch_and_one_event(server, store, until):
+    uid = server.add_pod()["metadata"]["uid"]
+    server.add_network()
+    await until(lambda: store.pods.get(("web", "web-1")) and store.networks.get(("web", "net1")))
+    before = len(server.requests)
+    pod = await store.pod(*args(uid=uid))
+    await store.network("web", "net1")
+    await store.write_network_status(pod, "[]", keep_trying=True)
+    for name in ("eth0", "net1", "net2"):
+        store.event(pod, "Normal", "AddedInterface", f"Add {name} [10.1.0.2/24] from web/{name}")
+    await until(lambda: server.objects["events"])
+    await asyncio.sleep(0.2)
+    assert [method for method, _ in server.requests[before:]] == ["PATCH", "POST"]
+
+
+async def test_a_bug_in_one_task_ends_all(client, gates):
+    store = KubeStore(client, "node-a", gates)
+
+    async def broken():
+        raise TypeError("bug")
+
+    store.events.run = broken
+    with pytest.raises(ExceptionGroup) as caught:
+        await store.run()
+    assert caught.group_contains(TypeError)
