@@ -106,7 +106,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
     try:
         connection = Connection(settings.kubernetes, gates, os.environ)
         async with connection.client:
-            await connection.client.load()
+            await connection.load()
             store = KubeStore(connection.client, await connection.node_name(), gates, observer=metrics.cluster)
             await Daemon(settings, store, gates, metrics).serve({"credentials": connection.run()})
     except (errors.ConfigurationError, NodeNameError) as error:

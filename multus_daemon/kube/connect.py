@@ -64,6 +64,14 @@ class Connection:
             seconds=seconds,
         )
 
+    async def load(self) -> None:
+        """Read what says how to reach the API server, so that what is wrong with it shows now.
+
+        A certificate of the node's own need not be there yet. Raises ConfigurationError.
+        """
+        if self._manager is None:
+            await self.client.load()
+
     async def node_name(self) -> str:
         """The name under which the cluster knows this node. Raises NodeNameError."""
         return await resolve_node_name(self.client, self._settings.node_name, self._environ, socket.gethostname())

@@ -24,9 +24,9 @@ class ConfigurationError(KubeError):
 class ApiError(KubeError):
     """The API server refused the request, and would again."""
 
-    def __init__(self, status: int, reason: str, message: str, *, fields: tuple[str, ...] = ()) -> None:
+    def __init__(self, status: int, reason: str, message: str, *, request: str, fields: tuple[str, ...] = ()) -> None:
         """`reason`: the machine-readable one, such as NotFound; `fields`: paths in the object that are at fault."""
-        super().__init__(f"{status} {reason}: {message}" if message else f"{status} {reason}")
+        super().__init__(f"{request}: {status} {reason}: {message}")
         self.status = status
         self.reason = reason
         self.message = message
@@ -72,14 +72,14 @@ def from_answer(
         found = msgspec.json.decode(body, type=_Status)
     except (msgspec.DecodeError, UnicodeDecodeError):
         found = _Status(message=body[:200].decode("utf-8", "replace"))
-    reason, message = found.reason or phrase, found.message[:_MESSAGE_MAX]
+    reason, message = found.reason or phrase, found.message[:_MESSAGE_MAX].strip()
     if status == 429 or status >= 500:
         return ApiUnavailableError(
             f"{request}: {status} {reason}: {message}", status=status, retry_after=_seconds(headers or {})
         )
     causes = (found.details.causes if found.details else None) or []
     fields = tuple(cause.field for cause in causes if cause.field)
-    return (GoneError if status == 410 else ApiError)(status, reason, message or request, fields=fields)
+    return (GoneError if status == 410 else ApiError)(status, reason, message, request=request, fields=fields)
 
 
 def from_watch_event(status_object: bytes, *, request: str) -> ApiError | ApiUnavailableError:

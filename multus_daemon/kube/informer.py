@@ -34,7 +34,10 @@ INACTIVITY_SECONDS: Final = 180.0
 """A connection that is silent for so long counts as dead. The API server sends a bookmark about every minute."""
 SHORT_SECONDS: Final = 1.0
 """A watch that ends sooner, and without a word, is a failure: else it would be begun again without a rest."""
-RETRY_SECONDS: Final = (0.5, 30.0)
+STABLE_SECONDS: Final = 10.0
+"""A watch that has lasted so long, or told of anything, was a good one."""
+RETRY_SECONDS: Final = (0.5, 20.0)
+"""Before the jitter, which is half of it: 30 s at most."""
 REFUSALS_BEFORE_LIST: Final = 3
 """So often the server may refuse to watch before all is listed again: after etcd was restored from a backup the
 resourceVersion is one of the future."""
@@ -89,7 +92,9 @@ class Informer(Generic[T]):
         self._version: str | None = None
         self._first = True
         self._refusals = 0
-        self._progress = False
+        # Of the present round.
+        self._answered = False
+        self._stable = False
         self._wake = asyncio.Event()
         self._heard: float | None = None
         self.synced = asyncio.Event()
@@ -148,21 +153,28 @@ class Informer(Generic[T]):
 
     async def run(self) -> None:
         """List and watch for ever."""
-        delays = backoff(*self._retry, jitter=0.5)
+        # Apart: how long the API server was away is no reason to ask it slowly when it is back, and says 410 or 429.
+        away, refused = self._delays(), self._delays()
         while True:
             try:
                 await self.sync_once()
-                delays = backoff(*self._retry, jitter=0.5)
+                refused = self._delays()
             except KubeError as error:
                 self._failed(error)
-                if self._progress:
-                    delays = backoff(*self._retry, jitter=0.5)
+                answered = self._answered or error.status is not None
+                if answered:
+                    away = self._delays()
+                if self._stable:
+                    refused = self._delays()
                 asked = error.retry_after if isinstance(error, ApiUnavailableError) else None
-                await self._pause(max(next(delays), min(asked or 0.0, self._retry[1])))
+                await self._pause(max(next(refused if answered else away), min(asked or 0.0, self._retry[1])))
+
+    def _delays(self) -> Iterator[float]:
+        return backoff(*self._retry, jitter=0.5)
 
     async def sync_once(self) -> None:
         """List where that is needed, then watch until the server ends it. Raises KubeError."""
-        self._progress = False
+        self._answered = self._stable = False
         if self._version is None:
             self._version = await self._list()
             self._refusals = 0
@@ -216,11 +228,15 @@ class Informer(Generic[T]):
         lines = self._client.lines(
             self._resource.path, query, inactivity=self._inactivity, on_open=self._mark_connected
         )
-        async with contextlib.aclosing(lines):
-            async for line in lines:
-                self._take(line)
-                self._progress, self._refusals = True, 0
-        if not self._progress and _now() - began < SHORT_SECONDS:
+        try:
+            async with contextlib.aclosing(lines):
+                async for line in lines:
+                    self._take(line)
+                    self._stable, self._refusals = True, 0
+        finally:
+            lasted = _now() - began
+            self._stable = self._stable or (self._answered and lasted >= STABLE_SECONDS)
+        if not self._stable and lasted < SHORT_SECONDS:
             raise ApiUnavailableError(f"watch of {self._resource.path}: ended at once")
 
     def _take(self, line: bytes) -> None:
@@ -301,7 +317,7 @@ class Informer(Generic[T]):
     # --- the state of the connection ---
 
     def _mark_connected(self) -> None:
-        self._heard, self.problem = _now(), ""
+        self._heard, self.problem, self._answered = _now(), "", True
         if not self.connected:
             self.connected = True
             self._on_connected()

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -64,13 +65,18 @@ class StatusWriter:
         client: Client,
         *,
         observer: Observer | None = None,
+        on_written: Callable[[], None] = lambda: None,
         patience: float = PATIENCE_SECONDS,
         retry: tuple[float, float] = RETRY_SECONDS,
         pending_max: int = PENDING_MAX,
     ) -> None:
-        """`patience`: seconds; `pending_max`: how many wait at most, the oldest gives way."""
+        """`patience`: seconds; `pending_max`: how many wait at most, the oldest gives way.
+
+        `on_written`: called with each success; must not block or raise.
+        """
         self._client = client
         self._observer = observer or NullObserver()
+        self._on_written = on_written
         self._patience = patience
         self._retry = retry
         self._pending_max = pending_max
@@ -195,6 +201,7 @@ class StatusWriter:
                 raise _RefusedError(f"{ANNOTATION} of pod {pod}: {error}") from error
             raise
         self._observer.status_written()
+        self._on_written()
 
     def _put_off(self, pod: Pod, value: str) -> None:
         self._pending.pop(pod.uid, None)

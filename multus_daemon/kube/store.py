@@ -60,11 +60,10 @@ class KubeStore:
         self._node = node
         self._pod_patience = pod_patience
         self._unsynced_patience = min(pod_patience, unsynced_patience)
-        self.statuses = StatusWriter(client, observer=observer)
+        self.statuses = StatusWriter(client, observer=observer, on_written=self._answered)
         self.events = EventRecorder(client, host=node, observer=observer)
-        kick = self.statuses.kick
-        self.pods = Informer(client, objects.pods_of(node), gates, observer=observer, on_connected=kick)
-        self.networks = Informer(client, objects.networks(), gates, observer=observer, on_connected=kick)
+        self.pods = Informer(client, objects.pods_of(node), gates, observer=observer, on_connected=self._answered)
+        self.networks = Informer(client, objects.networks(), gates, observer=observer, on_connected=self._answered)
         self._absent: OrderedDict[Key, float] = OrderedDict()
         self._lookups = KeyedLock()
 
@@ -139,6 +138,7 @@ class KubeStore:
 
     def _answered(self) -> None:
         """The API server has just answered: nobody needs to wait out a pause any more."""
+        self.statuses.kick()
         self.pods.poke()
         self.networks.poke()
 

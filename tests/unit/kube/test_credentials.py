@@ -145,7 +145,8 @@ def test_exec_plugin(tmp_path):
         "current-context: x\ncontexts: []\nusers: []\nclusters: []",
         "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nclusters: []\n"
         "users: [{name: u, user: {token: tok-secret}}]",
-        "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {}}]\n"
+        "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        "clusters: [{name: c, cluster: {}}]\n"
         "users: [{name: u, user: {token: tok-secret, exec: {args: [tok-secret]}}}]",
     ],
 )
