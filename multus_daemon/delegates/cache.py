@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,16 +147,16 @@ class ResultCache:
         Names and ids may hold `-`, so the file's name only chooses candidates and its content decides. Raises OSError
         where the directory is there and can't be listed.
         """
+        needle = f"-{container_id}-"
         try:
-            names = sorted(path.name for path in self._directory.iterdir())
+            # Upstream never removes the files of failed calls: there may be hundreds of thousands. A dot name is a
+            # temporary file of write_atomic. The needle is neither at the start nor at the end.
+            with os.scandir(self._directory) as listed:
+                names = sorted(item.name for item in listed if needle in item.name[1:-1] and item.name[0] != ".")
         except FileNotFoundError:
             return []
         found = []
-        needle = f"-{container_id}-"
         for name in names:
-            # A dot name is a temporary file of write_atomic. The needle is neither at the start nor at the end.
-            if name.startswith(".") or needle not in name[1:-1]:
-                continue
             try:
                 entry = decode(fs.read_limited(self._directory / name, follow=False))
             except (OSError, gojson.JsonError) as error:

@@ -29,8 +29,11 @@ class StoreHarness(Protocol):
 
     store: ClusterStore
 
-    async def put_pod(self, pod: Pod) -> None:
-        """Declare the pod, in place of one of the same name; the store knows when this returns."""
+    async def put_pod(self, pod: Pod) -> Pod:
+        """Declare the pod, in place of one of the same name; the store knows when this returns.
+
+        What was declared: a real API server gives it a UID of its own choice.
+        """
 
     async def put_network(self, network: NetworkAttachmentDefinition) -> None:
         """Declare the network likewise."""
@@ -46,8 +49,9 @@ class FakeHarness:
     def __init__(self) -> None:
         self.store = FakeClusterStore()
 
-    async def put_pod(self, pod: Pod) -> None:
+    async def put_pod(self, pod: Pod) -> Pod:
         self.store.put_pod(pod)
+        return pod
 
     async def put_network(self, network: NetworkAttachmentDefinition) -> None:
         self.store.put_network(network)
@@ -75,9 +79,10 @@ class StandaloneHarness:
     def _path(self, item: Pod | NetworkAttachmentDefinition) -> pathlib.Path:
         return self._directory / f"{type(item).__name__}-{item.namespace}-{item.name}.yaml"
 
-    async def put_pod(self, pod: Pod) -> None:
+    async def put_pod(self, pod: Pod) -> Pod:
         self._write("Pod", "v1", pod, spec={"hostNetwork": pod.host_network})
         await self.store.refresh()
+        return pod
 
     async def put_network(self, network: NetworkAttachmentDefinition) -> None:
         self._write(KIND, f"{GROUP}/{VERSION}", network, spec={"config": network.config})
@@ -106,10 +111,11 @@ class KubeHarness:
             while informer.get((item.namespace, item.name)) != expected:
                 await asyncio.sleep(0.001)
 
-    async def put_pod(self, pod: Pod) -> None:
+    async def put_pod(self, pod: Pod) -> Pod:
         spec = {"nodeName": "node-a", "hostNetwork": pod.host_network}
         self._server.put(PODS, {"metadata": self._metadata(pod) | {"uid": pod.uid}, "spec": spec})
         await self._until_known(self.store.pods, pod, pod)
+        return pod
 
     async def put_network(self, network: NetworkAttachmentDefinition) -> None:
         self._server.put(NETWORKS, {"metadata": self._metadata(network), "spec": {"config": network.config}})

@@ -19,27 +19,26 @@ NETWORK = NetworkAttachmentDefinition("web", "net1", '{"cniVersion": "1.0.0", "t
 
 
 async def test_pod_as_declared(harness: StoreHarness) -> None:
-    await harness.put_pod(POD)
-    assert await harness.store.pod(POD.namespace, POD.name, POD.uid) == POD
-    assert await harness.store.pod(POD.namespace, POD.name, PodUid("")) == POD
+    pod = await harness.put_pod(POD)
+    assert pod == dataclasses.replace(POD, uid=pod.uid)
+    assert await harness.store.pod(pod.namespace, pod.name, pod.uid) == pod
+    assert await harness.store.pod(pod.namespace, pod.name, PodUid("")) == pod
 
 
 async def test_pod_on_the_host_network(harness: StoreHarness) -> None:
-    pod = dataclasses.replace(POD, host_network=True)
-    await harness.put_pod(pod)
+    pod = await harness.put_pod(dataclasses.replace(POD, host_network=True))
     assert (await harness.store.pod(pod.namespace, pod.name, pod.uid)).host_network
 
 
 async def test_another_incarnation_is_returned_and_not_judged(harness: StoreHarness) -> None:
-    await harness.put_pod(POD)
+    pod = await harness.put_pod(POD)
     found = await harness.store.pod(POD.namespace, POD.name, PodUid("99999999-2222-3333-4444-555555555555"))
-    assert found.uid == POD.uid
+    assert found.uid == pod.uid
 
 
 async def test_the_newer_pod_of_the_same_name_counts(harness: StoreHarness) -> None:
     await harness.put_pod(POD)
-    newer = dataclasses.replace(POD, uid=PodUid("99999999-2222-3333-4444-555555555555"))
-    await harness.put_pod(newer)
+    newer = await harness.put_pod(dataclasses.replace(POD, uid=PodUid("99999999-2222-3333-4444-555555555555")))
     assert await harness.store.pod(POD.namespace, POD.name, newer.uid) == newer
 
 
@@ -51,10 +50,10 @@ async def test_unknown_pod(harness: StoreHarness) -> None:
 
 
 async def test_removed_pod(harness: StoreHarness) -> None:
-    await harness.put_pod(POD)
-    await harness.remove_pod(POD)
+    pod = await harness.put_pod(POD)
+    await harness.remove_pod(pod)
     with pytest.raises(PodNotFoundError):
-        await harness.store.pod(POD.namespace, POD.name, POD.uid)
+        await harness.store.pod(pod.namespace, pod.name, pod.uid)
 
 
 async def test_network_as_declared(harness: StoreHarness) -> None:
@@ -70,12 +69,12 @@ async def test_unknown_network(harness: StoreHarness) -> None:
 
 
 async def test_status_is_written_and_replaced(harness: StoreHarness) -> None:
-    await harness.put_pod(POD)
-    assert await harness.read_status(POD) is None
+    pod = await harness.put_pod(POD)
+    assert await harness.read_status(pod) is None
     for value in ('[{\n    "name": "web/net1",\n    "dns": {}\n}]', "[]", '[{"name": "ä \\u003c \'x\'  "}]'):
-        await harness.store.write_network_status(POD, value, keep_trying=False)
-        assert await harness.read_status(POD) == value
-    after = await harness.store.pod(POD.namespace, POD.name, POD.uid)
+        await harness.store.write_network_status(pod, value, keep_trying=False)
+        assert await harness.read_status(pod) == value
+    after = await harness.store.pod(pod.namespace, pod.name, pod.uid)
     assert after.annotations["other/key"] == "kept\n"
 
 
@@ -88,10 +87,10 @@ async def test_status_of_another_incarnation_is_refused(harness: StoreHarness) -
 
 
 async def test_status_of_a_pod_that_has_gone_is_refused(harness: StoreHarness) -> None:
-    await harness.put_pod(POD)
-    await harness.remove_pod(POD)
+    pod = await harness.put_pod(POD)
+    await harness.remove_pod(pod)
     with pytest.raises(StatusWriteError):
-        await harness.store.write_network_status(POD, "[]", keep_trying=False)
+        await harness.store.write_network_status(pod, "[]", keep_trying=False)
 
 
 async def test_events_never_raise(harness: StoreHarness) -> None:

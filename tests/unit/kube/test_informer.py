@@ -300,7 +300,7 @@ async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
     assert all(seconds <= 30 for seconds in pauses)
     assert all(seconds >= 10 for seconds in pauses[6:20])
     assert pauses[20] >= 12
-    assert pauses[21] == 20
+    assert pauses[21] >= 20
 
 
 async def test_poke_ends_a_pause(server, client, gates, running, until):

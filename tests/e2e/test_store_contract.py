@@ -1,0 +1,106 @@
+"""The contract suite of the stores, over the store on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multus_daemon.base.gates import Gates
+from multus_daemon.cni.names import PodUid
+from multus_daemon.kube.client import ApiClient
+from multus_daemon.kube.credentials import Kubeconfig
+from multus_daemon.kube.store import KubeStore
+from multus_daemon.nad import status
+from multus_daemon.nad.definition import KIND, NetworkAttachmentDefinition
+from multus_daemon.ports import Pod
+from tests.contract.test_cluster_store import *  # noqa: F403  every test of the suite
+from tests.e2e.apiserver import ApiServer
+from tests.e2e.node import NAD
+from tests.e2e.test_kubernetes import manifests
+
+pytestmark = pytest.mark.apiserver
+pytest_plugins = ["tests.e2e.kube_fixtures"]
+
+NODE = "node-of-the-contract"
+
+
+class RealHarness:
+    """The store on the API server, with the daemon's rights, and an administrator."""
+
+    def __init__(self, server: ApiServer, store: KubeStore) -> None:
+        self._server = server
+        self.store = store
+
+    async def put_pod(self, pod: Pod) -> Pod:
+        await self.remove_pod(pod)
+        made = await asyncio.to_thread(
+            self._server.create_pod,
+            pod.name,
+            namespace=pod.namespace,
+            node=NODE,
+            annotations=dict(pod.annotations),
+            hostNetwork=pod.host_network,
+        )
+        declared = replace(pod, uid=PodUid(made["metadata"]["uid"]))
+        await self._until_known(self.store.pods, (pod.namespace, pod.name), declared)
+        return declared
+
+    async def put_network(self, network: NetworkAttachmentDefinition) -> None:
+        metadata = {"namespace": network.namespace, "name": network.name, "annotations": dict(network.annotations)}
+        await asyncio.to_thread(self._server.apply, {**NAD, "metadata": metadata, "spec": {"config": network.config}})
+        await self._until_known(self.store.networks, (network.namespace, network.name), network)
+
+    async def remove_pod(self, pod: Pod) -> None:
+        await asyncio.to_thread(self._server.delete_pod, pod.name, pod.namespace)
+        await self._until_known(self.store.pods, (pod.namespace, pod.name), None)
+
+    async def read_status(self, pod: Pod) -> str | None:
+        found = await asyncio.to_thread(self._server.get, "v1", "Pod", pod.name, pod.namespace)
+        value: str | None = (found["metadata"].get("annotations") or {}).get(status.ANNOTATION)
+        return value
+
+    async def clean(self) -> None:
+        await asyncio.to_thread(self._server.delete_pod, "web-1", "web")
+        await asyncio.to_thread(self._server.delete, NAD["apiVersion"], KIND, "net1", "web")
+
+    async def _until_known(self, informer: Any, key: tuple[str, str], expected: object) -> None:
+        async with asyncio.timeout(10):
+            while informer.get(key) != expected:
+                await asyncio.sleep(0.01)
+
+
+def prepare(server: ApiServer, directory: Path) -> Path:
+    """The CRD, the rights, a namespace and a node; the daemon's kubeconfig."""
+    server.install_crd(*manifests("crd.yaml"))
+    server.apply(*manifests("rbac.yaml"), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "web"}})
+    with contextlib.suppress(Exception):
+        server.create_node(NODE)
+    token = directory / "token"
+    token.write_text(server.service_account_token("kube-system", "multus"))
+    return server.kubeconfig_for_token(token)
+
+
+@pytest.fixture
+async def harness(api_server: ApiServer, tmp_path: Path) -> AsyncIterator[RealHarness]:
+    kubeconfig = await asyncio.to_thread(prepare, api_server, tmp_path)
+    async with ApiClient(Kubeconfig(kubeconfig)) as client:
+        store = KubeStore(client, NODE, Gates(), pod_patience=0.2)
+        running = asyncio.create_task(store.run())
+        harness = RealHarness(api_server, store)
+        try:
+            async with asyncio.timeout(20):
+                await store.pods.synced.wait()
+                await store.networks.synced.wait()
+            await harness.clean()
+            yield harness
+        finally:
+            await harness.clean()
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
