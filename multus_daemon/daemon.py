@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 DRAIN_SECONDS = 20.0
 """How long a stopping daemon lets running requests finish."""
 
+REPORT_SECONDS = 3.0
+"""How long a stopping daemon lets statuses and events go out that still wait."""
+
 
 class StartError(Exception):
     """The daemon can't start; the message says why and what to do."""
@@ -108,7 +111,10 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
         async with connection.client:
             await connection.load()
             store = KubeStore(connection.client, await connection.node_name(), gates, observer=metrics.cluster)
-            await Daemon(settings, store, gates, metrics).serve({"credentials": connection.run()})
+            try:
+                await Daemon(settings, store, gates, metrics).serve({"credentials": connection.run()})
+            finally:
+                await store.drain(REPORT_SECONDS)
     except (errors.ConfigurationError, NodeNameError) as error:
         raise StartError(str(error)) from error
 

@@ -28,6 +28,8 @@ LINE_MAX_BYTES: Final = 8 * 1024 * 1024
 INACTIVITY_SECONDS: Final = 330.0
 RELOAD_SECONDS: Final = 5.0
 """Credentials that the server refused, or that could not be read, are read again after this at the earliest."""
+CREDENTIALS_MAX: Final = 3
+"""So many may be refused in one request, where they are replaced while it is under way."""
 
 _TRANSPORT_ERRORS: Final = (
     OSError,
@@ -190,19 +192,22 @@ class ApiClient:
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None, content_type: str
     ) -> AsyncIterator[Any]:
         """The response to a request, a successful one; once more with fresh credentials after a 401."""
-        fresh = False
+        refused: list[str] = []
         while True:
             transport = await self._current()
             async with transport.used():
                 headers = {"User-Agent": f"multus-daemon/{__version__}", "Accept": "application/json"}
                 if content_type:
                     headers["Content-Type"] = content_type
-                if authorization := transport.access.header(fresh=fresh):
+                authorization = transport.access.header(fresh=bool(refused))
+                if authorization:
                     headers["Authorization"] = authorization
+                # Once with what was refused, too: an API server that is starting refuses everybody.
+                again = not refused or (authorization not in refused and len(refused) < CREDENTIALS_MAX)
                 response = await transport.send(method, path, query, body, headers)
                 try:
-                    if response.status == 401 and not fresh and self._can_refresh(transport):
-                        fresh = True
+                    if response.status == 401 and again and self._can_refresh(transport):
+                        refused.append(authorization)
                         continue
                     if not 200 <= response.status < 300:
                         raise await self._refusal(response, f"{method} {path}")

@@ -70,7 +70,7 @@ def from_answer(
     """The error that an answer with `status` is; `phrase` is HTTP's reason, `request` names what was asked."""
     try:
         found = msgspec.json.decode(body, type=_Status)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = _Status(message=body[:200].decode("utf-8", "replace"))
     reason, message = found.reason or phrase, found.message[:_MESSAGE_MAX].strip()
     if status == 429 or status >= 500:
@@ -86,7 +86,7 @@ def from_watch_event(status_object: bytes, *, request: str) -> ApiError | ApiUna
     """The error that a watch's ERROR event carries."""
     try:
         code = msgspec.json.decode(status_object, type=_Status).code
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         code = 0
     return from_answer(code or 500, "watch error", status_object, request=request)
 

@@ -19,7 +19,7 @@ from multus_daemon.base.aio import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.kube import errors
 from multus_daemon.kube.errors import ApiUnavailableError, GoneError, KubeError
-from multus_daemon.kube.objects import Found, Key, Page, Resource, Versioned, WatchEvent
+from multus_daemon.kube.objects import DECODE_ERRORS, Found, Key, Page, Resource, Versioned, WatchEvent
 from multus_daemon.kube.observer import NullObserver, Observer
 
 log = logging.getLogger(__name__)
@@ -267,9 +267,9 @@ class Informer(Generic[T]):
         """The object; None where it is none: one bad object must not keep the others from being known."""
         try:
             return self._resource.decode(raw)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             name = ""
-            with contextlib.suppress(msgspec.DecodeError):
+            with contextlib.suppress(*DECODE_ERRORS):
                 metadata = msgspec.json.decode(raw, type=Versioned).metadata
                 name = f"{metadata.namespace}/{metadata.name}"
             log.warning("one of %s is passed over: %s: %s", self._resource.name, name, error)
@@ -280,7 +280,7 @@ class Informer(Generic[T]):
     def _decoding(self) -> Iterator[None]:
         try:
             yield
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DECODE_ERRORS as error:
             raise ApiUnavailableError(f"{self._resource.path}: the answer is not the API's: {error}") from error
 
     # --- what is known ---

@@ -20,6 +20,9 @@ T = TypeVar("T")
 Key = tuple[str, str]
 """Namespace and name."""
 
+DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what was expected."""
+
 _NOT_KEPT: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
 """Annotations that repeat the whole object, and that nothing here reads."""
 
@@ -102,7 +105,7 @@ class Resource(Generic[T]):
     path: str
     """Of the list over all namespaces."""
     decode: Callable[[bytes | msgspec.Raw], Found[T]]
-    """Raises msgspec.ValidationError."""
+    """Raises one of `DECODE_ERRORS`."""
     uid: Callable[[T], str]
     """What tells two objects of the same name apart; empty where nothing has to."""
     query: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +114,7 @@ class Resource(Generic[T]):
 
 
 def decode_pod(data: bytes | msgspec.Raw) -> Found[Pod]:
-    """A core/v1 Pod. Raises msgspec.ValidationError."""
+    """A core/v1 Pod. Raises one of `DECODE_ERRORS`."""
     item = msgspec.json.decode(data, type=_Pod)
     meta = item.metadata
     pod = Pod(
@@ -125,7 +128,7 @@ def decode_pod(data: bytes | msgspec.Raw) -> Found[Pod]:
 
 
 def decode_network(data: bytes | msgspec.Raw) -> Found[NetworkAttachmentDefinition]:
-    """A k8s.cni.cncf.io/v1 NetworkAttachmentDefinition. Raises msgspec.ValidationError."""
+    """A k8s.cni.cncf.io/v1 NetworkAttachmentDefinition. Raises one of `DECODE_ERRORS`."""
     item = msgspec.json.decode(data, type=_Network)
     meta = item.metadata
     config = (item.spec.config if item.spec else None) or ""

@@ -8,8 +8,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, TypeVar
 
-import msgspec
-
 from multus_daemon.base.aio import KeyedLock
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.names import Namespace, PodName, PodUid
@@ -77,6 +75,12 @@ class KubeStore:
                 ("events", self.events.run()),
             ):
                 group.create_task(work, name=name)
+
+    async def drain(self, timeout: float) -> None:
+        """Write and post what still waits, for `timeout` seconds at most; for a daemon that stops, after `run`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await asyncio.gather(self.statuses.flush(), self.events.flush())
 
     # --- ports.ClusterStore ---
 
@@ -172,7 +176,7 @@ def _asking(what: str, informer: Informer[T], missing: type[LookupError]) -> Ite
     except KubeError as error:
         behind = "" if informer.synced.is_set() else f"; {informer.problem}"
         raise StoreUnavailableError(f"{what}: the API server can't be asked: {error}{behind}") from error
-    except msgspec.DecodeError as error:
+    except objects.DECODE_ERRORS as error:
         raise StoreUnavailableError(f"{what}: the API server's answer is no such object: {error}") from error
 
 

@@ -251,6 +251,19 @@ async def test_an_add_on_a_warm_cache_is_one_patch_and_one_event(server, store, 
     assert [method for method, _ in server.requests[before:]] == ["PATCH", "POST"]
 
 
+async def test_drain(server, client, gates):
+    store = KubeStore(client, "node-a", gates)
+    pod = Pod(*args(uid=server.add_pod()["metadata"]["uid"]))
+    store.event(pod, "Normal", "R", "m")
+    await store.drain(5)
+    assert server.objects["events"]
+    await server.stop()
+    store.event(pod, "Normal", "R", "n")
+    began = time.monotonic()
+    await store.drain(0.2)
+    assert time.monotonic() - began < 1
+
+
 async def test_a_bug_in_one_task_ends_all(client, gates):
     store = KubeStore(client, "node-a", gates)
 
