@@ -87,7 +87,7 @@ def configure_logs(settings: Settings) -> None:
 
 async def serve(settings: Settings, standalone: Path | None) -> None:
     """Make the cluster store that is asked for, and the daemon on it; serve until a signal. Raises StartError."""
-    gates = Gates("socket")
+    gates = Gates("socket") if standalone is not None else Gates("socket", "pods", "networks")
     log.info("multus-daemon %s starts", __version__)
     for warning in settings.warnings:
         log.warning("configuration: %s", warning)
