@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,14 +66,21 @@ def approve_certificates(settings: Settings) -> None:
     """Approve the nodes' certificate requests until SIGTERM or SIGINT. Raises StartError."""
     configure_logs(settings)
 
+    try:
+        from multus_daemon.kube import approver
+    except ImportError as error:
+        raise StartError(f"cert-approver: {error}; install multus-daemon[certificates]") from error
+    from multus_daemon.kube import client, connect, errors
+
     async def work() -> None:
-        # kubernetes_asyncio takes a quarter of a second to import: only who needs it pays.
-        from multus_daemon.kube import approver, client, connect
-
         async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
-            await _until_signal({"approver": approver.run_approver(api)})
+            await api.load()
+            await _end(await _until_signal({"approver": approver.run_approver(api)}))
 
-    asyncio.run(work())
+    try:
+        asyncio.run(work())
+    except errors.ConfigurationError as error:
+        raise StartError(str(error)) from error
 
 
 def configure_logs(settings: Settings) -> None:
@@ -129,6 +136,20 @@ async def _until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[a
     running = [asyncio.create_task(work, name=name) for name, work in named.items()]
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     return running
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs and wait for it. Raises the first failure of a task."""
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    failed = []
+    for task, result in zip(tasks, results, strict=True):
+        if isinstance(result, Exception):
+            log.error("root task %s failed", task.get_name(), exc_info=result)
+            failed.append(result)
+    if failed:
+        raise failed[0]
 
 
 class Daemon:
@@ -207,15 +228,7 @@ class Daemon:
         log.info("multus-daemon stops")
         self._gates.close("socket", "shutting down")
         await self._server.stop(DRAIN_SECONDS)
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        for task, result in zip(tasks, results, strict=True):
-            if isinstance(result, Exception):
-                log.error("root task %s failed", task.get_name(), exc_info=result)
-        failed = [result for result in results if isinstance(result, Exception)]
-        if failed:
-            raise failed[0]
+        await _end(tasks)
 
     async def _serve_spooled(self, body: bytes) -> None:
         """One entry of the spool, served as if the shim had delivered it."""
