@@ -55,7 +55,6 @@ class KubeStore:
     ) -> None:
         """`node`: the name under which the cluster knows this node; patience in seconds."""
         self._client = client
-        self._node = node
         self._pod_patience = pod_patience
         self._unsynced_patience = min(pod_patience, unsynced_patience)
         self.statuses = StatusWriter(client, observer=observer, on_written=self._answered)
