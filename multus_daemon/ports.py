@@ -1,22 +1,24 @@
 """What the engine needs from the world, as small Protocols, and the values that cross them.
 
-Implementations: ClusterStore - kube, standalone; ConfFiles - delegates.conf_files; PluginRunner -
-delegates.process, delegates.dispatch and the built-in plugins; DelegateRunner - delegates.chain; DelegateStore -
-delegates.store; LinkOps - netlink.ops. The contract of each is in its docstring; `tests/contract/` runs one suite
-over every implementation and the fakes.
+Implementations: ClusterStore - kube, standalone; ConfFiles - delegates.conf_files; PluginRunner - delegates.process,
+delegates.dispatch and the built-in plugins; BuiltinPlugins - builtin.runner; HostTools - delegates.tools;
+DelegateRunner - delegates.chain; DelegateStore - delegates.store; LinkOps - netlink.ops; DeviceSource - kubelet;
+DeviceFiles - delegates.device_files. The contract of each is in its docstring; `tests/contract/` runs one suite over
+every implementation and the fakes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from multus_daemon.cni import args as cni_args
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Result
+from multus_daemon.cni.result import Result, Route
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.nad.device_info import DeviceInfo
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -30,6 +32,8 @@ class Pod:
     uid: PodUid
     annotations: Mapping[str, str] = field(default_factory=dict)
     host_network: bool = False
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """The ResourceClaim objects of the pod (DRA), by the names that its own spec gives them."""
 
     @property
     def is_static(self) -> bool:
@@ -66,6 +70,17 @@ class Attachment:
     """What ADD returned; None until it has."""
     hot_plugged: bool = False
     """True where it was attached to a running container, apart from the runtime's ADD."""
+    auxiliary: bool = False
+    """True for the auxiliary chain: it works on the cluster network's interface and has none of its own."""
+    default_route: tuple[str, ...] | None = None
+    """Gateways that were asked for; None where that was not said, empty for an empty list."""
+    resource_name: str = ""
+    """The device plugin resource, or the claim, that `device_id` is of."""
+    device_id: str = ""
+    device_info: DeviceInfo | None = None
+    """What is known of the device after the ADD, for the status; not kept in the record."""
+    asked: frozenset[str] = field(default=frozenset(), compare=False)
+    """Those of `capability_args` that are the pod's own requests, not the runtime's; not kept in the record."""
 
     def with_result(self, result: Result | None) -> Attachment:
         """The same attachment after its ADD."""
@@ -114,6 +129,17 @@ class Invocation:
     stdin: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ToolExit:
+    """How a program of the host ended."""
+
+    status: int
+    """Exit status; negative: the signal that ended it."""
+    stdout: bytes
+    stderr: str
+    """Its end."""
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -129,12 +155,20 @@ class StoreUnavailableError(Exception):
     """The store can't be asked now (API server away, directory unreadable); the message says why."""
 
 
+class DevicesUnavailableError(Exception):
+    """Nobody can say now which devices a pod has been given; the message says why."""
+
+
 class StatusWriteError(Exception):
     """The network-status could not be written now."""
 
 
 class CorruptRecordError(Exception):
     """A stored record can't be read, and nothing else on disk tells what it held; the message names the file."""
+
+
+class ToolNotFoundError(LookupError):
+    """The host has no such program; the message names it and where was looked."""
 
 
 # --- protocols -------------------------------------------------------------------------------------------------------
@@ -168,6 +202,41 @@ class ClusterStore(Protocol):
         """Queue an Event about the pod, `kind` Normal or Warning. Never blocks, never raises."""
         ...
 
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """Queue an Event about the node, as `event` does."""
+        ...
+
+
+class DeviceSource(Protocol):
+    """Which devices the kubelet has given to a pod."""
+
+    async def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
+        """Device ids by the name of their resource or claim, sorted; empty for a pod without any.
+
+        Raises DevicesUnavailableError.
+        """
+        ...
+
+
+class DeviceFiles(Protocol):
+    """Device-info files (NPWG device-info SPEC): the device plugin's, and that of each attachment."""
+
+    def path(self, attachment: Attachment, container_id: ContainerId) -> str:
+        """Where the file of an attachment is, as plugins get it (runtimeConfig `CNIDeviceInfoFile`)."""
+        ...
+
+    async def prepare(self, attachment: Attachment, path: str) -> None:
+        """Put the device plugin's file of the attachment's device at `path`, if it has one. Raises OSError."""
+        ...
+
+    async def read(self, path: str) -> DeviceInfo | None:
+        """What is in the file; None where there is none. Raises CniError for one that can't be used, OSError."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove the file; absent is done. Raises OSError."""
+        ...
+
 
 class PluginRunner(Protocol):
     """Runs one CNI plugin for one verb, in a process or in this one."""
@@ -180,6 +249,30 @@ class PluginRunner(Protocol):
         """Call the plugin; what it printed on stdout. Raises CniError, the plugin's own or one about running it.
 
         Has a deadline of its own; when cancelled it first ends what it started.
+        """
+        ...
+
+
+class BuiltinPlugins(PluginRunner, Protocol):
+    """The PluginRunner of the plugins in this process, which know what they can't do."""
+
+    async def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
+        """What the configuration asks for that the built-in does not know, for a message; empty: it can do all.
+
+        The same for every verb of one configuration. Touches nothing. Asked to run nevertheless, it refuses all
+        verbs but DEL (and GC), for which it does what it can.
+        """
+        ...
+
+
+class HostTools(Protocol):
+    """Runs programs of the host, such as `nft`, in the host's file system and network namespace."""
+
+    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+        """Run `tool`, found by its name where the host has its programs, to its end.
+
+        Raises ToolNotFoundError, and CniError where it can't be started, does not end in time or prints too much.
+        When cancelled it first ends what it started.
         """
         ...
 
@@ -201,6 +294,21 @@ class DelegateRunner(Protocol):
 
     async def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """CHECK with the stored result as prevResult. Raises CniError."""
+        ...
+
+    async def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        """Write the attachment's result, changed since its ADD, to where CHECK and DEL find it. Raises CniError."""
+        ...
+
+    async def status(self, config: NetworkConfig) -> None:
+        """STATUS of each plugin in order; the first failure, with its code. Raises CniError."""
+        ...
+
+    async def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
+        """GC of each plugin, `valid` being what is attached to the network. One failure does not stop the others.
+
+        Raises CniError.
+        """
         ...
 
 
@@ -234,6 +342,14 @@ class DelegateStore(Protocol):
         """The ids of all records, sorted. Raises OSError."""
         ...
 
+    def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
+        """What another daemon left of up to `limit` containers, in one search; None for what can't be read.
+
+        `foreign` is set. Not of containers that have a record of ours, nor of those in `passed_over`. Empty only where
+        there are no more; fewer than `limit` says nothing. Raises OSError.
+        """
+        ...
+
 
 class ConfFiles(Protocol):
     """CNI configurations in directories of the node, for networks that no NetworkAttachmentDefinition carries."""
@@ -249,6 +365,14 @@ class ConfFiles(Protocol):
         """
         ...
 
+    async def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
+        """The plugin objects in `<directory of the file path>/<name>/*.conf`, in lexical order, as they are written.
+
+        None where there is no such folder; `path` may be a directory, as for `at_path`. Raises CniError, which names
+        the file.
+        """
+        ...
+
 
 class LinkOps(Protocol):
     """What the engine asks the kernel itself."""
@@ -257,9 +381,26 @@ class LinkOps(Protocol):
         """True where `path` is a network namespace that exists."""
         ...
 
+    async def inhabited(self, paths: Collection[str]) -> set[str]:
+        """Those of `paths` that are network namespaces with a process in them; one look at all processes.
+
+        In doubt a namespace counts as inhabited, and the daemon's own always does. Raises OSError where the processes
+        can't be listed.
+        """
+        ...
+
     async def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
         """Those of `ifnames` that the namespace has, in the same order; one entry into it for all of them.
 
         Raises OSError if the namespace can't be entered.
+        """
+        ...
+
+    async def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
+        """Make `routes`, of one address family or of both, the only default routes of the namespace's main table.
+
+        For each family of which there is one: every other default route goes, over whichever interface it is, and
+        these come over `ifname`. Each has a gateway; a priority of 0 is the kernel's choice. A family without is left
+        alone. On failure the routes are as they were. Raises OSError.
         """
         ...

@@ -43,6 +43,10 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     cni_args: list[tuple[str, str]] = []
     result: dict[str, Any] | None = None
     hot_plugged: bool = False
+    auxiliary: bool = False
+    default_route: list[str] | None = None
+    resource_name: str = ""
+    device_id: str = ""
 
 
 class _Record(msgspec.Struct, frozen=True, rename="camel"):
@@ -87,6 +91,10 @@ def _encode(attachment: Attachment) -> _Attachment:
         cni_args=list(attachment.cni_args),
         result=None if value is None else result.to_object(value, versions.CURRENT),
         hot_plugged=attachment.hot_plugged,
+        auxiliary=attachment.auxiliary,
+        default_route=None if attachment.default_route is None else list(attachment.default_route),
+        resource_name=attachment.resource_name,
+        device_id=attachment.device_id,
     )
 
 
@@ -131,4 +139,8 @@ def _decode(fields: _Attachment) -> Attachment:
         cni_args=tuple(fields.cni_args),
         result=None if fields.result is None else result.from_object(fields.result, versions.CURRENT),
         hot_plugged=fields.hot_plugged,
+        auxiliary=fields.auxiliary,
+        default_route=None if fields.default_route is None else tuple(fields.default_route),
+        resource_name=fields.resource_name,
+        device_id=fields.device_id,
     )

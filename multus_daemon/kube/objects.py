@@ -69,13 +69,31 @@ class Versioned(msgspec.Struct):
     metadata: Metadata = msgspec.field(default_factory=Metadata)
 
 
+class _Claim(msgspec.Struct, rename="camel"):
+    """core/v1 PodResourceClaim, or PodResourceClaimStatus: there for claims that are made from a template."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
 class _PodSpec(msgspec.Struct, rename="camel"):
     host_network: bool = False
+    resource_claims: list[_Claim] | None = None
+
+
+class _PodStatus(msgspec.Struct, rename="camel"):
+    resource_claim_statuses: list[_Claim] | None = None
 
 
 class _Pod(msgspec.Struct):
     metadata: Metadata
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+    def claims(self) -> dict[str, str]:
+        """Name of the ResourceClaim by that in the pod's own specification."""
+        found = [*(self.spec.resource_claims or ()), *(self.status.resource_claim_statuses or ())]
+        return {claim.name: claim.resource_claim_name for claim in found if claim.resource_claim_name}
 
 
 class _NetworkSpec(msgspec.Struct):
@@ -123,6 +141,7 @@ def decode_pod(data: bytes | msgspec.Raw) -> Found[Pod]:
         PodUid(meta.uid),
         meta.kept_annotations(),
         item.spec.host_network,
+        item.claims(),
     )
     return Found((pod.namespace, pod.name), meta.resource_version, pod)
 

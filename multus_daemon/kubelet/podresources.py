@@ -1,0 +1,133 @@
+"""The kubelet's podresources API, `v1.PodResourcesLister`, over its unix socket.
+
+Format: kubernetes/kubelet `pkg/apis/podresources/v1/api.proto`, the parts that are read; a message's other fields are
+passed over, as protobuf does. The messages are built here and not generated: code that protoc generates is bound to
+the versions of the protobuf library that it was made for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from multus_daemon.ports import DevicesUnavailableError, Pod
+
+TIMEOUT_SECONDS: Final = 10.0
+"""How long the whole asking may take; upstream's."""
+MESSAGE_MAX_BYTES: Final = 16 * 1024 * 1024
+"""Upstream's."""
+
+_PACKAGE: Final = "v1"
+_SERVICE: Final = "v1.PodResourcesLister"
+# Message -> its fields: name, number, type; `*` stands before what is repeated.
+_MESSAGES: Final[Mapping[str, tuple[tuple[str, int, str], ...]]] = {
+    "GetPodResourcesRequest": (("pod_name", 1, "string"), ("pod_namespace", 2, "string")),
+    "GetPodResourcesResponse": (("pod_resources", 1, "PodResources"),),
+    "ListPodResourcesRequest": (),
+    "ListPodResourcesResponse": (("pod_resources", 1, "*PodResources"),),
+    "PodResources": (("name", 1, "string"), ("namespace", 2, "string"), ("containers", 3, "*ContainerResources")),
+    "ContainerResources": (("devices", 2, "*ContainerDevices"), ("dynamic_resources", 5, "*DynamicResource")),
+    "ContainerDevices": (("resource_name", 1, "string"), ("device_ids", 2, "*string")),
+    "DynamicResource": (("claim_name", 2, "string"), ("claim_resources", 4, "*ClaimResource")),
+    "ClaimResource": (("cdi_devices", 1, "*CDIDevice"),),
+    "CDIDevice": (("name", 1, "string"),),
+}
+
+
+def _make_messages() -> dict[str, type[Any]]:
+    file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package=_PACKAGE, syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for message, fields in _MESSAGES.items():
+        made = file.message_type.add(name=message)
+        for name, number, kind in fields:
+            label = kinds.LABEL_REPEATED if kind.startswith("*") else kinds.LABEL_OPTIONAL
+            kind = kind.removeprefix("*")
+            if kind == "string":
+                made.field.add(name=name, number=number, label=label, type=kinds.TYPE_STRING)
+            else:
+                type_name = f".{_PACKAGE}.{kind}"
+                made.field.add(name=name, number=number, label=label, type=kinds.TYPE_MESSAGE, type_name=type_name)
+    # A pool of our own: another library in the process may have the same messages.
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"v1.{name}")) for name in _MESSAGES}
+
+
+_CLASSES: Final = _make_messages()
+
+
+async def ask(socket: Path, pod: Pod) -> list[tuple[str, str]]:
+    """(resource or claim, device id) of every device of the pod's containers; none for a pod that is not known.
+
+    The device id of a claim is what stands behind `=` in a CDI device's name, `vendor.com/class=device`; a name of
+    another form gives none. Raises DevicesUnavailableError.
+    """
+    options = (
+        ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES),
+        ("grpc.default_authority", "localhost"),
+        ("grpc.enable_http_proxy", 0),
+        # One channel for each question: a shared one would wait for its backoff after the kubelet was away.
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+    try:
+        async with (
+            asyncio.timeout(TIMEOUT_SECONDS),
+            grpc.aio.insecure_channel(f"unix:{quote(str(socket))}", options=options) as channel,
+        ):
+            found = await _pod_resources(channel, pod)
+    except grpc.aio.AioRpcError as error:
+        raise DevicesUnavailableError(
+            f"the kubelet's podresources API failed: {error.code().name}: {error.details()} ({socket})"
+        ) from error
+    except TimeoutError as error:
+        raise DevicesUnavailableError(
+            f"the kubelet's podresources API did not answer within {TIMEOUT_SECONDS:g} s ({socket})"
+        ) from error
+    return [pair for container in found.containers for pair in _devices(container)] if found else []
+
+
+async def _pod_resources(channel: grpc.aio.Channel, pod: Pod) -> Any | None:
+    """The PodResources of the pod, None where the kubelet has none."""
+    try:
+        answer = await _method(channel, "Get")(
+            _CLASSES["GetPodResourcesRequest"](pod_name=pod.name, pod_namespace=pod.namespace)
+        )
+        return answer.pod_resources
+    except grpc.aio.AioRpcError as error:
+        # UNIMPLEMENTED: a kubelet of before 1.27. UNKNOWN: its feature gate KubeletPodResourcesGet is off, or it does
+        # not know the pod; only the words differ. List tells.
+        if error.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN):
+            raise
+    answer = await _method(channel, "List")(_CLASSES["ListPodResourcesRequest"]())
+    named = [item for item in answer.pod_resources if (item.namespace, item.name) == (pod.namespace, pod.name)]
+    if len(named) > 1:
+        # There is no UID in the answer. A pod and the one that takes its place must not share devices.
+        raise DevicesUnavailableError(f"the kubelet lists {len(named)} pods of the name {pod}; one of them is ending")
+    return named[0] if named else None
+
+
+def _method(channel: grpc.aio.Channel, name: str) -> Callable[[Any], Awaitable[Any]]:
+    call: Callable[[Any], Awaitable[Any]] = channel.unary_unary(
+        f"/{_SERVICE}/{name}",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=_CLASSES[f"{name}PodResourcesResponse"].FromString,
+    )
+    return call
+
+
+def _devices(container: Any) -> Iterable[tuple[str, str]]:
+    for devices in container.devices:
+        for device_id in devices.device_ids:
+            yield devices.resource_name, device_id
+    for claim in container.dynamic_resources:
+        for resource in claim.claim_resources:
+            for device in resource.cdi_devices:
+                kind, _, device_id = device.name.partition("=")
+                if kind and device_id and "=" not in device_id:
+                    yield claim.claim_name, device_id

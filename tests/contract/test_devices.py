@@ -1,0 +1,101 @@
+"""DeviceSource and DeviceFiles: the same for the kubelet's API, its checkpoint, the node's files, and the fakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from multus_daemon.cni import conf
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.delegates.device_files import NodeDeviceFiles
+from multus_daemon.kubelet.source import KubeletDevices
+from multus_daemon.nad import device_info
+from multus_daemon.ports import Attachment, DeviceFiles, DeviceSource, DevicesUnavailableError, Pod
+from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
+from tests.fakes.kubelet import FakeKubelet, container
+
+VF = "vendor.com/vf"
+GIVEN = {VF: ["0000:03:02.0", "0000:03:02.3"], "vendor.com/gpu": ["g0"]}
+POD = Pod(Namespace("web"), PodName("p1"), PodUid("u1"))
+OTHER = Pod(Namespace("web"), PodName("p2"), PodUid("u2"))
+
+
+@pytest.fixture(params=["get", "list", "checkpoint", "fake"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceSource]:
+    """A source that has given `GIVEN` to `POD`."""
+    if request.param == "fake":
+        fake = FakeDeviceSource()
+        fake.pods["web/p1"] = GIVEN
+        yield fake
+    elif request.param == "checkpoint":
+        path = tmp_path / "device-plugins" / "kubelet_internal_checkpoint"
+        path.parent.mkdir()
+        entries = [{"PodUID": "u1", "ResourceName": name, "DeviceIDs": {"0": ids[::-1]}} for name, ids in GIVEN.items()]
+        path.write_text(json.dumps({"Data": {"PodDeviceEntries": entries}}))
+        yield KubeletDevices(tmp_path)
+    else:
+        kubelet = FakeKubelet(tmp_path, get="answers" if request.param == "get" else "unimplemented")
+        kubelet.add("p1", container("c", {name: ids[::-1] for name, ids in GIVEN.items()}))
+        with kubelet:
+            yield KubeletDevices(tmp_path)
+
+
+async def test_device_ids_by_resource_sorted(source: DeviceSource) -> None:
+    assert await source.allocated(POD) == GIVEN
+
+
+async def test_a_pod_without_devices(source: DeviceSource) -> None:
+    assert await source.allocated(OTHER) == {}
+
+
+@pytest.mark.parametrize("kind", ["kubelet", "fake"])
+async def test_a_source_that_is_away(kind: str, tmp_path: Path) -> None:
+    fake = FakeDeviceSource()
+    fake.fail = DevicesUnavailableError("away")
+    source: DeviceSource = fake if kind == "fake" else KubeletDevices(tmp_path)
+    with pytest.raises(DevicesUnavailableError):
+        await source.allocated(POD)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+INFO = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:03:02.0"}}
+ATTACHMENT = Attachment(
+    "web/sriov",
+    conf.parse(b'{"cniVersion":"1.0.0","name":"sriov","type":"sriov"}'),
+    IfName("net1"),
+    resource_name=VF,
+    device_id="0000:03:02.0",
+)
+
+
+@pytest.fixture(params=["node", "fake"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DeviceFiles, Callable[[bytes], object]]:
+    """The files, and how a device plugin writes its own."""
+    if request.param == "fake":
+        fake = FakeDeviceFiles()
+        return fake, lambda data: fake.written.update({(VF, "0000:03:02.0"): data})
+    folder = tmp_path / "var" / "run" / "k8s.cni.cncf.io" / "devinfo" / "dp"
+    folder.mkdir(parents=True)
+    name = device_info.device_plugin_file(VF, "0000:03:02.0")
+    return NodeDeviceFiles(tmp_path), lambda data: (folder / name).write_bytes(data)
+
+
+async def test_the_life_of_a_file(files: tuple[DeviceFiles, Callable[[bytes], object]]) -> None:
+    found, write = files
+    path = found.path(ATTACHMENT, ContainerId("c1"))
+    assert path != found.path(ATTACHMENT, ContainerId("c2"))
+    assert await found.read(path) is None
+    await found.prepare(ATTACHMENT, path)
+    assert await found.read(path) is None
+    write(json.dumps(INFO).encode())
+    await found.prepare(ATTACHMENT, path)
+    read = await found.read(path)
+    assert read is not None
+    assert read.to_object() == INFO
+    for _ in range(2):
+        await found.remove(path)
+        assert await found.read(path) is None

@@ -1,0 +1,61 @@
+"""DeviceSource and DeviceFiles in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.nad import device_info
+from multus_daemon.nad.device_info import DeviceInfo
+from multus_daemon.ports import Attachment, Pod
+
+
+class FakeDeviceSource:
+    """`pods`: `namespace/name` to the devices by resource; other pods have none. `fail`: what every call raises."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict[str, list[str]]] = {}
+        self.calls: list[str] = []
+        self.fail: BaseException | None = None
+
+    async def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
+        self.calls.append(str(pod))
+        if self.fail:
+            raise self.fail
+        return self.pods.get(str(pod), {})
+
+
+class FakeDeviceFiles:
+    """`written`: (resource, device) to the content of the device plugin's file; `files`: content by path.
+
+    `fail`: method name to what it raises.
+    """
+
+    def __init__(self) -> None:
+        self.written: dict[tuple[str, str], bytes] = {}
+        self.files: dict[str, bytes] = {}
+        self.prepared: list[str] = []
+        self.fail: dict[str, BaseException] = {}
+
+    def path(self, attachment: Attachment, container_id: ContainerId) -> str:
+        return "/devinfo/" + device_info.cni_file(attachment.name, container_id, attachment.ifname)
+
+    async def prepare(self, attachment: Attachment, path: str) -> None:
+        self._call("prepare")
+        self.prepared.append(path)
+        self.files.pop(path, None)
+        data = self.written.get((attachment.resource_name, attachment.device_id))
+        if data is not None:
+            self.files[path] = data
+
+    async def read(self, path: str) -> DeviceInfo | None:
+        self._call("read")
+        return device_info.parse(self.files[path]) if path in self.files else None
+
+    async def remove(self, path: str) -> None:
+        self._call("remove")
+        self.files.pop(path, None)
+
+    def _call(self, method: str) -> None:
+        if error := self.fail.get(method):
+            raise error

@@ -1,0 +1,282 @@
+"""Networks that need a device: which one each gets, and the device-info file of each attachment."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import Any
+
+import pytest
+
+from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION
+from multus_daemon.ports import Attachment, DevicesUnavailableError, Pod
+from tests.unit.engine.conftest import Engine, definition
+
+VF = "vendor.com/vf"
+RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+INFO = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:03:02.0"}}
+
+
+def network(engine: Engine, name: str, resource: str = VF, namespace: str = "web", **config: Any) -> None:
+    """Declare a network that needs a device; `config` with a list of plugins, or nothing."""
+    text = json.dumps({"cniVersion": "1.0.0", "name": name, **(config or {"type": "fake"})})
+    engine.cluster.put_network(definition(namespace, name, text, **{RESOURCE: resource}))
+
+
+def given(engine: Engine, *devices: str, resource: str = VF) -> None:
+    engine.devices.pods.setdefault("web/p1", {})[resource] = list(devices)
+
+
+def added(engine: Engine) -> list[Attachment]:
+    return [call.attachment for call in engine.runner.calls if call.verb == "ADD"]
+
+
+async def devices(engine: Engine, networks: str | None = None, **annotations: str) -> list[tuple[str, str]]:
+    """(network, device) of each attachment of an ADD."""
+    engine.declare(networks, annotations=annotations)
+    await engine.verbs.add(engine.request())
+    return [(attachment.name, attachment.device_id) for attachment in added(engine)]
+
+
+@pytest.mark.weak_spot(14)
+async def test_each_network_gets_a_device_of_its_own_wherever_it_is_named(engine: Engine) -> None:
+    engine.overlay["defaultNetworks"] = ["d1", "d2"]
+    for name in ("other", "d1", "d2"):
+        network(engine, name, namespace="kube-system")
+    network(engine, "n1")
+    network(engine, "n2", "vendor.com/gpu")
+    given(engine, "a", "b", "c", "d", "e")
+    given(engine, "a", resource="vendor.com/gpu")
+    assert await devices(engine, "n1,n2,n1", **{DEFAULT_NETWORK_ANNOTATION: "other"}) == [
+        ("kube-system/other", "a"),
+        ("kube-system/d1", "b"),
+        ("kube-system/d2", "c"),
+        ("web/n1", "d"),
+        ("web/n2", "a"),
+        ("web/n1", "e"),
+    ]
+    assert engine.devices.calls == ["web/p1"]
+
+
+async def test_the_cluster_network_may_need_one(engine: Engine) -> None:
+    network(engine, "cluster", namespace="kube-system")
+    network(engine, "n1")
+    given(engine, "a", "b")
+    assert await devices(engine, "n1") == [("kube-system/cluster", "a"), ("web/n1", "b")]
+
+
+async def test_the_kubelet_is_not_asked_where_no_network_needs_it(engine: Engine) -> None:
+    engine.devices.fail = DevicesUnavailableError("not to be asked")
+    assert await devices(engine, '[{"name":"n1","deviceID":"x"}]') == [("kube-system/cluster", ""), ("web/n1", "x")]
+
+
+@pytest.mark.parametrize("in_list", [False, True], ids=["single", "list"])
+async def test_every_plugin_is_told_the_device(engine: Engine, in_list: bool) -> None:
+    plugins = [{"type": "a", "capabilities": {"deviceID": True}, "deviceID": "overwritten"}, {"type": "b"}]
+    network(engine, "n1", **({"plugins": plugins} if in_list else plugins[0]))
+    given(engine, "0000:03:02.0")
+    await devices(engine, "n1")
+    attachment = added(engine)[-1]
+    assert len(attachment.config.plugins) == (2 if in_list else 1)
+    for plugin in attachment.config.plugins:
+        assert (plugin.fields["deviceID"], plugin.fields["pciBusID"]) == ("0000:03:02.0", "0000:03:02.0")
+    assert attachment.capability_args["deviceID"] == "0000:03:02.0"
+    assert (attachment.resource_name, attachment.device_id) == (VF, "0000:03:02.0")
+
+
+async def test_check_and_del_get_what_the_add_got_and_ask_nobody(engine: Engine) -> None:
+    network(engine, "n1")
+    given(engine, "a")
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    await devices(engine, "n1")
+    attachment = added(engine)[-1]
+    engine.devices.fail = DevicesUnavailableError("not to be asked")
+    await engine.verbs.check(engine.request("CHECK"))
+    await engine.verbs.delete(engine.request("DEL"))
+    for call in engine.runner.calls:
+        if call.attachment.name == "web/n1":
+            assert call.attachment.config.raw == attachment.config.raw
+            assert call.attachment.capability_args == attachment.capability_args
+    assert [call.verb for call in engine.runner.calls if call.attachment.name == "web/n1"] == ["ADD", "CHECK", "DEL"]
+
+
+# --- not enough of them ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("has", "words"),
+    [
+        ([], "not enough devices of vendor.com/vf: the pod has none, and network web/n1 needs one"),
+        (["a"], "the pod has 1 of them, and network web/n1 is number 2 that needs one"),
+    ],
+)
+async def test_more_networks_than_devices_fail_before_anything_is_touched(
+    engine: Engine, has: list[str], words: str
+) -> None:
+    network(engine, "n1")
+    given(engine, *has)
+    given(engine, "g", resource="vendor.com/gpu")
+    engine.declare("n1,n1")
+    with pytest.raises(InvalidNetworkConfigError, match=words) as caught:
+        await engine.verbs.add(engine.request())
+    assert "web/p1" in str(caught.value)
+    assert "vendor.com/gpu" in caught.value.details
+    assert (engine.runner.calls, engine.store.saved, engine.device_files.prepared) == ([], [], [])
+    assert [reason for reason, _ in engine.warnings] == ["InvalidNetwork"]
+
+
+async def test_a_kubelet_that_can_not_be_asked_is_try_again_later(engine: Engine) -> None:
+    network(engine, "n1")
+    engine.devices.fail = DevicesUnavailableError("the kubelet is away")
+    engine.declare("n1")
+    with pytest.raises(TryAgainLaterError, match="devices can't be told: the kubelet is away"):
+        await engine.verbs.add(engine.request())
+    assert engine.runner.calls == []
+
+
+# --- the selection's own device id -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("has", "expected"), [(["a"], "a"), ([], "mine")])
+async def test_the_selections_device_counts_where_the_resource_has_none(
+    engine: Engine, has: list[str], expected: str
+) -> None:
+    network(engine, "n1")
+    given(engine, *has)
+    assert (await devices(engine, '[{"name":"n1","deviceID":"mine"}]'))[-1] == ("web/n1", expected)
+    assert added(engine)[-1].config.plugins[0].fields["deviceID"] == expected
+    assert added(engine)[-1].capability_args["deviceID"] == expected
+
+
+async def test_the_selections_device_is_never_one_that_another_network_has(engine: Engine) -> None:
+    network(engine, "n1")
+    given(engine, "a")
+    engine.declare('[{"name":"n1"},{"name":"n1","deviceID":"a"}]')
+    with pytest.raises(InvalidNetworkConfigError, match="not enough devices"):
+        await engine.verbs.add(engine.request())
+
+
+# --- claims (DRA) ----------------------------------------------------------------------------------------------------
+
+
+def with_claims(engine: Engine, networks: str, claims: dict[str, str]) -> None:
+    annotations = {NETWORKS_ANNOTATION: networks}
+    engine.cluster.put_pod(Pod(Namespace("web"), PodName("p1"), PodUid("u1"), annotations, claims=claims))
+
+
+async def test_a_claim_from_a_template_goes_by_the_pods_own_name_for_it(engine: Engine) -> None:
+    network(engine, "n1", "nic")
+    network(engine, "n2", "p1-nic-x7f2")
+    given(engine, "nic-0", "nic-1", resource="p1-nic-x7f2")
+    with_claims(engine, "n1,n2", {"nic": "p1-nic-x7f2"})
+    await engine.verbs.add(engine.request())
+    assert [attachment.device_id for attachment in added(engine)] == ["", "nic-0", "nic-1"]
+
+
+async def test_a_claim_of_that_very_name_comes_first(engine: Engine) -> None:
+    network(engine, "n1", "nic")
+    given(engine, "own", resource="nic")
+    given(engine, "other", resource="p1-nic-x7f2")
+    with_claims(engine, "n1", {"nic": "p1-nic-x7f2"})
+    await engine.verbs.add(engine.request())
+    assert added(engine)[-1].device_id == "own"
+
+
+# --- device-info files -----------------------------------------------------------------------------------------------
+
+
+async def test_the_device_info_comes_into_the_status_and_goes_with_the_attachment(engine: Engine) -> None:
+    network(engine, "n1")
+    given(engine, "0000:03:02.0")
+    engine.device_files.written[VF, "0000:03:02.0"] = json.dumps(INFO).encode()
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    await devices(engine, "n1")
+    path = added(engine)[-1].capability_args["CNIDeviceInfoFile"]
+    assert path == "/devinfo/web-n1-c1_net1"
+    assert list(engine.device_files.files) == [path]
+    (entry,) = [item for item in json.loads(engine.cluster.statuses["web/p1"]) if item["name"] == "web/n1"]
+    assert entry["device-info"] == INFO
+    await engine.verbs.delete(engine.request("DEL"))
+    assert engine.device_files.files == {}
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_plugin_that_declares_the_capability_gets_a_path_without_any_device(
+    engine: Engine, declared: bool
+) -> None:
+    config = {"cniVersion": "1.0.0", "name": "n1", "type": "fake", "capabilities": {"CNIDeviceInfoFile": declared}}
+    engine.cluster.put_network(definition("web", "n1", json.dumps(config)))
+    await devices(engine, "n1")
+    assert ("CNIDeviceInfoFile" in added(engine)[-1].capability_args) is declared
+    assert engine.device_files.prepared == (["/devinfo/web-n1-c1_net1"] if declared else [])
+
+
+async def test_a_path_of_the_runtime_is_not_taken(engine: Engine) -> None:
+    engine.stdin = {"runtimeConfig": {"CNIDeviceInfoFile": "/etc/passwd"}}
+    await devices(engine)
+    assert added(engine)[0].capability_args == {}
+
+
+async def test_a_failed_add_takes_the_file_with_it(engine: Engine) -> None:
+    network(engine, "n1")
+    given(engine, "a")
+    engine.device_files.written[VF, "a"] = json.dumps(INFO).encode()
+    engine.runner.fail["ADD", "web/n1"] = CniError("no")
+    engine.declare("n1")
+    with pytest.raises(CniError, match="no"):
+        await engine.verbs.add(engine.request())
+    assert engine.device_files.prepared == ["/devinfo/web-n1-c1_net1"]
+    assert engine.device_files.files == {}
+
+
+async def test_a_file_that_can_not_be_prepared_fails_the_add(engine: Engine) -> None:
+    network(engine, "n1")
+    given(engine, "a")
+    engine.device_files.fail["prepare"] = OSError(errno.EROFS, "Read-only file system")
+    engine.declare("n1")
+    with pytest.raises(IoFailureError, match=r"device-info file can't be prepared.*Read-only.*web/n1"):
+        await engine.verbs.add(engine.request())
+    assert engine.runner.attached == set()
+
+
+@pytest.mark.parametrize("how", ["garbage", "unreadable"])
+async def test_device_info_that_can_not_be_used_is_left_out_of_the_status(
+    engine: Engine, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    network(engine, "n1")
+    given(engine, "a")
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    engine.device_files.written[VF, "a"] = b"{}"
+    if how == "unreadable":
+        engine.device_files.fail["read"] = OSError(errno.EIO, "Input/output error")
+    await devices(engine, "n1")
+    assert "device-info" not in engine.cluster.statuses["web/p1"]
+    assert "network web/n1: its device-info is left out" in caplog.text
+
+
+async def test_a_file_that_can_not_be_removed_does_not_keep_the_network_attached(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    network(engine, "n1")
+    given(engine, "a")
+    await devices(engine, "n1")
+    engine.device_files.fail["remove"] = OSError(errno.EIO, "Input/output error")
+    await engine.verbs.delete(engine.request("DEL"))
+    assert engine.store.records == {}
+    assert "device-info file is not removed" in caplog.text
+
+
+async def test_a_file_stays_until_the_plugins_are_through(engine: Engine) -> None:
+    network(engine, "n1")
+    given(engine, "a")
+    engine.device_files.written[VF, "a"] = json.dumps(INFO).encode()
+    await devices(engine, "n1")
+    engine.runner.fail["DEL", "web/n1"] = CniError("not yet")
+    with pytest.raises(CniError, match="not yet"):
+        await engine.verbs.delete(engine.request("DEL"))
+    assert engine.device_files.files
+    del engine.runner.fail["DEL", "web/n1"]
+    await engine.verbs.delete(engine.request("DEL"))
+    assert engine.device_files.files == {}

@@ -1,0 +1,40 @@
+"""Decoding of what the API sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from multus_daemon.kube.objects import decode_pod
+
+DIRECT = [{"name": "gpu", "resourceClaimName": "the-gpu"}]
+BY_TEMPLATE = [{"name": "nic", "resourceClaimTemplateName": "nics"}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "claims"),
+    [
+        ({}, {}, {}),
+        ({"resourceClaims": None}, {"resourceClaimStatuses": None}, {}),
+        ({"resourceClaims": DIRECT}, {}, {"gpu": "the-gpu"}),
+        ({"resourceClaims": BY_TEMPLATE}, {}, {}),
+        (
+            {"resourceClaims": [*DIRECT, *BY_TEMPLATE]},
+            {"resourceClaimStatuses": [{"name": "nic", "resourceClaimName": "p1-nic-x7f2"}]},
+            {"gpu": "the-gpu", "nic": "p1-nic-x7f2"},
+        ),
+        # No claim is made for it (the template's objects are not needed).
+        ({"resourceClaims": BY_TEMPLATE}, {"resourceClaimStatuses": [{"name": "nic", "resourceClaimName": None}]}, {}),
+    ],
+)
+def test_the_claims_of_a_pod_by_its_own_names_for_them(
+    spec: dict[str, Any], status: dict[str, Any], claims: dict[str, str]
+) -> None:
+    item = {"metadata": {"namespace": "web", "name": "p1", "uid": "u1"}, "spec": spec, "status": status}
+    assert decode_pod(json.dumps(item).encode()).value.claims == claims
+
+
+def test_a_pod_without_a_status() -> None:
+    assert decode_pod(b'{"metadata":{"namespace":"web","name":"p1"},"spec":{}}').value.claims == {}
