@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
-from multus_daemon.base.aio import in_thread
+from multus_daemon.base.aio import Barriers, in_thread
 from multus_daemon.cni.errors import (
     CniError,
     InternalError,
@@ -16,6 +16,8 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
     IoFailureError,
 )
+from multus_daemon.engine import gateway
+from multus_daemon.engine.devices import Devices
 from multus_daemon.ports import Attachment, ContainerRecord, DelegateRunner, DelegateStore, LinkOps, Sandbox
 
 log = logging.getLogger(__name__)
@@ -27,10 +29,15 @@ UNDO_SECONDS = 60.0
 class Attacher:
     """Attaches networks to one container. The caller holds the container's lock."""
 
-    def __init__(self, runner: DelegateRunner, store: DelegateStore, links: LinkOps) -> None:
+    def __init__(
+        self, runner: DelegateRunner, store: DelegateStore, links: LinkOps, devices: Devices, barriers: Barriers
+    ) -> None:
+        """`barriers`: closed, by network, while its plugins free what was not on record when that began."""
         self._runner = runner
         self._store = store
         self._links = links
+        self._devices = devices
+        self._barriers = barriers
 
     @contextlib.asynccontextmanager
     async def attached(
@@ -40,21 +47,31 @@ class Attacher:
 
         `base` is the record without `new`; `completes` says that with them the runtime's ADD is complete. The record
         is on disk before the first plugin runs, so that a DEL after a crash at any point finds what there may be to
-        undo. Where a plugin or the block fails, cancellation included, what was done is undone in reverse, the
-        attachment that failed included, and the record is `base` again (none if that holds nothing), unless some
-        undoing failed. Raises CniError and what the block raises.
+        undo. At the end of the runtime's ADD default routes come to where they were asked for.
+
+        Where a plugin or the block fails, cancellation included, what was done is undone in reverse, the attachment
+        that failed included, and the record is `base` again (none if that holds nothing), unless some undoing failed.
+        Raises CniError and what the block raises.
         """
         sandbox = Sandbox(base.sandbox.container_id, netns)
         await self._validate(base, new, netns)
         undo_failed: list[str] = []
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(self._put_back, base, undo_failed)
+            # As it is then: with the default routes moved, results in `base` are others too.
+            undo.push_async_callback(lambda: self._put_back(base, undo_failed))
             await self._save(replace(base, attachments=(*base.attachments, *new)))
+            # On record before, plugins begin after: so GC of a network sees each attachment, or is over.
+            await self._barriers.passed(attachment.config.name for attachment in new)
             made: list[Attachment] = []
             for attachment in new:
                 undo.push_async_callback(self._undo, sandbox, base.pod, attachment, undo_failed)
                 made.append(await self._add(sandbox, base.pod, attachment))
-            done = replace(base, attachments=(*base.attachments, *made), complete=base.complete or completes)
+            present = (*base.attachments, *made)
+            if completes:
+                before, present = present, await gateway.moved(self._links, sandbox, base.pod, present)
+                base = replace(base, attachments=present[: len(base.attachments)])
+                await gateway.remembered(self._runner, sandbox, base.pod, before, present)
+            done = replace(base, attachments=present, complete=base.complete or completes)
             await self._save(done)
             yield done
             undo.pop_all()
@@ -63,7 +80,7 @@ class Attacher:
         """Everything that can be known to fail before anything is touched."""
         if not self._links.is_netns(netns):
             raise InvalidNetnsError(f"{netns} is no network namespace", f"pod {base.pod}: CNI_NETNS must be one")
-        owners = {item.ifname: item.name for item in base.attachments}
+        owners = {item.ifname: item.name for item in base.attachments if not item.auxiliary}
         for attachment in new:
             if owner := owners.get(attachment.ifname):
                 raise InvalidNetworkConfigError(
@@ -75,7 +92,7 @@ class Attacher:
             except CniError as error:
                 raise error.with_context(f"pod {base.pod}") from error
         try:
-            taken = await self._links.existing_links(netns, [item.ifname for item in new])
+            taken = await self._links.existing_links(netns, [item.ifname for item in new if not item.auxiliary])
         except OSError as error:
             raise InvalidNetnsError(f"{netns} can't be entered: {error}", f"pod {base.pod}") from error
         if taken:
@@ -87,17 +104,20 @@ class Attacher:
 
     async def _add(self, sandbox: Sandbox, pod: str, attachment: Attachment) -> Attachment:
         try:
+            await self._devices.prepare(attachment)
             result = await self._runner.add(sandbox, attachment)
+            device_info = await self._devices.info(attachment)
         except CniError as error:
             raise error.with_context(f"pod {pod}") from error
         except Exception as error:
             raise InternalError(f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {pod}") from error
-        return attachment.with_result(result)
+        return replace(attachment, result=result, device_info=device_info)
 
     async def _undo(self, sandbox: Sandbox, pod: str, attachment: Attachment, failed: list[str]) -> None:
         try:
             async with asyncio.timeout(UNDO_SECONDS):
                 await self._runner.delete(sandbox, attachment)
+                await self._devices.remove(attachment)
         except Exception as error:
             failed.append(attachment.name)
             log.error("undoing %s of pod %s failed: %s", _describe(attachment), pod, error)
@@ -132,6 +152,7 @@ async def interfaces_live(links: LinkOps, netns: str, attachments: Iterable[Atta
         attachment.ifname
         for attachment in attachments
         if attachment.result
+        and not attachment.auxiliary
         and any(item.name == attachment.ifname and item.sandbox for item in attachment.result.interfaces)
     ]
     try:

@@ -19,6 +19,7 @@ PROTOCOLS: Final = ("tcp", "udp", "sctp")
 _BANDWIDTH_KEYS: Final = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
 # What fits the 64-bit integers of the plugins that read it.
 _BANDWIDTH_MAX: Final = 2**63 - 1
+_GATEWAYS_MAX: Final = 16
 # Go's net.ParseMAC: pairs with one kind of separator, or groups of four with dots.
 _HARDWARE_ADDRESS: Final = re.compile(
     r"[0-9a-f]{2}(:[0-9a-f]{2})+|[0-9a-f]{2}(-[0-9a-f]{2})+|[0-9a-f]{4}(\.[0-9a-f]{4})+", re.ASCII | re.IGNORECASE
@@ -94,13 +95,23 @@ def bandwidth(fields: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def default_route(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """`default-route`: gateways; None where the key is absent or null, empty for an empty list."""
+    """`default-route`: gateways; None where the key is absent or null, empty for an empty list.
+
+    Raises InvalidNetworkConfigError for more than 16 and for addresses that no router has.
+    """
     found = gojson.get_strings(fields, "default-route")
     if found is None:
         return None
+    if len(found) > _GATEWAYS_MAX:
+        raise InvalidNetworkConfigError(
+            f"default-route: {len(found)} gateways, and at most {_GATEWAYS_MAX} are allowed"
+        )
     for index, text in enumerate(found):
         if not _is_ip(text, prefix_allowed=False):
             raise InvalidNetworkConfigError(f"default-route[{index}]: {text[:80]!r} is no IP address")
+        address = ipaddress.ip_address(text)
+        if address.is_unspecified or address.is_multicast or address.is_loopback:
+            raise InvalidNetworkConfigError(f"default-route[{index}]: {text!r} can't be a gateway")
     return tuple(found)
 
 

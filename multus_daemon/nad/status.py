@@ -5,7 +5,7 @@ Derivation and form are those of network-attachment-definition-client's `pkg/uti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from multus_daemon.cni import gojson
@@ -15,20 +15,31 @@ from multus_daemon.nad.device_info import DeviceInfo
 
 ANNOTATION: Final = "k8s.v1.cni.cncf.io/network-status"
 
+# There even where they say nothing. `default` must be (SPEC 5.3.5), though upstream leaves a false one out; an empty
+# `default-route` is what the selection had.
+_ALWAYS: Final = ("name", "default", "dns", "default-route")
+
 
 def entries_for(
-    name: str, result: Result, *, cluster_network: bool, device_info: DeviceInfo | None = None
+    name: str,
+    result: Result,
+    *,
+    cluster_network: bool,
+    device_info: DeviceInfo | None = None,
+    default_route: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """The status of one attachment: an entry for each interface in the pod, keys in the order of the Go struct.
 
-    `name`: `<namespace>/<name>` of the NetworkAttachmentDefinition, else the network's name. A result without
-    interfaces, as those of CNI 0.2.0 are, has no entry.
+    `name`: `<namespace>/<name>` of the NetworkAttachmentDefinition, else the network's name. `default_route`: the
+    gateways that the selection asked for, None where it has no such key (SPEC 5.3.6.4). A result without interfaces,
+    as those of CNI 0.2.0 are, has no entry.
     """
     # NB: upstream writes the text `<nil>` for a default route without gateway. It is left out here.
     shared = {
         "dns": write_dns(result.dns),
         "device-info": device_info.to_object() if device_info else None,
         "gateway": [route.gw for route in result.routes if route.is_default and route.gw],
+        "default-route": None if default_route is None else list(default_route),
     }
     if len(result.interfaces) == 1:
         only = result.interfaces[0]
@@ -70,7 +81,7 @@ def _entry(name: str, interface: Interface, ips: list[str], default: bool, share
         "default": default,
         **shared,
     }
-    return {key: value for key, value in fields.items() if value or key in ("name", "dns")}
+    return {key: value for key, value in fields.items() if value or (key in _ALWAYS and value is not None)}
 
 
 def _addresses(ips: Iterable[IpConfig], index: int, last: int) -> list[str]:

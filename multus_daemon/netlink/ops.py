@@ -9,13 +9,16 @@ import contextlib
 import errno
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
+from multus_daemon.base.aio import in_thread
 from multus_daemon.cni.names import IfName
+from multus_daemon.cni.result import Route
 from multus_daemon.netlink import netns as namespaces
 from multus_daemon.netlink import thread
 from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.netlink.routes import DefaultRoutes
 from multus_daemon.netlink.rtnl import Rtnl
 
 T = TypeVar("T")
@@ -103,6 +106,19 @@ class KernelLinks:
         """True where `path` is a network namespace that exists; two system calls that do not wait."""
         return namespaces.is_netns(path)
 
+    async def inhabited(self, paths: Collection[str]) -> set[str]:
+        """See `ports.LinkOps`. In a thread: it takes some microseconds for each process of the node."""
+        return await in_thread(namespaces.inhabited, paths)
+
     async def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
         """Those of `ifnames` that the namespace has. Raises OSError if the namespace can't be entered."""
         return await in_pod(netns, lambda session: [name for name in ifnames if session.pod.find_link(name)])
+
+    async def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
+        """Make `routes` the only default routes of their families; one entry into the namespace. Raises OSError."""
+
+        def work(_session: Session) -> None:
+            with contextlib.closing(DefaultRoutes()) as kernel:
+                kernel.replace(ifname, routes)
+
+        await in_pod(netns, work)

@@ -85,6 +85,13 @@ class Socket:
                 return objects
         raise InterruptedError(errno.EINTR, f"dump interrupted {_DUMP_ATTEMPTS} times by changes meanwhile")
 
+    def request_bytes(self, kind: int, body: bytes, flags: int = 0) -> None:
+        """As `request`, with all that comes behind the header as bytes; nothing is told but success. Raises OSError."""
+        self._sequence += 1
+        size = _HEADER.size + len(body)
+        self._socket.send(_HEADER.pack(size, kind, flags | NLM_F_REQUEST | NLM_F_ACK, self._sequence, 0) + body)
+        self._receive(self._sequence, None)
+
     def _send(self, kind: int, message: Any, flags: int) -> int:
         self._sequence += 1
         message["header"].update(type=kind, flags=flags, sequence_number=self._sequence, pid=0)

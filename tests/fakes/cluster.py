@@ -61,6 +61,10 @@ class FakeClusterStore:
         """See `ports.ClusterStore`; kept in `events`."""
         self.events.append((str(pod), kind, reason, message))
 
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """See `ports.ClusterStore`; kept in `events`, about "node"."""
+        self.events.append(("node", kind, reason, message))
+
     def _call(self, *call: str) -> None:
         self.calls.append(call)
         if error := self._failures.pop(len(self.calls), None):

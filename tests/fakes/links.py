@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from multus_daemon.cni.names import IfName
+from multus_daemon.cni.result import Route
 
 
 class FakeLinks:
     """`namespaces`: path of a network namespace to the names of its links; other paths are none.
 
-    `fail_at`: the number of a call, from 1, to what it raises.
+    Processes run in each that is not in `uninhabited`. `fail_at`: the number of a call, from 1, to what it raises.
+    `default_routes`: by path, and whether it is of IPv4, the interface and the route of each that was put there.
     """
 
     def __init__(self, namespaces: Mapping[str, Sequence[str]] | None = None) -> None:
         self.namespaces: dict[str, set[str]] = {path: set(links) for path, links in (namespaces or {}).items()}
         self.calls: list[tuple[str, str, tuple[str, ...]]] = []
         self.fail_at: dict[int, BaseException] = {}
+        self.uninhabited: set[str] = set()
+        self.default_routes: dict[tuple[str, bool], list[tuple[IfName, Route]]] = {}
 
     def _call(self, method: str, netns: str, ifnames: Sequence[str] = ()) -> None:
         self.calls.append((method, netns, tuple(ifnames)))
@@ -29,8 +33,20 @@ class FakeLinks:
         self._call("is_netns", path)
         return path in self.namespaces
 
+    async def inhabited(self, paths: Collection[str]) -> set[str]:
+        self._call("inhabited", ",".join(sorted(paths)))
+        return {path for path in paths if path in self.namespaces and path not in self.uninhabited}
+
     async def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
         self._call("existing_links", netns, ifnames)
         if netns not in self.namespaces:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
         return [name for name in ifnames if name in self.namespaces[netns]]
+
+    async def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
+        self._call("move_default_routes", netns, [ifname])
+        if netns not in self.namespaces:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
+        for ipv4 in (True, False):
+            if own := [(ifname, route) for route in routes if route.is_ipv4 is ipv4]:
+                self.default_routes[netns, ipv4] = own

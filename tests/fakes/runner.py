@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.ports import Attachment, Invocation, Sandbox
@@ -37,7 +39,7 @@ class FakePluginRunner:
     """`answers`: (plugin type, verb) to what it prints, what it raises, or a function of the invocation.
 
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not to be had.
-    `fail_at`: the number of a call, from 1, to what it raises.
+    `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class FakePluginRunner:
         self.missing = missing or set()
         self.where = where
         self.fail_at: dict[int, BaseException] = {}
+        self.not_supported: dict[str, str] = {}
         self.calls: list[PluginCall] = []
         self.located: list[str] = []
 
@@ -62,6 +65,9 @@ class FakePluginRunner:
     def locate(self, plugin_type: str) -> str:
         self.located.append(plugin_type)
         return "" if plugin_type in self.missing else self.where.format(plugin_type)
+
+    async def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
+        return self.not_supported.get(plugin_type, "")
 
     async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
         self.calls.append(PluginCall(plugin_type, invocation))
@@ -85,12 +91,22 @@ class DelegateCall:
     attachment: Attachment
 
 
+@dataclass(frozen=True)
+class NetworkCall:
+    """One STATUS or GC of a network."""
+
+    verb: str
+    config: NetworkConfig
+    valid: tuple[tuple[str, str], ...]
+
+
 class FakeDelegateRunner:
     """`results`: attachment name to what its ADD returns (else an empty result).
 
     `fail`: (verb, attachment name) to what it raises each time; `fail_at`: the number of a call, from 1, to what it
-    raises; verbs are VALIDATE, ADD, DEL, CHECK, numbers count all but VALIDATE. `attached` is what (name, interface)
-    has had an ADD and no DEL since; `most_at_once` the largest number of calls under way together.
+    raises; verbs are VALIDATE, ADD, DEL, CHECK, REMEMBER, numbers count all but VALIDATE. `attached` is what (name,
+    interface) has had an ADD and no DEL since; `most_at_once` the largest number of calls under way together.
+    STATUS and GC are in `network_calls`, not counted, and fail by the network's name.
     """
 
     def __init__(self, results: Mapping[str, Result] | None = None, *, pause: float = 0.0) -> None:
@@ -98,6 +114,7 @@ class FakeDelegateRunner:
         self.fail: dict[tuple[str, str], BaseException] = {}
         self.fail_at: dict[int, BaseException] = {}
         self.calls: list[DelegateCall] = []
+        self.network_calls: list[NetworkCall] = []
         self.validated: list[Attachment] = []
         self.attached: set[tuple[str, str]] = set()
         self.pause = pause
@@ -126,6 +143,23 @@ class FakeDelegateRunner:
 
     async def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
         await self._call("CHECK", sandbox, attachment)
+
+    async def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        await self._call("REMEMBER", sandbox, attachment)
+
+    async def status(self, config: NetworkConfig) -> None:
+        await self._call_network("STATUS", config, ())
+
+    async def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
+        await self._call_network("GC", config, valid)
+
+    async def _call_network(
+        self, verb: str, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]
+    ) -> None:
+        self.network_calls.append(NetworkCall(verb, config, tuple(valid)))
+        await asyncio.sleep(self.pause)
+        if error := self.fail.get((verb, config.name)):
+            raise error
 
     async def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment) -> None:
         self.calls.append(DelegateCall(verb, sandbox, attachment))

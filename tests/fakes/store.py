@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from multus_daemon.cni import names
@@ -13,7 +14,8 @@ from multus_daemon.ports import ContainerRecord, CorruptRecordError
 class FakeDelegateStore:
     """`saved` has every record in the order of its writing; `corrupt` the ids whose record can't be read.
 
-    `left`: what another daemon left, by id; `load` finds those ids of it that are in `listed`, `recover` all.
+    `left`: what another daemon left, by id; `load` finds those ids of it that are in `listed`, `recover` all. Of those
+    in `damaged_left` it left what can't be read.
 
     `fail_at`: the number of a call of any method, from 1, to what it raises.
     """
@@ -22,6 +24,7 @@ class FakeDelegateStore:
         self.records: dict[str, ContainerRecord] = {}
         self.saved: list[ContainerRecord] = []
         self.left: dict[str, ContainerRecord] = {}
+        self.damaged_left: set[str] = set()
         self.listed: set[str] = set()
         self.corrupt: set[str] = set()
         self.calls: list[tuple[str, str]] = []
@@ -63,6 +66,12 @@ class FakeDelegateStore:
         self.records.pop(container_id, None)
         self.listed.discard(container_id)
         self.corrupt.discard(container_id)
+
+    def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
+        self._call("leftovers", "")
+        known = {*self.records, *self.corrupt, *passed_over}
+        found = [ContainerId(name) for name in sorted({*self.left, *self.damaged_left}) if name not in known]
+        return {name: self.recover(name) for name in found[:limit]}
 
     def containers(self) -> list[ContainerId]:
         self._call("containers", "")

@@ -193,6 +193,10 @@ def test_null_element_is_named() -> None:
         ({"cni-args": []}, 6, "cni-args: an object is needed"),
         ({"default-route": "10.1.0.1"}, 6, "default-route: an array is needed"),
         ({"default-route": ["10.1.0.0/24"]}, 7, "default-route[0]"),
+        ({"default-route": ["10.1.0.1", "0.0.0.0"]}, 7, "default-route[1]: '0.0.0.0' can't be a gateway"),
+        ({"default-route": ["::1"]}, 7, "default-route[0]: '::1' can't be a gateway"),
+        ({"default-route": ["ff02::1"]}, 7, "default-route[0]: 'ff02::1' can't be a gateway"),
+        ({"default-route": ["10.1.0.1"] * 17}, 7, "default-route: 17 gateways, and at most 16"),
         ({"ips": ["10.1.0.5"], "ipam-claim-reference": "x"}, 7, "ips and ipam-claim-reference exclude each other"),
     ],
 )

@@ -64,8 +64,10 @@ def test_the_bytes_of_upstream() -> None:
             "infra/other-ns", ptp("5e:38:b6:c5:37:b2", "extra0", "10.204.0.2/24", "10.204.0.1"), cluster_network=False
         ),
     ]
-    assert status.render(entries) == TWO_NETWORKS
-    assert status.parse(TWO_NETWORKS) == entries
+    # `default` is required (SPEC 5.3.5), and upstream leaves a false one out; its readers take absent for false.
+    text = status.render(entries)
+    assert [entry["default"] for entry in status.parse(text)] == [True, False, False]
+    assert text.replace('    "default": false,\n', "") == TWO_NETWORKS
 
 
 def test_every_key_in_the_order_of_the_go_struct() -> None:
@@ -78,7 +80,9 @@ def test_every_key_in_the_order_of_the_go_struct() -> None:
         routes=(Route("0.0.0.0/0", "10.1.0.1"), Route("10.9.0.0/16", "10.1.0.9"), Route("::/0", "fd00::1")),
         dns=Dns(("10.1.0.53",), "example.org", ("a", "b"), ("ndots:5",)),
     )
-    (entry,) = status.entries_for("n<s>", result, cluster_network=True, device_info=device)
+    (entry,) = status.entries_for(
+        "n<s>", result, cluster_network=True, device_info=device, default_route=("10.1.0.1", "fd00::1")
+    )
     assert entry == {
         "name": "n<s>",
         "interface": "eth0",
@@ -93,14 +97,19 @@ def test_every_key_in_the_order_of_the_go_struct() -> None:
             "pci": {"pci-address": "0000:01:00.1", "rdma-device": "mlx5_0"},
         },
         "gateway": ["10.1.0.1", "fd00::1"],
+        "default-route": ["10.1.0.1", "fd00::1"],
     }
-    assert list(entry) == ["name", "interface", "ips", "mac", "mtu", "default", "dns", "device-info", "gateway"]
+    assert list(entry) == [
+        "name", "interface", "ips", "mac", "mtu", "default", "dns", "device-info", "gateway", "default-route"
+    ]  # fmt: skip
     assert status.render([entry]).startswith('[{\n    "name": "n\\u003cs\\u003e",\n    "interface"')
 
 
 def test_one_interface_outside_the_pod_shows_addresses_only() -> None:
     result = Result(interfaces=(Interface("br0", "02:00:00:00:00:01", mtu=9000),), ips=(IpConfig("10.1.0.2/24"),))
-    assert status.entries_for("n", result, cluster_network=False) == [{"name": "n", "ips": ["10.1.0.2"], "dns": {}}]
+    assert status.entries_for("n", result, cluster_network=False) == [
+        {"name": "n", "ips": ["10.1.0.2"], "default": False, "dns": {}}
+    ]
 
 
 def test_no_interfaces_no_entry() -> None:
@@ -145,8 +154,29 @@ def test_addresses_follow_their_interface() -> None:
 )
 def test_one_interface_of_the_cluster_network_is_the_default(ips: tuple[IpConfig, ...], default: str) -> None:
     entries = status.entries_for("n", several(*ips), cluster_network=True)
-    assert [entry["interface"] for entry in entries if entry.get("default")] == [default]
-    assert not any("default" in entry for entry in status.entries_for("n", several(*ips), cluster_network=False))
+    assert [entry["interface"] for entry in entries if entry["default"]] == [default]
+    others = status.entries_for("n", several(*ips), cluster_network=False)
+    assert [entry["default"] for entry in others] == [False, False]
+
+
+@pytest.mark.parametrize(("asked", "shown"), [((), []), (("10.1.0.9",), ["10.1.0.9"])])
+def test_default_route_is_shown_as_it_was_asked_for_an_empty_list_too(asked: tuple[str, ...], shown: list[str]) -> None:
+    """SPEC 5.3.6.4."""
+    (entry,) = status.entries_for(
+        "n", Result(interfaces=(Interface("net1", sandbox=NETNS),)), cluster_network=False, default_route=asked
+    )
+    assert entry["default-route"] == shown
+
+
+@pytest.mark.weak_spot(22)
+def test_a_default_route_without_gateway_has_none_in_the_status() -> None:
+    """Upstream writes the text `<nil>`."""
+    result = Result(
+        interfaces=(Interface("eth0", sandbox=NETNS),), routes=(Route("0.0.0.0/0"), Route("::/0", "fd00::1"))
+    )
+    (entry,) = status.entries_for("n", result, cluster_network=True)
+    assert entry["gateway"] == ["fd00::1"]
+    assert "nil" not in status.render([entry])
 
 
 def test_render_nothing() -> None:

@@ -1,0 +1,212 @@
+"""The default routes of a namespace's main table, replaced as a whole, and put back where that fails.
+
+A default route may have several next hops, metrics, or no next hop at all (`unreachable`), and may come from a router
+advertisement: each kind can keep a packet from the gateway that was asked for, so all of them go. Routes of other
+tables and source-specific ones (`default from ...`) are policy routing, and stay.
+
+Routes are kept in the kernel's own form (rtnetlink(7), linux/rtnetlink.h), so that whatever they have is put back.
+
+NB: where the kernel accepts router advertisements on a link (sysctl `accept_ra`), a later one brings a route of that
+router back, with metric 1024 as ours; of two such routes the kernel takes the one whose router has the higher
+preference and is reachable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import logging
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
+
+from multus_daemon.cni.names import IfName
+from multus_daemon.cni.result import Route as ResultRoute
+from multus_daemon.netlink.rtnl import SCOPE_NOWHERE, TABLE_MAIN, Route, Rtnl
+from multus_daemon.netlink.transport import NLM_F_CREATE
+
+_logger = logging.getLogger(__name__)
+
+_HEADER: Final = struct.Struct("=IHHII")
+# Family, prefix lengths of destination and source, TOS, table, protocol, scope, type, flags.
+_ROUTE: Final = struct.Struct("=8BI")
+_ATTRIBUTE: Final = struct.Struct("=HH")
+_KIND_MASK: Final = 0x3FFF
+# Length, flags, weight - 1, interface index.
+_NEXT_HOP: Final = struct.Struct("=HBBi")
+_UNSIGNED: Final = struct.Struct("=I")
+
+_RTA_OIF: Final = 4
+_RTA_GATEWAY: Final = 5
+_RTA_PRIORITY: Final = 6
+_RTA_MULTIPATH: Final = 9
+_RTA_CACHEINFO: Final = 12
+_RTA_TABLE: Final = 15
+_RTA_VIA: Final = 18
+_RTA_ENCAP_TYPE: Final = 21
+_RTA_ENCAP: Final = 22
+_RTA_EXPIRES: Final = 23
+_RTA_NH_ID: Final = 30
+# What an object of next hops says itself, and the kernel refuses beside its id.
+_OF_NEXT_HOP: Final = (_RTA_OIF, _RTA_GATEWAY, _RTA_MULTIPATH, _RTA_VIA, _RTA_ENCAP_TYPE, _RTA_ENCAP)
+
+# The flag of a next hop that is a setting; the others tell of its state, and the kernel takes none of them.
+_RTNH_F_ONLINK: Final = 0x4
+# Where struct rta_cacheinfo has the time that a route has left, in ticks of user space (USER_HZ: 100 in a second).
+_EXPIRES_OFFSET: Final = 8
+_TICKS: Final = 100
+
+
+class DefaultRoutes(Rtnl):
+    """The default routes of the namespace that the thread was in when this was made."""
+
+    def replace(self, ifname: IfName, wanted: Sequence[ResultRoute]) -> None:
+        """Make `wanted`, each with its gateway, the only default routes of their families, over the link `ifname`.
+
+        A family of which nothing is wanted is left alone. Raises OSError with the kernel's errno, ENODEV where there
+        is no such link; everything is as it was then.
+        """
+        oif = self.link(ifname).index
+        with contextlib.ExitStack() as undo:
+            for family, ipv4 in ((socket.AF_INET, True), (socket.AF_INET6, False)):
+                routes = [_route(item, oif) for item in wanted if item.is_ipv4 is ipv4]
+                if routes:
+                    self._clear(family, undo)
+                for route in routes:
+                    self._add(route, ifname)
+                    undo.callback(self._take_back, route)
+            undo.pop_all()
+
+    def _clear(self, family: int, undo: contextlib.ExitStack) -> None:
+        message = rtmsg()
+        message["family"], message["table"] = family, TABLE_MAIN
+        message["attrs"] = [("RTA_TABLE", TABLE_MAIN)]
+        for found in self._socket.dump(RTM_GETROUTE, message, answer=_Found):
+            if not found.is_default:
+                continue
+            try:
+                self._socket.request_bytes(RTM_DELROUTE, found.deletion())
+            except OSError as error:
+                # It has gone by itself: its lease or its link has.
+                if error.errno != errno.ESRCH:
+                    raise
+            else:
+                undo.callback(self._put_back, found)
+
+    def _add(self, route: Route, ifname: IfName) -> None:
+        try:
+            self.add_route(route)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"no default route via {route.gateway} dev {ifname}: {error.strerror}"
+            ) from error
+
+    def _take_back(self, route: Route) -> None:
+        try:
+            self.delete_route(route)
+        except OSError as error:
+            _logger.error("default route via %s can't be taken back: %s", route.gateway, error)
+
+    def _put_back(self, found: _Found) -> None:
+        """Before those of the same metric: done in reverse order, each comes to where it was."""
+        try:
+            self._socket.request_bytes(RTM_NEWROUTE, found.description(), NLM_F_CREATE)
+        except OSError as error:
+            _logger.error("a default route of metric %d can't be put back: %s", found.metric, error)
+
+
+class _Found:
+    """A route as the kernel tells of it in `data`, whose netlink message begins at `offset`."""
+
+    def __init__(self, data: bytes, offset: int) -> None:
+        length = _HEADER.unpack_from(data, offset)[0]
+        self._body = data[offset + _HEADER.size : offset + length]
+
+    def decode(self) -> None:
+        """Take the body apart."""
+        self._fields = _ROUTE.unpack_from(self._body)
+        self._attributes = list(_attributes(self._body[_ROUTE.size :]))
+        self._values = {kind & _KIND_MASK: value for kind, value in self._attributes}
+
+    @property
+    def metric(self) -> int:
+        return self._number(_RTA_PRIORITY)
+
+    @property
+    def is_default(self) -> bool:
+        """True for a default route of the main table, whatever the packet's source."""
+        _, destination, source, _, table, *_ = self._fields
+        # Kernels before 4.20 do not filter by table.
+        return not destination and not source and (self._number(_RTA_TABLE) or table) == TABLE_MAIN
+
+    def _number(self, kind: int) -> int:
+        value: int = _UNSIGNED.unpack(self._values[kind])[0] if kind in self._values else 0
+        return value
+
+    def deletion(self) -> bytes:
+        """Takes the first default route of that metric and origin, all of its next hops; any of them will do."""
+        family, _, _, tos, _, protocol, *_ = self._fields
+        fields = _ROUTE.pack(family, 0, 0, tos, TABLE_MAIN, protocol, SCOPE_NOWHERE, 0, 0)
+        return fields + _attribute(_RTA_PRIORITY, _UNSIGNED.pack(self.metric))
+
+    def description(self) -> bytes:
+        """Makes the same route anew."""
+        *fields, flags = self._fields
+        parts = [_ROUTE.pack(*fields, flags & _RTNH_F_ONLINK)]
+        for kind, value in self._attributes:
+            plain = kind & _KIND_MASK
+            if plain == _RTA_CACHEINFO:
+                ticks = _UNSIGNED.unpack_from(value, _EXPIRES_OFFSET)[0]
+                if ticks:
+                    parts.append(_attribute(_RTA_EXPIRES, _UNSIGNED.pack(max(ticks // _TICKS, 1))))
+            elif plain == _RTA_MULTIPATH and _RTA_NH_ID not in self._values:
+                parts.append(_attribute(kind, _without_state(value)))
+            elif plain not in _OF_NEXT_HOP or _RTA_NH_ID not in self._values:
+                parts.append(_attribute(kind, value))
+        return b"".join(parts)
+
+
+def _route(wanted: ResultRoute, oif: int) -> Route:
+    return Route(
+        dst=ipaddress.ip_interface(wanted.dst),
+        oif=oif,
+        gateway=ipaddress.ip_address(wanted.gw),
+        priority=wanted.priority,
+    )
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and value of each attribute, in order."""
+    offset = 0
+    while offset + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if not _ATTRIBUTE.size <= length <= len(data) - offset:
+            raise OSError(errno.EBADMSG, "netlink: an attribute of a route is cut off")
+        yield kind, data[offset + _ATTRIBUTE.size : offset + length]
+        offset += _aligned(length)
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    length = _ATTRIBUTE.size + len(value)
+    return _ATTRIBUTE.pack(length, kind) + value.ljust(_aligned(length) - _ATTRIBUTE.size, b"\0")
+
+
+def _without_state(hops: bytes) -> bytes:
+    """The next hops of RTA_MULTIPATH, of their flags only what is a setting."""
+    parts, offset = [], 0
+    while offset + _NEXT_HOP.size <= len(hops):
+        length, flags, weight, oif = _NEXT_HOP.unpack_from(hops, offset)
+        end = offset + max(_aligned(length), _NEXT_HOP.size)
+        parts.append(_NEXT_HOP.pack(length, flags & _RTNH_F_ONLINK, weight, oif))
+        parts.append(hops[offset + _NEXT_HOP.size : end])
+        offset = end
+    return b"".join(parts)
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3

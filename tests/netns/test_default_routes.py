@@ -1,0 +1,240 @@
+"""Default routes of a namespace, replaced by those that were asked for, as `ip route` shows them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from multus_daemon.cni.names import IfName
+from multus_daemon.cni.result import Route
+from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.netlink.ops import KernelLinks
+
+pytestmark = pytest.mark.netns
+
+V4 = Route("0.0.0.0/0", "10.214.1.254")
+V6 = Route("::/0", "fd14:1::fe")
+NET1 = IfName("net1")
+
+
+@pytest.fixture
+def netns(netns: Any) -> Any:
+    """Two links with an address of each family, no default route."""
+    for number, ifname in enumerate(("eth0", "net1")):
+        netns.run("ip", "link", "add", ifname, "type", "veth", "peer", "name", f"peer{number}")
+        for link in (ifname, f"peer{number}"):
+            netns.run("ip", "link", "set", "dev", link, "up")
+        netns.run("ip", "address", "add", f"10.214.{number}.2/24", "dev", ifname)
+        netns.run("ip", "address", "add", f"fd14:{number}::2/64", "dev", ifname, "nodad")
+    return netns
+
+
+def defaults(netns: Any, family: int) -> list[tuple[str, str, int]]:
+    """Gateway, interface and metric of each default route for packets of any source, in the kernel's order."""
+    return [
+        (item.get("gateway", item.get("type", "")), item.get("dev", ""), item.get("metric", 0))
+        for item in netns.ip(f"-{family}", "route", "show", "default")
+        if "from" not in item
+    ]
+
+
+def everything(netns: Any) -> list[str]:
+    """All routes of all tables, in detail, but for what counts down or is multicast."""
+    lines = [*netns.run("ip", "-d", "route", "show", "table", "all").splitlines()]
+    lines += netns.run("ip", "-6", "-d", "route", "show", "table", "all").splitlines()
+    return [line for line in lines if "multicast" not in line]
+
+
+async def move(netns: Any, *routes: Route, ifname: IfName = NET1) -> None:
+    await KernelLinks().move_default_routes(netns.path, ifname, routes)
+
+
+@pytest.mark.weak_spot(2)
+@pytest.mark.parametrize("existing", [("via", "10.214.0.1", "dev", "eth0"), ("dev", "eth0")], ids=["gateway", "device"])
+async def test_ipv4(netns: Any, existing: Sequence[str]) -> None:
+    """A default route without gateway on eth0 goes too."""
+    netns.run("ip", "route", "add", "default", *existing)
+    await move(netns, V4)
+    assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
+    assert "10.214.1.254 dev net1" in netns.run("ip", "route", "get", "192.0.2.1")
+
+
+@pytest.mark.weak_spot(2)
+async def test_ipv6(netns: Any) -> None:
+    netns.run("ip", "-6", "route", "add", "default", "via", "fd14:0::1", "dev", "eth0")
+    await move(netns, V6)
+    assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
+    assert "via fd14:1::fe dev net1" in netns.run("ip", "-6", "route", "get", "2001:db8::1")
+
+
+async def test_a_link_local_gateway(netns: Any) -> None:
+    netns.run("ip", "-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0")
+    await move(netns, Route("::/0", "fe80::1"))
+    assert defaults(netns, 6) == [("fe80::1", "net1", 1024)]
+
+
+async def test_both_families(netns: Any) -> None:
+    netns.run("ip", "route", "add", "default", "via", "10.214.0.1")
+    netns.run("ip", "-6", "route", "add", "default", "via", "fd14:0::1")
+    await move(netns, V4, V6)
+    assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
+    assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
+
+
+async def test_without_a_default_route_before(netns: Any) -> None:
+    await move(netns, V4, V6)
+    assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
+    assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
+
+
+async def test_of_several_gateways_the_first_is_preferred(netns: Any) -> None:
+    await move(
+        netns,
+        V4,
+        V6,
+        Route("0.0.0.0/0", "10.214.1.253", priority=1),
+        Route("::/0", "fd14:1::fd", priority=1025),
+        Route("0.0.0.0/0", "10.214.1.252", priority=2),
+    )
+    assert defaults(netns, 4) == [("10.214.1.254", "net1", 0), ("10.214.1.253", "net1", 1), ("10.214.1.252", "net1", 2)]
+    assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024), ("fd14:1::fd", "net1", 1025)]
+
+
+@pytest.mark.weak_spot(16)
+@pytest.mark.parametrize(("wanted", "other"), [(V4, 6), (V6, 4)])
+async def test_the_other_family_is_left_alone(netns: Any, wanted: Route, other: int) -> None:
+    netns.run("ip", "route", "add", "default", "via", "10.214.0.1")
+    netns.run("ip", "-6", "route", "add", "default", "via", "fd14:0::1")
+    before = defaults(netns, other)
+    await move(netns, wanted)
+    assert defaults(netns, other) == before != []
+
+
+async def test_the_same_again_changes_nothing(netns: Any) -> None:
+    await move(netns, V4, V6)
+    before = everything(netns)
+    await move(netns, V4, V6)
+    assert everything(netns) == before
+
+
+def every_kind(netns: Any) -> None:
+    """Default routes of every kind that the kernel has, and others that are none."""
+    for command in (
+        # Two of one metric: the order counts.
+        "-4 route add default via 10.214.0.1 src 10.214.0.2 mtu 1300 advmss 1200",
+        "-4 route append default via 10.214.1.9 dev net1 proto static",
+        "-4 route add default metric 5 proto dhcp nexthop via 10.214.0.1 weight 3 nexthop via 10.214.1.1",
+        "-4 route add default via 198.51.100.1 dev eth0 onlink metric 6",
+        "-4 route add default dev eth0 scope link metric 7",
+        "-4 route add unreachable default metric 900",
+        "-6 route add default via fd14:0::1 pref high",
+        "-6 route add default via fe80::1 dev net1 metric 20 proto ra",
+        "-6 route add default metric 5 nexthop via fd14:0::1 nexthop via fd14:1::1 weight 2",
+        "-6 route add unreachable default metric 9999",
+        "-4 route add default via 10.214.0.1 table 100",
+        "-6 route add default via fd14:0::1 table 100",
+        "-4 route add 10.215.0.0/16 via 10.214.0.1",
+        "-4 route add 0.0.0.0/1 via 10.214.0.1",
+        "-6 route add fd15::/16 via fd14:0::1",
+        "-6 route add default from fd14:0::2 via fd14:0::1 metric 30",
+    ):
+        netns.run("ip", *command.split())
+
+
+async def test_every_kind_of_default_route_goes_and_no_other(netns: Any) -> None:
+    every_kind(netns)
+    others = [line for line in everything(netns) if not line.startswith("\t") and " default " not in line]
+    others += [line for line in everything(netns) if "table 100" in line or "default from" in line]
+    await move(netns, V4, V6)
+    assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
+    assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
+    after = everything(netns)
+    assert [line for line in after if line not in others] == [
+        line for line in after if "10.214.1.254" in line or "fd14:1::fe" in line
+    ]
+    assert set(others) <= set(after)
+
+
+@pytest.mark.weak_spot(54)
+@pytest.mark.parametrize(
+    ("routes", "code", "words"),
+    [
+        ([Route("0.0.0.0/0", "198.51.100.1")], errno.ENETUNREACH, "198.51.100.1 dev net1: .*invalid gateway"),
+        # On another link.
+        ([Route("0.0.0.0/0", "10.214.0.1")], errno.ENETUNREACH, "10.214.0.1 dev net1: .*invalid gateway"),
+        ([Route("::/0", "2001:db8::1")], errno.EHOSTUNREACH, "2001:db8::1 dev net1"),
+        # The pod itself.
+        ([Route("::/0", "fd14:1::2")], errno.EINVAL, "fd14:1::2 dev net1"),
+        # When the first gateway, or a whole family, is there already.
+        ([V4, Route("0.0.0.0/0", "198.51.100.1", priority=1)], errno.ENETUNREACH, "198.51.100.1"),
+        ([V4, V6, Route("::/0", "2001:db8::1", priority=1025)], errno.EHOSTUNREACH, "2001:db8::1"),
+    ],
+)
+async def test_a_gateway_off_the_link_changes_nothing(
+    netns: Any, routes: list[Route], code: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    every_kind(netns)
+    before = everything(netns)
+    with pytest.raises(OSError, match=f"no default route via {words}") as caught:
+        await move(netns, *routes)
+    assert caught.value.errno == code
+    assert everything(netns) == before
+    assert caplog.text == ""
+
+
+async def test_an_expiring_route_is_put_back_with_its_time(netns: Any) -> None:
+    netns.run("ip", "-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0", "proto", "ra", "expires", "600")
+    with pytest.raises(OSError, match="2001:db8::1"):
+        await move(netns, Route("::/0", "2001:db8::1"))
+    [route] = netns.ip("-6", "route", "show", "default")
+    assert (route["protocol"], route["gateway"]) == ("ra", "fe80::1")
+    assert 590 <= route["expires"] <= 600
+
+
+async def test_a_route_by_nexthop_id(netns: Any) -> None:
+    netns.run("ip", "nexthop", "add", "id", "7", "via", "10.214.0.1", "dev", "eth0")
+    netns.run("ip", "route", "add", "default", "nhid", "7")
+    with pytest.raises(OSError, match="198.51.100.1"):
+        await move(netns, Route("0.0.0.0/0", "198.51.100.1"))
+    assert netns.run("ip", "route", "show", "default").split()[:3] == ["default", "nhid", "7"]
+    await move(netns, V4)
+    assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
+
+
+async def test_routes_of_a_link_without_carrier_are_put_back(netns: Any, caplog: pytest.LogCaptureFixture) -> None:
+    every_kind(netns)
+    netns.run("ip", "link", "set", "dev", "peer0", "down")
+    before = [line.replace(" linkdown", "") for line in everything(netns)]
+    with pytest.raises(OSError, match="198.51.100.1"):
+        await move(netns, Route("0.0.0.0/0", "198.51.100.1"))
+    assert [line.replace(" linkdown", "") for line in everything(netns)] == before
+    assert caplog.text == ""
+
+
+async def test_what_can_not_be_put_back_is_logged_and_the_cause_raised(
+    netns: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    netns.run("ip", "route", "add", "default", "via", "10.214.0.1")
+    monkeypatch.setattr("multus_daemon.netlink.routes.RTM_NEWROUTE", 9999)
+    with caplog.at_level(logging.ERROR), pytest.raises(OSError, match="via 198.51.100.1"):
+        await move(netns, Route("0.0.0.0/0", "198.51.100.1"))
+    assert "a default route of metric 0 can't be put back" in caplog.text
+
+
+async def test_a_link_that_is_not_there_changes_nothing(netns: Any) -> None:
+    every_kind(netns)
+    before = everything(netns)
+    with pytest.raises(OSError, match="No such device") as caught:
+        await move(netns, V4, ifname=IfName("net9"))
+    assert caught.value.errno == errno.ENODEV
+    assert everything(netns) == before
+
+
+async def test_a_namespace_that_is_none() -> None:
+    with pytest.raises(NamespaceError) as caught:
+        await KernelLinks().move_default_routes("/nonexistent", NET1, [V4])
+    assert caught.value.is_absent
