@@ -115,6 +115,20 @@ def _list_entry(index: int, entry: Any) -> PluginConfig:
         raise gojson.JsonError(f"plugins[{index}]: {error}") from error
 
 
+def require_plugin(raw: bytes) -> None:
+    """Fail for what is not one plugin object of a list: a file of a folder that completes a list (see `with_plugins`).
+
+    Raises as `parse` does, without saying where.
+    """
+    try:
+        fields = gojson.loads_object(raw)
+        if not gojson.get_str(fields, "type"):
+            raise InvalidNetworkConfigError("'type' is missing", "the file must hold one plugin, no list")
+        _plugin(fields)
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"CNI configuration: {error}") from error
+
+
 def _plugin(fields: Mapping[str, Any]) -> PluginConfig:
     plugin_type = gojson.get_str(fields, "type") or ""
     if "/" in plugin_type or "\0" in plugin_type or plugin_type in (".", ".."):

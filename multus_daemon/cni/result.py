@@ -277,6 +277,15 @@ def to_stdout(result: Result, version: str) -> bytes:
     return gojson.dumps_indented(fields, sort_keys=versions.at_least(fields["cniVersion"], "1.0.0"))
 
 
+def empty_stdout(version: str) -> bytes:
+    """What a plugin prints that made nothing: in 0.1.0 and 0.2.0 too, where an empty result can be said by the plugin,
+    as the Go library's struct for them does, though none can be converted to them. Raises IncompatibleVersionError.
+    """
+    if version in ("0.1.0", "0.2.0"):
+        return gojson.dumps_indented({"cniVersion": version, "dns": {}}, sort_keys=False)
+    return to_stdout(Result(), version)
+
+
 def _present(**fields: Any) -> dict[str, Any]:
     """The fields that hold something: Go's `omitempty`, where None is a nil pointer and a 0 behind one is kept."""
     return {key: value for key, value in fields.items() if value not in ("", None, ())}

@@ -13,8 +13,10 @@ from multus_daemon.base import fs
 from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError
+from multus_daemon.cni.names import network_name_problem
 
 CONF_MAX_BYTES = 1024 * 1024
+PLUGINS_MAX = 64
 SUFFIXES = (".conf", ".json", ".conflist")
 
 
@@ -28,6 +30,10 @@ class NodeConfFiles:
     async def at_path(self, path: str) -> NetworkConfig:
         """See `ports.ConfFiles`."""
         return await asyncio.to_thread(_at_path, Path(path))
+
+    async def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
+        """See `ports.ConfFiles`."""
+        return await asyncio.to_thread(_plugins_beside, Path(path), name)
 
 
 def _candidates(directory: Path) -> list[Path]:
@@ -77,14 +83,37 @@ def _at_path(path: Path) -> NetworkConfig:
     return _load(path, _read(path))
 
 
+def _plugins_beside(path: Path, name: str) -> tuple[bytes, ...]:
+    # A network's name is checked to be no path, so it can't lead out of the directory.
+    if problem := network_name_problem(name):
+        raise InvalidNetworkConfigError(problem, repr(name))
+    return _plugins_in((path if path.is_dir() else path.parent) / name)
+
+
+def _plugins_in(folder: Path) -> tuple[bytes, ...]:
+    """The plugin objects in `<folder>/*.conf`, in lexical order; none where there is no folder. Raises CniError."""
+    found = [entry for entry in _candidates(folder) if entry.suffix == ".conf"]
+    if len(found) > PLUGINS_MAX:
+        raise InvalidNetworkConfigError(f"{folder}: {len(found)} plugins, and at most {PLUGINS_MAX} are run in a chain")
+    return tuple(_plugin(entry) for entry in found)
+
+
+def _plugin(path: Path) -> bytes:
+    raw = _read(path)
+    try:
+        conf.require_plugin(raw)
+    except CniError as error:
+        raise error.with_context(str(path)) from error
+    return raw
+
+
 def _load(path: Path, raw: bytes) -> NetworkConfig:
     try:
         config = conf.parse(raw, allow_no_plugins=True)
         if not config.is_list:
             return config
         if not config.load_only_inlined_plugins:
-            extra = [entry for entry in _candidates(path.parent / config.name) if entry.suffix == ".conf"]
-            config = conf.with_plugins(config, tuple(_read(entry) for entry in extra))
+            config = conf.with_plugins(config, _plugins_in(path.parent / config.name))
         if not config.plugins:
             raise InvalidNetworkConfigError("no plugin configs found", f"network {config.name!r}")
         return config

@@ -21,6 +21,7 @@ from multus_daemon.engine.detach import Detacher
 from multus_daemon.engine.report import FAILED, Reporter
 from multus_daemon.engine.request import DelegateRequest
 from multus_daemon.engine.resolve import Resolver, plugged
+from multus_daemon.engine.unmet import Requests
 from multus_daemon.ports import Attachment, ContainerRecord, LinkOps, Pod
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class HotPlug:
         detacher: Detacher,
         checker: Checker,
         reporter: Reporter,
+        requests: Requests,
         links: LinkOps,
         clock: Callable[[], float],
     ) -> None:
@@ -49,11 +51,14 @@ class HotPlug:
         self._detacher = detacher
         self._checker = checker
         self._reporter = reporter
+        self._requests = requests
         self._links = links
         self._clock = clock
 
-    async def add(self, request: DelegateRequest) -> Result:
+    async def add(self, request: DelegateRequest, *, strict: bool) -> Result:
         """Attach the network; its result, the stored one if it is attached already. Raises CniError.
+
+        `strict`: what is asked of the network and not met fails it.
 
         Without an interface name in the request, the next free `net<N>`; only for a network that the container does
         not have, since a client that repeats such a request would get one interface more each time.
@@ -67,14 +72,14 @@ class HotPlug:
             wanted = present.config.name == request.network and request.ifname in ("", present.ifname)
             if wanted and present.result and await interfaces_live(self._links, request.netns, [present]):
                 return self._stored_result(request, present)
-            if present.cluster_network and wanted:
+            if wanted and not _is_pluggable(present):
                 raise InvalidNetworkConfigError(
-                    f"network {present.name} is the cluster network of {_of(request)}", "it comes with the pod"
+                    f"network {present.name} is the {_kind(present)} of {_of(request)}", "it comes with the pod"
                 )
             cut_off = present.hot_plugged and present.result is None and present.ifname == request.ifname
             if wanted or cut_off:
                 leftovers.append(present)
-        return await self._plug(request, record, leftovers)
+        return await self._plug(request, record, leftovers, strict)
 
     def _stored_result(self, request: DelegateRequest, present: Attachment) -> Result:
         if not request.ifname:
@@ -87,7 +92,7 @@ class HotPlug:
         return present.result or Result()
 
     async def _plug(
-        self, request: DelegateRequest, record: ContainerRecord | None, leftovers: list[Attachment]
+        self, request: DelegateRequest, record: ContainerRecord | None, leftovers: list[Attachment], strict: bool
     ) -> Result:
         pod = await self._resolver.pod(request)
         with self._reporter.telling_of_failure(pod, FAILED):
@@ -98,8 +103,10 @@ class HotPlug:
             base = record or self._new_record(request, pod)
             ifname = request.ifname or await self._free_name(request, base)
             new = plugged(request, config, pod.namespace, ifname)
+            self._requests.before_add(pod, (new,), strict=strict)
             async with self._attacher.attached(base, (new,), request.netns, completes=False) as stored:
                 done = stored.attachments[-1]
+                self._requests.after_add(pod, (done,), strict=strict)
                 self._reporter.added(pod, done)
         return done.result or Result()
 
@@ -141,9 +148,9 @@ class HotPlug:
         found = await self._detacher.find(request.container_id, search=True)
         record = _adopted(found) if found else None
         if record and (present := _present(record, request)):
-            if present.cluster_network:
+            if not _is_pluggable(present):
                 raise InvalidNetworkConfigError(
-                    f"network {present.name} is the cluster network of {_of(request)}", "it goes with the pod"
+                    f"network {present.name} is the {_kind(present)} of {_of(request)}", "it goes with the pod"
                 )
             await self._detacher.detach_some(record, [present], request.netns)
         elif record and await self._is_anothers(record, request):
@@ -180,6 +187,15 @@ class HotPlug:
                 f"{_of(request)}: no ADD is on record",
             )
         await self._checker.check_some(found, [present], request.netns)
+
+
+def _is_pluggable(attachment: Attachment) -> bool:
+    """False for what is the pod's own for as long as it lives."""
+    return not attachment.cluster_network and not attachment.auxiliary
+
+
+def _kind(attachment: Attachment) -> str:
+    return "auxiliary chain" if attachment.auxiliary else "cluster network"
 
 
 def _present(record: ContainerRecord, request: DelegateRequest) -> Attachment | None:

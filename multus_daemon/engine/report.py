@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from multus_daemon.cni.errors import CniError, TryAgainLaterError
+from multus_daemon.engine import unmet
 from multus_daemon.engine.resolve import MissingDefinitionError
 from multus_daemon.nad import status
 from multus_daemon.ports import Attachment, ClusterStore, ContainerRecord, Pod, StatusWriteError
@@ -45,7 +46,9 @@ class Reporter:
         Raises StatusRequiredError (11).
         """
         # Clients take the first entry for the cluster network's.
-        attachments = sorted(record.attachments, key=lambda attachment: attachment.hot_plugged)
+        # An auxiliary chain has no interface of its own, so there is nothing to tell of it.
+        shown = [attachment for attachment in record.attachments if not attachment.auxiliary]
+        attachments = sorted(shown, key=lambda attachment: attachment.hot_plugged)
         problem = await self._write_status(pod, attachments)
         for attachment in attachments:
             if not attachment.hot_plugged:
@@ -77,7 +80,13 @@ class Reporter:
             entry
             for item in attachments
             if item.result is not None
-            for entry in status.entries_for(item.name, item.result, cluster_network=item.cluster_network)
+            for entry in status.entries_for(
+                item.name,
+                item.result,
+                cluster_network=item.cluster_network,
+                device_info=item.device_info,
+                default_route=item.default_route,
+            )
         ]
         if not entries:
             return ""
@@ -101,6 +110,8 @@ def _as_event(pod: Pod, error: CniError, reason: str) -> tuple[str, str]:
     """Reason and message; a cause that has a reason of its own goes before `reason`."""
     if isinstance(error, StatusRequiredError):
         return NO_STATUS, str(error)
+    if isinstance(error, unmet.UnmetRequestError):
+        return unmet.EVENT, str(error)
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MissingDefinitionError):

@@ -224,10 +224,49 @@ async def test_a_single_configuration_has_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"type":"a/b"}'])
 async def test_a_broken_plugin_in_the_folder(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / "10.conflist", listed("net", "a"))
-    write(tmp_path / "net" / "10.conf", text)
+    write(tmp_path / "net" / "10.conf", {"type": "b"})
+    broken = write(tmp_path / "net" / "20.conf", text)
     with pytest.raises(CniError) as caught:
         await at_path(path)
-    assert str(path) in caught.value.msg
+    assert f"({broken}) ({path})" in caught.value.msg
+    with pytest.raises(CniError) as caught:
+        await NodeConfFiles().plugins_beside(str(path), "net")
+    assert caught.value.msg.endswith(f"({broken})")
+
+
+async def test_plugins_beside_a_file_or_in_a_directory(tmp_path: Path) -> None:
+    path = write(tmp_path / "10.conf", single("net"))
+    expected = tuple(
+        write(tmp_path / "chain" / name, {"type": plugin}).read_bytes()
+        for name, plugin in (("1.conf", "a"), ("2.conf", "b"))
+    )
+    write(tmp_path / "chain" / "3.conflist", listed("net", "never"))
+    files = NodeConfFiles()
+    for reference in (path, tmp_path, tmp_path / "gone.conf"):
+        assert await files.plugins_beside(str(reference), "chain") == expected
+    assert await files.plugins_beside(str(path), "none") == ()
+
+
+async def test_a_folder_with_too_many_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conf_files, "PLUGINS_MAX", 2)
+    path = write(tmp_path / "10.conflist", listed("net", "a"))
+    for name in "bc":
+        write(tmp_path / "net" / f"{name}.conf", {"type": name})
+    assert types(await at_path(path)) == ["a", "b", "c"]
+    write(tmp_path / "net" / "d.conf", {"type": "d"})
+    with pytest.raises(InvalidNetworkConfigError, match="net: 3 plugins, and at most 2"):
+        await at_path(path)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../x", "/etc", "a/b", "", "a\0", "a b"])
+async def test_a_folders_name_is_a_networks_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidNetworkConfigError, match="network name"):
+        await NodeConfFiles().plugins_beside(str(tmp_path / "10.conf"), name)
+
+
+async def test_plugins_beside_no_path() -> None:
+    with pytest.raises(InvalidNetworkConfigError, match="is no path"):
+        await NodeConfFiles().plugins_beside("/etc/\0/x", "chain")
 
 
 async def test_files_are_read_anew_each_time(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
     IoFailureError,
     TryAgainLaterError,
-    UnsupportedFieldError,
 )
 from multus_daemon.engine import attach, report
 from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
@@ -406,19 +405,6 @@ async def test_extra_cni_args_of_the_runtime_are_handed_on(engine: Engine) -> No
     assert ("EXTRA", "kept") in pairs
 
 
-@pytest.mark.parametrize(
-    ("networks", "words"),
-    [('[{"name":"n1","default-route":["10.1.0.1"]}]', "default-route"), ("needy", "vendor.com/device")],
-)
-async def test_what_this_release_can_not_do_is_refused_not_ignored(engine: Engine, networks: str, words: str) -> None:
-    resource = {"k8s.v1.cni.cncf.io/resourceName": "vendor.com/device"}
-    engine.cluster.put_network(definition("web", "needy", **resource))
-    engine.declare(networks)
-    with pytest.raises(UnsupportedFieldError, match=words):
-        await engine.verbs.add(engine.request())
-    assert engine.runner.calls == []
-
-
 # --- the pod ---------------------------------------------------------------------------------------------------------
 
 
@@ -480,7 +466,7 @@ async def test_status_and_events_tell_of_every_network(engine: Engine) -> None:
     entries = json.loads(engine.cluster.statuses["web/p1"])
     assert [(item["name"], item["interface"], item.get("default")) for item in entries] == [
         ("kube-system/cluster", "eth0", True),
-        ("web/n1", "net1", None),
+        ("web/n1", "net1", False),
     ]
     assert [message for _, _, _, message in engine.cluster.events] == [
         "Add eth0 [10.0.0.2/24] from kube-system/cluster",

@@ -1,0 +1,308 @@
+"""What a pod asks of its networks and does not get (NPWG multi-network SPEC 4.1.2.1.3.2 and following)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from multus_daemon.cni.errors import CniError, UnsupportedFieldError
+from multus_daemon.cni.result import Interface, IpConfig, Result
+from multus_daemon.engine import unmet
+from multus_daemon.metrics import REQUESTS
+from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
+from tests.unit.engine.conftest import NETNS, Engine, definition
+
+MAC = "02:00:00:00:00:0a"
+OTHER = "02:00:00:00:00:0b"
+GUID = "c2:11:22:33:44:55:66:77"
+PORTS = [{"hostPort": 8080, "containerPort": 80}]
+RATES = {"ingressRate": 1000}
+# Key of the selection element, its value, the capability by CNI CONVENTIONS and NPWG SPEC 4.1.2.1.10.2.
+REQUEST = [
+    ("ips", ["10.1.0.7/24"], "ips"),
+    ("mac", MAC, "mac"),
+    ("infiniband-guid", GUID, "infinibandGUID"),
+    ("portMappings", PORTS, "portMappings"),
+    ("bandwidth", RATES, "bandwidth"),
+]
+
+
+def network(name: str, *capabilities: str, version: str = "1.0.0") -> Any:
+    """A list of which the second plugin declares `capabilities`."""
+    second = {"type": "b", "capabilities": dict.fromkeys(capabilities, True) | {"other": True}}
+    fields = {"cniVersion": version, "name": name, "plugins": [{"type": "a", "capabilities": {"mac": False}}, second]}
+    return definition("web", name, json.dumps(fields))
+
+
+def shown(mac: str = MAC, *addresses: str, name: str = "net1", sandbox: str = NETNS) -> Result:
+    return Result(
+        (Interface(name, mac=mac, sandbox=sandbox),), tuple(IpConfig(text, interface=0) for text in addresses)
+    )
+
+
+def beside(other: Interface) -> Result:
+    return Result((other, Interface("net1", mac=OTHER, sandbox=NETNS)))
+
+
+WAYS = ("selected", "default-network", "plugged")
+# A hot-plug request has no more than these.
+CASES = [(way, *request) for way in WAYS for request in REQUEST if way != "plugged" or request[0] in ("ips", "mac")]
+
+
+@pytest.fixture(params=WAYS)
+def ask(request: pytest.FixtureRequest, engine: Engine) -> Callable[..., Any]:
+    """Let the pod ask the network `web/n1` for something, in one of the ways to do so; attach it."""
+
+    async def selected(**asked: Any) -> None:
+        engine.declare(json.dumps([{"name": "n1"} | asked]))
+        await engine.verbs.add(engine.request())
+
+    async def default_network(**asked: Any) -> None:
+        element = {"name": "n1", "namespace": "web", "interface": "net1"} | asked
+        engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: json.dumps([element])})
+        await engine.verbs.add(engine.request())
+
+    async def plugged(**asked: Any) -> None:
+        config = engine.cluster.networks["web", "n1"].config
+        if "ips" in asked:
+            asked["ips"] = tuple(asked["ips"])
+        await engine.verbs.plug(engine.plug(network="n1", ifname="net1", config=config, **asked))
+
+    ways = {"selected": selected, "default-network": default_network, "plugged": plugged}
+    return ways[request.param]
+
+
+@pytest.fixture
+def counted(engine: Engine) -> list[str]:
+    found: list[str] = []
+    engine.count_unmet = found.append
+    engine.verbs = engine.make_verbs()
+    return found
+
+
+def told(engine: Engine) -> list[str]:
+    return [message for reason, message in engine.warnings if reason == unmet.EVENT]
+
+
+def test_the_metric_knows_every_request() -> None:
+    assert set(unmet.KEYS.values()) == REQUESTS
+
+
+class TestCapability:
+    @pytest.mark.parametrize(("ask", "key", "value", "capability"), CASES, indirect=["ask"])
+    async def test_that_is_declared_is_no_matter(
+        self, engine: Engine, ask: Callable[..., Any], key: str, value: Any, capability: str
+    ) -> None:
+        engine.cluster.put_network(network("n1", capability))
+        engine.runner.results["web/n1"] = shown(MAC, "10.1.0.7/24")
+        for engine.overlay["strictRequests"] in (False, True):
+            await ask(**{key: value})
+            await engine.verbs.delete(engine.request("DEL"))
+        assert engine.warnings == []
+
+    @pytest.mark.parametrize(("ask", "key", "value", "capability"), CASES, indirect=["ask"])
+    async def test_that_nobody_declares_is_an_error_if_strict_before_anything_is_touched(
+        self, engine: Engine, ask: Callable[..., Any], counted: list[str], key: str, value: Any, capability: str
+    ) -> None:
+        engine.overlay["strictRequests"] = True
+        engine.cluster.put_network(network("n1"))
+        engine.runner.results["web/n1"] = shown(MAC, "10.1.0.7/24")
+        with pytest.raises(UnsupportedFieldError) as caught:
+            await ask(**{key: value})
+        text = str(caught.value)
+        assert caught.value.msg.startswith(f"{key} ")
+        assert all(words in text for words in ("web/n1", "web/p1", f'"{capability}": true')), text
+        assert (engine.runner.calls, engine.runner.validated, engine.store.saved) == ([], [], [])
+        assert engine.warnings == [(unmet.EVENT, text)]
+        assert counted == [key]
+
+    @pytest.mark.parametrize(
+        ("ask", "key", "value", "capability"),
+        [case for case in CASES if case[1] not in ("ips", "mac")],  # these may come by CNI_ARGS
+        indirect=["ask"],
+    )
+    async def test_that_nobody_declares_is_told_and_no_hindrance(
+        self,
+        engine: Engine,
+        ask: Callable[..., Any],
+        counted: list[str],
+        caplog: pytest.LogCaptureFixture,
+        key: str,
+        value: Any,
+        capability: str,
+    ) -> None:
+        engine.cluster.put_network(network("n1"))
+        with caplog.at_level(logging.WARNING, "multus_daemon.engine.unmet"):
+            await ask(**{key: value})
+        [message] = told(engine)
+        assert all(words in message for words in (key, "web/n1", "web/p1", f'"{capability}": true')), message
+        assert [record.getMessage() for record in caplog.records] == [message]
+        assert counted == [key]
+        assert ("ADD", "web/n1") in engine.runner.order
+
+    async def test_what_the_runtime_wants_is_no_request_of_the_pod(self, engine: Engine) -> None:
+        engine.overlay |= {"strictRequests": True, "runtimeConfig": {"portMappings": PORTS, "bandwidth": RATES}}
+        await engine.verbs.add(engine.request())
+        assert engine.warnings == []
+
+
+class TestResult:
+    @pytest.mark.parametrize(
+        ("asked", "result", "problem"),
+        [
+            ({"mac": "02-00-00-00-00-0A"}, shown(), ""),
+            ({"mac": "0200.0000.000a"}, shown(), ""),
+            ({"mac": MAC}, shown(OTHER), f"mac {MAC} not met: net1 of network web/n1 has {OTHER}"),
+            ({"mac": MAC}, beside(Interface("cni0", mac=MAC)), f"has {OTHER}"),
+            ({"mac": MAC}, beside(Interface("x", mac=MAC, sandbox=NETNS)), f"has {OTHER}"),
+            (
+                {"mac": MAC},
+                Result((Interface("net1", mac=MAC), *shown(OTHER, name="renamed").interfaces)),
+                f"has {OTHER}",
+            ),
+            ({"mac": MAC}, shown(name="renamed"), ""),
+            ({"mac": MAC}, shown(OTHER, name="renamed"), f"has {OTHER}"),
+            # A result of 0.2.0 has no interfaces to look at.
+            ({"mac": MAC}, Result((), (IpConfig("10.1.0.7/24"),)), ""),
+            ({"mac": MAC}, Result((Interface("net1", sandbox=NETNS),)), ""),
+            ({"ips": ["10.1.0.7"]}, shown(MAC, "10.1.0.7/24"), ""),
+            ({"ips": ["10.1.0.7/24"]}, shown(MAC, "10.1.0.7/24"), ""),
+            (
+                {"ips": ["10.1.0.7/16"]},
+                shown(MAC, "10.1.0.7/24"),
+                "ips 10.1.0.7/16 not met: net1 of network web/n1 has ",
+            ),
+            ({"ips": ["10.1.0.7"]}, shown(MAC, "10.1.0.70/24"), "has 10.1.0.70/24"),
+            ({"ips": ["10.1.0.7"]}, shown(MAC), "has none"),
+            ({"ips": ["10.1.0.7", "fd00:0::7"]}, shown(MAC, "fd00::7/64", "10.1.0.7/24"), ""),
+            ({"ips": ["10.1.0.7", "fd00::8"]}, shown(MAC, "10.1.0.7/24", "fd00::7/64"), "has 10.1.0.7/24, fd00::7/64"),
+            ({"ips": ["::ffff:10.1.0.7/120"]}, shown(MAC, "10.1.0.7/24"), ""),
+            ({"ips": ["::ffff:10.1.0.7"]}, Result((), (IpConfig("10.1.0.7/24"),)), ""),
+        ],
+    )
+    @pytest.mark.parametrize("declared", [True, False])
+    async def test_it_is_compared_with_what_was_asked_for(
+        self,
+        engine: Engine,
+        ask: Callable[..., Any],
+        counted: list[str],
+        declared: bool,
+        asked: dict[str, Any],
+        result: Result,
+        problem: str,
+    ) -> None:
+        [key] = asked
+        engine.cluster.put_network(network("n1", *([key] if declared else [])))
+        engine.runner.results["web/n1"] = result
+        await ask(**asked)
+        if not problem:
+            assert (told(engine), counted) == ([], [])
+            return
+        [message] = told(engine)
+        assert problem in message
+        assert "pod web/p1" in message
+        assert ("did not go by it" if declared else f'"{key}": true') in message
+        assert counted == [key]
+
+    @pytest.mark.parametrize("asked", [{"mac": MAC}, {"ips": ["10.1.0.7"]}])
+    async def test_a_difference_fails_and_undoes_the_add_if_strict(
+        self, engine: Engine, ask: Callable[..., Any], asked: dict[str, Any]
+    ) -> None:
+        [key] = asked
+        engine.overlay["strictRequests"] = True
+        engine.cluster.put_network(network("n1", key))
+        engine.runner.results["web/n1"] = shown(OTHER, "10.1.0.8/24")
+        with pytest.raises(UnsupportedFieldError, match=f"^{key} .* not met: net1 of network web/n1 has .*pod web/p1"):
+            await ask(**asked)
+        assert ("DEL", "web/n1") in engine.runner.order
+        assert not engine.runner.attached
+        assert not engine.store.records
+        assert [reason for reason, _ in engine.warnings] == [unmet.EVENT]
+        assert engine.cluster.statuses == {}
+
+    async def test_what_is_long_is_cut(self, engine: Engine) -> None:
+        engine.runner.results["web/n1"] = shown(MAC, *(f"10.2.{item // 250}.{item % 250}/16" for item in range(2000)))
+        engine.declare(
+            json.dumps([{"name": "n1", "ips": [f"10.1.{item // 250}.{item % 250}" for item in range(2000)]}])
+        )
+        await engine.verbs.add(engine.request())
+        assert len(told(engine)[0]) < 800
+
+    async def test_a_failed_add_tells_its_own_reason(self, engine: Engine) -> None:
+        engine.declare(json.dumps([{"name": "n1", "mac": MAC}]))
+        engine.runner.fail["ADD", "web/n1"] = CniError("no")
+        with pytest.raises(CniError, match=r"^no "):
+            await engine.verbs.add(engine.request())
+        assert [reason for reason, _ in engine.warnings] == ["FailedAddingInterface"]
+
+
+class TestRuntimeConfig:
+    """NPWG SPEC 7.5: what the runtime gives goes to the cluster network only."""
+
+    THEIRS: ClassVar = {
+        "portMappings": [{"hostPort": 53, "containerPort": 53, "protocol": "UDP"}, *PORTS],
+        "bandwidth": RATES,
+    }
+
+    async def args(self, engine: Engine) -> list[dict[str, Any]]:
+        await engine.verbs.add(engine.request())
+        return [dict(item.capability_args) for item in engine.store.records["c1"].attachments]
+
+    @pytest.mark.weak_spot(18)
+    async def test_it_goes_to_the_cluster_network_only(self, engine: Engine) -> None:
+        engine.overlay["runtimeConfig"] = self.THEIRS
+        engine.overlay["defaultNetworks"] = ["cluster"]
+        engine.cluster.put_network(network("n1", "portMappings", "bandwidth"))
+        engine.declare("n1")
+        assert await self.args(engine) == [self.THEIRS, {}, {}]
+
+    async def test_of_a_default_network_element_each_key_wins_and_ports_are_joined(self, engine: Engine) -> None:
+        engine.overlay["runtimeConfig"] = self.THEIRS
+        own = [{"hostPort": 8080, "containerPort": 90, "protocol": "TCP"}, {"hostPort": 53, "containerPort": 54}]
+        element = {"name": "n1", "portMappings": own, "bandwidth": {"egressRate": 5}, "mac": MAC}
+        engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: json.dumps([element | {"namespace": "web"}])})
+        [args] = await self.args(engine)
+        assert args == {
+            "portMappings": [
+                {"hostPort": 53, "containerPort": 53, "protocol": "UDP"},
+                {"hostPort": 8080, "containerPort": 90, "protocol": "tcp"},
+                {"hostPort": 53, "containerPort": 54, "protocol": "tcp"},
+            ],
+            "bandwidth": {"egressRate": 5},
+            "mac": MAC,
+        }
+
+    @pytest.mark.parametrize("theirs", [None, 7, ["odd"], [{"hostPort": [1]}]])
+    async def test_what_the_runtime_gives_is_not_judged(self, engine: Engine, theirs: Any) -> None:
+        engine.overlay["runtimeConfig"] = {"portMappings": theirs}
+        element = {"name": "n1", "namespace": "web", "portMappings": PORTS}
+        engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: json.dumps([element])})
+        [args] = await self.args(engine)
+        kept = theirs if isinstance(theirs, list) else []
+        assert args["portMappings"] == [*kept, {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
+
+
+class TestDeprecatedArgs:
+    @pytest.mark.parametrize(
+        ("ips", "capabilities", "expected"),
+        [
+            (["10.1.0.7/24"], [], "10.1.0.7/24"),
+            (["10.1.0.7/24"], ["ips"], "10.1.0.7/24"),
+            (["10.1.0.7", "fd00::7"], [], "10.1.0.7,fd00::7"),
+            (["10.1.0.7", "fd00::7"], ["mac"], "10.1.0.7,fd00::7"),
+            (["10.1.0.7", "fd00::7"], ["ips"], None),
+        ],
+    )
+    async def test_several_addresses_stand_there_only_where_there_is_no_other_way(
+        self, engine: Engine, ask: Callable[..., Any], ips: list[str], capabilities: list[str], expected: str | None
+    ) -> None:
+        engine.cluster.put_network(network("n1", *capabilities))
+        await ask(ips=ips, mac=MAC)
+        [attachment] = [call.attachment for call in engine.runner.calls if call.attachment.ifname == "net1"]
+        found = dict(attachment.cni_args)
+        assert (found.get("IP"), found["MAC"]) == (expected, MAC)
+        assert attachment.capability_args["ips"] == ips
