@@ -11,7 +11,7 @@ import base64
 import binascii
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -165,6 +165,48 @@ class ResultCache:
             if entry.container_id == container_id:
                 found.append(entry)
         return found
+
+    def of_containers(self, wanted: Collection[str], passed_over: Set[str], more: int) -> dict[str, list[Entry]]:
+        """The entries of the containers `wanted`, and of up to `more` others, by container; those of `passed_over` not.
+
+        One listing, however many containers: so it is where there are hundreds of thousands of files. What can't be
+        read is passed over and counted in the log. Raises OSError where the directory is there and can't be listed.
+        """
+        found: dict[str, list[Entry]] = {container_id: [] for container_id in wanted}
+        room, unreadable = len(found) + more, 0
+        try:
+            with os.scandir(self._directory) as listed:
+                for item in listed:
+                    # Once there is no room for others, only the files of those that are in are read.
+                    candidates = found if len(found) >= room else None
+                    if item.name[0] == "." or not _may_be_of(item.name, candidates, passed_over):
+                        continue
+                    try:
+                        entry = decode(fs.read_limited(self._directory / item.name, follow=False))
+                    except FileNotFoundError:
+                        continue
+                    except (OSError, gojson.JsonError):
+                        unreadable += 1
+                        continue
+                    if entry.container_id in found:
+                        found[entry.container_id].append(entry)
+                    elif len(found) < room and entry.container_id not in passed_over:
+                        found[entry.container_id] = [entry]
+        except FileNotFoundError:
+            pass
+        if unreadable:
+            logger.warning("%d cached results in %s can't be read", unreadable, self._directory)
+        return found
+
+
+def _may_be_of(name: str, candidates: Container[str] | None, passed_over: Set[str]) -> bool:
+    """Whether a file's name allows for a container of `candidates` (None: any), and for none of `passed_over`."""
+    parts = name.split("-")
+    # Networks, ids and interfaces may hold `-` themselves; each of the three has at least one part.
+    ids = ["-".join(parts[start:end]) for start in range(1, len(parts) - 1) for end in range(start + 1, len(parts))]
+    if any(container_id in passed_over for container_id in ids):
+        return False
+    return bool(ids) if candidates is None else any(container_id in candidates for container_id in ids)
 
 
 def _sorted(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -128,6 +128,29 @@ class FileStore:
         own = (name.removesuffix(_SUFFIX) for name in _files(self._directory) if name.endswith(_SUFFIX))
         found = {*own, *_files(self._cni_dir)}
         return sorted(ContainerId(name) for name in found if not names.container_id_problem(name))
+
+    def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
+        """See `ports.DelegateStore`. Those of upstream's files first; each directory is listed once."""
+        own = {name.removesuffix(_SUFFIX) for name in _files(self._directory)}
+        known = own | passed_over
+        listed = sorted(
+            name for name in _files(self._cni_dir) if name not in known and not names.container_id_problem(name)
+        )[:limit]
+        found: dict[ContainerId, ContainerRecord | None] = {}
+        for name, entries in self._cache.of_containers(listed, known, limit - len(listed)).items():
+            if not names.container_id_problem(name):
+                container_id = ContainerId(name)
+                found[container_id] = self._leftover(container_id, sorted(entries, key=lambda entry: entry.network))
+        return found
+
+    def _leftover(self, container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
+        try:
+            record = self._left_by_upstream(container_id, entries)
+        except (CorruptRecordError, OSError) as error:
+            logger.warning("what was left of container %s: %s", container_id, error)
+            record = None
+        record = record or upstream.from_entries(container_id, entries)
+        return None if record is None else replace(record, foreign=True)
 
     def _own_path(self, container_id: ContainerId) -> Path:
         # The id becomes a path here; what the server has checked is checked where it counts.

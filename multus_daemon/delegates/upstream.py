@@ -63,7 +63,8 @@ def from_entries(container_id: ContainerId, entries: Sequence[Entry]) -> Contain
     """The record that the result cache alone amounts to; None where no entry can be used.
 
     The cluster network is taken to be the one on eth0; where there is none, no network is. It comes first, the
-    others follow in the order of their interfaces.
+    others follow in the order of their interfaces. With a result of the cluster network the record counts as complete:
+    what is damaged is the list, which upstream writes before the first ADD, and a pod that lives is not to be undone.
     """
     attachments = [
         attachment
@@ -72,7 +73,8 @@ def from_entries(container_id: ContainerId, entries: Sequence[Entry]) -> Contain
     ]
     if not attachments:
         return None
-    return _record(container_id, attachments, entries, 0.0, complete=False)
+    complete = attachments[0].cluster_network and attachments[0].result is not None
+    return _record(container_id, attachments, entries, 0.0, complete=complete)
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

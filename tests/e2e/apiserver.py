@@ -29,6 +29,8 @@ from tests.e2e.kube_objects import Objects
 from tests.e2e.server_process import ServerProcess, free_port
 
 ISSUER: Final = "https://kubernetes.default.svc"
+SERVICE_ADDRESS: Final = "10.96.0.1"
+"""Of the service `kubernetes`: the first of `--service-cluster-ip-range`."""
 AUDIT_MARK: Final = "/version?audit-mark="
 
 
@@ -39,26 +41,28 @@ class ServerError(Exception):
 class ApiServer(Objects):
     """Use it as a context manager. All methods block: in an asynchronous test, call them with `asyncio.to_thread`."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, is_controlled: bool = False) -> None:
         """`flags` are further arguments of kube-apiserver.
+
+        `is_controlled`: a controller manager will run, so pods get their service accounts.
 
         Raises `build_tools.ToolError` where a program is missing, `OpensslError` where openssl is.
         """
-        programs = {name: build_tools.find(name) for name in build_tools.DEFAULT}
+        programs = {name: build_tools.find(name) for name in build_tools.CONTROL_PLANE}
         self.directory = Path(tempfile.mkdtemp(prefix="multus-apiserver-"))
         try:
-            self._lay_out(programs, flags)
+            self._lay_out(programs, flags, is_controlled)
         except BaseException:
             shutil.rmtree(self.directory)
             raise
 
-    def _lay_out(self, programs: dict[str, Path], flags: Sequence[str]) -> None:
-        self.authority = Authority(
-            self.directory / "pki", ("IP:127.0.0.1", "DNS:localhost", "DNS:kubernetes", "DNS:kubernetes.default.svc")
-        )
+    def _lay_out(self, programs: dict[str, Path], flags: Sequence[str], is_controlled: bool) -> None:
+        names = ("DNS:localhost", "DNS:kubernetes", "DNS:kubernetes.default.svc")
+        self.authority = Authority(self.directory / "pki", ("IP:127.0.0.1", f"IP:{SERVICE_ADDRESS}", *names))
         self.ca_file = self.authority.certificate
-        self._sign_key, verify_key = self.directory / "pki" / "sa.key", self.directory / "pki" / "sa.pub"
-        tokens.new_signing_key(self._sign_key, verify_key)
+        self._is_controlled = is_controlled
+        self.sign_key, verify_key = self.directory / "pki" / "sa.key", self.directory / "pki" / "sa.pub"
+        tokens.new_signing_key(self.sign_key, verify_key)
         self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self._numbers = itertools.count(1)
@@ -110,9 +114,9 @@ class ApiServer(Objects):
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             # It wants each namespace's `default` account, which the controller manager makes.
-            "--disable-admission-plugins=ServiceAccount",
+            *(() if self._is_controlled else ("--disable-admission-plugins=ServiceAccount",)),
             f"--service-account-issuer={ISSUER}",
-            f"--service-account-signing-key-file={self._sign_key}",
+            f"--service-account-signing-key-file={self.sign_key}",
             f"--service-account-key-file={verify_key}",
             # Tokens end when they say so, not a year later.
             "--service-account-extend-token-expiration=false",
@@ -188,12 +192,15 @@ class ApiServer(Objects):
         return f"{self.etcd.tail()}\n{self.server.tail()}"
 
     @contextlib.contextmanager
-    def reachable_in(self, namespace: str) -> Iterator[str]:
-        """The URL, which also leads here from inside a network namespace (path) whose loopback device is up."""
+    def reachable_in(self, namespace: str, *, as_service: bool = False) -> Iterator[str]:
+        """The URL, which also leads here from inside a network namespace (path) whose loopback device is up.
+
+        `as_service`: where pods of the host's network look for it, at SERVICE_ADDRESS, which the namespace has.
+        """
         # Only here: this needs the daemon's package, the rest of the harness does not.
         from tests.e2e.relay import Relay
 
-        relay = Relay(namespace, self.port)
+        relay = Relay(namespace, self.port, at=(SERVICE_ADDRESS, 443) if as_service else None)
         self._relays.append(relay)
         try:
             if self.server.running:
@@ -233,7 +240,7 @@ class ApiServer(Objects):
             return self.request_token(namespace, name, seconds=int(seconds), bound_to=bound_to)
         if bound_to is not None:
             raise ValueError(f"a token bound to an object lives for {tokens.SHORTEST_REQUEST} s or more")
-        return tokens.mint(self._sign_key, ISSUER, account, seconds=seconds)
+        return tokens.mint(self.sign_key, ISSUER, account, seconds=seconds)
 
     def sign_certificate(self, name: str, *, seconds: float = 3600) -> None:
         """Sign an approved CertificateSigningRequest, as a signer of the controller manager would."""

@@ -1,12 +1,13 @@
-"""Find, or build once, the programs of a Kubernetes control plane that the end-to-end tests run.
+"""Find, or build once, the programs that the end-to-end tests run: a Kubernetes control plane, and upstream's daemon.
 
-    python -m tests.e2e.build_tools                          # etcd and kube-apiserver
+    python -m tests.e2e.build_tools                          # what the tests need
     python -m tests.e2e.build_tools kubelet kube-scheduler   # these
     python -m tests.e2e.build_tools --find                   # says where they are, builds nothing
 
 Looked for in this order: the directory `KUBEBUILDER_ASSETS`, the PATH, and a cache outside the source tree, which this
-module fills from the Go modules that `tools/go.mod` pins. Only the standard library is imported, so that any Python
-from 3.11 on runs it. Tests call `find`, which never builds: a build takes minutes, and a test must not.
+module fills from the Go modules that `tools/go.mod` and `tools/upstream/go.mod` pin. Only the standard library is
+imported, so that any Python from 3.11 on runs it. Tests call `find`, which never builds: a build takes minutes, and a
+test must not.
 """
 
 from __future__ import annotations
@@ -25,22 +26,50 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 MODULE: Final = Path(__file__).resolve().parent / "tools"
-"""Directory of the `go.mod` with the pins."""
+"""Directory of the `go.mod` with the pins of Kubernetes and etcd."""
 
-PACKAGES: Final[dict[str, str]] = {
-    "etcd": "go.etcd.io/etcd/server/v3",
-    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
-    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
-    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
-    "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+UPSTREAM: Final = MODULE / "upstream"
+"""That of the daemon that ours takes over from: apart, so that it is built with the dependencies of its release."""
+
+_MULTUS: Final = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One program. Its package is a `tool` line in the `go.mod`, so that `go mod tidy` keeps what it needs."""
+
+    package: str
+    module: str
+    """The module whose version is the program's."""
+    directory: Path = MODULE
+    """Where the `go.mod` is."""
+
+
+TOOLS: Final[dict[str, Tool]] = {
+    "etcd": Tool("go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
+    **{
+        name: Tool(f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes")
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+    },
+    # Not by their own names: on the PATH those are ours.
+    **{
+        f"upstream-{name}": Tool(f"{_MULTUS}/cmd/{name}", _MULTUS, UPSTREAM)
+        for name in ("multus-daemon", "multus-shim")
+    },
 }
-"""Package of each program; all are `tool` lines in `go.mod`, so that `go mod tidy` keeps what they need."""
 
-DEFAULT: Final = ("etcd", "kube-apiserver")
+CONTROL_PLANE: Final = ("etcd", "kube-apiserver")
+"""What `apiserver.ApiServer` runs."""
+
+PREDECESSOR: Final = ("upstream-multus-daemon", "upstream-multus-shim")
+"""What `upstream.Upstream` runs."""
+
+DEFAULT: Final = CONTROL_PLANE + PREDECESSOR
 """What the tests marked `apiserver` need."""
 
 PROGRESS_SECONDS: Final = 15.0
@@ -54,33 +83,34 @@ class ToolError(Exception):
 # --- what is pinned ------------------------------------------------------------------------------------------------
 
 
-def pinned(module: str) -> str:
-    """Version of a module in `go.mod`, such as `v1.35.4`."""
-    text = (MODULE / "go.mod").read_text()
+def pinned(module: str, directory: Path = MODULE) -> str:
+    """Version of a module in a `go.mod`, such as `v1.35.4`."""
+    text = (directory / "go.mod").read_text()
     found = re.search(rf"^(?:require)?\s*{re.escape(module)}\s+(v\S+)", text, re.MULTILINE)
     if not found:
-        raise ToolError(f"{MODULE / 'go.mod'} does not pin {module}")
+        raise ToolError(f"{directory / 'go.mod'} does not pin {module}")
     return found[1]
 
 
-def required_go() -> str:
+def required_go(directory: Path = MODULE) -> str:
     """The oldest Go that the pinned modules build with, such as `1.25.0`."""
-    found = re.search(r"^go (\S+)$", (MODULE / "go.mod").read_text(), re.MULTILINE)
+    found = re.search(r"^go (\S+)$", (directory / "go.mod").read_text(), re.MULTILINE)
     if not found:
-        raise ToolError(f"{MODULE / 'go.mod'} has no go line")
+        raise ToolError(f"{directory / 'go.mod'} has no go line")
     return found[1]
 
 
-def link_flags() -> str:
+def link_flags(directory: Path = MODULE) -> str:
     """No symbols; and the release is stamped in, or Kubernetes' programs call themselves v0.0.0-master."""
-    version = pinned("k8s.io/kubernetes")
-    major, minor, _ = version.removeprefix("v").split(".", 2)
-    # kubelet and kube-scheduler take it from component-base, client libraries from client-go.
-    stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    holders = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    return " ".join(
-        ["-s", "-w", *(f"-X {holder}.{key}={value}" for holder in holders for key, value in stamps.items())]
-    )
+    flags = ["-s", "-w"]
+    if directory == MODULE:
+        version = pinned("k8s.io/kubernetes")
+        major, minor, _ = version.removeprefix("v").split(".", 2)
+        # kubelet and kube-scheduler take it from component-base, client libraries from client-go.
+        stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+        holders = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+        flags += [f"-X {holder}.{key}={value}" for holder in holders for key, value in stamps.items()]
+    return " ".join(flags)
 
 
 # --- finding -------------------------------------------------------------------------------------------------------
@@ -92,10 +122,11 @@ def cache_root() -> Path:
     return Path(base) / "multus-daemon" / "tools"
 
 
-def _pins() -> str:
+def _pins(directory: Path) -> str:
     """A digest of everything that decides what a build gives, but for the version of Go."""
     digest = hashlib.sha256()
-    for part in ((MODULE / "go.mod").read_bytes(), (MODULE / "go.sum").read_bytes(), link_flags().encode()):
+    flags = link_flags(directory).encode()
+    for part in ((directory / "go.mod").read_bytes(), (directory / "go.sum").read_bytes(), flags):
         digest.update(hashlib.sha256(part).digest())
     return f"{digest.hexdigest()[:16]}-{platform.machine()}"
 
@@ -110,11 +141,11 @@ def _go_version() -> str:
     return done.stdout.split()[0] if done.returncode == 0 and done.stdout.strip() else ""
 
 
-def _caches() -> list[Path]:
+def _caches(directory: Path) -> list[Path]:
     """Directories with builds of these pins: by the present Go, or by any where there is none."""
     if version := _go_version():
-        return [cache_root() / f"{_pins()}-{version}"]
-    return sorted(cache_root().glob(f"{_pins()}-go*[0-9]"))
+        return [cache_root() / f"{_pins(directory)}-{version}"]
+    return sorted(cache_root().glob(f"{_pins(directory)}-go*[0-9]"))
 
 
 def find(name: str) -> Path:
@@ -122,22 +153,22 @@ def find(name: str) -> Path:
 
     Raises ToolError, with what to do, where it is not there.
     """
-    package = PACKAGES.get(name)
-    if package is None:
-        raise ToolError(f"no tool of that name: {name}; there are: {', '.join(PACKAGES)}")
+    tool = TOOLS.get(name)
+    if tool is None:
+        raise ToolError(f"no tool of that name: {name}; there are: {', '.join(TOOLS)}")
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):
         candidate = Path(assets) / name
         if os.access(candidate, os.X_OK):
             return candidate.resolve()
     if on_path := shutil.which(name):
         return Path(on_path).resolve()
-    for directory in _caches():
+    for directory in _caches(tool.directory):
         if os.access(directory / name, os.X_OK):
             return directory / name
     raise ToolError(
         f"{name} is neither in KUBEBUILDER_ASSETS, nor on the PATH, nor built: "
         f"`make e2e`, or `{COMMAND} {name}` in the source tree, builds it once "
-        f"(minutes; needs Go {required_go()} or newer)"
+        f"(minutes; needs Go {required_go(tool.directory)} or newer)"
     )
 
 
@@ -148,12 +179,12 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def require_go() -> str:
+def require_go(directory: Path) -> str:
     """The version of the Go toolchain, such as `go1.26.1`.
 
     Raises ToolError where there is none, or an older one than `go.mod` asks for.
     """
-    version, needed = _go_version(), required_go()
+    version, needed = _go_version(), required_go(directory)
     advice = (
         f"Go {needed} or newer builds the test tools: Debian's package `golang` where it is as new as that (backports "
         "have newer ones), else the toolchain from go.dev; or point KUBEBUILDER_ASSETS at a directory with the programs"
@@ -189,32 +220,33 @@ def ensure(names: Sequence[str]) -> dict[str, Path]:
         try:
             found[name] = find(name)
         except ToolError:
-            if name not in PACKAGES:
+            if name not in TOOLS:
                 raise
             missing.append(name)
-    if missing:
-        directory = cache_root() / f"{_pins()}-{require_go()}"
+    for name in missing:
+        pins = TOOLS[name].directory
+        directory = cache_root() / f"{_pins(pins)}-{require_go(pins)}"
         with _locked(directory.with_name(directory.name + ".lock")):
-            for name in missing:
-                if not os.access(directory / name, os.X_OK):
-                    _build(name, directory)
-                found[name] = directory / name
+            if not os.access(directory / name, os.X_OK):
+                _build(name, directory)
+        found[name] = directory / name
     return found
 
 
 def _build(name: str, directory: Path) -> None:
     """Compile into a temporary directory beside the target, then rename: a half build is never found."""
+    tool = TOOLS[name]
     directory.mkdir(parents=True, exist_ok=True)
-    _say(f"{name}: building {PACKAGES[name]} ({_release(name)}) into {directory}")
+    _say(f"{name}: building {tool.package} ({pinned(tool.module, tool.directory)}) into {directory}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=directory) as scratch:
         target, log = Path(scratch) / name, Path(scratch) / "log"
         # NB: -mod=readonly also against a GOFLAGS of the user; go.work files above the tree are not ours.
-        command = ["go", "build", "-v", "-mod=readonly", "-trimpath", "-ldflags", link_flags(), "-o", str(target)]
+        command = ["go", "build", "-v", "-mod=readonly", "-trimpath", "-ldflags", link_flags(tool.directory)]
         with log.open("wb") as output:
             child = subprocess.Popen(
-                [*command, PACKAGES[name]],
-                cwd=MODULE,
+                [*command, "-o", str(target), tool.package],
+                cwd=tool.directory,
                 env=os.environ | {"CGO_ENABLED": "0", "GOWORK": "off"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -233,11 +265,6 @@ def _build(name: str, directory: Path) -> None:
         size = target.stat().st_size >> 20
         target.rename(directory / name)
     _say(f"{name}: built in {time.monotonic() - start:.0f} s, {size} MiB")
-
-
-def _release(name: str) -> str:
-    module = PACKAGES[name] if name == "etcd" else "k8s.io/kubernetes"
-    return pinned(module)
 
 
 def _watch(child: subprocess.Popen[bytes], name: str, log: Path, start: float) -> None:
@@ -262,9 +289,7 @@ def _say(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Build what the end-to-end tests run, once.")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(PACKAGES)}; default: etcd kube-apiserver"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TOOLS)}; default: {' '.join(DEFAULT)}")
     parser.add_argument("--find", action="store_true", help="build nothing; fail where a program is missing")
     options = parser.parse_args(arguments)
     names: list[str] = options.names or list(DEFAULT)

@@ -67,9 +67,10 @@ def test_the_pins_are_read() -> None:
 
 
 def test_each_program_is_a_tool_line_of_the_module() -> None:
-    text = (build_tools.MODULE / "go.mod").read_text()
-    for package in build_tools.PACKAGES.values():
-        assert f"\n\t{package}\n" in text
+    for tool in build_tools.TOOLS.values():
+        text = (tool.directory / "go.mod").read_text()
+        assert f"\n\t{tool.package}\n" in text
+        assert build_tools.pinned(tool.module, tool.directory).startswith("v")
 
 
 def test_assets_come_before_the_path_and_the_path_before_the_cache(
@@ -107,13 +108,17 @@ def test_no_go_or_an_old_one_says_which_is_needed(machine: Machine, monkeypatch:
     assert not machine.builds
 
 
-def test_built_once_and_found_without_go(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_built_once_and_found_without_go(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.go()
     first = ensure(["etcd", "kube-apiserver"])
     assert ensure(["etcd", "kube-apiserver"]) == first
-    assert [line.split()[-1] for line in machine.builds] == [build_tools.PACKAGES[name] for name in first]
+    assert [line.split()[-1] for line in machine.builds] == [build_tools.TOOLS[name].package for name in first]
     assert "-trimpath" in machine.builds[0]
     (machine.bin / "go").unlink()
+    # Else a Go of the system's is found.
+    monkeypatch.setenv("PATH", str(machine.bin))
     assert find("etcd") == first["etcd"]
     assert "etcd: built in" in capsys.readouterr().out
 
@@ -150,10 +155,14 @@ def test_a_second_builder_waits_for_the_first(machine: Machine, capsys: pytest.C
         fcntl.flock(held, fcntl.LOCK_EX)
         builder = threading.Thread(target=ensure, args=(["etcd"],))
         builder.start()
-        time.sleep(0.2)
+        deadline = time.monotonic() + 20
+        said = ""
+        while "waiting for it" not in said and time.monotonic() < deadline:
+            said += capsys.readouterr().out
+            time.sleep(0.02)
+        assert "waiting for it" in said
         assert not path.exists()
         # What the first one has built is not built again.
         machine.program(path)
-    builder.join(timeout=10)
+    builder.join(timeout=20)
     assert len(machine.builds) == 1
-    assert "waiting for it" in capsys.readouterr().out

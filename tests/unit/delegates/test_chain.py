@@ -275,3 +275,67 @@ class TestValidate:
     def test_interface_name(self, chain, ifname):
         with pytest.raises(InvalidEnvironmentError):
             chain.validate(Attachment("web/n1", attachment().config, ifname))
+
+
+def network(version="1.1.0", plugins=("bridge", "portmap", "tuning"), **extra):
+    return attachment(version, plugins, **extra).config
+
+
+class TestStatus:
+    async def test_each_plugin_gets_its_object_and_nothing_of_a_container(self, chain, runner):
+        plugins = [{"type": "bridge", "capabilities": {"mac": True}, "mtu": 1400}, "portmap"]
+        await chain.status(network(plugins=plugins))
+        assert runner.order == [("bridge", "STATUS"), ("portmap", "STATUS")]
+        assert runner.calls[0].config == {**plugins[0], "name": "n1", "cniVersion": "1.1.0"}
+        call = runner.calls[0].invocation
+        assert (call.container_id, call.netns, call.ifname, call.args, call.path) == ("", "", "", "", "/a:/b")
+
+    @pytest.mark.weak_spot(11)
+    @pytest.mark.parametrize("code", [50, 51, 11, 117])
+    async def test_the_first_failure_ends_it_with_its_code(self, chain, runner, code):
+        runner.answers["portmap", "STATUS"] = errors.from_code(code, "no ranges left", "see the log")
+        with pytest.raises(CniError) as caught:
+            await chain.status(network())
+        assert (caught.value.code, caught.value.details) == (code, "see the log")
+        assert caught.value.msg == 'no ranges left (plugin type="portmap" network="n1", STATUS)'
+        assert len(runner.calls) == 2
+
+    @pytest.mark.parametrize("version", ["", "0.3.1", "0.4.0", "1.0.0"])
+    async def test_skipped_where_the_version_has_none(self, chain, runner, version):
+        await chain.status(network(version))
+        assert runner.calls == []
+
+
+VALID = (("c1", "eth0"), ("c2", "net1"))
+BOTH_KEYS = ("cni.dev/valid-attachments", "cni.dev/attachments")
+
+
+class TestGc:
+    @pytest.mark.parametrize("valid", [VALID, ()])
+    async def test_both_names_of_the_key(self, chain, runner, valid):
+        await chain.gc(network(), valid)
+        assert runner.order == [("bridge", "GC"), ("portmap", "GC"), ("tuning", "GC")]
+        pairs = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
+        expected = {"type": "tuning", "name": "n1", "cniVersion": "1.1.0"} | dict.fromkeys(BOTH_KEYS, pairs)
+        assert runner.calls[2].config == expected
+        call = runner.calls[2].invocation
+        assert (call.container_id, call.netns, call.ifname, call.args, call.path) == ("", "", "", "", "/a:/b")
+
+    async def test_every_plugin_past_failures_that_are_joined(self, chain, runner):
+        runner.answers["bridge", "GC"] = TryAgainLaterError("busy", "later")
+        runner.answers["tuning", "GC"] = CniError("boom", "now")
+        with pytest.raises(TryAgainLaterError) as caught:
+            await chain.gc(network(), VALID)
+        assert len(runner.calls) == 3
+        assert caught.value.msg.startswith('busy (plugin type="bridge" network="n1", GC); boom (plugin type="tuning"')
+        assert caught.value.details == "later; now"
+
+    @pytest.mark.parametrize("version", ["", "0.3.1", "1.0.0"])
+    async def test_skipped_where_the_version_has_none(self, chain, runner, version):
+        await chain.gc(network(version), VALID)
+        assert runner.calls == []
+
+    @pytest.mark.parametrize("value", [True, "true"])
+    async def test_disabled(self, chain, runner, value):
+        await chain.gc(network(disableGC=value), VALID)
+        assert runner.calls == []

@@ -54,6 +54,23 @@ async def test_choice(process, builtin, mode, name, expected):
     assert dispatcher.locate(name) == where[expected]
 
 
+@pytest.mark.parametrize(
+    ("mode", "name", "expected"),
+    [
+        ("off", "both", b"process"),
+        ("fallback", "both", b"process"),
+        ("prefer", "both", b"process"),
+        # Nobody else could: it refuses, or does the DEL.
+        ("prefer", "builtin", b"built-in"),
+        ("fallback", "builtin", b"built-in"),
+    ],
+)
+async def test_what_the_builtin_does_not_know_is_left_to_the_binary(process, builtin, mode, name, expected):
+    builtin.not_supported = {"both": "newKey: 5", "builtin": "newKey: 5"}
+    assert await Dispatcher(process, builtin, mode).run(name, CALL) == expected
+    assert len(process.calls) + len(builtin.calls) == (2 if mode == "fallback" and name == "builtin" else 1)
+
+
 async def test_a_failing_binary_is_not_replaced(process, builtin):
     """Only a missing one is: a plugin that has begun its work must not be followed by another."""
     process.answers["both", "ADD"] = InvalidNetworkConfigError("bad subnet")

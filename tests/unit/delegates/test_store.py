@@ -249,7 +249,9 @@ def test_a_damaged_record_falls_back_to_the_result_cache(store, cni_dir, cache, 
     assert found.sandbox == Sandbox("c0ffee", "/run/netns/a")
     assert found.attachments[0].capability_args == {"mac": "02:00:00:00:00:01"}
     assert found.attachments[0].result.ips[0].address == "10.1.0.2/24"
-    assert not found.complete
+    assert found.complete
+    cache.remove("n", "c0ffee", "eth0")
+    assert not store.recover("c0ffee").complete
 
 
 def test_damage_everywhere(store, cni_dir, cache):
@@ -304,6 +306,22 @@ def summary(record):
         ),
         ("0.3.1/json-ips-mac/ADD", [("cluster", "cluster", "eth0", True), ("web/caps", "caps", "data0", False)]),
         ("1.1.0/nad-without-name/ADD", [("cluster", "cluster", "eth0", True), ("web/noname", "noname", "net1", False)]),
+        (
+            "1.0.0/list-without-version/ADD",
+            [
+                ("pods", "pods", "eth0", True),
+                ("web/unversioned", "unversioned", "net1", False),
+                ("web/ptp", "ptp", "data0", False),
+            ],
+        ),
+        (
+            "1.0.0/port-mappings/ADD",
+            [
+                ("pods", "pods", "eth0", True),
+                ("web/addressed", "addressed", "lan0", False),
+                ("web/ports", "ports", "net2", False),
+            ],
+        ),
         ("conflist-primary/ADD", [("cluster", "cluster", "eth0", True), ("web/ptp-a", "ptp-a", "net1", False)]),
     ],
 )
@@ -398,6 +416,43 @@ async def test_delete_of_an_upstream_conflist_gets_every_key(store, cni_dir, cac
     assert ptp["ipam"]["ranges"] == [[{"subnet": "10.244.0.0/24"}]]
     assert ptp["cniVersion"] == "1.0.0"
     assert ("prevResult" in ptp) is (without == "")
+
+
+@pytest.mark.weak_spot(13)
+async def test_a_list_without_a_version_is_deleted_as_it_was_added(store, cni_dir, cache):
+    """As 0.1.0, which is what libcni took it for: without prevResult, which that version has not."""
+    record = store.recover(left_by_upstream(cni_dir, "1.0.0/list-without-version/ADD"))
+    runner = FakePluginRunner()
+    await Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[1])
+    assert [(call.plugin_type, call.config["cniVersion"]) for call in runner.calls] == [
+        ("tuning", "0.1.0"),
+        ("bridge", "0.1.0"),
+    ]
+    assert runner.calls[1].config["ipam"]["ranges"] == [[{"subnet": "10.92.0.0/24"}]]
+    assert "prevResult" not in runner.calls[1].config
+
+
+@pytest.mark.weak_spot(18)
+@pytest.mark.parametrize(("without", "expected"), [("", [(18081, 81)]), ("c0ffee72", [(18081, 81)]), ("results", [])])
+async def test_delete_gets_the_port_mappings_of_the_annotation(store, cni_dir, cache, without, expected):
+    """They are in the result cache only: upstream's own DEL is without them, and leaves portmap's rules."""
+    record = store.recover(left_by_upstream(cni_dir, "1.0.0/port-mappings/ADD", without=without))
+    runner = FakePluginRunner()
+    await Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[2])
+    assert [call.plugin_type for call in runner.calls] == ["portmap", "ptp"]
+    mappings = runner.calls[0].config.get("runtimeConfig", {}).get("portMappings", [])
+    assert [(item["hostPort"], item["containerPort"]) for item in mappings] == expected
+
+
+def test_a_list_that_is_damaged_is_no_reason_to_undo_a_living_pod(store, cni_dir):
+    """Every result is there: a repeated ADD is answered with what there is, and CHECK looks at it."""
+    container_id = left_by_upstream(cni_dir, "1.0.0/port-mappings/ADD")
+    (cni_dir / container_id).write_text("[{")
+    record = store.recover(container_id)
+    assert record.complete
+    assert [item[2] for item in summary(record)] == ["eth0", "lan0", "net2"]
+    (cni_dir / "results" / f"pods-{container_id}-eth0").unlink()
+    assert not store.recover(container_id).complete
 
 
 def test_a_list_completed_from_a_folder(store, cni_dir):
