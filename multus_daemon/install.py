@@ -1,0 +1,200 @@
+"""Puts the shim on a node, and takes everything off it again: `multus-daemon install` and `uninstall`.
+
+Both are run in a container that has the node's folders mounted, or on the node itself. They can be repeated at any
+time, while the runtime executes the shim too: a file is never written to, only replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from multus_daemon.base import fs
+from multus_daemon.cni import gojson
+from multus_daemon.ports import ContainerRecord, CorruptRecordError, DelegateStore
+
+log = logging.getLogger(__name__)
+
+SHIM: Final = "multus-shim"
+"""File name of the shim in the plugin directory, and its type in the generated configuration."""
+
+_TRY_SECONDS: Final = 10.0
+_CONF_MAX_BYTES: Final = 1024 * 1024
+
+# e_machine of elf(5) for what `uname -m` says; a 64-bit ARM kernel runs 32-bit programs too.
+_MACHINES: Final = {
+    "x86_64": (62,),
+    "aarch64": (183, 40),
+    "armv7l": (40,),
+    "armv8l": (40,),
+    "ppc64le": (21,),
+    "s390x": (22,),
+    "riscv64": (243,),
+}
+_NAMES: Final = {62: "x86_64", 183: "aarch64", 40: "arm", 21: "ppc64", 22: "s390x", 243: "riscv64", 3: "i386"}
+
+
+class InstallError(Exception):
+    """The node could not be changed as asked; the message says why and what to do."""
+
+
+# --- install ---------------------------------------------------------------------------------------------------------
+
+
+def install_shim(source: Path, directory: Path, *, machine: str = "") -> bool:
+    """Put the shim at `source` into the plugin directory; False where the very same is there already.
+
+    It is tried where it will be executed before it takes the place of its predecessor, so that a node never has one
+    that can't run. `machine`: what `uname -m` says; empty: this one. Raises InstallError, nothing is changed then.
+    """
+    try:
+        data = fs.read_limited(source)
+        _check_elf(data, source, machine or os.uname().machine)
+        target = directory / SHIM
+        if _is_same(target, data):
+            return False
+        fs.sweep(directory)
+        # Under a name of its own first: the trial must not be of what the runtime may execute at this moment.
+        trial = directory / f".{SHIM}.new"
+        fs.write_atomic(trial, data, mode=0o755)
+        try:
+            _try(trial)
+            trial.rename(target)
+        finally:
+            fs.remove(trial)
+        fs.fsync_directory(directory)
+    except OSError as error:
+        raise InstallError(
+            f"the shim can't be put into {directory}: {error}; is the node's directory mounted there?"
+        ) from error
+    return True
+
+
+def _check_elf(data: bytes, source: Path, machine: str) -> None:
+    """Raises InstallError where the program is none, or one of another architecture."""
+    if len(data) < 20 or data[:4] != b"\x7fELF":
+        raise InstallError(f"{source} is no ELF program; this image is broken")
+    order = {1: "<", 2: ">"}.get(data[5])
+    if order is None:
+        raise InstallError(f"{source}: an ELF program of no known byte order; this image is broken")
+    (found,) = struct.unpack_from(f"{order}H", data, 18)
+    if found not in _MACHINES.get(machine, (found,)):
+        raise InstallError(
+            f"{source} is for {_NAMES.get(found, f'machine {found}')}, and this node is {machine}; "
+            "use the image of the node's architecture"
+        )
+
+
+def _is_same(target: Path, data: bytes) -> bool:
+    try:
+        return target.stat().st_mode & 0o777 == 0o755 and fs.read_limited(target, follow=False) == data
+    except OSError:
+        return False
+
+
+def _try(program: Path) -> None:
+    """Ask the shim for its CNI versions. Raises InstallError where that fails."""
+    try:
+        done = subprocess.run(  # noqa: S603 - our own program, at a path of ours
+            [program],
+            env={"CNI_COMMAND": "VERSION"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TRY_SECONDS,
+            check=False,
+        )
+        versions = json.loads(done.stdout)["supportedVersions"] if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as error:
+        raise InstallError(f"{program} does not run on this node: {error}") from error
+    if not versions:
+        raise InstallError(f"{program} does not run on this node: exit status {done.returncode}: {done.stderr[:200]!r}")
+
+
+# --- uninstall -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The places on a node that hold something of ours, as the caller sees them."""
+
+    bin_dir: Path
+    conf_dir: Path
+    """Where the runtime looks for its network configuration."""
+    socket_dir: Path
+    cni_dir: Path
+
+
+def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> list[str]:
+    """Take everything of ours off the node, so that the runtime goes on with the cluster's own network.
+
+    The configuration goes first: from then on the runtime does not start the shim for new pods. Pods that have
+    additional networks would keep them for ever, since nobody is left that knows them: where there are such pods
+    nothing is changed, unless `force` says so. `purge`: the record of what is attached goes too. What was done, in
+    order, each as a line for people. Raises InstallError.
+    """
+    waiting = _with_additional_networks(store)
+    if waiting and not force:
+        shown = ", ".join(f"{record.pod} ({len(record.attachments) - 1})" for record in waiting[:20])
+        raise InstallError(
+            f"{len(waiting)} pods have additional networks: {shown}{', ...' if len(waiting) > 20 else ''}; nothing was "
+            "changed: drain the node first, or repeat with --force and restart these pods"
+        )
+    done: list[str] = []
+    try:
+        for path in our_configurations(node.conf_dir):
+            fs.remove(path)
+            done.append(f"removed {path}")
+        if fs.remove(node.socket_dir / "multus.sock"):
+            done.append(f"removed {node.socket_dir / 'multus.sock'}")
+        if fs.remove(node.bin_dir / SHIM):
+            done.append(f"removed {node.bin_dir / SHIM}")
+        fs.sweep(node.bin_dir)
+        if purge and node.cni_dir.is_dir():
+            shutil.rmtree(node.cni_dir)
+            done.append(f"removed {node.cni_dir}")
+    except OSError as error:
+        raise InstallError(f"{error}; done before that: {'; '.join(done) or 'nothing'}") from error
+    return done
+
+
+def our_configurations(directory: Path) -> list[Path]:
+    """The network configurations in `directory` that start the shim, by their content, sorted. Raises OSError."""
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.suffix in (".conf", ".conflist", ".json"))
+    except FileNotFoundError:
+        return []
+    return [path for path in paths if _types(path) and set(_types(path)) <= {SHIM}]
+
+
+def _types(path: Path) -> Sequence[str]:
+    """The plugin types that a configuration names; none where it can't be read."""
+    try:
+        fields = gojson.loads_object(fs.read_limited(path, limit=_CONF_MAX_BYTES))
+        plugins = gojson.get_list(fields, "plugins") or [fields]
+        return [gojson.get_str(plugin, "type") or "" for plugin in plugins if isinstance(plugin, dict)]
+    except (OSError, gojson.JsonError):
+        return []
+
+
+def _with_additional_networks(store: DelegateStore) -> list[ContainerRecord]:
+    found = []
+    try:
+        for container_id in store.containers():
+            try:
+                record = store.load(container_id)
+            except CorruptRecordError as error:
+                log.warning("container %s: %s", container_id, error)
+                continue
+            if record is not None and len(record.attachments) > 1:
+                found.append(record)
+    except OSError as error:
+        raise InstallError(f"what is attached can't be read: {error}") from error
+    return found

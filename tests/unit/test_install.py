@@ -1,0 +1,191 @@
+"""`multus-daemon install` and `uninstall`: the shim and everything else of ours, on a node that is a folder."""
+
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import multus_shim
+from multus_daemon import install
+from multus_daemon.cni import conf
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.store import FileStore
+from multus_daemon.install import InstallError
+from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
+
+OURS = b'{"cniVersion":"1.0.0","name":"multus-cni-network","type":"multus-shim"}'
+OURS_AS_LIST = b'{"cniVersion":"1.0.0","name":"multus-cni-network","plugins":[{"type":"multus-shim"}]}'
+PRIMARY = b'{"cniVersion":"1.0.0","name":"cluster","plugins":[{"type":"bridge"},{"type":"portmap"}]}'
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> install.Node:
+    found = install.Node(tmp_path / "bin", tmp_path / "net.d", tmp_path / "run", tmp_path / "multus")
+    for directory in (found.bin_dir, found.conf_dir, found.socket_dir, found.cni_dir):
+        directory.mkdir()
+    return found
+
+
+def store_of(node: install.Node) -> FileStore:
+    return FileStore(node.cni_dir, ResultCache(node.cni_dir))
+
+
+def attach(node: install.Node, container_id: str, networks: int) -> None:
+    config = conf.parse(b'{"cniVersion":"1.0.0","name":"n","type":"bridge"}')
+    store_of(node).save(
+        ContainerRecord(
+            Sandbox(ContainerId(container_id), "/run/netns/x"),
+            IfName("eth0"),
+            Namespace("web"),
+            PodName(f"web-{container_id}"),
+            PodUid("u"),
+            tuple(Attachment("n", config, IfName(f"net{number}")) for number in range(networks)),
+            complete=True,
+        )
+    )
+
+
+def elf(machine: int, order: str = "<") -> bytes:
+    return b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + bytes(10) + struct.pack(f"{order}HH", 2, machine)
+
+
+def test_the_shim_is_put_there_once(node: install.Node) -> None:
+    assert install.install_shim(multus_shim.binary(), node.bin_dir) is True
+    target = node.bin_dir / "multus-shim"
+    assert target.read_bytes() == multus_shim.binary().read_bytes()
+    assert target.stat().st_mode & 0o777 == 0o755
+    before = target.stat().st_ino
+    assert install.install_shim(multus_shim.binary(), node.bin_dir) is False
+    assert target.stat().st_ino == before
+    assert [path.name for path in node.bin_dir.iterdir()] == ["multus-shim"]
+
+
+def test_a_file_with_another_mode_is_replaced(node: install.Node) -> None:
+    install.install_shim(multus_shim.binary(), node.bin_dir)
+    (node.bin_dir / "multus-shim").chmod(0o644)
+    assert install.install_shim(multus_shim.binary(), node.bin_dir) is True
+    assert (node.bin_dir / "multus-shim").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_shim_that_runs_can_be_replaced(node: install.Node) -> None:
+    # Writing to the file that runs is "text file busy".
+    target = node.bin_dir / "multus-shim"
+    target.write_bytes(Path("/usr/bin/sleep").read_bytes())
+    target.chmod(0o755)
+    with subprocess.Popen([target, "60"]) as running:
+        try:
+            assert install.install_shim(multus_shim.binary(), node.bin_dir) is True
+            assert running.poll() is None
+        finally:
+            running.kill()
+
+
+def test_there_is_a_whole_shim_at_every_moment(node: install.Node) -> None:
+    target = node.bin_dir / "multus-shim"
+    install.install_shim(multus_shim.binary(), node.bin_dir)
+    # A process of its own, as the runtime is: a thread of this one would inherit what is being written.
+    script = 'while [ ! -e "$1" ]; do CNI_COMMAND=VERSION "$0" >/dev/null && echo run || echo failed; done'
+    stop = node.cni_dir / "stop"
+    with subprocess.Popen(["/bin/sh", "-c", script, target, stop], stdout=subprocess.PIPE, text=True) as runtime:
+        try:
+            for _ in range(20):
+                target.chmod(0o711)
+                assert install.install_shim(multus_shim.binary(), node.bin_dir) is True
+        finally:
+            stop.touch()
+        answers, _ = runtime.communicate(timeout=30)
+    assert set(answers.split()) == {"run"}
+
+
+@pytest.mark.parametrize("machine", [183, 22])
+def test_another_architecture_is_refused_before_anything_changes(node: install.Node, machine: int) -> None:
+    (node.bin_dir / "multus-shim").write_bytes(b"old")
+    source = node.cni_dir / "shim"
+    source.write_bytes(elf(machine, ">" if machine == 22 else "<"))
+    with pytest.raises(InstallError, match=r"is for (aarch64|s390x), and this node is x86_64"):
+        install.install_shim(source, node.bin_dir, machine="x86_64")
+    assert (node.bin_dir / "multus-shim").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("content", [b"", b"#!/bin/sh\nexit 0\n", b"\x7fELF" + bytes(40)])
+def test_what_is_no_program_is_refused(node: install.Node, content: bytes) -> None:
+    source = node.cni_dir / "shim"
+    source.write_bytes(content)
+    with pytest.raises(InstallError, match="this image is broken"):
+        install.install_shim(source, node.bin_dir)
+    assert not list(node.bin_dir.iterdir())
+
+
+def test_a_program_that_does_not_run_leaves_the_old_one(node: install.Node) -> None:
+    (node.bin_dir / "multus-shim").write_bytes(b"old")
+    source = node.cni_dir / "shim"
+    source.write_bytes(Path("/usr/bin/false").read_bytes())
+    with pytest.raises(InstallError, match="does not run on this node: exit status 1"):
+        install.install_shim(source, node.bin_dir)
+    assert (node.bin_dir / "multus-shim").read_bytes() == b"old"
+    assert [path.name for path in node.bin_dir.iterdir()] == ["multus-shim"]
+
+
+def test_a_missing_directory_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="is the node's directory mounted there"):
+        install.install_shim(multus_shim.binary(), tmp_path / "nowhere")
+
+
+def test_what_a_killed_install_left_is_swept(node: install.Node) -> None:
+    (node.bin_dir / ".multus-shim.new").write_bytes(b"half")
+    stale = node.bin_dir / ".multus-shim.999999999-0123456789ab"
+    stale.write_bytes(b"half")
+    install.install_shim(multus_shim.binary(), node.bin_dir)
+    assert [path.name for path in node.bin_dir.iterdir()] == ["multus-shim"]
+
+
+def test_uninstall_takes_what_is_ours_and_nothing_else(node: install.Node) -> None:
+    (node.conf_dir / "00-multus.conf").write_bytes(OURS)
+    (node.conf_dir / "01-multus.conflist").write_bytes(OURS_AS_LIST)
+    (node.conf_dir / "10-cluster.conflist").write_bytes(PRIMARY)
+    (node.conf_dir / "00-multus.conf.bak").write_bytes(OURS)
+    (node.conf_dir / "50-broken.conf").write_bytes(b"{")
+    for name in ("multus-shim", "bridge"):
+        (node.bin_dir / name).write_bytes(b"x")
+    for name in ("multus.sock", "kubeconfig"):
+        (node.socket_dir / name).write_bytes(b"")
+    attach(node, "c1", 1)
+    done = install.uninstall(node, store_of(node), force=False, purge=False)
+    assert sorted(path.name for path in node.conf_dir.iterdir()) == [
+        "00-multus.conf.bak", "10-cluster.conflist", "50-broken.conf",
+    ]  # fmt: skip
+    assert [path.name for path in node.bin_dir.iterdir()] == ["bridge"]
+    assert [path.name for path in node.socket_dir.iterdir()] == ["kubeconfig"]
+    assert store_of(node).containers() == ["c1"]
+    # The configuration goes first: the runtime must not look for a shim that is gone.
+    assert done[0] == f"removed {node.conf_dir / '00-multus.conf'}"
+    assert install.uninstall(node, store_of(node), force=False, purge=False) == []
+
+
+def test_pods_with_additional_networks_hold_it_up(node: install.Node) -> None:
+    (node.conf_dir / "00-multus.conf").write_bytes(OURS)
+    attach(node, "c1", 1)
+    attach(node, "c2", 3)
+    with pytest.raises(InstallError, match=r"1 pods have additional networks: web/web-c2 \(2\); nothing was changed"):
+        install.uninstall(node, store_of(node), force=False, purge=True)
+    assert (node.conf_dir / "00-multus.conf").exists()
+    assert install.uninstall(node, store_of(node), force=True, purge=True) == [
+        f"removed {node.conf_dir / '00-multus.conf'}",
+        f"removed {node.cni_dir}",
+    ]
+
+
+def test_uninstall_of_a_node_that_has_nothing(tmp_path: Path) -> None:
+    nothing = install.Node(tmp_path / "bin", tmp_path / "net.d", tmp_path / "run", tmp_path / "multus")
+    assert install.uninstall(nothing, store_of(nothing), force=False, purge=True) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere; run the tests as another user for this one")
+def test_what_can_not_be_removed_is_said(node: install.Node) -> None:
+    (node.conf_dir / "00-multus.conf").write_bytes(OURS)
+    node.conf_dir.chmod(0o500)
+    with pytest.raises(InstallError, match="Permission denied"):
+        install.uninstall(node, store_of(node), force=False, purge=False)
