@@ -11,7 +11,7 @@ SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_d
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
 	@echo "make test    the whole test suite"
-	@echo "make e2e     tests against a real API server; builds etcd and kube-apiserver once (Go 1.25 or newer, minutes)"
+	@echo "make e2e     tests against a real API server and the upstream daemon; builds them once (Go 1.25 or newer, minutes)"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make bench   measurements (bench/)"
 	@echo "make clean   removes the virtual environment and build results"

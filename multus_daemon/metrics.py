@@ -24,6 +24,8 @@ OUTCOMES: Final = frozenset({"success", "error", "deadline"})
 DELEGATE_OUTCOMES: Final = frozenset(
     ("success", "cancelled", "crash", "1", "2", "3", "4", "5", "6", "7", "8", "11", "50", "51", "999")
 )
+REQUESTS: Final = frozenset({"ips", "mac", "infiniband-guid", "bandwidth", "portMappings"})
+COLLECTED: Final = frozenset({"collected", "left", "failed"})
 HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz"})
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "notify", "trace", "patch"})
 # Seconds. A built-in plugin takes milliseconds, a plugin's deadline is two minutes.
@@ -67,8 +69,26 @@ class Metrics:
         self._refused_peers = Counter(
             "multus_refused_peers_total", "Requests on the socket from users that may not call", registry=registry
         )
+        self._unmet = Counter(
+            "multus_requests_unmet_total",
+            "Requests of pods (ips, mac, ...) that no plugin could take or that the result did not show",
+            ["request"],
+            registry=registry,
+        )
+        for request in REQUESTS:
+            self._unmet.labels(request)
+        self._collected = Counter(
+            "multus_gc_attachments_total",
+            "Attachments of containers that the runtime has no more: collected, left since processes run there, failed",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in COLLECTED:
+            self._collected.labels(outcome)
         self.cluster = ClusterMetrics(registry)
         """What the Kubernetes adapter counts."""
+        self.primary = PrimaryMetrics(registry)
+        """What is counted about the node's CNI configuration."""
         build = Gauge("multus_build_info", "Always 1", ["version", "python"], registry=registry)
         build.labels(version, platform.python_version()).set(1)
         for verb in VERBS:
@@ -109,6 +129,14 @@ class Metrics:
     def refused_peer(self) -> None:
         """A process of another user called."""
         self._refused_peers.inc()
+
+    def unmet_request(self, request: str) -> None:
+        """A pod's request was not met; `request` is one of `REQUESTS`."""
+        self._unmet.labels(_known(request, REQUESTS)).inc()
+
+    def collected(self, outcome: str, attachments: int) -> None:
+        """A GC has come upon so many attachments that are stale; `outcome` is one of `COLLECTED`."""
+        self._collected.labels(_known(outcome, COLLECTED)).inc(attachments)
 
     def render(self) -> tuple[bytes, str]:
         """The exposition and its Content-Type. Reads /proc: for a thread, not for the event loop."""
@@ -188,6 +216,34 @@ class ClusterMetrics:
     def events_dropped(self, number: int) -> None:
         """So many messages will be in no Event."""
         self._lost_events.inc(number)
+
+
+class PrimaryMetrics:
+    """What is counted about the node's CNI configuration, the `Observer` of `controllers.primary_config`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, registry=registry)
+
+        self._generated = counter("multus_cni_config_generated_total", "CNI configurations written with a new content")
+        self._restored = counter(
+            "multus_cni_config_restored_total", "CNI configurations put back after another program changed them"
+        )
+        self._problems = counter(
+            "multus_primary_problems_total", "Problems with the primary network's configuration that came up"
+        )
+
+    def generated(self) -> None:
+        """The configuration was written, new or with another content."""
+        self._generated.inc()
+
+    def restored(self) -> None:
+        """The configuration was put back."""
+        self._restored.inc()
+
+    def primary_problem(self) -> None:
+        """A problem has come up."""
+        self._problems.inc()
 
 
 def _known(value: str, known: frozenset[str]) -> str:

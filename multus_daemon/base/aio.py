@@ -1,4 +1,4 @@
-"""asyncio pieces: a lock for each key, exponential backoff, work that a cancelled caller can't cut in half."""
+"""asyncio pieces: locks and barriers by key, shared calls, exponential backoff, work that is never cut in half."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import functools
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -25,6 +25,11 @@ class KeyedLock:
         """How many keys are held or awaited now."""
         return len(self._locks)
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys that are held or awaited now."""
+        return frozenset(self._locks)
+
     @contextlib.asynccontextmanager
     async def hold(self, key: str) -> AsyncIterator[None]:
         """Hold the lock of `key` for the duration of the block."""
@@ -37,6 +42,84 @@ class KeyedLock:
             self._users[key] -= 1
             if not self._users[key]:
                 del self._users[key], self._locks[key]
+
+
+class Barriers:
+    """One barrier per key, open unless somebody keeps it closed; who passes holds nothing, so nobody waits for them.
+
+    For a worker that reads what there is and then acts on everything else: whoever first writes down what they are
+    about to make, then passes, then makes it, is either read or begins when the worker is done.
+    """
+
+    def __init__(self) -> None:
+        self._closed: dict[str, asyncio.Event] = {}
+
+    @contextlib.asynccontextmanager
+    async def closed(self, key: str) -> AsyncIterator[None]:
+        """Keep the barrier of `key` closed for the duration of the block; waits for whoever keeps it closed now."""
+        await self.passed([key])
+        self._closed[key] = reopened = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._closed[key]
+            reopened.set()
+
+    async def passed(self, keys: Iterable[str]) -> None:
+        """Return when the barrier of each of `keys` has been open once since the call; at once where all are."""
+        for key in keys:
+            while closed := self._closed.get(key):
+                await closed.wait()
+
+
+class SharedCalls:
+    """Work that all who ask for it while it runs share."""
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, asyncio.Task[Any]] = {}
+        self._waiting: dict[asyncio.Task[Any], int] = {}
+
+    async def of(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `work` returns or raises: that of the call with the same key that runs already, if one does.
+
+        The work has a task of its own. It is cancelled with the last of those who wait for it, whose CancelledError
+        comes after its end.
+        """
+        task = self._running.get(key)
+        if task is None:
+            task = asyncio.create_task(work())
+            self._running[key] = task
+            self._waiting[task] = 0
+            task.add_done_callback(functools.partial(self._forget, key))
+        self._waiting[task] += 1
+        try:
+            result: T = await asyncio.shield(task)
+            return result
+        except asyncio.CancelledError:
+            if self._waiting.get(task) == 1:
+                # Nobody who comes now may share what is being ended.
+                self._forget(key, task)
+                await _ended(task)
+            raise
+        finally:
+            if task in self._waiting:
+                self._waiting[task] -= 1
+
+    def _forget(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+        if self._running.get(key) is task:
+            del self._running[key]
+        self._waiting.pop(task, None)
+        if task.done() and not task.cancelled():
+            # Retrieved, so that asyncio does not report it as never retrieved.
+            task.exception()
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """Cancel `task` and wait for its end; another cancellation changes nothing."""
+    task.cancel()
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

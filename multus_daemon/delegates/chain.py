@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multus_daemon.cni import args, conf, errors, names, result, versions
@@ -21,6 +21,7 @@ from multus_daemon.cni.errors import (
     IoFailureError,
     UnknownContainerError,
 )
+from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.ports import Attachment, Invocation, PluginRunner, Sandbox
@@ -87,15 +88,18 @@ class Chain:
                 previous = _object(current, config)
             except CniError as error:
                 raise _placed(error, plugin, attachment, "ADD") from error
-        entry = _entry(sandbox, attachment, current)
+        await self.remember(sandbox, attachment.with_result(current))
+        return current
+
+    async def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        """Put the attachment's result into the cache. Raises IoFailureError (5)."""
         try:
-            await asyncio.to_thread(self._cache.write, entry)
+            await asyncio.to_thread(self._cache.write, _entry(sandbox, attachment))
         except OSError as error:
             raise IoFailureError(
                 f"the result could not be stored: {error}",
                 f"{_place(attachment)}, ADD; make room or repair the directory",
             ) from error
-        return current
 
     async def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
@@ -123,7 +127,7 @@ class Chain:
             except CniError as error:
                 failures.append(_placed(error, plugin, attachment, "DEL"))
         if failures:
-            raise _joined(failures)
+            raise _joined(failures, "DEL")
         try:
             await asyncio.to_thread(self._cache.remove, config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
@@ -150,6 +154,45 @@ class Chain:
                 await self._runner.run(plugin.type, self._invocation("CHECK", sandbox, attachment, stdin))
             except CniError as error:
                 raise _placed(error, plugin, attachment, "CHECK") from error
+
+    async def status(self, config: NetworkConfig) -> None:
+        """STATUS in the list's order; the first failure ends it, with its code (50, 51 and any other).
+
+        Skipped where the configuration is older than 1.1.0, which has no such verb.
+        """
+        if not versions.allows(config.cni_version, "STATUS"):
+            return
+        for plugin in config.plugins:
+            try:
+                await self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}))
+            except CniError as error:
+                raise _located(error, plugin, config, "STATUS") from error
+
+    async def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
+        """GC in the list's order, with `valid` under both names of its key; every plugin, also after one has failed.
+
+        Then the failures are raised as one CniError, with the code of the first. Skipped below 1.1.0, and where the
+        configuration says `disableGC`. Unlike libcni's it deletes nothing by itself: what is stale is the caller's.
+        """
+        if config.disable_gc or not versions.allows(config.cni_version, "GC"):
+            return
+        pairs = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
+        # The first name is that of libcni and of today's SPEC, the second that of the tag spec-v1.1.0.
+        extra = {"cni.dev/valid-attachments": pairs, "cni.dev/attachments": pairs}
+        failures: list[CniError] = []
+        for plugin in config.plugins:
+            try:
+                await self._runner.run(plugin.type, self._without_container("GC", config, plugin, extra))
+            except CniError as error:
+                failures.append(_located(error, plugin, config, "GC"))
+        if failures:
+            raise _joined(failures, "GC")
+
+    def _without_container(
+        self, verb: str, config: NetworkConfig, plugin: PluginConfig, extra: Mapping[str, Any]
+    ) -> Invocation:
+        stdin = conf.plugin_stdin(config, plugin, extra=extra)
+        return Invocation(verb=verb, container_id="", netns="", ifname="", args="", path=self._bin_path, stdin=stdin)
 
     async def _stored(self, sandbox: Sandbox, attachment: Attachment) -> Result | None:
         if attachment.result is not None:
@@ -191,8 +234,9 @@ def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:
         return None
 
 
-def _entry(sandbox: Sandbox, attachment: Attachment, value: Result) -> Entry:
+def _entry(sandbox: Sandbox, attachment: Attachment) -> Entry:
     config = attachment.config
+    value = attachment.result or Result()
     return Entry(
         container_id=sandbox.container_id,
         config=config.raw,
@@ -215,12 +259,17 @@ def _placed(error: CniError, plugin: PluginConfig, attachment: Attachment, verb:
     return error.with_context(f'plugin type="{plugin.type}" {_place(attachment)}, {verb}')
 
 
-def _joined(failures: list[CniError]) -> CniError:
+def _located(error: CniError, plugin: PluginConfig, config: NetworkConfig, verb: str) -> CniError:
+    """As `_placed`, for a verb that is about no container."""
+    return error.with_context(f'plugin type="{plugin.type}" network="{config.name}", {verb}')
+
+
+def _joined(failures: list[CniError], verb: str) -> CniError:
     if len(failures) == 1:
         return failures[0]
     msg = "; ".join(error.msg for error in failures)
     details = "; ".join(error.details for error in failures if error.details)
     joined = errors.from_code(failures[0].code, msg, details)
     # The single ones with their causes stay to be seen in a traceback.
-    joined.__cause__ = ExceptionGroup("DEL", failures)
+    joined.__cause__ = ExceptionGroup(verb, failures)
     return joined

@@ -9,6 +9,7 @@ from dataclasses import replace
 from multus_daemon.base.aio import in_thread
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, from_code
 from multus_daemon.cni.names import ContainerId
+from multus_daemon.engine.devices import Devices
 from multus_daemon.ports import (
     Attachment,
     ContainerRecord,
@@ -25,10 +26,11 @@ log = logging.getLogger(__name__)
 class Detacher:
     """Detaches networks of one container. The caller holds the container's lock."""
 
-    def __init__(self, runner: DelegateRunner, store: DelegateStore, links: LinkOps) -> None:
+    def __init__(self, runner: DelegateRunner, store: DelegateStore, links: LinkOps, devices: Devices) -> None:
         self._runner = runner
         self._store = store
         self._links = links
+        self._devices = devices
 
     async def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
         """The container's record; `search`: what another daemon left too, where it takes a search through its files.
@@ -76,7 +78,7 @@ class Detacher:
             if (failure := await self._delete(sandbox, record.pod, attachment)) is not None
         ]
         if failures:
-            raise _joined(failures)
+            raise joined(failures)
         rest = replace(record, attachments=tuple(item for item in record.attachments if item not in leaving))
         try:
             if rest.attachments:
@@ -114,6 +116,7 @@ class Detacher:
     async def _delete(self, sandbox: Sandbox, pod: str, attachment: Attachment) -> CniError | None:
         try:
             await self._runner.delete(sandbox, attachment)
+            await self._devices.remove(attachment)
         except CniError as error:
             return error.with_context(f"pod {pod}")
         except Exception as error:
@@ -122,7 +125,8 @@ class Detacher:
         return None
 
 
-def _joined(failures: Sequence[CniError]) -> CniError:
+def joined(failures: Sequence[CniError]) -> CniError:
+    """The first of `failures` with its code, the others in its details."""
     first, *others = failures
     if not others:
         return first

@@ -82,6 +82,7 @@ class Reporter:
             if item.result is not None
             for entry in status.entries_for(
                 item.name,
+                item.ifname,
                 item.result,
                 cluster_network=item.cluster_network,
                 device_info=item.device_info,

@@ -8,25 +8,27 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from multus_daemon.base.aio import KeyedLock
+from multus_daemon.base.aio import Barriers, KeyedLock, SharedCalls
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.errors import (
     CniError,
     InvalidEnvironmentError,
     PluginNotAvailableError,
+    TryAgainLaterError,
     UnknownContainerError,
 )
-from multus_daemon.cni.names import ContainerId
 from multus_daemon.cni.result import Result
-from multus_daemon.engine import report
+from multus_daemon.engine import collect, report, unmet
 from multus_daemon.engine.attach import Attacher, interfaces_live
 from multus_daemon.engine.check import Checker
 from multus_daemon.engine.detach import Detacher
+from multus_daemon.engine.devices import Devices
 from multus_daemon.engine.hotplug import HotPlug
 from multus_daemon.engine.report import Reporter, StatusWrite
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.engine.resolve import Resolver
 from multus_daemon.netconf.load import load
+from multus_daemon.netconf.model import NetConf
 from multus_daemon.ports import (
     Attachment,
     ClusterStore,
@@ -34,10 +36,18 @@ from multus_daemon.ports import (
     ContainerRecord,
     DelegateRunner,
     DelegateStore,
+    DeviceFiles,
+    DeviceSource,
     LinkOps,
 )
 
 log = logging.getLogger(__name__)
+
+INDICATOR_GATE = "readiness-indicator"
+"""While this gate is closed the primary network is not ready, and no pod is attached to it."""
+
+STATUS_SECONDS = 8.0
+"""Below the server's deadline of STATUS, so that the runtime reads code 50."""
 
 
 class Verbs:
@@ -51,28 +61,55 @@ class Verbs:
         store: DelegateStore,
         links: LinkOps,
         *,
+        devices: DeviceSource,
+        device_files: DeviceFiles,
         gates: Gates,
         overlay: Mapping[str, Any],
         status_write: StatusWrite = "best-effort",
         clock: Callable[[], float] = time.time,
+        count_unmet: Callable[[str], None] = unmet.count_nothing,
+        count_collected: Callable[[str, int], None] = collect.count_nothing,
     ) -> None:
-        """`overlay`: the daemon's own keys, which win over those of each request; `clock`: Unix time in seconds.
+        """`overlay`: the daemon's own keys, which win over those of each request; `clock`: Unix time in seconds;
+        `count_unmet`: called with the name of each request of a pod that is not met; `count_collected`: see
+        `engine.collect`.
 
         `status_write`: whether an ADD fails where the network-status can't be written (`required`) or not.
         """
-        self._store = store
+        self._runner = runner
         self._links = links
         self._gates = gates
         self._overlay = overlay
         self._clock = clock
         self._locks = KeyedLock()
-        self._resolver = Resolver(cluster, files)
-        self._attacher = Attacher(runner, store, links)
-        self._detacher = Detacher(runner, store, links)
+        dealer = Devices(devices, device_files)
+        self._resolver = Resolver(cluster, files, dealer)
+        barriers = Barriers()
+        self._attacher = Attacher(runner, store, links, dealer, barriers)
+        self._detacher = Detacher(runner, store, links, dealer)
         self._checker = Checker(runner, links)
         self._reporter = Reporter(cluster, status_write)
+        self._collector = collect.Collector(
+            self._resolver,
+            self._detacher,
+            runner,
+            store,
+            links,
+            locks=self._locks,
+            barriers=barriers,
+            count=count_collected,
+        )
+        self._status = SharedCalls()
+        self._requests = unmet.Requests(cluster, count_unmet)
         self._hotplug = HotPlug(
-            self._resolver, self._attacher, self._detacher, self._checker, self._reporter, links, clock
+            self._resolver,
+            self._attacher,
+            self._detacher,
+            self._checker,
+            self._reporter,
+            self._requests,
+            links,
+            clock,
         )
 
     async def add(self, request: CniRequest) -> Result:
@@ -80,6 +117,7 @@ class Verbs:
 
         A repeated ADD for a container that lives returns what the first one did and touches nothing.
         """
+        self._collector.begins(request.container_id)
         async with self._locks.hold(request.container_id):
             record = await self._detacher.find(request.container_id, search=False)
             plugged: tuple[Attachment, ...] = ()
@@ -92,6 +130,8 @@ class Verbs:
 
     async def _add(self, request: CniRequest, plugged: tuple[Attachment, ...]) -> Result:
         """Attach every network of the pod; `plugged` is in the container already and stays."""
+        if reason := self._gates.closed.get(INDICATOR_GATE):
+            raise TryAgainLaterError(reason)
         net_conf = load(request.stdin, self._overlay)
         pod = await self._resolver.pod(request)
         with self._reporter.telling_of_failure(pod, report.INVALID):
@@ -106,7 +146,9 @@ class Verbs:
             created=self._clock(),
         )
         with self._reporter.telling_of_failure(pod, report.FAILED):
+            self._requests.before_add(pod, attachments, strict=net_conf.strict_requests)
             async with self._attacher.attached(base, attachments, request.netns, completes=True) as record:
+                self._requests.after_add(pod, record.attachments, strict=net_conf.strict_requests)
                 await self._reporter.attached(pod, record)
         return _cluster_result(record)
 
@@ -146,8 +188,11 @@ class Verbs:
 
     async def plug(self, request: DelegateRequest) -> Result:
         """Attach one network to a running container; its result."""
+        self._collector.begins(request.container_id)
         async with self._locks.hold(request.container_id):
-            return await self._hotplug.add(request)
+            # The request's configuration is the network's own: what is ours can only be the daemon's.
+            strict = load(b"{}", self._overlay).strict_requests
+            return await self._hotplug.add(request, strict=strict)
 
     async def unplug(self, request: DelegateRequest) -> None:
         """Detach one network from a container; what is not attached is done."""
@@ -160,39 +205,38 @@ class Verbs:
             await self._hotplug.check(request)
 
     async def status(self, stdin: bytes) -> None:
-        """Whether an ADD could be served now. Raises PluginNotAvailableError (50)."""
-        load(stdin, self._overlay)
+        """Whether an ADD could be served now: by the daemon, and by each plugin of the cluster network.
+
+        Raises CniError: 50 (PluginNotAvailableError), or what a plugin said. Runtimes ask every 5 s, CRI-O at its start
+        every 0.5 s, so calls for the same configuration share one run: a plugin that hangs does so once.
+        """
+        net_conf = load(stdin, self._overlay)
         if closed := self._gates.closed:
             raise PluginNotAvailableError(
                 "the daemon is not ready: " + ", ".join(f"{name}: {reason}" for name, reason in closed.items())
             )
+        await self._status.of(stdin, lambda: self._ask_cluster_network(net_conf))
+
+    async def _ask_cluster_network(self, net_conf: NetConf) -> None:
+        deadline = asyncio.timeout(STATUS_SECONDS)
+        try:
+            async with deadline:
+                try:
+                    config = (await self._resolver.networks_of_every_pod(net_conf))[0]
+                except CniError as error:
+                    raise PluginNotAvailableError(f"{error.msg} (STATUS)", error.details) from error
+                await self._runner.status(config)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise PluginNotAvailableError(
+                f"STATUS of the cluster network did not end within {STATUS_SECONDS:g} s",
+                "which of its plugins hangs, the metric multus_delegate_duration_seconds tells",
+            ) from error
 
     async def gc(self, stdin: bytes) -> None:
-        """Detach the containers that the runtime no longer lists and whose namespace is gone.
-
-        Without a list nothing is known to be stale. One failure does not stop the others.
-        """
-        valid = load(stdin, self._overlay).valid_attachments
-        if valid is None:
-            return
-        known = {container_id for container_id, _ in valid}
-        failures = []
-        for container_id in await asyncio.to_thread(self._store.containers):
-            if container_id not in known:
-                try:
-                    await self._collect(container_id)
-                except CniError as error:
-                    failures.append(error)
-        if failures:
-            raise failures[0].with_context(f"and {len(failures) - 1} more") if len(failures) > 1 else failures[0]
-
-    async def _collect(self, container_id: ContainerId) -> None:
-        async with self._locks.hold(container_id):
-            record = await self._detacher.find(container_id, search=False)
-            # An ADD that began after the runtime made its list has a living namespace: it is never touched.
-            if record is None or self._links.is_netns(record.sandbox.netns):
-                return
-            await self._detacher.detach(record, record.sandbox.netns)
+        """Remove what belongs to no container of the runtime's list, on every network; see `engine.collect`."""
+        await self._collector.collect(load(stdin, self._overlay))
 
 
 def _cluster_result(record: ContainerRecord) -> Result:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
 from multus_daemon.netconf.model import NetConf
+
+_VALID_ATTACHMENTS: Final = ("cni.dev/valid-attachments", "cni.dev/attachments")
 
 
 def load(stdin: bytes, overlay: Mapping[str, Any]) -> NetConf:
@@ -44,6 +46,9 @@ def _read(fields: Mapping[str, Any]) -> NetConf:
         namespace_isolation=isolation,
         global_namespaces=frozenset(name.strip() for name in namespaces.split(",") if name.strip()),
         conf_dir=gojson.get_str(fields, "confDir") or defaults.conf_dir,
+        auxiliary_chain=gojson.get_str(fields, "auxiliaryCNIChainName") or "",
+        force_cni_version=gojson.get_bool(fields, "forceCNIVersion") or False,
+        strict_requests=gojson.get_bool(fields, "strictRequests") or False,
         runtime_config=gojson.get_object(fields, "runtimeConfig") or {},
         valid_attachments=_valid_attachments(fields),
     )
@@ -59,8 +64,11 @@ def _delegate(index: int, value: Any) -> conf.NetworkConfig:
 
 
 def _valid_attachments(fields: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
-    """Both spellings of the key (CNI SPEC 1.1.0 before and after the tag), the newer one first."""
-    for key in ("cni.dev/valid-attachments", "cni.dev/attachments"):
+    """Both spellings of the key (CNI SPEC 1.1.0 before and after the tag), the newer one first.
+
+    None only where neither is there. A null is an empty list: so libcni spells one (`GCNetworkList` with a nil slice).
+    """
+    for key in _VALID_ATTACHMENTS:
         items = gojson.get_list(fields, key)
         if items is None:
             continue
@@ -70,4 +78,4 @@ def _valid_attachments(fields: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
                 raise gojson.JsonError(f"{key}[{index}]: an object is needed, not {gojson.kind_of(item)}")
             pairs.append((gojson.get_str(item, "containerID") or "", gojson.get_str(item, "ifname") or ""))
         return tuple(pairs)
-    return None
+    return () if any(key.lower() in _VALID_ATTACHMENTS for key in fields) else None

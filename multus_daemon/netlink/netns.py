@@ -10,15 +10,23 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 _CLONE_NEWNET: Final = 0x40000000
 # ioctl_ns(2); since Linux 4.11. It also tells a network namespace from the other kinds, which statfs does not.
 _NS_GET_NSTYPE: Final = 0xB703
 _OWN_NAMESPACE: Final = "/proc/thread-self/ns/net"
+# PROC_PID_INIT_INO of linux/proc_ns.h.
+_FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
+
+# What opening a path fails with where it is certain that no namespace is there.
+_NO_NAMESPACE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL})
+
+_logger = logging.getLogger(__name__)
 
 # os.setns is new in Python 3.12.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -85,6 +93,62 @@ def is_netns(path: str) -> bool:
         with opened(path):
             return True
     except NamespaceError:
+        return False
+
+
+def inhabited(paths: Collection[str]) -> set[str]:
+    """Those of `paths` that are network namespaces with a process in them; one look at every process. Blocks.
+
+    By a process' main thread; a path that can't be looked at counts. Every namespace of `paths` counts where that
+    can't be known: where a process may not be looked at (CAP_SYS_PTRACE), or where this one does not see those of the
+    host. Raises OSError where /proc can't be read.
+    """
+    identities: dict[str, tuple[int, int]] = {}
+    doubtful: set[str] = set()
+    for path in paths:
+        try:
+            with opened(path) as descriptor:
+                identities[path] = _identity(os.fstat(descriptor))
+        except NamespaceError as error:
+            if error.errno not in _NO_NAMESPACE:
+                doubtful.add(path)
+    if not identities:
+        return doubtful
+    if not _sees_every_process():
+        _logger.warning("processes of containers can't be seen from here (hostPID): all namespaces count as in use")
+        return doubtful | set(identities)
+    lived_in: set[tuple[int, int]] = set()
+    with os.scandir("/proc") as entries:
+        # Not the node's init, which is in the node's namespace, and which a policy may keep from being looked at.
+        processes = [entry.name for entry in entries if entry.name.isdecimal() and entry.name != "1"]
+    for process in processes:
+        try:
+            lived_in.add(_identity(os.stat(f"/proc/{process}/ns/net")))
+        except (FileNotFoundError, ProcessLookupError):
+            # It has ended.
+            continue
+        except PermissionError:
+            _logger.warning("process %s may not be looked at (CAP_SYS_PTRACE): all namespaces count as in use", process)
+            return doubtful | set(identities)
+    return doubtful | {path for path, identity in identities.items() if identity in lived_in}
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    # namespaces(7): same namespace, same device and inode.
+    return status.st_dev, status.st_ino
+
+
+def _sees_every_process() -> bool:
+    """True in the first PID namespace, and in a container with the PID namespace of its node.
+
+    There pid 1 is outside the container (on a node that is a container itself, too); in a PID namespace of its own a
+    container has its own program as pid 1, which shares its mount namespace.
+    """
+    if os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE:
+        return True
+    try:
+        return _identity(os.stat("/proc/1/ns/mnt")) != _identity(os.stat("/proc/self/ns/mnt"))
+    except PermissionError:
         return False
 
 

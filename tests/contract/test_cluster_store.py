@@ -96,3 +96,4 @@ async def test_status_of_a_pod_that_has_gone_is_refused(harness: StoreHarness) -
 async def test_events_never_raise(harness: StoreHarness) -> None:
     harness.store.event(POD, "Normal", "AddedInterface", "Add net1 [10.1.0.2/24] from web/net1")
     harness.store.event(POD, "Warning", "NoNetworkFound", "%s %d {}")
+    harness.store.node_event("Warning", "CNIConfigRestored", "%s %d {}")

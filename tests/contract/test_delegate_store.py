@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 
 import pytest
 
 from multus_daemon.cni import conf, versions
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
-from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.ports import Attachment, ContainerRecord, CorruptRecordError, Sandbox
 from tests.fakes.store import FakeDelegateStore
@@ -132,3 +134,72 @@ def test_a_corrupt_record_is_no_unknown_container(store, tmp_path):
     assert store.containers() == ["c0ffee"]
     store.remove("c0ffee")
     assert store.load("c0ffee") is None
+
+
+def _leave(store, tmp_path, container_id, attachments=(), *, listed=True):
+    """What another daemon leaves of a container: cached results, and its file where it is `listed`."""
+    if isinstance(store, FakeDelegateStore):
+        store.left[container_id] = record(container_id, attachments=attachments or record().attachments)
+        return
+    cache = ResultCache(tmp_path / "multus")
+    for attachment in attachments:
+        cache.write(
+            Entry(
+                container_id, attachment.config.raw, attachment.ifname, attachment.config.name, netns="/run/netns/a",
+                result={"cniVersion": "0.4.0"},
+            )
+        )  # fmt: skip
+    if listed:
+        file = [{"Name": item.name, "Bytes": base64.b64encode(item.config.raw).decode()} for item in attachments]
+        (tmp_path / "multus" / container_id).write_text(json.dumps(file))
+
+
+ONE = Attachment("one", conf.parse(SINGLE), "eth0", cluster_network=True)
+TWO = Attachment("two", conf.parse(LIST), "net1")
+
+
+def test_nothing_left(store):
+    assert store.leftovers(frozenset(), 10) == {}
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_leftovers_of_another_daemon(store, tmp_path, listed):
+    store.save(record("ours"))
+    _leave(store, tmp_path, "theirs", (ONE, TWO), listed=listed)
+    _leave(store, tmp_path, "ours", (ONE,), listed=listed)
+    found = store.leftovers(frozenset(), 10)
+    assert list(found) == ["theirs"]
+    left = found["theirs"]
+    assert left.foreign
+    assert left.sandbox == Sandbox("theirs", "/run/netns/a")
+    assert [(item.config.name, item.ifname) for item in left.attachments] == [("one", "eth0"), ("two", "net1")]
+    assert store.load("ours") == record("ours")
+    assert store.containers(foreign=False) == ["ours"]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_leftovers_come_in_parts_each_container_whole(store, tmp_path, listed):
+    names = {f"a-{number}-b" for number in range(9)}
+    for name in sorted(names):
+        _leave(store, tmp_path, name, (ONE, TWO), listed=listed)
+    seen = set()
+    while found := store.leftovers(frozenset(seen), 4):
+        assert len(found) <= 4
+        assert not seen & found.keys()
+        assert all(len(left.attachments) == 2 for left in found.values())
+        seen |= found.keys()
+    assert seen == names
+
+
+def test_leftovers_that_cannot_be_read(store, tmp_path):
+    if isinstance(store, FakeDelegateStore):
+        store.damaged_left.add("broken")
+    else:
+        (tmp_path / "multus" / "results").mkdir(parents=True)
+        (tmp_path / "multus" / "broken").write_bytes(b"")
+        (tmp_path / "multus" / "results" / "cbr0-half-eth0").write_bytes(b'{"kind":')
+    _leave(store, tmp_path, "whole", (ONE,))
+    found = store.leftovers(frozenset(), 10)
+    assert found["broken"] is None
+    assert found["whole"] is not None
+    assert set(found) == {"broken", "whole"}

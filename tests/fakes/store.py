@@ -73,6 +73,7 @@ class FakeDelegateStore:
         found = [ContainerId(name) for name in sorted({*self.left, *self.damaged_left}) if name not in known]
         return {name: self.recover(name) for name in found[:limit]}
 
-    def containers(self) -> list[ContainerId]:
+    def containers(self, *, foreign: bool = True) -> list[ContainerId]:
         self._call("containers", "")
-        return sorted(ContainerId(name) for name in {*self.records, *self.corrupt})
+        found = {*self.records, *self.corrupt, *(self.listed if foreign else ())}
+        return sorted(ContainerId(name) for name in found)

@@ -149,3 +149,10 @@ def test_outcomes_of_plugins(registry, metrics, outcome, told):
     metrics.delegate("ptp", "ADD", outcome, 0.1)
     labels = {"type": "ptp", "verb": "ADD", "outcome": told}
     assert registry.get_sample_value("multus_delegate_duration_seconds_count", labels) == 1
+
+
+def test_attachments_that_a_gc_came_upon(registry, metrics):
+    metrics.collected("collected", 3)
+    metrics.collected("nonsense", 1)
+    found = {item.labels["outcome"]: item.value for item in samples(metrics, "multus_gc_attachments")}
+    assert found == {"collected": 3, "left": 0, "failed": 0, "other": 1}

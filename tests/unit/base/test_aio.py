@@ -250,6 +250,127 @@ async def test_drain_of_nothing_returns_at_once() -> None:
         assert await aio.TaskGroupOfRequests().drain(60) == 0
 
 
+# --- Barriers --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_open_barrier_is_passed_at_once() -> None:
+    barriers = aio.Barriers()
+    passing = barriers.passed(["a", "b"])
+    with pytest.raises(StopIteration):
+        passing.send(None)
+
+
+async def test_who_comes_to_a_closed_barrier_waits_until_it_opens() -> None:
+    barriers, log = aio.Barriers(), []
+
+    async def come(*keys: str) -> None:
+        await barriers.passed(keys)
+        log.append(keys)
+
+    async with barriers.closed("b"):
+        tasks = [asyncio.create_task(come(*keys)) for keys in (("a",), ("a", "b"), ("c",))]
+        await turns()
+        assert log == [("a",), ("c",)]
+    await asyncio.gather(*tasks)
+    assert log[-1] == ("a", "b")
+
+
+async def test_a_barrier_is_closed_by_one_at_a_time_and_opened_by_an_error() -> None:
+    barriers = aio.Barriers()
+    closed = 0
+
+    async def close() -> None:
+        nonlocal closed
+        async with barriers.closed("a"):
+            closed += 1
+            assert closed == 1
+            await turns()
+            closed -= 1
+            raise ZeroDivisionError
+
+    results = await asyncio.gather(*(close() for _ in range(5)), return_exceptions=True)
+    assert [type(result) for result in results] == [ZeroDivisionError] * 5
+    async with asyncio.timeout(1):
+        await barriers.passed(["a"])
+
+
+async def test_who_gives_up_at_a_barrier_leaves_it_as_it_is() -> None:
+    barriers = aio.Barriers()
+    async with barriers.closed("a"):
+        for waiting in (barriers.passed(["a"]), barriers.closed("a").__aenter__()):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await waiting
+    async with asyncio.timeout(1), barriers.closed("a"):
+        pass
+
+
+# --- SharedCalls -----------------------------------------------------------------------------------------------------
+
+
+class Work:
+    """Counts its runs and their ends."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.begun = self.ended = 0
+        self.may_end = asyncio.Event()
+
+    async def __call__(self) -> int:
+        self.begun += 1
+        number = self.begun
+        try:
+            await self.may_end.wait()
+        finally:
+            # As one that takes its time to be ended.
+            await turns()
+            self.ended += 1
+        if self.error:
+            raise self.error
+        return number
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")])
+async def test_all_who_ask_at_the_same_time_share_one_run(error: Exception | None) -> None:
+    calls, work = aio.SharedCalls(), Work(error)
+    asking = [asyncio.create_task(calls.of("a", work)) for _ in range(5)]
+    other = asyncio.create_task(calls.of("b", work))
+    await turns()
+    work.may_end.set()
+    results = await asyncio.gather(*asking, return_exceptions=True)
+    assert results == [error or 1] * 5
+    await asyncio.gather(other, return_exceptions=True)
+    assert work.begun == 2
+    await asyncio.gather(calls.of("a", work), return_exceptions=True)
+    assert work.begun == 3
+
+
+async def test_one_who_gives_up_does_not_end_the_run_of_the_others() -> None:
+    calls, work = aio.SharedCalls(), Work()
+    first, second = (asyncio.create_task(calls.of("a", work)) for _ in range(2))
+    await turns()
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    work.may_end.set()
+    assert await second == 1
+
+
+async def test_the_last_one_to_give_up_ends_the_run_and_waits_for_its_end() -> None:
+    calls, work = aio.SharedCalls(), Work()
+    tasks = [asyncio.create_task(calls.of("a", work)) for _ in range(2)]
+    await turns()
+    for task in tasks:
+        task.cancel()
+    await turns(2)
+    late = asyncio.create_task(calls.of("a", work))
+    await asyncio.wait(tasks)
+    assert [task.cancelled() for task in tasks] == [True, True]
+    assert work.ended == 1
+    work.may_end.set()
+    assert await late == 2, "a run that is being ended is not shared"
+
+
 # --- in_thread -------------------------------------------------------------------------------------------------------
 
 

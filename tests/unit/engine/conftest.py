@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from multus_daemon.cni import args
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Interface, IpConfig, Result
+from multus_daemon.engine import unmet
 from multus_daemon.engine.report import StatusWrite
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.engine.verbs import Verbs
@@ -20,6 +22,7 @@ from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.nad.selection import NETWORKS_ANNOTATION
 from multus_daemon.ports import Pod
 from tests.fakes.cluster import FakeClusterStore
+from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
 from tests.fakes.links import FakeLinks
 from tests.fakes.runner import FakeDelegateRunner
 from tests.fakes.store import FakeDelegateStore
@@ -67,7 +70,12 @@ class Engine:
         self.runner = FakeDelegateRunner()
         self.store = FakeDelegateStore()
         self.links = FakeLinks({NETNS: ["lo"]})
+        self.devices = FakeDeviceSource()
+        self.device_files = FakeDeviceFiles()
         self.gates = Gates()
+        self.count_unmet = unmet.count_nothing
+        self.collected: Counter[str] = Counter()
+        self.clock = 1000.0
         self.overlay: dict[str, Any] = {"clusterNetwork": "cluster"}
         self.cluster.put_network(definition("kube-system", "cluster"))
         for name in ("n1", "n2"):
@@ -83,10 +91,14 @@ class Engine:
             self.runner,
             self.store,
             self.links,
+            devices=self.devices,
+            device_files=self.device_files,
             gates=self.gates,
             overlay=self.overlay,
             status_write=status_write,
-            clock=lambda: 1000.0,
+            clock=lambda: self.clock,
+            count_unmet=lambda request: self.count_unmet(request),
+            count_collected=lambda outcome, attachments: self.collected.update({outcome: attachments}),
         )
 
     def declare(self, networks: str | None = None, *, uid: str = "u1", annotations: Mapping[str, str] = {}) -> None:

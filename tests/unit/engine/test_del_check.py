@@ -1,4 +1,4 @@
-"""DEL, CHECK, STATUS and GC."""
+"""DEL and CHECK."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from multus_daemon.cni.errors import (
     CniError,
     InvalidNetnsError,
     IoFailureError,
-    PluginNotAvailableError,
     UnknownContainerError,
 )
-from tests.unit.engine.conftest import NETNS, Engine
+from tests.unit.engine.conftest import Engine
 
 
 async def add(engine: Engine) -> None:
@@ -184,55 +183,3 @@ async def test_check_without_a_namespace_is_code_8(engine: Engine) -> None:
     await add(engine)
     with pytest.raises(InvalidNetnsError):
         await engine.verbs.check(engine.request("CHECK", netns="/gone"))
-
-
-async def test_status_says_which_gate_is_closed(engine: Engine) -> None:
-    stdin = engine.request().stdin
-    await engine.verbs.status(stdin)
-    engine.gates.close("manifests", "directory unreadable")
-    with pytest.raises(PluginNotAvailableError, match="manifests: directory unreadable"):
-        await engine.verbs.status(stdin)
-
-
-GC = b'{"cniVersion":"1.1.0","name":"multus","cni.dev/valid-attachments":[%s]}'
-
-
-async def test_gc_deletes_what_is_not_listed_and_has_no_namespace(engine: Engine) -> None:
-    await add(engine)
-    engine.links.namespaces.clear()
-    await engine.verbs.gc(GC % b"")
-    assert engine.store.records == {}
-    assert engine.runner.attached == set()
-
-
-@pytest.mark.parametrize(
-    "stdin",
-    [
-        pytest.param(GC % b'{"containerID":"c1","ifname":"eth0"}', id="listed"),
-        pytest.param(b'{"cniVersion":"1.1.0","name":"multus"}', id="no list"),
-    ],
-)
-async def test_gc_leaves_what_is_listed_or_may_be(engine: Engine, stdin: bytes) -> None:
-    await add(engine)
-    engine.links.namespaces.clear()
-    await engine.verbs.gc(stdin)
-    assert "c1" in engine.store.records
-
-
-async def test_gc_never_touches_what_lives(engine: Engine) -> None:
-    await add(engine)
-    assert NETNS in engine.links.namespaces
-    await engine.verbs.gc(GC % b"")
-    assert "c1" in engine.store.records
-
-
-async def test_gc_goes_on_past_a_failure_and_reports_it(engine: Engine) -> None:
-    await add(engine)
-    engine.links.namespaces["/run/netns/p2"] = {"lo"}
-    await engine.verbs.add(engine.request(container="c2", netns="/run/netns/p2"))
-    engine.links.namespaces.clear()
-    engine.runner.calls.clear()
-    engine.runner.fail_at[1] = CniError("busy")
-    with pytest.raises(CniError, match="busy"):
-        await engine.verbs.gc(GC % b"")
-    assert list(engine.store.records) == ["c1"]

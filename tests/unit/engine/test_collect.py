@@ -1,0 +1,595 @@
+"""GC: what is stale is deleted, what lives is never touched, and each network's plugins learn what is attached."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from multus_daemon.cni import conf
+from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.engine import collect
+from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
+from tests.unit.engine.conftest import NETNS, Engine, definition
+
+ABSENT = b'{"cniVersion":"1.1.0","name":"multus"}'
+
+
+def listing(*containers: str, ifname: str = "eth0") -> bytes:
+    """The runtime's stdin of a GC with these containers as valid."""
+    pairs = [{"containerID": container, "ifname": ifname} for container in containers]
+    return json.dumps({"cniVersion": "1.1.0", "name": "multus", "cni.dev/valid-attachments": pairs}).encode()
+
+
+def netns_of(container: str) -> str:
+    return f"/run/netns/{container}"
+
+
+async def add(engine: Engine, container: str = "c1", networks: str = "n1,n2") -> None:
+    engine.declare(networks)
+    engine.links.namespaces[netns_of(container)] = {"lo"}
+    await engine.verbs.add(engine.request(container=container, netns=netns_of(container)))
+    engine.runner.calls.clear()
+
+
+def foreign(container: str, netns: str, *networks: tuple[str, str]) -> ContainerRecord:
+    """What another daemon left of a container: its networks and their interfaces."""
+    attachments = tuple(
+        Attachment(
+            name, conf.parse(json.dumps({"cniVersion": "1.1.0", "name": name, "type": "fake"}).encode()), IfName(ifname)
+        )
+        for name, ifname in networks
+    )
+    sandbox = Sandbox(ContainerId(container), netns)
+    return ContainerRecord(sandbox, IfName("eth0"), Namespace("web"), PodName("old"), PodUid(""), attachments)
+
+
+def valid(engine: Engine) -> dict[str, tuple[tuple[str, str], ...]]:
+    """By network, what its plugins were told to be attached."""
+    calls = [call for call in engine.runner.network_calls if call.verb == "GC"]
+    assert len({call.config.name for call in calls}) == len(calls), "each network once"
+    return {call.config.name: call.valid for call in calls}
+
+
+# --- containers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.weak_spot(12)
+@pytest.mark.parametrize("gone", [True, False], ids=["netns gone", "netns empty"])
+async def test_a_container_that_the_runtime_has_no_more_is_deleted(engine: Engine, gone: bool) -> None:
+    await add(engine)
+    if gone:
+        engine.links.namespaces.clear()
+    engine.links.uninhabited.add(netns_of("c1"))
+    await engine.verbs.gc(listing())
+    assert engine.store.records == {}
+    assert engine.runner.order == [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
+    assert engine.runner.calls[0].sandbox == Sandbox(ContainerId("c1"), netns_of("c1"))
+    assert valid(engine) == {"cluster": (), "n1": (), "n2": ()}
+    assert engine.collected == {"collected": 3}
+
+
+async def test_a_container_that_the_runtime_has_is_left_whatever_its_namespace(engine: Engine) -> None:
+    await add(engine)
+    engine.links.namespaces.clear()
+    await engine.verbs.gc(listing("c1", ifname="other0"))
+    assert list(engine.store.records) == ["c1"]
+    assert valid(engine) == {"cluster": (("c1", "eth0"),), "n1": (("c1", "net1"),), "n2": (("c1", "net2"),)}
+    assert engine.collected == {}
+
+
+async def test_a_container_with_processes_is_left_alone_and_told_of(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty list of a confused runtime must not strip a node's pods of their networks."""
+    await add(engine)
+    await engine.verbs.gc(listing())
+    assert list(engine.store.records) == ["c1"]
+    assert engine.runner.calls == []
+    assert valid(engine) == {"cluster": (("c1", "eth0"),), "n1": (("c1", "net1"),), "n2": (("c1", "net2"),)}
+    assert engine.collected == {"left": 3}
+    assert (
+        "1 containers are not in the runtime's list, and processes run in them: left alone: web/p1 (c1)" in caplog.text
+    )
+
+
+async def test_without_a_list_nothing_is_touched(engine: Engine) -> None:
+    await add(engine)
+    engine.links.namespaces.clear()
+    await engine.verbs.gc(ABSENT)
+    assert list(engine.store.records) == ["c1"]
+    assert engine.runner.network_calls == []
+
+
+async def test_null_is_an_empty_list(engine: Engine) -> None:
+    """So libcni spells it, for a runtime without containers."""
+    await add(engine)
+    engine.links.namespaces.clear()
+    await engine.verbs.gc(ABSENT[:-1] + b',"cni.dev/valid-attachments":null,"cni.dev/attachments":null}')
+    assert engine.store.records == {}
+
+
+@pytest.mark.weak_spot(12)
+async def test_a_fresh_node(engine: Engine) -> None:
+    await engine.verbs.gc(listing())
+    assert valid(engine) == {"cluster": ()}
+
+
+async def test_an_unfinished_add_is_deleted_too(engine: Engine) -> None:
+    await add(engine)
+    engine.store.records["c1"] = engine.store.saved[0]
+    engine.links.namespaces.clear()
+    await engine.verbs.gc(listing())
+    assert len(engine.runner.calls) == 3
+    assert engine.store.records == {}
+
+
+async def test_one_failure_stops_nothing_and_is_reported(engine: Engine) -> None:
+    for container in ("c1", "c2", "c3"):
+        await add(engine, container, "n1")
+    engine.links.namespaces.clear()
+    engine.runner.fail_at[1] = TryAgainLaterError("busy")
+    engine.runner.fail["GC", "cluster"] = CniError("pool is away")
+    with pytest.raises(TryAgainLaterError, match="^busy") as caught:
+        await engine.verbs.gc(listing())
+    assert "pool is away" in caught.value.details
+    [left] = engine.store.records
+    assert engine.collected == {"collected": 4, "failed": 2}
+    assert valid(engine)["n1"] == ((left, "net1"),)
+    engine.runner.fail.clear()
+    await engine.verbs.gc(listing())
+    assert engine.store.records == {}
+
+
+async def test_a_del_that_hangs_does_not_keep_the_others_waiting(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "CONTAINER_SECONDS", 0.05)
+    for number in range(8):
+        await add(engine, f"c{number}", "")
+    engine.links.namespaces.clear()
+    real = engine.runner.delete
+
+    async def delete(sandbox: Sandbox, attachment: Attachment) -> None:
+        if sandbox.container_id == "c0":
+            await asyncio.sleep(30)
+        await real(sandbox, attachment)
+
+    monkeypatch.setattr(engine.runner, "delete", delete)
+    with pytest.raises(TryAgainLaterError, match="^container c0 could not be deleted within"):
+        await engine.verbs.gc(listing())
+    assert list(engine.store.records) == ["c0"]
+    assert valid(engine) == {"cluster": (("c0", "eth0"),)}
+
+
+async def test_what_the_time_does_not_suffice_for_is_left_to_the_next_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await add(engine)
+    engine.links.namespaces.clear()
+    engine.store.left["old"] = foreign("old", "/gone", ("cluster", "eth0"))
+    monkeypatch.setattr(collect, "SWEEP_SECONDS", 0.0)
+    await engine.verbs.gc(listing())
+    assert list(engine.store.records) == ["c1"]
+    assert engine.runner.network_calls == [], "what another daemon left is not known: no plugin may free anything"
+    assert "1 stale containers are left to the next GC" in caplog.text
+    assert "no time to look at everything" in caplog.text
+
+
+# --- what is under way -----------------------------------------------------------------------------------------------
+
+
+async def test_an_add_under_way_is_left_and_its_networks_count_as_attached(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.runner.pause = 0.02
+    adding = asyncio.create_task(engine.verbs.add(engine.request()))
+    await asyncio.sleep(0.01)
+    engine.links.uninhabited.add(NETNS)
+    await engine.verbs.gc(listing())
+    assert valid(engine) == {"cluster": (("c1", "eth0"),), "n1": (("c1", "net1"),)}
+    await adding
+    assert "DEL" not in {verb for verb, _ in engine.runner.order}
+
+
+class Held:
+    """A GC that hangs in the DEL of a container `stale`, so that whatever comes meanwhile is before the next one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.reached, self.may_end = asyncio.Event(), asyncio.Event()
+        self._delete = engine.runner.delete
+        engine.runner.delete = self._hang  # type: ignore[method-assign]
+
+    async def _hang(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        if sandbox.container_id == "stale":
+            self.reached.set()
+            await self.may_end.wait()
+        await self._delete(sandbox, attachment)
+
+    async def begin(self) -> asyncio.Task[None]:
+        """The GC, which hangs now."""
+        await add(self.engine, "stale", "")
+        del self.engine.links.namespaces[netns_of("stale")]
+        running = asyncio.create_task(self.engine.verbs.gc(listing()))
+        await self.reached.wait()
+        return running
+
+
+@pytest.mark.parametrize("begins", ["before the request", "after the request"])
+async def test_an_add_that_the_list_can_not_know_is_left(engine: Engine, begins: str) -> None:
+    """It was under way when the list was made, or began later; no process runs in its namespace yet."""
+    engine.links.uninhabited.add(NETNS)
+    held = Held(engine)
+    first = await held.begin()
+    engine.runner.pause = 0.02
+    if begins == "before the request":
+        adding = asyncio.create_task(engine.verbs.add(engine.request()))
+        await asyncio.sleep(0.01)
+        second = asyncio.create_task(engine.verbs.gc(listing()))
+    else:
+        second = asyncio.create_task(engine.verbs.gc(listing()))
+        await asyncio.sleep(0.01)
+        adding = asyncio.create_task(engine.verbs.add(engine.request()))
+    await adding
+    held.may_end.set()
+    await asyncio.gather(first, second)
+    assert list(engine.store.records) == ["c1"]
+    await engine.verbs.gc(listing())
+    assert engine.store.records == {}
+
+
+async def test_an_add_that_ends_before_the_store_is_read_is_left(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.links.uninhabited.add(NETNS)
+    engine.runner.pause = 0.02
+    real = engine.store.containers
+
+    def containers(**options: bool) -> Any:
+        # In a thread: meanwhile the ADD ends.
+        time.sleep(0.2)
+        return real(**options)
+
+    monkeypatch.setattr(engine.store, "containers", containers)
+    adding = asyncio.create_task(engine.verbs.add(engine.request()))
+    await asyncio.sleep(0.01)
+    await engine.verbs.gc(listing())
+    assert adding.done()
+    assert list(engine.store.records) == ["c1"]
+
+
+async def test_a_container_that_is_being_deleted_is_left_to_its_del(engine: Engine) -> None:
+    await add(engine, "c1", "")
+    held = Held(engine)
+    first = await held.begin()
+    second = asyncio.create_task(engine.verbs.gc(listing()))
+    await asyncio.sleep(0.01)
+    engine.links.uninhabited.add(netns_of("c1"))
+    real, may_end, asked = engine.runner.delete, asyncio.Event(), []
+
+    async def delete(sandbox: Sandbox, attachment: Attachment) -> None:
+        asked.append(sandbox.container_id)
+        await may_end.wait()
+        await real(sandbox, attachment)
+
+    engine.runner.delete = delete  # type: ignore[method-assign]
+    deleting = asyncio.create_task(engine.verbs.delete(engine.request("DEL", netns=netns_of("c1"))))
+    held.may_end.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(first, second)
+    may_end.set()
+    await deleting
+    assert asked == ["c1"]
+
+
+async def test_two_at_the_same_time_go_one_after_the_other(engine: Engine) -> None:
+    held = Held(engine)
+    first = await held.begin()
+    engine.store.calls.clear()
+    second = asyncio.create_task(engine.verbs.gc(listing()))
+    await asyncio.sleep(0.05)
+    assert engine.store.calls == []
+    held.may_end.set()
+    await asyncio.gather(first, second)
+    assert [call.verb for call in engine.runner.network_calls] == ["GC", "GC"]
+
+
+@pytest.mark.parametrize("how", ["ADD", "hot-plug"])
+async def test_an_add_waits_for_the_gc_of_its_network_or_is_told_to_it(engine: Engine, how: str) -> None:
+    """What a network's plugins free is what was not on record when they were asked."""
+    await add(engine, "c2", "")
+    hot = json.dumps({"cniVersion": "1.0.0", "name": "cluster", "type": "fake"})
+    asked, may_end = asyncio.Event(), asyncio.Event()
+    real = engine.runner.gc
+
+    async def gc(*arguments: Any) -> None:
+        asked.set()
+        await may_end.wait()
+        await real(*arguments)
+
+    engine.runner.gc = gc  # type: ignore[method-assign]
+    collecting = asyncio.create_task(engine.verbs.gc(listing("c2")))
+    await asked.wait()
+    if how == "ADD":
+        adding = asyncio.create_task(engine.verbs.add(engine.request()))
+    else:
+        plug = engine.plug(container="c2", netns=netns_of("c2"), network="cluster", config=hot)
+        adding = asyncio.create_task(engine.verbs.plug(plug))
+    await asyncio.sleep(0.05)
+    assert engine.runner.calls == []
+    other = engine.plug(container="c3", netns=NETNS, network="hot")
+    async with asyncio.timeout(5):
+        await engine.verbs.plug(other)
+    may_end.set()
+    await collecting
+    await adding
+    assert [verb for verb, _ in engine.runner.order] == ["ADD", "ADD"]
+    assert valid(engine) == {"cluster": (("c2", "eth0"),)}
+
+
+# --- networks --------------------------------------------------------------------------------------------------------
+
+
+async def test_each_network_learns_its_own_attachments_hot_plugged_included(engine: Engine) -> None:
+    await add(engine, "c1", "n1")
+    await add(engine, "c2", "n1@lan0")
+    await engine.verbs.plug(engine.plug(container="c2", netns=netns_of("c2")))
+    await engine.verbs.gc(listing("c1", "c2"))
+    assert valid(engine) == {
+        "cluster": (("c1", "eth0"), ("c2", "eth0")),
+        "n1": (("c1", "net1"), ("c2", "lan0")),
+        "hot": (("c2", "net5"),),
+    }
+
+
+async def test_default_networks_are_asked_as_far_as_they_are_there(engine: Engine) -> None:
+    engine.cluster.put_network(definition("kube-system", "extra"))
+    engine.overlay["defaultNetworks"] = ["nowhere", "extra"]
+    await engine.verbs.gc(listing())
+    assert valid(engine) == {"cluster": (), "extra": ()}
+
+
+async def test_without_a_cluster_network_the_others_are_asked(engine: Engine) -> None:
+    await add(engine, "c1", "n1")
+    engine.cluster.networks.clear()
+    await engine.verbs.gc(listing("c1"))
+    assert valid(engine) == {"cluster": (("c1", "eth0"),), "n1": (("c1", "net1"),)}
+
+
+async def test_the_configuration_is_the_present_one_or_that_of_the_newest_record(engine: Engine) -> None:
+    for container, mtu, created in (("c1", 1, 3000.0), ("c2", 2, 2000.0)):
+        config = json.dumps({"cniVersion": "1.1.0", "name": "n1", "type": "fake", "mtu": mtu})
+        engine.cluster.put_network(definition("web", "n1", config))
+        engine.clock = created
+        await add(engine, container, "n1")
+    present = json.dumps({"cniVersion": "1.1.0", "name": "cluster", "type": "fake", "mtu": 9})
+    engine.cluster.put_network(definition("kube-system", "cluster", present))
+    await engine.verbs.gc(listing("c1", "c2"))
+    mtus = {call.config.name: json.loads(call.config.raw)["mtu"] for call in engine.runner.network_calls}
+    assert mtus == {"cluster": 9, "n1": 1}
+
+
+async def test_a_container_of_before_our_time_counts_as_attached_to_the_cluster_network(engine: Engine) -> None:
+    await add(engine, "c1", "n1")
+    await engine.verbs.gc(listing("c1", "before"))
+    assert valid(engine) == {"cluster": (("before", "eth0"), ("c1", "eth0")), "n1": (("c1", "net1"),)}
+
+
+async def test_plugins_that_hang_are_ended_and_hold_up_no_add(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "NETWORK_SECONDS", 0.05)
+    engine.runner.pause = 30
+    async with asyncio.timeout(5):
+        with pytest.raises(TryAgainLaterError, match="^network cluster: GC did not end within"):
+            await engine.verbs.gc(listing())
+        engine.runner.pause = 0
+        await engine.verbs.add(engine.request())
+
+
+# --- what cannot be read, and what others left -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_damaged_record(engine: Engine, runs: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody knows what it held: where it may be of a container that runs, no plugin is told to free the rest."""
+    await add(engine, "c2", "n1")
+    engine.store.corrupt.add("c1")
+    if runs:
+        await engine.verbs.gc(listing("c1", "c2"))
+        assert engine.runner.network_calls == []
+        assert "the record of container c1, which runs, can't be read" in caplog.text
+    else:
+        with pytest.raises(IoFailureError, match="^record of container c1 is damaged"):
+            await engine.verbs.gc(listing("c2"))
+        assert valid(engine)["n1"] == (("c2", "net1"),)
+    assert engine.store.corrupt == {"c1"}
+
+
+async def test_a_damaged_record_is_made_good_from_elsewhere(engine: Engine) -> None:
+    await add(engine)
+    engine.store.left["c1"] = engine.store.records.pop("c1")
+    engine.store.corrupt.add("c1")
+    engine.links.namespaces.clear()
+    await engine.verbs.gc(listing())
+    assert engine.runner.attached == set()
+    assert engine.store.corrupt == set()
+
+
+@pytest.mark.weak_spot(32)
+async def test_what_another_daemon_left_is_collected_where_it_is_stale(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "_LEFTOVERS_BATCH", 2)
+    for number in range(5):
+        engine.store.left[f"dead{number}"] = foreign(f"dead{number}", "/gone", ("cluster", "eth0"), ("old", "net1"))
+    engine.store.left["listed"] = foreign("listed", "/gone", ("old", "net1"))
+    engine.store.left["lives"] = foreign("lives", NETNS, ("cluster", "eth0"))
+    await engine.verbs.gc(listing("listed"))
+    assert {call.sandbox.container_id for call in engine.runner.calls} == {f"dead{number}" for number in range(5)}
+    assert len(engine.runner.calls) == 10
+    assert valid(engine) == {"cluster": (("lives", "eth0"),), "old": (("listed", "net1"),)}
+    assert engine.collected == {"collected": 10, "left": 1}
+
+
+@pytest.mark.weak_spot(32)
+async def test_an_empty_list_of_another_daemon_is_removed(engine: Engine) -> None:
+    engine.store.left["empty"] = foreign("empty", "")
+    await engine.verbs.gc(listing())
+    assert ("remove", "empty") in engine.store.calls
+
+
+async def test_results_that_the_runtime_keeps_of_us_are_not_ours(engine: Engine) -> None:
+    """With its cache in our cniDir, as both have in /var/lib/cni: a DEL of that network would call ourselves."""
+    raw = b'{"cniVersion":"1.1.0","name":"multus-cni-network","type":"multus-shim"}'
+    attachment = Attachment("multus-cni-network", conf.parse(raw), IfName("eth0"))
+    for container, others in (("c1", ()), ("c2", foreign("c2", "", ("old", "net1")).attachments)):
+        engine.store.left[container] = replace(foreign(container, NETNS), attachments=(attachment, *others))
+    await engine.verbs.gc(listing("c2"))
+    assert engine.runner.calls == []
+    assert valid(engine) == {"cluster": (), "old": (("c2", "net1"),)}
+
+
+async def test_the_store_is_searched_beside_the_event_loop_and_once(engine: Engine) -> None:
+    for number in range(20):
+        engine.store.left[f"c{number}"] = foreign(f"c{number}", "/gone", ("cluster", "eth0"))
+    await engine.verbs.gc(listing())
+    assert [method for method, _ in engine.store.calls].count("leftovers") == 2, "the second one finds no more"
+
+
+async def test_what_another_daemon_left_damaged_is_not_searched_for_each(engine: Engine) -> None:
+    engine.store.damaged_left = engine.store.listed = {f"c{number}" for number in range(5)}
+    with pytest.raises(IoFailureError, match="^record of container c0 is damaged"):
+        await engine.verbs.gc(listing())
+    assert [method for method, _ in engine.store.calls].count("load") == 0
+    assert valid(engine) == {"cluster": ()}
+
+
+async def test_a_store_that_fails_fails_the_gc(engine: Engine) -> None:
+    engine.store.fail_at[1] = OSError("no disk")
+    with pytest.raises(IoFailureError, match="no disk"):
+        await engine.verbs.gc(listing())
+    assert engine.runner.network_calls == []
+
+
+# --- nothing live is ever touched ------------------------------------------------------------------------------------
+
+NAMES = [f"c{number}" for number in range(4)]
+NETWORKS = ["n1", "n2", ""]
+
+
+class Node(RuleBasedStateMachine):
+    """Containers come and go, here and at another daemon's, while the runtime's list is anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine()
+        self.inhabited: set[str] = set()
+        self.attached: dict[str, set[tuple[str, str]]] = {}
+        """By container: network and interface of what was attached and not deleted since."""
+        real_add, real_delete = self.engine.runner.add, self.engine.runner.delete
+
+        async def note_add(sandbox: Sandbox, attachment: Attachment) -> Any:
+            self.attached.setdefault(sandbox.container_id, set()).add((attachment.config.name, attachment.ifname))
+            return await real_add(sandbox, attachment)
+
+        async def note_delete(sandbox: Sandbox, attachment: Attachment) -> None:
+            await real_delete(sandbox, attachment)
+            self.attached.get(sandbox.container_id, set()).discard((attachment.config.name, attachment.ifname))
+            if (left := self.engine.store.left.get(sandbox.container_id)) and left.attachments[0] == attachment:
+                del self.engine.store.left[sandbox.container_id]
+
+        self.engine.runner.add = note_add  # type: ignore[method-assign]
+        self.engine.runner.delete = note_delete  # type: ignore[method-assign]
+
+    @rule(name=st.sampled_from(NAMES), networks=st.sampled_from(NETWORKS))
+    def comes(self, name: str, networks: str) -> None:
+        if not self.attached.get(name):
+            asyncio.run(add(self.engine, name, networks))
+            self.engine.links.uninhabited.discard(netns_of(name))
+            self.inhabited.add(name)
+
+    @rule(name=st.sampled_from(NAMES), networks=st.sampled_from(NETWORKS))
+    def is_left_by_another_daemon(self, name: str, networks: str) -> None:
+        if not self.attached.get(name):
+            had = [("cluster", "eth0"), *([(networks, "net1")] if networks else [])]
+            self.engine.store.left[name] = foreign(name, netns_of(name), *had)
+            self.attached[name] = set(had)
+            self.engine.links.namespaces[netns_of(name)] = {"lo"}
+            self.engine.links.uninhabited.discard(netns_of(name))
+            self.inhabited.add(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def is_plugged_into(self, name: str) -> None:
+        if name in self.inhabited and self.attached.get(name):
+            asyncio.run(self.engine.verbs.plug(self.engine.plug(container=name, netns=netns_of(name))))
+
+    @rule(name=st.sampled_from(NAMES), gone=st.booleans())
+    def dies(self, name: str, gone: bool) -> None:
+        self.inhabited.discard(name)
+        self.engine.links.uninhabited.add(netns_of(name))
+        if gone:
+            self.engine.links.namespaces.pop(netns_of(name), None)
+
+    @precondition(lambda self: self.attached)
+    @rule(listed=st.none() | st.sets(st.sampled_from(NAMES)), adds=st.sampled_from([None, *NAMES]))
+    def gc(self, listed: set[str] | None, adds: str | None) -> None:
+        before = {name: set(had) for name, had in self.attached.items()}
+        self.engine.runner.network_calls.clear()
+        asyncio.run(self._gc_beside_an_add(listed, None if adds and self.attached.get(adds) else adds))
+        stays = {name for name in NAMES if listed is None or name in listed or name in self.inhabited}
+        for name, had in before.items():
+            if name != adds:
+                assert self.attached[name] == (had if name in stays else set())
+        if listed is None:
+            assert self.engine.runner.network_calls == []
+            return
+        told = valid(self.engine)
+        for name, had in self.attached.items():
+            for network, ifname in had:
+                if name != adds:
+                    assert (name, ifname) in told[network]
+
+    async def _gc_beside_an_add(self, listed: set[str] | None, adds: str | None) -> None:
+        work = [self.engine.verbs.gc(ABSENT if listed is None else listing(*listed))]
+        if adds:
+            self.engine.links.namespaces[netns_of(adds)] = {"lo"}
+            # It has just been made: there is no process in it.
+            self.engine.links.uninhabited.add(netns_of(adds))
+            work.append(self.engine.verbs.add(self.engine.request(container=adds, netns=netns_of(adds))))
+        await asyncio.gather(*work)
+        if adds:
+            assert self.attached[adds], "an ADD that begins while a GC runs is not its business"
+            self.engine.links.uninhabited.discard(netns_of(adds))
+            self.inhabited.add(adds)
+
+    @invariant()
+    def what_is_attached_is_known(self) -> None:
+        for name, had in self.attached.items():
+            record = self.engine.store.records.get(name) or self.engine.store.left.get(name)
+            assert {(item.config.name, item.ifname) for item in record.attachments} == had if record else not had
+
+
+TestNode = Node.TestCase
+TestNode.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_a_warning_names_only_some(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        for number in range(8):
+            await add(engine, f"c{number}", "")
+        await engine.verbs.gc(listing())
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(work())
+    [message] = [record.getMessage() for record in caplog.records if "processes run in them" in record.getMessage()]
+    assert message.startswith("GC: 8 containers")
+    assert message.endswith(", ...")
+    assert message.count("web/p1") == 5

@@ -1,0 +1,40 @@
+"""While the readiness indicator is not there no pod is attached; everything else goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from multus_daemon.cni.errors import PluginNotAvailableError, TryAgainLaterError
+from multus_daemon.engine.verbs import INDICATOR_GATE
+from tests.unit.engine.conftest import Engine
+
+REASON = "/run/ready (readinessindicatorfile) is not there: the primary network is not ready"
+
+
+async def test_no_add_begins(engine: Engine) -> None:
+    engine.gates.close(INDICATOR_GATE, REASON)
+    with pytest.raises(TryAgainLaterError, match="^/run/ready .readinessindicatorfile. is not there") as caught:
+        await engine.verbs.add(engine.request())
+    assert caught.value.code == 11
+    assert engine.runner.calls == []
+    assert engine.store.containers() == []
+    with pytest.raises(PluginNotAvailableError, match="is not there"):
+        await engine.verbs.status(b'{"cniVersion":"1.1.0","name":"multus"}')
+    engine.gates.open(INDICATOR_GATE)
+    await engine.verbs.add(engine.request())
+    assert engine.store.containers() == ["c1"]
+
+
+async def test_what_is_attached_is_served(engine: Engine) -> None:
+    result = await engine.verbs.add(engine.request())
+    engine.gates.close(INDICATOR_GATE, REASON)
+    assert await engine.verbs.add(engine.request()) == result, "a repeated ADD changes nothing"
+    await engine.verbs.check(engine.request("CHECK"))
+    await engine.verbs.delete(engine.request("DEL"))
+    assert engine.store.containers() == []
+
+
+async def test_other_gates_do_not_keep_from_an_add(engine: Engine) -> None:
+    engine.gates.close("primary", "10-net.conf can't be read")
+    await engine.verbs.add(engine.request())
+    assert engine.store.containers() == ["c1"]
