@@ -1,4 +1,4 @@
-"""`multus-daemon`: run the daemon, check a configuration, tell the version."""
+"""`multus-daemon`: run the daemon, check a configuration, put the shim on a node and take it off again, the version."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from multus_daemon import __version__, settings
+from multus_daemon import __version__, flags, settings
 from multus_daemon.settings import Settings, SettingsError
 
-COMMANDS = ("run", "check-config", "cert-approver", "version")
+COMMANDS = ("run", "check-config", "cert-approver", "install", "uninstall", "version")
+HOST_BIN_DIR = Path("/host/opt/cni/bin")
+"""Where the manifests mount the node's plugin directory, as upstream's do."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Exit status: 0 done or stopped by a signal, 1 bad configuration, 2 usage, 3 can't start."""
-    arguments = _parser().parse_args(_upstream_spelling(list(sys.argv[1:] if argv is None else argv)))
+    """Entry point. Exit status: 0 done or stopped by a signal, 1 bad configuration, 2 usage, 3 can't be done."""
+    words = _upstream_spelling(list(sys.argv[1:] if argv is None else argv))
+    arguments = _parser(texts="--help" in words or "-h" in words).parse_args(words)
     if arguments.command == "version":
         print(f"multus-daemon: version {__version__}")
         return
+    if arguments.command == "install":
+        sys.exit(_install(arguments))
     try:
-        optional = arguments.command == "cert-approver" or getattr(arguments, "standalone", None) is not None
-        found = _settings(arguments.config, optional=optional)
+        standalone = getattr(arguments, "standalone", None) is not None
+        optional = standalone or arguments.command in ("cert-approver", "uninstall") or bool(arguments.flags)
+        found = _settings(arguments.config, arguments.flags, optional=optional)
     except SettingsError as error:
         print(f"{error.source}: {len(error.problems)} problem(s)", file=sys.stderr)
         for problem in error.problems:
@@ -34,54 +39,87 @@ def main(argv: Sequence[str] | None = None) -> None:
         for warning in found.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return
-    if arguments.kubeconfig:
-        found = replace(found, kubernetes=replace(found.kubernetes, kubeconfig=arguments.kubeconfig))
-    sys.exit(_run(found, arguments))
+    sys.exit(_uninstall(found, arguments) if arguments.command == "uninstall" else _run(found, arguments))
 
 
 def _upstream_spelling(argv: list[str]) -> list[str]:
     """Upstream's daemon has no commands, and Go's single dash: `multus-daemon -config FILE`."""
-    argv = [f"-{word}" if word.split("=")[0] in ("-config", "-version") else word for word in argv]
+    single = {f"-{name}" for name in flags.names() | {"config", "version"}}
+    argv = [f"-{word}" if word.partition("=")[0] in single else word for word in argv]
     if argv and argv[0] == "--version":
         return ["version"]
     return argv if argv and (argv[0] in COMMANDS or argv[0] in ("-h", "--help")) else ["run", *argv]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, texts: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="multus-daemon", description="Sets up every network of a pod.")
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="run the daemon in the foreground")
+    of_settings = "Each setting can be given as a flag, which wins over the configuration."
+    run = commands.add_parser(
+        "run",
+        help="run the daemon in the foreground",
+        usage="%(prog)s [--config FILE] [--standalone DIR] [FLAG ...]",
+        description=of_settings,
+        allow_abbrev=False,
+    )
     run.add_argument(
         "--standalone",
         metavar="DIR",
         type=Path,
         help="take pods and NetworkAttachmentDefinitions from the manifests in DIR: no cluster is needed",
     )
-    approver = commands.add_parser("cert-approver", help="approve the nodes' requests for certificates of their own")
-    for command in (run, approver):
+    approver = commands.add_parser(
+        "cert-approver", help="approve the nodes' requests for certificates of their own", allow_abbrev=False
+    )
+    check = commands.add_parser(
+        "check-config",
+        help="check a configuration and print the settings in force",
+        usage="%(prog)s [--config FILE] [FLAG ...]",
+        description=of_settings,
+        allow_abbrev=False,
+    )
+    install = commands.add_parser("install", help="put the shim into the node's plugin directory", allow_abbrev=False)
+    install.add_argument("--shim", metavar="FILE", type=Path, help="the shim (default: the one installed with this)")
+    uninstall = commands.add_parser(
+        "uninstall",
+        help="take everything of ours off the node, once its daemon has stopped",
+        usage="%(prog)s [--config FILE] [--bin-dir DIR] [--force] [--purge] [FLAG ...]",
+        allow_abbrev=False,
+    )
+    uninstall.add_argument("--force", action="store_true", help="even if pods have additional networks")
+    uninstall.add_argument("--purge", action="store_true", help="and forget what is attached: remove cniDir")
+    for command in (install, uninstall):
         command.add_argument(
-            "--kubeconfig",
-            metavar="FILE",
-            help="how to reach the API server (default: the key kubeconfig, else the pod's)",
+            "--bin-dir",
+            metavar="DIR",
+            type=Path,
+            default=HOST_BIN_DIR,
+            help="the node's plugin directory (default: %(default)s)",
         )
-    check = commands.add_parser("check-config", help="check a configuration and print the settings in force")
-    for command in (run, approver, check):
+    for command in (run, approver, check, uninstall):
         command.add_argument(
             "--config",
             metavar="FILE",
             type=Path,
             help=f"configuration, JSON (default: {settings.DEFAULT_CONFIG_PATH})",
         )
+    for command in (run, check):
+        flags.add_to(command, texts=texts)
+    flags.add_to(approver, groups=("kubernetes", "logs"), texts=texts)
+    flags.add_to(uninstall, keys=("socketDir", "cniDir", "cniConfigDir"), texts=texts)
     commands.add_parser("version", help="print the version")
     return parser
 
 
-def _settings(path: Path | None, *, optional: bool) -> Settings:
-    """The settings in `path`, or in the usual place; `optional`: where nothing is there, the defaults."""
+def _settings(path: Path | None, given: settings.Flags, *, optional: bool) -> Settings:
+    """The settings in `path`, or in the usual place, and those of the command line.
+
+    `optional`: where nothing is in the usual place, the defaults.
+    """
     default = Path(settings.DEFAULT_CONFIG_PATH)
     if path is None and optional and not default.exists():
-        return Settings()
-    return settings.load(path or default)
+        return settings.from_object({}, "command line", given)
+    return settings.load(path or default, given)
 
 
 def _run(found: Settings, arguments: argparse.Namespace) -> int:
@@ -96,6 +134,37 @@ def _run(found: Settings, arguments: argparse.Namespace) -> int:
     except daemon.StartError as error:
         print(f"multus-daemon: {error}", file=sys.stderr)
         return 3
+    return 0
+
+
+def _install(arguments: argparse.Namespace) -> int:
+    import multus_shim
+    from multus_daemon import install
+
+    try:
+        source = arguments.shim or multus_shim.binary()
+        done = install.install_shim(source, arguments.bin_dir)
+    except (FileNotFoundError, install.InstallError) as error:
+        print(f"multus-daemon install: {error}", file=sys.stderr)
+        return 3
+    print(f"{arguments.bin_dir / install.SHIM}: {'installed' if done else 'was there already'}, version {__version__}")
+    return 0
+
+
+def _uninstall(found: Settings, arguments: argparse.Namespace) -> int:
+    from multus_daemon import install
+    from multus_daemon.delegates.cache import ResultCache
+    from multus_daemon.delegates.store import FileStore
+
+    cni_dir = Path(found.paths.cni_dir)
+    node = install.Node(arguments.bin_dir, Path(found.primary.config_dir), Path(found.socket.directory), cni_dir)
+    store = FileStore(cni_dir, ResultCache(cni_dir))
+    try:
+        done = install.uninstall(node, store, force=arguments.force, purge=arguments.purge)
+    except install.InstallError as error:
+        print(f"multus-daemon uninstall: {error}", file=sys.stderr)
+        return 3
+    print("\n".join(done) or "there was nothing to remove")
     return 0
 
 

@@ -16,14 +16,18 @@ from multus_daemon.base import fs
 from multus_daemon.base.gates import Gates
 from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.cni.errors import CniError
+from multus_daemon.controllers.primary_config import PrimaryConfig
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.conf_files import NodeConfFiles
+from multus_daemon.delegates.device_files import NodeDeviceFiles
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.delegates.store import FileStore
+from multus_daemon.delegates.tools import ToolRunner
 from multus_daemon.engine.verbs import Verbs
+from multus_daemon.kubelet.source import KubeletDevices
 from multus_daemon.metrics import Metrics
 from multus_daemon.netlink.ops import KernelLinks
 from multus_daemon.ports import ClusterStore
@@ -164,6 +168,11 @@ class Daemon:
         self._api = CniApi(self._verbs(), self._metrics)
         self._server = UnixServer(self._api, self._gates, self._metrics, Path(settings.socket.directory))
         self._spool = SpoolReplay(Path(settings.paths.cni_dir) / "spool", self._serve_spooled)
+        self._primary: PrimaryConfig | None = None
+        if PrimaryConfig.is_wanted(settings):
+            self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
+        else:
+            log.info("no CNI configuration is generated: multusAutoconfigDir is empty")
 
     def _verbs(self) -> Verbs:
         paths, plugins = self._settings.paths, self._settings.plugins
@@ -176,9 +185,10 @@ class Daemon:
                 timeout=plugins.delegate_timeout_seconds,
                 gomaxprocs=plugins.gomaxprocs,
             )
+            tools = ToolRunner(chroot_dir=paths.chroot_dir)
         except (OSError, ValueError) as error:
             raise StartError(str(error)) from error
-        builtin = BuiltinRunner(Path(paths.chroot_dir or "/"))
+        builtin = BuiltinRunner(Path(paths.chroot_dir or "/"), tools=tools)
         dispatcher = Dispatcher(process, builtin, plugins.builtin_plugins, observe=self._metrics.delegate)
         # A built-in's IPAM plugin is chosen as any other is.
         builtin.ipam = dispatcher
@@ -190,9 +200,13 @@ class Daemon:
             Chain(dispatcher, cache, paths.bin_dir),
             self._store,
             KernelLinks(),
+            devices=KubeletDevices(Path(paths.kubelet_dir)),
+            device_files=NodeDeviceFiles(Path(paths.chroot_dir or "/")),
             gates=self._gates,
             overlay=self._settings.overlay,
             status_write=self._settings.kubernetes.status_write,
+            count_unmet=self._metrics.unmet_request,
+            count_collected=self._metrics.collected,
         )
 
     async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]] | None = None) -> None:
@@ -217,6 +231,8 @@ class Daemon:
     def _root_tasks(self) -> dict[str, Coroutine[Any, Any, Any]]:
         """What runs for as long as the daemon does; any of them ending is its end."""
         tasks: dict[str, Coroutine[Any, Any, Any]] = {"cluster": self._cluster.run(), "spool": self._spool.run()}
+        if self._primary is not None:
+            tasks["primary"] = self._primary.run()
         if self._settings.metrics.port is not None:
             tasks["metrics"] = MetricsServer(
                 self._metrics, self._settings.metrics.port, self._settings.metrics.address

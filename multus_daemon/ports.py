@@ -338,8 +338,8 @@ class DelegateStore(Protocol):
         """Forget the container; unknown is done. Raises OSError."""
         ...
 
-    def containers(self) -> list[ContainerId]:
-        """The ids of all records, sorted. Raises OSError."""
+    def containers(self, *, foreign: bool = True) -> list[ContainerId]:
+        """The ids of all records, sorted; without `foreign` of our own only. Raises OSError."""
         ...
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:

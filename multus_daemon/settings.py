@@ -25,6 +25,9 @@ LogLevel = Literal["panic", "error", "verbose", "debug"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
+Flags = Mapping[str, tuple[str, Any]]
+"""What the command line sets: key -> the flag as it was spelt, for errors, and the value as JSON has it."""
+
 
 class SettingsError(ValueError):
     """The configuration can't be used; `problems` has one line for each error, the key first."""
@@ -35,18 +38,21 @@ class SettingsError(ValueError):
         self.problems = problems
 
 
-def _key(name: str, default: Any = None, *, factory: Any = None) -> Any:
-    """A field that the file spells `name`."""
+def _key(
+    name: str, default: Any = None, *, factory: Any = None, flag: str = "", old_flags: tuple[str, ...] = ()
+) -> Any:
+    """A field that the file spells `name`; `flag` where that can't be derived, `old_flags` of earlier daemons."""
+    metadata = {"key": name, "flag": flag, "old_flags": old_flags}
     if factory is not None:
-        return field(default_factory=factory, metadata={"key": name})
-    return field(default=default, metadata={"key": name})
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class SocketSettings:
     """Where the shim reaches the daemon."""
 
-    directory: Text = _key("socketDir", "/run/multus/")
+    directory: Text = _key("socketDir", "/run/multus/", old_flags=("multus-rundir",))
     """Directory of `multus.sock`, as the daemon sees it. Made 0700; nothing else in it is touched."""
     shim_directory: str = _key("daemonSocketDir", "")
     """The same directory as the host sees it, written to the CNI configuration for the shim; empty: the default."""
@@ -58,14 +64,16 @@ class SocketSettings:
 class PathSettings:
     """Directories of the node."""
 
-    cni_dir: Text = _key("cniDir", "/var/lib/cni/multus")
+    cni_dir: Text = _key("cniDir", "/var/lib/cni/multus", old_flags=("cniDir",))
     """What is remembered about each container: `attachments/`, `results/`, `spool/`."""
-    bin_dir: Text = _key("binDir", "/opt/cni/bin")
+    bin_dir: Text = _key("binDir", "/opt/cni/bin", old_flags=("binDir", "additional-bin-dir"))
     """Where plugin binaries are searched, as seen inside `chrootDir`."""
     conf_dir: Text = _key("confDir", "/etc/cni/multus/net.d")
     """CNI configurations for networks that are named and not defined in the cluster."""
     chroot_dir: str = _key("chrootDir", "")
     """The host's root in the daemon's file system; plugin binaries run inside it. Empty: the daemon's own."""
+    kubelet_dir: Text = _key("kubeletDir", "/var/lib/kubelet")
+    """The kubelet's root directory: its podresources socket and its device checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ class NetworkSettings:
     """Which networks a pod gets. The same keys in the runtime's configuration are overridden by these."""
 
     cni_version: str = _key("cniVersion", "")
-    """The CNI version of the generated configuration."""
+    """The CNI version of the generated configuration; empty: that of the primary network's."""
     cluster_network: str = _key("clusterNetwork", "")
     """Name of a NetworkAttachmentDefinition or of a configuration in `confDir`, or a path."""
     delegates: tuple[dict[str, Any], ...] = _key("delegates", ())
@@ -88,6 +96,39 @@ class NetworkSettings:
     """True: a pod may use networks of its own namespace and of `globalNamespaces` only."""
     global_namespaces: str = _key("globalNamespaces", "default")
     """Comma separated namespaces that every pod may use under `namespaceIsolation`."""
+    auxiliary_chain: str = _key("auxiliaryCNIChainName", "")
+    """Name of a folder beside the cluster network's file; the plugins in it run last, on the pod's own interface."""
+    force_cni_version: bool = _key("forceCNIVersion", False)
+    """True: the cluster network's plugins are called with `cniVersion`, whatever its configuration says."""
+    strict_requests: bool = _key("strictRequests", False)
+    """True: a request (ips, mac, ...) that no plugin of the network can take fails the ADD, instead of an Event."""
+    runtime_config: dict[str, Any] = _key("runtimeConfig", factory=dict)
+    """Capability arguments for the cluster network, in place of all that the runtime gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrimarySettings:
+    """The node's CNI configuration: how it is made from that of the primary network, and where it is put.
+
+    Not laid over requests: what they have of it has come from here.
+    """
+
+    config_file: Text = _key("multusConfigFile", "auto", old_flags=("multus-conf-file",))
+    """`auto`: generate `00-multus.conf`; else a file that is put into `cniConfigDir` as it is."""
+    config_dir: str = _key("cniConfigDir", "/etc/cni/net.d")
+    """The runtime's directory of CNI configurations, as the daemon sees it. Empty: nothing is written."""
+    autoconfig_dir: str = _key("multusAutoconfigDir", "")
+    """Where the primary network's configuration is looked for. Empty: nothing is generated."""
+    master: str = _key("multusMasterCNI", "", old_flags=("multus-master-cni-file",))
+    """Name of the primary network's file in `multusAutoconfigDir`. Empty: the first that can be one."""
+    override_name: bool = _key("overrideNetworkName", False)
+    """True: the generated configuration has the primary network's name."""
+    capabilities: dict[str, bool] = _key("capabilities", factory=dict)
+    """Capabilities of the generated configuration beside those of the primary network."""
+    plugin_type: Text = _key("type", "multus-shim")
+    """Name of the shim's binary."""
+    indicator: str = _key("readinessindicatorfile", "", flag="readiness-indicator-file")
+    """A file that is there while the primary network is ready. While it is not, no pod is attached. Empty: none."""
 
 
 class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -106,7 +147,7 @@ class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class KubernetesSettings:
     """The API server."""
 
-    kubeconfig: str = _key("kubeconfig", "")
+    kubeconfig: str = _key("kubeconfig", "", old_flags=("multus-kubeconfig-file-host",))
     """A kubeconfig; empty: the service account of the daemon's own pod."""
     node_name: str = _key("nodeName", "")
     """The node's name, where MULTUS_NODE_NAME does not give it; empty: the host's name, if a node has it."""
@@ -132,11 +173,11 @@ class PluginSettings:
 class LogSettings:
     """What is logged, and where to."""
 
-    level: LogLevel = _key("logLevel", "verbose")
+    level: LogLevel = _key("logLevel", "verbose", old_flags=("multus-log-level",))
     """What is logged; in the file in any case, lower case here."""
-    to_stderr: bool = _key("logToStderr", True)
+    to_stderr: bool = _key("logToStderr", True, old_flags=("multus-log-to-stderr",))
     """Log to standard error."""
-    file: str = _key("logFile", "")
+    file: str = _key("logFile", "", old_flags=("multus-log-file",))
     """Log to this file too."""
     options: dict[str, Any] = _key("logOptions", factory=dict)
     """Rotation of `logFile`: `maxSize` in MB, and `maxBackups`, the number of old files that stay."""
@@ -159,14 +200,21 @@ class Settings:
     socket: SocketSettings = field(default_factory=SocketSettings)
     paths: PathSettings = field(default_factory=PathSettings)
     networks: NetworkSettings = field(default_factory=NetworkSettings)
+    primary: PrimarySettings = field(default_factory=PrimarySettings)
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
     logs: LogSettings = field(default_factory=LogSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    overlay: Mapping[str, Any] = field(default_factory=dict)
-    """The file's own keys: they override the same keys of every request, as upstream's do."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The keys that were set, and what to."""
     warnings: tuple[str, ...] = ()
     """What was passed over, for the log."""
+
+    @property
+    def overlay(self) -> dict[str, Any]:
+        """The keys that override the same keys of every request, as upstream's do."""
+        own = {item.metadata["key"] for item in fields(PrimarySettings)}
+        return {key: value for key, value in self.given.items() if key not in own}
 
     def effective(self) -> dict[str, Any]:
         """Every key with its value in force, by the file's spelling and as JSON has it."""
@@ -181,6 +229,7 @@ GROUPS: dict[str, type[Any]] = {
     "socket": SocketSettings,
     "paths": PathSettings,
     "networks": NetworkSettings,
+    "primary": PrimarySettings,
     "kubernetes": KubernetesSettings,
     "plugins": PluginSettings,
     "logs": LogSettings,
@@ -190,23 +239,12 @@ GROUPS: dict[str, type[Any]] = {
 # Keys of upstream's daemon whose feature this release does not have. They are accepted, so that a configuration map
 # can be taken over, and named in the log at start.
 WITHOUT_EFFECT = {
-    "auxiliaryCNIChainName": "no auxiliary chain in this release",
-    "capabilities": "the CNI configuration is not generated in this release",
-    "cniConfigDir": "the CNI configuration is not generated in this release",
     "connectionLimit": "requests are not limited in this release",
     "enablePprof": "Go's profiler; there is none here",
-    "forceCNIVersion": "the primary network's file is never rewritten",
     "logOptions.compress": "rotated logs are not compressed",
     "logOptions.maxAge": "rotated logs are removed by their number, not by their age",
-    "multusAutoconfigDir": "the CNI configuration is not generated in this release",
-    "multusConfigFile": "the CNI configuration is not generated in this release",
-    "multusMasterCNI": "the CNI configuration is not generated in this release",
-    "name": "the name of the CNI configuration comes from the runtime",
-    "overrideNetworkName": "the CNI configuration is not generated in this release",
-    "readinessindicatorfile": "the primary network is not watched in this release",
+    "name": "the generated configuration has upstream's name, or the primary network's",
     "retryDeleteOnError": "a DEL that failed is always reported and retried",
-    "runtimeConfig": "it comes from the runtime",
-    "type": "the type of the CNI configuration comes from the runtime",
     "allowTryDeleteOnErr": "upstream's documents name it, no program reads it",
     "defaultnetworkfile": "upstream's tests name it, no program reads it",
     "defaultnetworkwaitseconds": "upstream's tests name it, no program reads it",
@@ -222,7 +260,7 @@ def known_keys() -> frozenset[str]:
     return frozenset(own | {key for key in WITHOUT_EFFECT if "." not in key})
 
 
-def parse(data: bytes, source: str) -> Settings:
+def parse(data: bytes, source: str, flags: Flags | None = None) -> Settings:
     """Settings from the bytes of a configuration file; `source` names it in errors. Raises SettingsError."""
     try:
         found = msgspec.json.decode(data)
@@ -230,11 +268,11 @@ def parse(data: bytes, source: str) -> Settings:
         raise SettingsError(source, [f"not JSON: {error}"]) from error
     if not isinstance(found, dict):
         raise SettingsError(source, ["a JSON object is needed"])
-    return from_object(found, source)
+    return from_object(found, source, flags)
 
 
-def from_object(found: Mapping[str, Any], source: str) -> Settings:
-    """Settings from a decoded object. Keys match in any case, as Go reads them. Raises SettingsError."""
+def from_object(found: Mapping[str, Any], source: str, flags: Flags | None = None) -> Settings:
+    """Settings from a decoded object. Keys match in any case, as Go reads them; `flags` win. Raises SettingsError."""
     spelling = {key.lower(): key for key in known_keys()}
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -247,14 +285,16 @@ def from_object(found: Mapping[str, Any], source: str) -> Settings:
             warnings.append(f"{known}: no effect: {WITHOUT_EFFECT[known]}")
         elif value is not None:
             values[known] = value
+    names = {key: flag for key, (flag, _) in (flags or {}).items()}
+    values |= {key: value for key, (_, value) in (flags or {}).items()}
     if isinstance(values.get("logLevel"), str):
         values["logLevel"] = values["logLevel"].lower()
     if isinstance(values.get("logOptions"), dict):
         values["logOptions"] = _read_log_options(values["logOptions"], problems, warnings)
-    groups = {group: _read_group(kind, values, problems) for group, kind in GROUPS.items()}
+    groups = {group: _read_group(kind, values, names, problems) for group, kind in GROUPS.items()}
     if problems:
         raise SettingsError(source, problems)
-    return replace(Settings(**groups), overlay=values, warnings=tuple(warnings))
+    return replace(Settings(**groups), given=values, warnings=tuple(warnings))
 
 
 def _unknown(key: str, spelling: Mapping[str, str], prefix: str = "") -> str:
@@ -279,7 +319,7 @@ def _read_log_options(found: Mapping[str, Any], problems: list[str], warnings: l
     return options
 
 
-def _read_group(kind: type[Any], values: Mapping[str, Any], problems: list[str]) -> Any:
+def _read_group(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, str], problems: list[str]) -> Any:
     hints = get_type_hints(kind, include_extras=True)
     arguments: dict[str, Any] = {}
     for item in fields(kind):
@@ -289,14 +329,14 @@ def _read_group(kind: type[Any], values: Mapping[str, Any], problems: list[str])
         try:
             arguments[item.name] = msgspec.convert(values[key], hints[item.name])
         except msgspec.ValidationError as error:
-            problems.append(f"{key}: {error}")
+            problems.append(f"{names.get(key, key)}: {error}")
     return kind(**arguments)
 
 
-def load(path: Path) -> Settings:
-    """Settings from the file at `path`. Raises SettingsError."""
+def load(path: Path, flags: Flags | None = None) -> Settings:
+    """Settings from the file at `path` and from `flags`, which win. Raises SettingsError."""
     try:
         data = fs.read_limited(path, limit=CONFIG_MAX_BYTES)
     except OSError as error:
         raise SettingsError(str(path), [f"can't be read: {error.strerror or error}"]) from error
-    return parse(data, str(path))
+    return parse(data, str(path), flags)

@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 
 DEFAULT_READ_LIMIT = 16 * 1024 * 1024
-_TEMPORARY = re.compile(r"\..+\.(?P<pid>[0-9]{1,10})-[0-9a-f]{12}", re.DOTALL)
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})-[0-9a-f]{12}", re.DOTALL)
 
 
 class FileTooLargeError(OSError):
@@ -54,17 +54,19 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, fsync: bool = Tr
         fsync_directory(path.parent)
 
 
-def sweep(directory: Path) -> int:
+def sweep(directory: Path, *, name: str = "") -> int:
     """Remove the temporary files that writers left which a crash, or kill -9, ended; how many there were.
 
-    A writer that lives, another daemon during a hand-over for one, keeps its own. Raises OSError, but not for a
-    directory that is not there.
+    `name`: of that file only, for a directory that is not ours alone. A writer that lives, another daemon during a
+    hand-over for one, keeps its own. Raises OSError, but not for a directory that is not there.
     """
     swept = 0
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             found = _TEMPORARY.fullmatch(entry.name)
-            if found and (int(found["pid"]) == os.getpid() or not Path(f"/proc/{found['pid']}").exists()):
+            if not found or (name and found["name"] != name[:200]):
+                continue
+            if int(found["pid"]) == os.getpid() or not Path(f"/proc/{found['pid']}").exists():
                 swept += remove(Path(entry.path))
     return swept
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
+
 
 class Gates:
     """Named conditions that must all hold before the daemon calls itself ready."""
 
     def __init__(self, *names: str) -> None:
         self._closed: dict[str, str] = dict.fromkeys(names, "not started")
+        self._opened = asyncio.Event()
 
     def open(self, name: str) -> None:
         """The condition `name` holds from now on."""
         self._closed.pop(name, None)
+        self._opened.set()
 
     def close(self, name: str, reason: str) -> None:
         """The condition `name` does not hold, because of `reason`."""
         self._closed[name] = reason
+
+    async def wait_open(self, *, but: Collection[str] = ()) -> None:
+        """Return once every gate is open, those in `but` aside."""
+        while self._closed.keys() - set(but):
+            self._opened.clear()
+            await self._opened.wait()
 
     @property
     def closed(self) -> dict[str, str]:

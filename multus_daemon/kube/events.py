@@ -1,8 +1,8 @@
-"""Events about pods (core/v1), from component `multus` as upstream names it, never in the way of anything.
+"""Events about pods and the node (core/v1), from component `multus` as upstream names it, never in the way of anything.
 
-What is said about one pod within a moment becomes one Event per type and reason, the messages joined by `; `: one
+What is said about one of them within a moment becomes one Event per type and reason, the messages joined by `; `: one
 object for an ADD with many networks, and each message still to be found in it. (Not by line ends: kubectl cuts a
-message at the first one.) What was said before is counted up in the same object. Each pod may cause so many, as with
+message at the first one.) What was said before is counted up in the same object. Each may cause so many, as with
 client-go.
 """
 
@@ -40,8 +40,10 @@ MESSAGE_MAX: Final = 4096
 REMEMBERED: Final = 1024
 BURST: Final = 25
 REFILL_SECONDS: Final = 300.0
-"""A pod may cause `BURST` Events at once, and one more in each such time."""
+"""A pod may cause `BURST` Events at once, and one more in each such time; the node the same."""
 _NAME_MAX: Final = 253
+_NODE_NAMESPACE: Final = "default"
+"""Where Events about what has no namespace have to be."""
 
 
 class Client(Protocol):
@@ -52,11 +54,30 @@ class Client(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What an Event is about; `namespace` is empty for a node."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        name = f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return f"{self.kind.lower()} {name}"
+
+    def reference(self) -> dict[str, str]:
+        """The `involvedObject`."""
+        fields = {"apiVersion": "v1", "kind": self.kind, "namespace": self.namespace}
+        return {key: value for key, value in fields.items() if value} | {"name": self.name, "uid": self.uid}
+
+
 @dataclass(slots=True)
 class _Batch:
-    """What was said about one pod; messages by type and reason, in the order in which they came."""
+    """What was said about one subject; messages by type and reason, in the order in which they came."""
 
-    pod: Pod
+    subject: _Subject
     due: float
     messages: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     size: int = 0
@@ -104,12 +125,23 @@ class EventRecorder:
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         """See `ports.ClusterStore`."""
+        self._queue(_Subject("Pod", pod.namespace, pod.name, pod.uid), kind, reason, message)
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """See `ports.ClusterStore`. Dropped where the node's name is not known."""
+        if not self._host:
+            self._observer.events_dropped(1)
+            return
+        # The kubelet's own Events have the name in place of the UID; `kubectl describe node` looks for both.
+        self._queue(_Subject("Node", "", self._host, self._host), kind, reason, message)
+
+    def _queue(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
         if self._queued >= self._queue_max:
             self._observer.events_dropped(1)
             return
-        batch = self._batches.get(pod.uid)
+        batch = self._batches.get(subject.uid)
         if batch is None:
-            batch = self._batches[pod.uid] = _Batch(pod, time.monotonic() + GATHER_SECONDS)
+            batch = self._batches[subject.uid] = _Batch(subject, time.monotonic() + GATHER_SECONDS)
         messages = batch.messages.setdefault((kind, reason), [])
         if message not in messages:
             messages.append(message)
@@ -131,15 +163,15 @@ class EventRecorder:
             _, batch = self._batches.popitem(last=False)
             try:
                 for (kind, reason), messages in batch.messages.items():
-                    await self._post(batch.pod, kind, reason, messages)
+                    await self._post(batch.subject, kind, reason, messages)
             finally:
                 # Until here they count as queued: the queue's bound is on what is not posted yet.
                 self._queued -= batch.size
         self._arrived.clear()
 
-    async def _post(self, pod: Pod, kind: str, reason: str, messages: list[str]) -> None:
+    async def _post(self, subject: _Subject, kind: str, reason: str, messages: list[str]) -> None:
         """One Event, made or counted up. Never raises KubeError."""
-        if not self._allowed(pod.uid):
+        if not self._allowed(subject.uid):
             self._observer.events_dropped(len(messages))
             return
         message = "; ".join(messages)
@@ -147,20 +179,20 @@ class EventRecorder:
         deadline = time.monotonic() + self._keep_trying
         for delay in backoff(*RETRY_SECONDS, jitter=0.2):
             try:
-                await self._attempt(pod, kind, reason, message)
+                await self._attempt(subject, kind, reason, message)
                 self._observer.event_written()
                 return
             except KubeError as error:
                 # A namespace that is being deleted takes none: 403.
                 if isinstance(error, ApiError) or time.monotonic() + delay > deadline:
-                    log.info("Event %s of pod %s is dropped: %s", reason, pod, error)
+                    log.info("Event %s of %s is dropped: %s", reason, subject, error)
                     self._observer.events_dropped(len(messages))
                     return
                 asked = error.retry_after if isinstance(error, ApiUnavailableError) else None
             await asyncio.sleep(max(delay, min(asked or 0.0, self._keep_trying)))
 
-    async def _attempt(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        key = (pod.uid, kind, reason, message)
+    async def _attempt(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
+        key = (subject.uid, kind, reason, message)
         now = _timestamp(self._clock())
         if posted := self._posted.get(key):
             body = {"count": posted.count + 1, "lastTimestamp": now}
@@ -173,10 +205,12 @@ class EventRecorder:
                 if error.status != 404:
                     raise
                 del self._posted[key]
-        collection = f"/api/v1/namespaces/{quote(pod.namespace, safe='')}/events"
+        collection = f"/api/v1/namespaces/{quote(subject.namespace or _NODE_NAMESPACE, safe='')}/events"
         suffix = f".{time.time_ns():x}"
-        name = pod.name[: _NAME_MAX - len(suffix)].rstrip(".-") + suffix
-        await self._send("POST", collection, self._object(pod, name, kind, reason, message, now), "application/json")
+        name = subject.name[: _NAME_MAX - len(suffix)].rstrip(".-") + suffix
+        await self._send(
+            "POST", collection, self._object(subject, name, kind, reason, message, now), "application/json"
+        )
         self._posted[key] = _Posted(f"{collection}/{quote(name, safe='')}")
         if len(self._posted) > REMEMBERED:
             self._posted.popitem(last=False)
@@ -186,19 +220,13 @@ class EventRecorder:
             method, path, body=msgspec.json.encode(body), content_type=content_type, timeout=ATTEMPT_SECONDS
         )
 
-    def _object(self, pod: Pod, name: str, kind: str, reason: str, message: str, now: str) -> dict[str, Any]:
+    def _object(self, subject: _Subject, name: str, kind: str, reason: str, message: str, now: str) -> dict[str, Any]:
         source = {"component": COMPONENT} | ({"host": self._host} if self._host else {})
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"namespace": pod.namespace, "name": name},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": pod.namespace,
-                "name": pod.name,
-                "uid": pod.uid,
-            },
+            "metadata": {"namespace": subject.namespace or _NODE_NAMESPACE, "name": name},
+            "involvedObject": subject.reference(),
             "type": kind,
             "reason": reason,
             "message": message,
@@ -211,7 +239,7 @@ class EventRecorder:
         }
 
     def _allowed(self, uid: str) -> bool:
-        """Whether the pod may cause one more Event now."""
+        """Whether the subject may cause one more Event now."""
         now = time.monotonic()
         allowance = self._allowances.setdefault(uid, _Allowance(BURST, now))
         self._allowances.move_to_end(uid)

@@ -139,6 +139,10 @@ class KubeStore:
         """See `ports.ClusterStore`."""
         self.events.event(pod, kind, reason, message)
 
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """See `ports.ClusterStore`."""
+        self.events.node_event(kind, reason, message)
+
     def _answered(self) -> None:
         """The API server has just answered: nobody needs to wait out a pause any more."""
         self.statuses.kick()

@@ -27,6 +27,12 @@ class NetConf:
     namespace_isolation: bool = False
     global_namespaces: frozenset[str] = frozenset({"default"})
     conf_dir: str = "/etc/cni/multus/net.d"
+    auxiliary_chain: str = ""
+    """Name of the auxiliary chain; empty: there is none."""
+    force_cni_version: bool = False
+    """The cluster network is called with `cni_version`, whatever its configuration says."""
+    strict_requests: bool = False
+    """A request that no plugin of its network can take is an error."""
     runtime_config: Mapping[str, Any] = field(default_factory=dict)
     """Capability arguments of the runtime; they go to the cluster network only (NPWG SPEC 7.5)."""
     valid_attachments: tuple[tuple[str, str], ...] | None = None

@@ -161,9 +161,17 @@ class StandaloneStore:
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         """See `ports.ClusterStore`. Logged and kept for a while."""
         self._events.append(Event(str(pod), kind, reason, message))
-        log.log(logging.WARNING if kind == "Warning" else logging.INFO, "event for %s: %s: %s", pod, reason, message)
+        _log_event(str(pod), kind, reason, message)
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """See `ports.ClusterStore`. Logged."""
+        _log_event("the node", kind, reason, message)
 
     def _hint(self) -> str:
         if not self.errors:
             return ""
         return f"; files with errors: {', '.join(f'{name} ({error})' for name, error in sorted(self.errors.items()))}"
+
+
+def _log_event(subject: str, kind: str, reason: str, message: str) -> None:
+    log.log(logging.WARNING if kind == "Warning" else logging.INFO, "event for %s: %s: %s", subject, reason, message)

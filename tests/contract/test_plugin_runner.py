@@ -212,6 +212,7 @@ async def gone(pid):
     return False
 
 
+@pytest.mark.weak_spot(59)
 async def test_what_the_plugin_gets(bench, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("CNI_IFNAME", "outer")
@@ -316,6 +317,7 @@ async def test_only_the_end_of_stderr_is_kept(bench):
     assert len(caught.value.details) < 9000
 
 
+@pytest.mark.weak_spot(34)
 async def test_a_plugin_that_hangs_is_ended(bench):
     began = time.monotonic()
     with pytest.raises(TryAgainLaterError, match=r'^plugin "steered" did not end within 1.5 s') as caught:
@@ -452,6 +454,7 @@ async def test_without_pidfd(bench, monkeypatch):
 # --- a busy binary ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.weak_spot(55)
 async def test_a_binary_that_is_being_written_is_tried_again(bench):
     file = open(bench.bin / "steered", "ab")  # noqa: SIM115
     threading.Timer(0.3, file.close).start()
@@ -471,6 +474,7 @@ async def test_busy_where_leases_are_not_to_be_had(bench, monkeypatch):
     assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
 
 
+@pytest.mark.weak_spot(55)
 async def test_a_binary_that_stays_busy_is_an_error(bench, monkeypatch):
     monkeypatch.setattr("multus_daemon.delegates.process.backoff", lambda first, last: iter([0.001] * 9))
     expected = r'^plugin "steered" is being written: text file busy, 6 attempts'
@@ -523,6 +527,16 @@ async def test_not_found(bench):
         await bench.runner().run("absent", bench.invocation())
     assert caught.value.code == 7
     assert caught.value.msg == f'failed to find plugin "absent" in path [{bench.inside}/none {bench.inside}/bin]'
+
+
+@needs_root
+async def test_what_is_only_outside_of_the_chroot_is_not_found(tmp_path):
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    runner = ProcessRunner(["/usr/bin"], chroot_dir=str(tmp_path))
+    assert ProcessRunner(["/usr/bin"]).locate("true")
+    assert runner.locate("true") == ""
+    with pytest.raises(find.PluginNotFoundError, match=r"path \[/usr/bin\]"):
+        await runner.run("true", invocation())
 
 
 async def test_not_executable(bench):

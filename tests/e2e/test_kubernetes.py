@@ -352,3 +352,26 @@ def test_a_certificate_of_the_nodes_own_is_renewed_without_a_gap(cluster: Cluste
         approver.wait(timeout=20)
         signer.stop()
         log.close()
+
+
+def test_what_happens_to_the_nodes_configuration_is_an_event_of_the_node(cluster: Cluster) -> None:
+    directory = cluster.node.root / "net.d"
+    directory.mkdir()
+    (directory / "10-net.conf").write_text('{"cniVersion":"1.0.0","name":"net","type":"ptp"}')
+    cluster.node.settings |= {"cniConfigDir": str(directory), "multusAutoconfigDir": str(directory)}
+    cluster.node.start()
+    ours = directory / "00-multus.conf"
+    assert ours.exists(), "a daemon that is ready has written it"
+    ours.rename(directory / "00-multus.conf.cilium_bak")
+    cluster.node.wait_until(ours.exists, "it is put back")
+
+    def events() -> dict[str, dict[str, Any]]:
+        items = cluster.server.request("GET", "/api/v1/namespaces/default/events")["items"]
+        return {item["reason"]: item for item in items if item["involvedObject"].get("name") == cluster.name}
+
+    cluster.node.wait_until(lambda: "CNIConfigRestored" in events(), "the event is there")
+    event = events()["CNIConfigRestored"]
+    assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": cluster.name, "uid": cluster.name}
+    assert (event["type"], event["source"]) == ("Warning", {"component": "multus", "host": cluster.name})
+    assert "set cni.exclusive to false" in event["message"]
+    assert "CNIConfigWritten" in events()

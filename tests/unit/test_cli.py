@@ -32,10 +32,10 @@ def test_version_in_every_spelling(argv: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_check_config_prints_every_setting_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["check-config", "--config", config(tmp_path, metricsPort=9091, capabilities={})])
+    cli.main(["check-config", "--config", config(tmp_path, metricsPort=9091, retryDeleteOnError=True)])
     shown = capsys.readouterr()
     assert json.loads(shown.out)["metricsPort"] == 9091
-    assert shown.err.startswith("warning: capabilities: no effect")
+    assert shown.err.startswith("warning: retryDeleteOnError: no effect")
 
 
 @pytest.mark.parametrize("command", [["check-config"], ["run"], []])

@@ -54,11 +54,21 @@ UPSTREAM: dict[str, Any] = {
     "defaultnetworkfile": "/f",
 }
 
+# What upstream does not lay over requests, or might as well not: requests have it from what the daemon generated.
+OF_THE_NODE = {
+    *("capabilities", "cniConfigDir", "multusAutoconfigDir", "multusConfigFile", "multusMasterCNI"),
+    *("overrideNetworkName", "readinessindicatorfile", "type"),
+}
+
 DEFAULTS: dict[str, Any] = {
+    "auxiliaryCNIChainName": "",
     "binDir": "/opt/cni/bin",
     "builtinPlugins": "fallback",
+    "capabilities": {},
     "chrootDir": "",
+    "kubeletDir": "/var/lib/kubelet",
     "clusterNetwork": "",
+    "cniConfigDir": "/etc/cni/net.d",
     "cniDir": "/var/lib/cni/multus",
     "cniVersion": "",
     "confDir": "/etc/cni/multus/net.d",
@@ -67,6 +77,7 @@ DEFAULTS: dict[str, Any] = {
     "defaultNetworks": (),
     "delegateTimeoutSeconds": 120.0,
     "delegates": (),
+    "forceCNIVersion": False,
     "globalNamespaces": "default",
     "kubeconfig": "",
     "logFile": "",
@@ -75,14 +86,22 @@ DEFAULTS: dict[str, Any] = {
     "logToStderr": True,
     "metricsAddress": "",
     "metricsPort": None,
+    "multusAutoconfigDir": "",
+    "multusConfigFile": "auto",
+    "multusMasterCNI": "",
     "multusNamespace": "kube-system",
     "namespaceIsolation": False,
     "nodeName": "",
+    "overrideNetworkName": False,
     "perNodeCertificate": None,
     "pluginGomaxprocs": 2,
+    "readinessindicatorfile": "",
+    "runtimeConfig": {},
     "socketDir": "/run/multus/",
     "statusWrite": "best-effort",
+    "strictRequests": False,
     "systemNamespaces": ("kube-system",),
+    "type": "multus-shim",
 }
 
 
@@ -112,7 +131,8 @@ def test_every_upstream_key_has_an_effect_or_a_warning(key: str, value: Any) -> 
         assert found.effective() == DEFAULTS
     else:
         assert json.loads(json.dumps(found.effective()[key])) == value
-        assert found.overlay == {key: value}
+        assert found.given == {key: value}
+        assert found.overlay == ({} if key in OF_THE_NODE else {key: value})
 
 
 def test_a_whole_upstream_configuration() -> None:
@@ -133,7 +153,7 @@ def test_our_own_keys_are_no_upstream_keys_without_effect(key: str) -> None:
 
 
 def test_keys_match_in_any_case_and_null_is_absent() -> None:
-    found = read(CHROOTDIR="/h", bindir="/b", ReadinessIndicatorFile="/r", logLevel=None, metricsPort=None)
+    found = read(CHROOTDIR="/h", bindir="/b", RetryDeleteOnError=True, logLevel=None, metricsPort=None)
     assert (found.paths.chroot_dir, found.paths.bin_dir, found.logs.level) == ("/h", "/b", "verbose")
     assert found.overlay == {"chrootDir": "/h", "binDir": "/b"}
     assert len(found.warnings) == 1

@@ -291,3 +291,11 @@ def _dead_pid() -> int:
     child = subprocess.Popen(["true"])
     child.wait()
     return child.pid
+
+
+def test_sweep_of_one_file_in_a_directory_of_many(tmp_path: Path) -> None:
+    mine, foreign = ".00-multus.conf.99999999-0123456789ab", ".10-net.conf.99999999-0123456789ab"
+    for name in (mine, foreign, "00-multus.conf"):
+        (tmp_path / name).touch()
+    assert fs.sweep(tmp_path, name="00-multus.conf") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([foreign, "00-multus.conf"])

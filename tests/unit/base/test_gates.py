@@ -1,3 +1,7 @@
+import asyncio
+
+import pytest
+
 from multus_daemon.base.gates import Gates
 
 
@@ -30,3 +34,17 @@ def test_what_is_handed_out_is_a_copy() -> None:
     gates = Gates("store")
     gates.closed.clear()
     assert gates.closed == {"store": "not started"}
+
+
+async def test_wait_until_all_others_are_open() -> None:
+    gates = Gates("socket", "pods", "mine")
+    waiters = [asyncio.create_task(gates.wait_open(but=("mine",))) for _ in range(2)]
+    for name in ("socket", "mine"):
+        await asyncio.sleep(0)
+        gates.open(name)
+    gates.close("mine", "again")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiters[0]), 0.02)
+    gates.open("pods")
+    await asyncio.wait_for(asyncio.gather(*waiters), 1)
+    await asyncio.wait_for(gates.wait_open(but=("mine",)), 1)

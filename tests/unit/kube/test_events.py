@@ -170,3 +170,41 @@ async def test_little_is_remembered(server, recorder, monkeypatch):
         recorder.event(pod(f"p{number}"), "Normal", "R", "m")
     await recorder.flush()
     assert len(recorder._posted) == len(recorder._allowances) == 3
+
+
+async def test_the_node_is_named_as_the_kubelet_names_it(server, recorder):
+    recorder.node_event("Warning", "CNIConfigRestored", "put back")
+    recorder.node_event("Warning", "CNIConfigRestored", "put back")
+    recorder.event(pod("node-a", uid="of-a-pod"), "Normal", "R", "m")
+    await recorder.flush()
+    event, _ = found(server)
+    assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}
+    assert event["metadata"]["namespace"] == "default"
+    assert event["metadata"]["name"].startswith("node-a.")
+    assert (event["type"], event["reason"], event["message"]) == ("Warning", "CNIConfigRestored", "put back")
+
+
+async def test_without_a_node_name_its_events_are_dropped(client, observer):
+    recorder = EventRecorder(client, observer=observer)
+    recorder.node_event("Warning", "R", "m")
+    await recorder.flush()
+    assert observer.counts["events_dropped"] == 1
+
+
+async def test_an_allowance_of_the_nodes_own(server, recorder, observer):
+    for number in range(BURST + 5):
+        recorder.node_event("Warning", f"R{number}", "m")
+        recorder._batches["node-a"].due = 0
+        await recorder.flush()
+    assert len(found(server)) == BURST
+    recorder.event(pod(), "Warning", "R", "m")
+    await recorder.flush()
+    assert len(found(server)) == BURST + 1
+
+
+@pytest.mark.weak_spot(56)
+async def test_a_message_is_no_format_string(server, recorder):
+    message = "cannot find a network-attachment-definition (100%s%n) in namespace ({0}): %!d(MISSING)"
+    recorder.event(pod(), "Warning", "NoNetworkFound", message)
+    await recorder.flush()
+    assert [event["message"] for event in found(server)] == [message]

@@ -29,6 +29,7 @@ def networks(client, gates, observer):
 # --- lists ---
 
 
+@pytest.mark.weak_spot(40)
 async def test_only_pods_of_the_node_and_only_what_is_needed(server, pods, gates, running):
     annotations = {"a/b": "c", "kubectl.kubernetes.io/last-applied-configuration": "x" * 1000}
     server.add_pod(annotations=annotations)
@@ -244,6 +245,7 @@ async def test_unknown_events_are_passed_over(server, pods, running, until):
 # --- failures ---
 
 
+@pytest.mark.weak_spot(56)
 async def test_api_down_at_the_start(tmp_path, server, gates, running, until, caplog, observer):
     caplog.set_level(logging.INFO)
     config = server.kubeconfig(tmp_path / "k")

@@ -15,6 +15,7 @@ async def test_host_name_that_the_cluster_knows(server, client):
     assert server.requests == [("GET", "/api/v1/nodes/host-1.example")]
 
 
+@pytest.mark.weak_spot(40)
 @pytest.mark.parametrize("status", [0, 403, 503])
 async def test_refused_with_the_remedy(server, client, status):
     if status:

@@ -43,6 +43,7 @@ async def test_tried_again_within_the_patience(server, writer, status):
     assert len(server.requests) == 2
 
 
+@pytest.mark.weak_spot(38)
 async def test_impatience(server, writer, observer):
     pod = declare(server)
     server.fail(503, times=1000)
@@ -57,6 +58,7 @@ async def test_impatience(server, writer, observer):
     assert observer.last["status_pending"] == (1,)
 
 
+@pytest.mark.weak_spot(38)
 async def test_a_slow_server(server, writer):
     pod = declare(server)
     server.delay = 5
@@ -83,6 +85,7 @@ async def test_another_incarnation(server, writer, observer):
     assert (len(server.requests), writer.pending, observer.counts["status_dropped"]) == (1, 0, 1)
 
 
+@pytest.mark.weak_spot(9)
 async def test_pod_gone(server, writer):
     pod = declare(server)
     server.delete("pods", "web", "web-1")

@@ -7,6 +7,7 @@ from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.kube.client import ApiClient
 from multus_daemon.kube.credentials import Kubeconfig
 from multus_daemon.kube.store import KubeStore, is_incarnation
+from multus_daemon.nad.status import ANNOTATION
 from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StoreUnavailableError
 
 OTHER = "99999999-2222-3333-4444-555555555555"
@@ -63,6 +64,15 @@ async def test_one_live_get_where_no_event_comes(server, quick):
     uid = server.add_pod()["metadata"]["uid"]
     assert (await quick.pod(*args(uid=uid))).uid == uid
     assert live(server, "pods") == 1
+
+
+@pytest.mark.weak_spot(37)
+async def test_a_live_get_may_take_its_time(server, quick):
+    """Upstream gives it 50 ms."""
+    server.silent = True
+    uid = server.add_pod()["metadata"]["uid"]
+    server.delay = 0.5
+    assert (await quick.pod(*args(uid=uid))).uid == uid
 
 
 async def test_absent_pod(server, quick):
@@ -249,6 +259,19 @@ async def test_an_add_on_a_warm_cache_is_one_patch_and_one_event(server, store, 
     await until(lambda: server.objects["events"])
     await asyncio.sleep(0.2)
     assert [method for method, _ in server.requests[before:]] == ["PATCH", "POST"]
+
+
+@pytest.mark.weak_spot(45)
+async def test_writing_a_status_leaves_what_the_watch_told(server, store, until):
+    """It is the watch alone that changes what is remembered of a pod."""
+    uid = server.add_pod(annotations={"a/b": "c"})["metadata"]["uid"]
+    await until(lambda: store.pods.get(("web", "web-1")))
+    server.silent = True
+    pod = await store.pod(*args(uid=uid))
+    await store.write_network_status(pod, "[]", keep_trying=True)
+    assert server.get("pods", "web", "web-1")["metadata"]["annotations"] == {"a/b": "c", ANNOTATION: "[]"}
+    assert await store.pod(*args(uid=uid)) is pod
+    assert pod.annotations == {"a/b": "c"}
 
 
 async def test_drain(server, client, gates):

@@ -97,8 +97,15 @@ def test_no_second_spelling_in_the_request_gets_around_the_daemons_key() -> None
 
 
 def test_other_keys_of_the_request_stay() -> None:
-    found = read({"name": "n", "confDir": "/request"}, multusNamespace="daemon")
+    found = read({"name": "n", "confDir": "/request", "clusterNetwork": "c"}, multusNamespace="daemon")
     assert (found.name, found.conf_dir, found.multus_namespace) == ("n", "/request", "daemon")
+    assert found.cluster_network == "c"
+
+
+@pytest.mark.parametrize("previous", [{"cniVersion": "9.9.9"}, {"ips": [{"address": "10.1.0.2/24"}]}, {}, 1, None])
+def test_the_runtimes_previous_result_is_not_looked_at(previous: object) -> None:
+    """It is the cluster network's, of which a record is kept: what counts for CHECK and DEL is in there."""
+    assert read({"name": "n", "prevResult": previous}) == read({"name": "n"})
 
 
 def test_lists_and_objects_are_replaced_not_merged() -> None:
@@ -155,7 +162,11 @@ KNOWN = [{"containerID": "c1", "ifname": "eth0"}, {"containerID": "c2", "ifname"
     ("fields", "expected"),
     [
         ({}, None),
-        ({"cni.dev/valid-attachments": None}, None),
+        ({}, None),
+        ({"cni.dev/valid-attachments": None}, ()),
+        ({"CNI.dev/Attachments": None}, ()),
+        ({"cni.dev/valid-attachments": None, "cni.dev/attachments": None}, ()),
+        ({"cni.dev/valid-attachments": None, "cni.dev/attachments": KNOWN[:1]}, (("c1", "eth0"),)),
         ({"cni.dev/valid-attachments": []}, ()),
         ({"cni.dev/valid-attachments": KNOWN}, (("c1", "eth0"), ("c2", "eth1"))),
         ({"cni.dev/attachments": KNOWN}, (("c1", "eth0"), ("c2", "eth1"))),

@@ -1,0 +1,104 @@
+"""How much memory the control groups of this process allow it, all levels that can be seen taken together.
+
+https://docs.kernel.org/admin-guide/cgroup-v2.html (`memory.max`, `memory.high`), and cgroup-v1/memory.html
+(`memory.limit_in_bytes`, `hierarchical_memory_limit`). Which group it is, and where it is mounted: cgroups(7),
+proc_pid_cgroup(5) and proc_pid_mountinfo(5). All functions block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+# "No limit" of version 1 is the largest number of pages, in bytes: 2^63 less one page.
+_NO_LIMIT = 1 << 60
+_READ_LIMIT = 1 << 20
+_LIMITS_V2 = ("memory.max", "memory.high")
+_LIMITS_V1 = ("memory.limit_in_bytes",)
+
+
+class _Mount(NamedTuple):
+    root: PurePosixPath
+    """The group that is mounted there."""
+    point: Path
+    kind: str
+    options: frozenset[str]
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """The smallest memory limit, in bytes, of this process's control group and those above it; None without one.
+
+    Of groups above a container's own only what the kernel tells inside of it counts. What can't be read counts as no
+    limit. `root`: where `/proc` and `/sys` are, for tests.
+    """
+    limits = [limit for group, top, version in _memory_groups(root) for limit in _limits(group, top, version)]
+    return min(limits, default=None)
+
+
+def host_memory(root: Path = Path("/")) -> int | None:
+    """The memory of the machine in bytes; None where /proc does not tell. `root`: as for `memory_limit`."""
+    found = re.search(r"(?m)^MemTotal:\s+(\d+) kB$", _read(root / "proc/meminfo"))
+    return int(found[1]) * 1024 if found else None
+
+
+def _memory_groups(root: Path) -> Iterator[tuple[Path, Path, int]]:
+    """The directory of the group, the mount point above it, and the version; of a hybrid host those of both."""
+    mounts = list(_mounts(root))
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        version = 2 if number == "0" and not controllers else 1
+        if version == 1 and "memory" not in controllers.split(","):
+            continue
+        for mount in mounts:
+            if (mount.kind == "cgroup2") if version == 2 else (mount.kind == "cgroup" and "memory" in mount.options):
+                top = root / mount.point.relative_to("/")
+                yield _directory(top, mount.root, PurePosixPath(path)), top, version
+                break
+
+
+def _directory(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Path:
+    """Where the group is below the mount; the mount itself where it is not in there (another namespace's path)."""
+    if ".." in path.parts or not path.is_relative_to(mounted):
+        return top
+    directory = top / path.relative_to(mounted)
+    return directory if directory.is_dir() else top
+
+
+def _limits(group: Path, top: Path, version: int) -> Iterator[int]:
+    for directory in (group, *group.parents):
+        for name in _LIMITS_V2 if version == 2 else _LIMITS_V1:
+            text = _read(directory / name).strip()
+            if text.isdecimal() and int(text) < _NO_LIMIT:
+                yield int(text)
+        if directory == top:
+            break
+    if version == 1:
+        # With `memory.use_hierarchy` this knows of groups above the container's, which are not mounted in it.
+        found = re.search(r"(?m)^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"))
+        if found and int(found[1]) < _NO_LIMIT:
+            yield int(found[1])
+
+
+def _mounts(root: Path) -> Iterator[_Mount]:
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kinds = left.split(), right.split()
+        if len(fields) >= 5 and len(kinds) >= 3 and kinds[0] in ("cgroup", "cgroup2"):
+            options = frozenset(kinds[2].split(","))
+            yield _Mount(PurePosixPath(_unescaped(fields[3])), Path(_unescaped(fields[4])), kinds[0], options)
+
+
+def _unescaped(text: str) -> str:
+    """Blanks and the like are three octal digits in mountinfo."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_READ_LIMIT).decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""

@@ -1,0 +1,142 @@
+"""So many at a time; the rest wait in an order in which a crowd harms nobody, and no longer than they want to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+URGENT = 0
+"""The rank that comes first, and the only one that may have the reserved slots."""
+
+_arrivals = itertools.count(1)
+_turn: ContextVar[int] = ContextVar("_turn")
+
+
+@contextlib.contextmanager
+def one_turn() -> Iterator[None]:
+    """Whatever asks for a slot within the block counts as having come now, and so does what it asks for later.
+
+    For work that needs slots again and again: among many that is finished first which was begun first. Else all of it
+    would be at its middle when the time of all of it is over.
+    """
+    token = _turn.set(next(_arrivals))
+    try:
+        yield
+    finally:
+        _turn.reset(token)
+
+
+class NoSlotError(Exception):
+    """There was no slot in time; `waiting`: how many waited at the end, this one included."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"{waiting} wait")
+        self.waiting = waiting
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    key: str
+    rank: int
+    granted: asyncio.Future[None]
+    turn: int
+    arrival: int
+    ordinary: bool = False
+    """Set where it has its slot by a rank that is not urgent."""
+
+
+class Slots:
+    """Slots for one event loop.
+
+    The next one is of the lowest rank; among those, of the key that has the fewest slots now; among those, of the turn
+    that began first. What is not urgent leaves `reserved` slots alone.
+    """
+
+    def __init__(self, size: int, *, reserved: int = 0) -> None:
+        """`size`: at least 1; one slot is for everybody, however many are `reserved`."""
+        self.size = size
+        self._ordinary_size = max(1, size - reserved)
+        self._held: Counter[str] = Counter()
+        self._taken = 0
+        self._ordinary = 0
+        self._waiting: list[_Waiter] = []
+        self._hurried: Counter[str] = Counter()
+
+    @property
+    def running(self) -> int:
+        """How many slots are taken."""
+        return self._taken
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for one."""
+        return len(self._waiting)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, key: str, rank: int, timeout: float) -> AsyncIterator[None]:
+        """Hold a slot for the duration of the block. Raises NoSlotError where none is to be had in `timeout` seconds.
+
+        Not from within the block of another slot of this object: everybody could wait for everybody.
+        """
+        arrival = next(_arrivals)
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(key, rank, granted, _turn.get(arrival), arrival)
+        self._waiting.append(waiter)
+        try:
+            self._grant()
+            if not granted.done():
+                await asyncio.wait((granted,), timeout=timeout)
+            if not granted.done():
+                raise NoSlotError(len(self._waiting))
+            yield
+        finally:
+            self._leave(waiter)
+
+    @contextlib.contextmanager
+    def hurried(self, key: str) -> Iterator[None]:
+        """While the block runs, whatever waits for `key` is urgent: somebody urgent waits for it."""
+        self._hurried[key] += 1
+        self._grant()
+        try:
+            yield
+        finally:
+            self._hurried[key] -= 1
+            if not self._hurried[key]:
+                del self._hurried[key]
+
+    def _is_urgent(self, waiter: _Waiter) -> bool:
+        return waiter.rank == URGENT or waiter.key in self._hurried
+
+    def _grant(self) -> None:
+        while self._waiting and self._taken < self.size:
+            room = self._ordinary < self._ordinary_size
+            able = [waiter for waiter in self._waiting if room or self._is_urgent(waiter)]
+            if not able:
+                return
+            waiter = min(able, key=self._place)
+            self._waiting.remove(waiter)
+            waiter.ordinary = not self._is_urgent(waiter)
+            waiter.granted.set_result(None)
+            self._taken += 1
+            self._ordinary += waiter.ordinary
+            self._held[waiter.key] += 1
+
+    def _place(self, waiter: _Waiter) -> tuple[int, int, int, int]:
+        rank = URGENT if self._is_urgent(waiter) else waiter.rank
+        return rank, self._held[waiter.key], waiter.turn, waiter.arrival
+
+    def _leave(self, waiter: _Waiter) -> None:
+        if not waiter.granted.done():
+            self._waiting.remove(waiter)
+            return
+        self._taken -= 1
+        self._ordinary -= waiter.ordinary
+        self._held[waiter.key] -= 1
+        if not self._held[waiter.key]:
+            del self._held[waiter.key]
+        self._grant()

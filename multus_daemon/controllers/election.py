@@ -1,0 +1,224 @@
+"""Which file of a directory is the primary network's configuration: the one that is named, else the first that can be.
+
+The first by name, as the runtime itself and upstream choose it, of those that `netconf.primary` lets pass. The answer
+depends on the directory, not on who came first: a restart at any time elects the same. So a file that comes before
+the present one takes over, but not at once, and a file that is gone is waited for: agents take theirs away and put it
+back as they start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.cni.errors import CniError
+from multus_daemon.netconf import primary
+from multus_daemon.ports import ConfFiles
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS: Final = 10.0
+"""So long a file has to be there unchanged: to take over from another, and, unreadable, to be passed over."""
+MISSING_SECONDS: Final = 30.0
+"""So long the primary network's file may be gone before another takes its place."""
+FILES_MAX: Final = 1000
+_SHOWN: Final = 10
+
+Signature = tuple[int, int, int]
+
+
+class NoPrimaryError(Exception):
+    """There is no primary network now; the message says why, and what is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """The primary network."""
+
+    path: Path
+    config: NetworkConfig
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    name: str
+    signature: Signature
+    config: NetworkConfig | None = None
+    """None where it can't be elected."""
+    problem: str = ""
+    broken: bool = False
+    """Not readable as a configuration: perhaps half written."""
+
+
+class Election:
+    """Remembers what it has elected; asked again and again as the directory changes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        files: ConfFiles,
+        *,
+        named: str = "",
+        plugin_type: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`named`: the file that it has to be; `plugin_type`: what the shim is called; `clock`: seconds."""
+        self._directory = directory
+        self._files = files
+        self._named = named.lstrip("/")
+        self._plugin_type = plugin_type
+        self._clock = clock
+        self._elected = ""
+        self._missing_since: float | None = None
+        self._seen: dict[str, tuple[Signature, float]] = {}
+        """File -> how it is, and since when."""
+
+    def remember(self, path: str) -> None:
+        """The primary network was in the file `path` before a restart: of it a file of the directory counts."""
+        if Path(path).parent == self._directory:
+            self._elected = Path(path).name
+
+    async def primary(self) -> Primary:
+        """The primary network as it is now. Raises NoPrimaryError."""
+        if self._named:
+            return await self._by_name()
+        candidates = await self._candidates()
+        fitting = [candidate for candidate in candidates if candidate.config]
+        first = fitting[0] if fitting else None
+        awaited = [
+            candidate
+            for candidate in candidates
+            if candidate.broken and not self._settled(candidate) and (not first or candidate.name < first.name)
+        ]
+        if self._elected:
+            present = next((candidate for candidate in candidates if candidate.name == self._elected), None)
+            successor = self._successor(present, None if awaited else first)
+            if successor is None and present is not None and (present.config or present.broken):
+                return self._accept(present)
+            if successor is None:
+                raise NoPrimaryError(self._why_not(present, first, candidates))
+            return self._elect(successor, candidates)
+        if awaited:
+            raise NoPrimaryError(
+                f"{self._directory / awaited[0].name} can't be read, and would be the primary network's: "
+                f"{awaited[0].problem}"
+            )
+        if first is None:
+            raise NoPrimaryError(self._why_none(candidates))
+        return self._elect(first, candidates)
+
+    def _successor(self, present: _Candidate | None, first: _Candidate | None) -> _Candidate | None:
+        """Who takes over from the elected one now; None: nobody."""
+        if present is not None:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = self._clock()
+        if first is None or first is present:
+            return None
+        if first.name < self._elected and self._settled(first):
+            return first
+        if self._missing_since is None:
+            # Still there: only what can no longer be a primary network is left at once.
+            return None if present and (present.config or present.broken) else first
+        return first if self._clock() - self._missing_since >= MISSING_SECONDS else None
+
+    def _settled(self, candidate: _Candidate) -> bool:
+        return self._clock() - self._seen[candidate.name][1] >= SETTLE_SECONDS
+
+    def _elect(self, candidate: _Candidate, candidates: list[_Candidate]) -> Primary:
+        passed_over = [
+            f"{other.name} ({other.problem})" for other in candidates if other.problem and other.name < candidate.name
+        ]
+        log.info(
+            "%s is the primary network's configuration%s%s",
+            self._directory / candidate.name,
+            f", in place of {self._elected}" if self._elected else "",
+            f"; passed over: {', '.join(passed_over)}" if passed_over else "",
+        )
+        self._elected = candidate.name
+        self._missing_since = None
+        return self._accept(candidate)
+
+    def _accept(self, candidate: _Candidate) -> Primary:
+        path = self._directory / candidate.name
+        if candidate.config is None:
+            raise NoPrimaryError(f"{path}, the primary network's configuration, can't be read: {candidate.problem}")
+        return Primary(path, candidate.config)
+
+    async def _by_name(self) -> Primary:
+        path = self._directory / self._named
+        if not await asyncio.to_thread(path.is_file):
+            raise NoPrimaryError(f"{path} (multusMasterCNI) is not there; it is waited for")
+        try:
+            config = await self._files.at_path(str(path))
+        except CniError as error:
+            raise NoPrimaryError(f"{path} (multusMasterCNI) can't be read: {error}") from error
+        if problem := primary.own_problem(config, self._plugin_type):
+            raise NoPrimaryError(f"{path} (multusMasterCNI) can't be the primary network: {problem}")
+        return Primary(path, config)
+
+    # --- the directory ---
+
+    async def _candidates(self) -> list[_Candidate]:
+        """Every file that is not hidden, by name. Raises NoPrimaryError if the directory can't be listed."""
+        try:
+            found = await asyncio.to_thread(self._list)
+        except OSError as error:
+            raise NoPrimaryError(
+                f"{self._directory} (multusAutoconfigDir) can't be listed: {error.strerror or error}"
+            ) from error
+        self._seen = {
+            name: before if (before := self._seen.get(name)) and before[0] == signature else (signature, self._clock())
+            for name, signature in found
+        }
+        return [await self._judge(name, signature) for name, signature in found]
+
+    def _list(self) -> list[tuple[str, Signature]]:
+        found = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                # Gone again since it was listed: it is not there.
+                with contextlib.suppress(FileNotFoundError):
+                    if not entry.name.startswith(".") and entry.is_file():
+                        status = entry.stat()
+                        found.append((entry.name, (status.st_mtime_ns, status.st_size, status.st_ino)))
+        if len(found) > FILES_MAX:
+            raise OSError(f"it holds more than {FILES_MAX} files")
+        return sorted(found)
+
+    async def _judge(self, name: str, signature: Signature) -> _Candidate:
+        if problem := primary.name_problem(name):
+            return _Candidate(name, signature, problem=problem)
+        try:
+            config = await self._files.at_path(str(self._directory / name))
+        except CniError as error:
+            return _Candidate(name, signature, problem=str(error), broken=True)
+        if problem := primary.content_problem(config, self._plugin_type):
+            return _Candidate(name, signature, problem=problem)
+        return _Candidate(name, signature, config)
+
+    # --- reasons ---
+
+    def _why_not(self, present: _Candidate | None, first: _Candidate | None, candidates: list[_Candidate]) -> str:
+        what = f"can no longer be it: {present.problem}" if present else "is gone"
+        if first is None:
+            then = self._why_none(candidates)
+        else:
+            then = f"it is waited for {MISSING_SECONDS:.0f} s, then {first.name} takes its place"
+        return f"{self._directory / self._elected}, the primary network's configuration, {what}; {then}"
+
+    def _why_none(self, candidates: list[_Candidate]) -> str:
+        judged = [f"{candidate.name}: {candidate.problem}" for candidate in candidates]
+        seen = f" ({'; '.join(judged[:_SHOWN])}{'; ...' if len(judged) > _SHOWN else ''})" if judged else ""
+        return (
+            f"no file in {self._directory} can be the primary network's configuration{seen}; one that ends in "
+            f"{' or '.join(primary.SUFFIXES)} is waited for, or name one in multusMasterCNI"
+        )

@@ -1,0 +1,618 @@
+"""The node's CNI configuration is put in place and kept there: real directories, a real watch where it matters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import stat
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multus_daemon import settings
+from multus_daemon.base import fs
+from multus_daemon.base.gates import Gates
+from multus_daemon.controllers import primary_config
+from multus_daemon.controllers.primary_config import GATE, PrimaryConfig
+from multus_daemon.delegates.conf_files import NodeConfFiles
+from multus_daemon.engine.verbs import INDICATOR_GATE
+from tests.fakes.cluster import FakeClusterStore
+
+
+class Counts:
+    """Counts the calls of the Observer."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        return lambda: self.calls.update([name])
+
+
+class Node:
+    """A directory of CNI configurations and what keeps ours there."""
+
+    def __init__(self, root: Path, **keys: Any) -> None:
+        self.directory = root / "net.d"
+        self.directory.mkdir(exist_ok=True)
+        self.keys = {"cniConfigDir": str(self.directory), "multusAutoconfigDir": str(self.directory)} | keys
+        self.gates = Gates("socket")
+        self.gates.open("socket")
+        self.cluster = FakeClusterStore()
+        self.counts = Counts()
+        self.now = 1000.0
+        self.config = self.restarted()
+
+    def restarted(self, poll_seconds: float = 60.0) -> PrimaryConfig:
+        found = settings.from_object(self.keys, "test")
+        assert PrimaryConfig.is_wanted(found)
+        return PrimaryConfig(
+            found,
+            NodeConfFiles(),
+            self.gates,
+            self.cluster,
+            self.counts,
+            poll_seconds=poll_seconds,
+            clock=lambda: self.now,
+        )
+
+    @property
+    def ours(self) -> Path:
+        return self.directory / "00-multus.conf"
+
+    @property
+    def written(self) -> dict[str, Any]:
+        found = json.loads(self.ours.read_text())
+        assert isinstance(found, dict)
+        return found
+
+    def put(self, file: str = "10-net.conf", /, **config: Any) -> Path:
+        path = self.directory / file
+        content = {"cniVersion": "1.0.0", "name": "net", "type": "ptp"} | config
+        fs.write_atomic(path, json.dumps(content).encode(), fsync=False)
+        return path
+
+    def events(self) -> list[str]:
+        return [f"{kind} {reason}" for subject, kind, reason, _ in self.cluster.events if subject == "node"]
+
+    async def until(self, holds: Callable[[], bool], seconds: float = 10) -> None:
+        async with asyncio.timeout(seconds):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def unchanged(path: Path) -> tuple[int, int, int]:
+    """What is another after any write."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+@contextlib.asynccontextmanager
+async def running(config: PrimaryConfig) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(config.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+# --- generating ------------------------------------------------------------------------------------------------------
+
+
+async def test_generated_with_mode_0600_and_told(node: Node) -> None:
+    primary = node.put()
+    await node.config.look()
+    assert node.ours.read_bytes() == (
+        b'{"cniVersion":"1.0.0","name":"multus-cni-network","clusterNetwork":"' + bytes(primary) + b'",'
+        b'"type":"multus-shim"}'
+    )
+    assert stat.S_IMODE(node.ours.stat().st_mode) == 0o600
+    assert node.gates.closed == {}
+    assert node.events() == ["Normal CNIConfigWritten"]
+    assert node.counts.calls == {"generated": 1}
+    assert sorted(os.listdir(node.directory)) == ["00-multus.conf", "10-net.conf"]
+
+
+async def test_nothing_is_written_where_nothing_changes(node: Node) -> None:
+    node.put()
+    await node.config.look()
+    before = unchanged(node.ours)
+    for _ in range(3):
+        await node.config.look()
+    await node.restarted().look()
+    assert unchanged(node.ours) == before
+    assert node.counts.calls == {"generated": 1}
+
+
+@pytest.mark.weak_spot(48)
+async def test_generated_anew_as_the_primary_changes(tmp_path: Path) -> None:
+    node = Node(tmp_path, overrideNetworkName=True)
+    node.put(capabilities={"portMappings": True})
+    await node.config.look()
+    assert (node.written["name"], node.written["capabilities"]) == ("net", {"portMappings": True})
+    node.put(name="other", capabilities={"mac": True})
+    await node.config.look()
+    assert (node.written["name"], node.written["capabilities"]) == ("other", {"mac": True})
+    assert node.counts.calls == {"generated": 2}
+
+
+async def test_another_primary_takes_over(node: Node) -> None:
+    first = node.put()
+    node.put("20-other.conf")
+    await node.config.look()
+    first.unlink()
+    await node.config.look()
+    assert node.written["clusterNetwork"] == str(first)
+    assert "is gone; it is waited for" in node.gates.closed[GATE]
+    node.now += 30
+    await node.config.look()
+    assert node.written["clusterNetwork"] == f"{node.directory}/20-other.conf"
+    assert node.gates.closed == {}
+
+
+async def test_the_runtimes_directory_is_made(tmp_path: Path) -> None:
+    node = Node(tmp_path, cniConfigDir=str(tmp_path / "etc" / "cni" / "net.d"))
+    node.put()
+    await node.config.look()
+    target = tmp_path / "etc" / "cni" / "net.d"
+    assert os.listdir(target) == ["00-multus.conf"]
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
+
+
+@pytest.mark.weak_spot(49)
+async def test_unclean_and_linked_paths(tmp_path: Path) -> None:
+    (tmp_path / "net.d").mkdir()
+    (tmp_path / "link").symlink_to("net.d")
+    directory = f"{tmp_path}//./link/"
+    node = Node(tmp_path, cniConfigDir=directory, multusAutoconfigDir=directory)
+    async with running(node.config):
+        await asyncio.sleep(0.3)
+        node.put()
+        await node.until(node.ours.exists, 5)
+        assert node.written["clusterNetwork"] == f"{tmp_path}/link/10-net.conf"
+        node.put(capabilities={"mac": True})
+        await node.until(lambda: "capabilities" in node.written, 5)
+
+
+@pytest.mark.weak_spot(30)
+async def test_the_primarys_file_is_never_written(tmp_path: Path) -> None:
+    node = Node(tmp_path, forceCNIVersion=True, cniVersion="0.3.1")
+    primary = node.put(number=12345678901234567890)
+    before = (unchanged(primary), primary.read_bytes())
+    await node.config.look()
+    assert (unchanged(primary), primary.read_bytes()) == before
+    assert node.written["cniVersion"] == "0.3.1"
+
+
+@pytest.mark.parametrize("version", ["0.3.1", "1.0.0"])
+async def test_no_version_of_the_primary_is_refused(tmp_path: Path, version: str) -> None:
+    node = Node(tmp_path, cniVersion=version)
+    node.put(cniVersion={"0.3.1": "1.1.0", "1.0.0": "0.3.1"}[version])
+    await node.config.look()
+    assert node.written["cniVersion"] == version
+    assert node.gates.closed == {}
+
+
+async def test_a_cni_version_that_there_is_not(tmp_path: Path) -> None:
+    node = Node(tmp_path, cniVersion="3.0.0")
+    node.put()
+    await node.config.look()
+    assert not node.ours.exists()
+    assert node.gates.closed[GATE].startswith("cniVersion '3.0.0' is not known")
+
+
+# --- what is broken --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.weak_spot(24)
+@pytest.mark.weak_spot(26)
+@pytest.mark.weak_spot(52)
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", '{"name": "net", "ty', "null", "[]", '{"name":"net","plugins":{}}',
+        '{"name":"net","type":"ptp","capabilities":{"a":"yes"}}', '{"name":1,"type":"ptp"}', "\x00" * 4096,
+    ],
+)  # fmt: skip
+async def test_a_broken_primary_leaves_the_last_good_configuration(node: Node, content: str) -> None:
+    primary = node.put()
+    await node.config.look()
+    good, before = node.ours.read_bytes(), unchanged(node.ours)
+    primary.write_text(content)
+    for _ in range(3):
+        await node.config.look()
+    assert (node.ours.read_bytes(), unchanged(node.ours)) == (good, before)
+    assert node.gates.closed[GATE].startswith(f"{primary}, the primary network's configuration, can't be read: ")
+    assert node.events() == ["Normal CNIConfigWritten", "Warning PrimaryNetworkProblem"]
+    assert node.cluster.events[-1][-1].endswith(f"; {node.ours} stays as it is")
+    assert node.counts.calls == {"generated": 1, "primary_problem": 1}
+    node.put()
+    await node.config.look()
+    assert node.gates.closed == {}
+
+
+@pytest.mark.weak_spot(26)
+@pytest.mark.weak_spot(47)
+async def test_after_a_restart_with_a_broken_primary_the_former_configuration_stays(node: Node) -> None:
+    primary = node.put()
+    await node.config.look()
+    good = node.ours.read_bytes()
+    primary.write_text("{")
+    async with running(node.restarted()):
+        await node.until(lambda: "can't be read" in node.gates.closed.get(GATE, ""))
+        assert node.ours.read_bytes() == good
+
+
+async def test_a_directory_that_can_not_be_written_is_named_and_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    node = Node(tmp_path, cniConfigDir=str(tmp_path / "file"))
+    node.put()
+    await node.config.look()
+    assert node.gates.closed[GATE] == f"{tmp_path}/file/00-multus.conf can't be written: Not a directory"
+    (tmp_path / "file").unlink()
+    await node.config.look()
+    assert node.gates.closed == {}
+    assert (tmp_path / "file" / "00-multus.conf").exists()
+
+
+async def test_a_failed_write_leaves_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.put()
+    await node.config.look()
+    good = node.ours.read_bytes()
+    node.put(capabilities={"mac": True})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", raising(OSError(28, "No space left on device")))
+        await node.config.look()
+    assert node.ours.read_bytes() == good
+    assert sorted(os.listdir(node.directory)) == ["00-multus.conf", "10-net.conf"]
+    assert node.gates.closed[GATE].endswith("can't be written: No space left on device")
+    await node.config.look()
+    assert node.written["capabilities"] == {"mac": True}
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+async def test_what_a_killed_writer_left_is_removed(node: Node) -> None:
+    left = node.directory / ".00-multus.conf.99999999-0123456789ab"
+    foreign = node.directory / ".10-net.conf.99999999-0123456789ab"
+    left.touch()
+    foreign.touch()
+    node.put()
+    async with running(node.config):
+        await node.until(node.ours.exists)
+    assert not left.exists()
+    assert foreign.exists()
+
+
+# --- other programs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.weak_spot(26)
+@pytest.mark.parametrize("how", ["rename", "remove", "empty", "replace", "append"])
+async def test_what_another_program_does_is_undone(node: Node, how: str) -> None:
+    node.put()
+    await node.config.look()
+    good = node.ours.read_bytes()
+    match how:
+        case "rename":
+            node.ours.rename(node.directory / "00-multus.conf.cilium_bak")
+        case "remove":
+            node.ours.unlink()
+        case "empty":
+            node.ours.write_bytes(b"")
+        case "replace":
+            node.put("00-multus.conf", type="multus")
+        case _:
+            node.ours.write_bytes(good + b"\n")
+    await node.config.look()
+    assert node.ours.read_bytes() == good
+    assert node.counts.calls == {"generated": 1, "restored": 1}
+    assert node.events() == ["Normal CNIConfigWritten", "Warning CNIConfigRestored"]
+    message = node.cluster.events[-1][-1]
+    assert message.startswith(f"{node.ours} was {'removed' if how in ('rename', 'remove') else 'changed'} by another")
+    assert ("00-multus.conf.cilium_bak (Cilium's: set cni.exclusive to false)" in message) == (how == "rename")
+    assert node.gates.closed == {}
+
+
+async def test_two_agents_do_not_chase_each_other(node: Node) -> None:
+    node.put()
+    await node.config.look()
+    restored = []
+    for _ in range(600):
+        if node.ours.exists():
+            node.ours.unlink()
+        await node.config.look()
+        if node.ours.exists():
+            restored.append(node.now)
+        else:
+            assert "again; it is put back after a pause" in node.gates.closed[GATE]
+        node.now += 1
+    gaps = [after - before for before, after in itertools.pairwise(restored)]
+    assert gaps[:6] == [1, 2, 4, 8, 16, 32]
+    assert set(gaps[6:]) == {60}
+    assert node.counts.calls["restored"] == len(restored)
+    node.now += 1000
+    node.ours.unlink(missing_ok=True)
+    await node.config.look()
+    assert node.ours.exists(), "after a while of calm the first time counts as such"
+
+
+async def test_a_broken_primary_does_not_keep_from_putting_back(node: Node) -> None:
+    primary = node.put()
+    await node.config.look()
+    good = node.ours.read_bytes()
+    primary.write_text("{")
+    node.ours.unlink()
+    await node.config.look()
+    assert node.ours.read_bytes() == good
+    assert "can't be read" in node.gates.closed[GATE]
+
+
+async def test_a_file_that_the_runtime_takes_instead_is_told(node: Node) -> None:
+    node.put("00-a.conf")
+    for _ in range(3):
+        await node.config.look()
+    assert node.events() == ["Normal CNIConfigWritten", "Warning CNIConfigShadowed"]
+    assert node.cluster.events[-1][-1] == (
+        f"{node.directory}/00-a.conf comes before 00-multus.conf: the runtime uses it instead"
+    )
+    assert node.gates.closed == {}
+
+
+# --- when it is written ----------------------------------------------------------------------------------------------
+
+
+async def test_not_before_the_daemon_can_serve(node: Node) -> None:
+    node.put()
+    node.gates.close("pods", "not listed")
+    node.gates.close("networks", "not listed")
+    async with running(node.config):
+        await asyncio.sleep(0.2)
+        assert not node.ours.exists()
+        assert node.gates.closed[GATE] == "the configuration is written when the daemon can serve"
+        node.gates.open("networks")
+        await asyncio.sleep(0.1)
+        assert not node.ours.exists()
+        node.gates.open("pods")
+        await node.until(node.ours.exists, 2)
+
+
+@pytest.mark.weak_spot(27)
+@pytest.mark.weak_spot(50)
+async def test_stopping_removes_nothing(node: Node) -> None:
+    node.put()
+    async with running(node.config):
+        await node.until(node.ours.exists)
+    before = unchanged(node.ours)
+    async with running(node.restarted()):
+        await node.until(lambda: not node.gates.closed)
+    assert unchanged(node.ours) == before
+
+
+async def test_a_primary_that_comes_late_is_waited_for(tmp_path: Path) -> None:
+    node = Node(tmp_path, multusAutoconfigDir=str(tmp_path / "later"))
+    async with running(node.restarted(poll_seconds=0.05)):
+        await node.until(lambda: "can't be listed" in node.gates.closed.get(GATE, ""))
+        (tmp_path / "later").mkdir()
+        await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
+        assert not node.ours.exists()
+        fs.write_atomic(tmp_path / "later" / "10-net.conf", b'{"name":"net","type":"ptp"}', fsync=False)
+        await node.until(node.ours.exists)
+
+
+async def test_changes_are_seen_by_the_watch(node: Node) -> None:
+    async with running(node.config):
+        await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
+        # Until the watch stands.
+        await asyncio.sleep(0.3)
+        start = asyncio.get_running_loop().time()
+        node.put()
+        await node.until(node.ours.exists, 5)
+        node.put(capabilities={"portMappings": True})
+        await node.until(lambda: "capabilities" in node.written, 5)
+        node.ours.rename(node.directory / "00-multus.conf.cilium_bak")
+        await node.until(node.ours.exists, 5)
+        assert asyncio.get_running_loop().time() - start < 5, "the next look by itself is after 60 s"
+
+
+async def test_changes_are_seen_without_a_watch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primary_config.watchfiles, "awatch", raising(OSError(28, "inotify limit")))
+    async with running(node.restarted(poll_seconds=0.05)):
+        await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
+        node.put()
+        await node.until(node.ours.exists)
+
+
+async def test_a_directory_that_is_replaced_is_followed(node: Node) -> None:
+    node.put()
+    async with running(node.restarted(poll_seconds=0.1)):
+        await node.until(node.ours.exists)
+        node.directory.rename(node.directory.with_name("old.d"))
+        node.directory.mkdir()
+        node.put()
+        await node.until(node.ours.exists)
+    assert node.counts.calls["restored"] == 1
+
+
+async def test_a_link_in_place_of_the_file_is_replaced(node: Node) -> None:
+    elsewhere = node.directory.parent / "elsewhere"
+    elsewhere.write_text("precious")
+    node.ours.symlink_to(elsewhere)
+    node.put()
+    await node.config.look()
+    assert not node.ours.is_symlink()
+    assert elsewhere.read_text() == "precious"
+
+
+# --- the readiness indicator -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.weak_spot(49)
+async def test_the_indicator_is_waited_for(tmp_path: Path) -> None:
+    indicator = tmp_path / "run" / "ready"
+    node = Node(tmp_path, readinessindicatorfile=f"{tmp_path}//run/./ready")
+    node.put()
+    async with running(node.restarted(poll_seconds=0.05)):
+        await node.until(lambda: "is written when the primary network is ready" in node.gates.closed.get(GATE, ""))
+        assert node.gates.closed[INDICATOR_GATE] == (
+            f"{indicator} (readinessindicatorfile) is not there: the primary network is not ready"
+        )
+        assert not node.ours.exists()
+        indicator.parent.mkdir()
+        indicator.touch()
+        await node.until(lambda: not node.gates.closed)
+        assert node.ours.exists()
+
+
+async def test_an_indicator_that_goes_closes_its_gate_and_removes_nothing(tmp_path: Path) -> None:
+    indicator = tmp_path / "ready"
+    indicator.touch()
+    node = Node(tmp_path, readinessindicatorfile=str(indicator))
+    node.put()
+    await node.config.look()
+    before = unchanged(node.ours)
+    indicator.unlink()
+    for _ in range(3):
+        await node.config.look()
+    assert list(node.gates.closed) == [INDICATOR_GATE]
+    assert unchanged(node.ours) == before
+    assert node.events().count("Warning PrimaryNetworkNotReady") == 1
+    node.ours.unlink()
+    await node.config.look()
+    assert not node.ours.exists(), "nothing is promised to the runtime meanwhile"
+    indicator.touch()
+    await node.config.look()
+    assert node.gates.closed == {}
+    assert node.ours.exists()
+
+
+# --- a file of the operator's ----------------------------------------------------------------------------------------
+
+
+def own_file(tmp_path: Path) -> tuple[Node, Path]:
+    source = tmp_path / "config" / "70-mine.conflist"
+    source.parent.mkdir()
+    source.write_text('{"name":"mine","plugins":[{"type":"multus-shim"}]}\n')
+    return Node(tmp_path, multusConfigFile=str(source)), source
+
+
+@pytest.mark.weak_spot(31)
+@pytest.mark.weak_spot(51)
+async def test_a_file_of_the_operators_is_put_in_place_and_kept_up_to_date(tmp_path: Path) -> None:
+    node, source = own_file(tmp_path)
+    target = node.directory / source.name
+    async with running(node.config) as task:
+        await node.until(target.exists)
+        assert target.read_bytes() == source.read_bytes()
+        assert stat.S_IMODE(target.stat().st_mode) == 0o600
+        await asyncio.sleep(0.3)
+        source.write_text('{"name":"changed","plugins":[{"type":"multus-shim"}]}')
+        await node.until(lambda: b"changed" in target.read_bytes(), 5)
+        target.unlink()
+        await node.until(target.exists, 5)
+        assert not task.done()
+    assert os.listdir(node.directory) == [source.name]
+    assert node.gates.closed == {}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"name":"mine"}'])
+async def test_a_broken_file_of_the_operators_does_not_replace_a_good_one(tmp_path: Path, content: str) -> None:
+    node, source = own_file(tmp_path)
+    target = node.directory / source.name
+    await node.config.look()
+    good = target.read_bytes()
+    source.write_text(content)
+    await node.config.look()
+    assert target.read_bytes() == good
+    assert node.gates.closed == {}, "what is in place can be served"
+    assert node.events() == ["Normal CNIConfigWritten", "Warning PrimaryNetworkProblem"]
+    assert str(source) in node.cluster.events[-1][-1]
+
+
+async def test_a_missing_file_of_the_operators_is_named(tmp_path: Path) -> None:
+    node, source = own_file(tmp_path)
+    source.unlink()
+    await node.config.look()
+    assert node.gates.closed[GATE] == f"{source} (multusConfigFile) can't be read: No such file or directory"
+
+
+async def test_a_file_of_the_operators_that_is_in_place_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.d" / "70-mine.conf"
+    node = Node(tmp_path, multusConfigFile=str(path))
+    path.write_text('{"name":"mine","type":"multus-shim"}')
+    before = unchanged(path)
+    await node.config.look()
+    assert unchanged(path) == before
+    assert node.gates.closed == {}
+    # Between the two reads the operator writes it anew.
+    monkeypatch.setattr(primary_config, "_read", lambda path: b"newer")
+    await node.config.look()
+    assert unchanged(path) == before
+
+
+async def test_a_mounted_configmap_is_followed(tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    for version in ("v1", "v2"):
+        (mount / f"..{version}").mkdir(parents=True)
+        (mount / f"..{version}" / "70-mine.conf").write_text(f'{{"name":"{version}","type":"multus-shim"}}')
+    (mount / "..data").symlink_to("..v1")
+    (mount / "70-mine.conf").symlink_to("..data/70-mine.conf")
+    node = Node(tmp_path, multusConfigFile=str(mount / "70-mine.conf"))
+    target = node.directory / "70-mine.conf"
+    async with running(node.config):
+        await node.until(lambda: target.exists() and b"v1" in target.read_bytes())
+        await asyncio.sleep(0.3)
+        (mount / "..tmp").symlink_to("..v2")
+        (mount / "..tmp").rename(mount / "..data")
+        await node.until(lambda: b"v2" in target.read_bytes(), 5)
+    assert not target.is_symlink()
+
+
+# --- off -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"multusAutoconfigDir": ""},
+        {"multusAutoconfigDir": "/etc/cni/net.d", "cniConfigDir": ""},
+        {"multusConfigFile": "/x/70-mine.conf", "cniConfigDir": ""},
+    ],
+)
+def test_off_where_a_directory_is_not_set(keys: dict[str, Any]) -> None:
+    assert not PrimaryConfig.is_wanted(settings.from_object(keys, "test"))
+
+
+def test_the_defaults_of_upstream_are_enough() -> None:
+    assert PrimaryConfig.is_wanted(settings.from_object({"multusAutoconfigDir": "/etc/cni/net.d"}, "test"))
+
+
+async def test_what_is_said_is_said_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(5):
+        await node.config.look()
+    assert len(caplog.records) == 1
+    assert node.counts.calls == {"primary_problem": 1}
+    assert node.events() == ["Warning PrimaryNetworkProblem"]
