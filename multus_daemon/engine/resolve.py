@@ -114,6 +114,7 @@ class Resolver:
 
     async def _networks_of_every_pod(self, pod: Pod, net_conf: NetConf) -> list[_Network]:
         chosen = pod.annotations.get(selection.DEFAULT_NETWORK_ANNOTATION)
+        delegates = [_with_list_version(delegate, net_conf.cni_version) for delegate in net_conf.delegates]
         if chosen is not None:
             element = selection.parse_default_network(chosen, default_namespace=net_conf.multus_namespace)
             cluster_network = await self._element(
@@ -122,12 +123,8 @@ class Resolver:
         elif net_conf.cluster_network:
             found = await self._by_reference(net_conf.cluster_network, net_conf, "clusterNetwork")
             cluster_network = replace(found, config=_forced(found.config, net_conf))
-        elif net_conf.delegates:
-            first, *others = (_with_list_version(delegate, net_conf.cni_version) for delegate in net_conf.delegates)
-            return [
-                _Network(first.name, _forced(first, net_conf), capability_args=net_conf.runtime_config),
-                *(_Network(other.name, other) for other in others),
-            ]
+        elif delegates:
+            cluster_network = _Network(delegates[0].name, _forced(delegates[0], net_conf))
         else:
             raise InvalidNetworkConfigError(
                 "no cluster network: neither clusterNetwork nor delegates is set",
@@ -136,6 +133,9 @@ class Resolver:
         cluster_network = replace(
             cluster_network, capability_args=_with_runtime_config(net_conf, cluster_network.capability_args)
         )
+        if delegates:
+            # What the pod has chosen takes the place of the first only; defaultNetworks go with clusterNetwork.
+            return [cluster_network, *(_Network(other.name, other) for other in delegates[1:])]
         if pod.namespace in net_conf.system_namespaces:
             return [cluster_network]
         return [

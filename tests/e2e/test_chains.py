@@ -122,6 +122,24 @@ def test_a_broken_file_in_the_folder_is_named_and_nothing_is_attached(folder: No
     assert (folder.links(netns), calls(folder, "ADD"), folder.leftovers()) == (["lo"], [], [])
 
 
+@pytest.mark.parametrize("chain", ["cluster", "vendor-cni-chain"], ids=["folder", "auxiliary"])
+def test_tuning_in_a_folder_reaches_the_pods_own_interface(folder: Node, reference: Path, chain: str) -> None:
+    if chain != "cluster":
+        folder.settings |= {"auxiliaryCNIChainName": chain}
+    (folder.bin_dir / "tuning").symlink_to(reference / "tuning")
+    sysctl = {"net.ipv4.conf.eth0.arp_filter": "1"}
+    write(folder.root / "net.d" / chain / "tuning.conf", {"type": "tuning", "name": "tuning", "sysctl": sysctl})
+    folder.pod("hello")
+    folder.start()
+    netns = folder.add_netns()
+    added = folder.cni("ADD", "c1", netns, "hello")
+    assert added.code == 0, added.stdout
+    assert arp_filter(netns, "eth0") == "1"
+    assert folder.cni("CHECK", "c1", netns, "hello").code == 0
+    assert folder.cni("DEL", "c1", netns, "hello").code == 0
+    assert folder.leftovers() == []
+
+
 @pytest.mark.parametrize("flag", [True, "true"])
 def test_only_inlined_plugins(folder: Node, flag: object) -> None:
     fields = {"cniVersion": "1.0.0", "name": "cluster", "loadOnlyInlinedPlugins": flag, "plugins": [ptp(folder)]}

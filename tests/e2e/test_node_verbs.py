@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import multus_shim
 from tests.e2e.node import Answer, Node
 
 FAKE = Path(__file__).parents[1] / "fakes" / "plugin.py"
@@ -197,3 +198,20 @@ def test_status_of_a_node_that_is_ready_and_of_one_that_is_not(make_node: Callab
     answer = ask(node, "STATUS")
     assert (answer.code, answer.json["code"]) == (1, 50)
     assert answer.seconds < 5
+
+
+@pytest.mark.parametrize("arguments", [{}, {"CNI_ARGS": ""}], ids=["unset", "empty"])
+@pytest.mark.parametrize("verb", ["STATUS", "GC"])
+def test_a_verb_of_the_node_needs_no_variable_of_a_container(
+    make_node: Callable[..., Node], verb: str, arguments: dict[str, str]
+) -> None:
+    """CNI SPEC, section 2: `CNI_PATH` is the only one; plugins older than 1.1.0 are not asked."""
+    node = make_node(cni_version="1.1.0")
+    node.network("cluster", {"cniVersion": "0.4.0", "name": "cluster", **fake_plugin(node)})
+    node.start()
+    environment = {"CNI_COMMAND": verb, "CNI_PATH": str(node.bin_dir), **arguments}
+    config = json.loads(node.stdin) | {"cni.dev/valid-attachments": []}
+    shim = [str(multus_shim.binary())]
+    done = subprocess.run(shim, env=environment, input=json.dumps(config).encode(), capture_output=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert calls(node, verb) == []

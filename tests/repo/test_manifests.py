@@ -1,12 +1,24 @@
 """The manifests that grant rights: each says what the daemon needs, and no more."""
 
-from pathlib import Path
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 import yaml
 
-MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+from multus_daemon import __version__, daemon, flags, probe, settings
+from multus_daemon.cli import HOST_BIN_DIR
+from multus_daemon.delegates import limit
+from tests.e2e import build_tools
+from tests.repo.manifests import MANIFESTS, RENDERED, build, identity, rendered
+
+ROOT = MANIFESTS.parent
+OVERLAYS = sorted(path for path in (MANIFESTS / "overlays").iterdir() if path.is_dir())
+FOLDERS = [MANIFESTS / "base", *OVERLAYS]
 RBAC = "rbac.authorization.k8s.io"
 
 # (group, resource) -> verbs: what the code does. A right that is granted and not listed here fails, and the reverse.
@@ -181,3 +193,198 @@ def test_printer_columns_point_into_the_object() -> None:
     for column in columns:
         assert set(column) == {"name", "type", "jsonPath"}
         assert column["jsonPath"].startswith(".")
+
+
+# --- the DaemonSet ---------------------------------------------------------------------------------------------------
+
+
+def daemon_set(folder: Path) -> dict[str, Any]:
+    (found,) = [item for item in build(folder) if item["kind"] == "DaemonSet"]
+    return found["spec"]["template"]["spec"]
+
+
+def container(folder: Path) -> dict[str, Any]:
+    (found,) = daemon_set(folder)["containers"]
+    return found
+
+
+def configuration(folder: Path) -> settings.Settings:
+    (found,) = [item for item in build(folder) if item["kind"] == "ConfigMap"]
+    (data,) = found["data"].values()
+    return settings.parse(data.encode(), str(folder))
+
+
+def mounts(pod: dict[str, Any], of: dict[str, Any]) -> dict[str, str]:
+    """Path in the container -> path on the node, of what is the node's."""
+    volumes = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
+    return {item["mountPath"]: volumes[item["name"]] for item in of["volumeMounts"] if volumes[item["name"]]}
+
+
+def on_the_node(folder: Path, path: str) -> str:
+    """Where a path of the daemon's is on the node; empty if it is the container's own."""
+    found = mounts(daemon_set(folder), container(folder))
+    at = max((mount for mount in found if PurePosixPath(path).is_relative_to(mount)), key=len, default="")
+    return str(PurePosixPath(found[at]) / PurePosixPath(path).relative_to(at)) if at else ""
+
+
+def kustomize() -> list[str]:
+    """The command line of the real one; empty where there is none."""
+    if program := shutil.which("kustomize"):
+        return [program, "build"]
+    try:
+        return [str(build_tools.find("kubectl")), "kustomize"]
+    except build_tools.ToolError:
+        return []
+
+
+def by_folder(path: Path) -> str:
+    return path.name
+
+
+def test_the_plain_file_is_the_base() -> None:
+    assert RENDERED.read_text() == rendered(), "python -m tests.repo.manifests > manifests/multus-daemonset.yaml"
+    assert [item for item in yaml.safe_load_all(RENDERED.read_text()) if item] == build(MANIFESTS / "base")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
+def test_kustomize_makes_the_same(folder: Path) -> None:
+    if not (command := kustomize()):
+        pytest.skip("needs kubectl (make e2e builds it) or kustomize")
+    done = subprocess.run([*command, folder], capture_output=True, text=True, check=True, timeout=50)
+
+    def sorted_lists(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: sorted_lists(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return sorted((sorted_lists(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
+        return value.strip() if isinstance(value, str) else value
+
+    made = {identity(item): sorted_lists(item) for item in yaml.safe_load_all(done.stdout)}
+    assert made == {identity(item): sorted_lists(item) for item in build(folder)}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
+def test_the_daemon_takes_the_configuration_and_has_nothing_to_say(folder: Path) -> None:
+    found = configuration(folder)
+    assert found.warnings == ()
+    # In the spelling of the documentation, too.
+    assert set(found.given) <= settings.known_keys()
+    assert found.paths.chroot_dir
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
+def test_paths_of_configuration_and_volumes_fit(folder: Path) -> None:
+    found, pod = configuration(folder), daemon_set(folder)
+    (install,) = pod["initContainers"]
+    assert on_the_node(folder, found.paths.chroot_dir) == "/"
+    # The shim goes where the runtime looks for plugins, and the daemon looks there too.
+    assert install["args"] == ["install", "--bin-dir", str(HOST_BIN_DIR)]
+    assert mounts(pod, install) == {str(HOST_BIN_DIR): found.paths.bin_dir}
+    # The runtime reads what the daemon writes, and its primary network's is found there.
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert on_the_node(folder, found.primary.config_dir) == volumes["cni"]["hostPath"]["path"]
+    assert on_the_node(folder, found.primary.autoconfig_dir)
+    assert not found.primary.indicator or on_the_node(folder, found.primary.indicator)
+    # The shim reaches the socket: where its default is, or where the generated configuration says.
+    shim_directory = found.socket.shim_directory or settings.SocketSettings().directory
+    assert PurePosixPath(on_the_node(folder, found.socket.directory)) == PurePosixPath(shim_directory)
+    for directory in (found.paths.cni_dir, found.paths.conf_dir):
+        assert on_the_node(folder, directory) == directory
+    for below in ("pod-resources", "device-plugins"):
+        assert on_the_node(folder, f"{found.paths.kubelet_dir}/{below}").endswith(f"/kubelet/{below}")
+    assert on_the_node(folder, "/run/netns").endswith("/run/netns")
+    config = next(item for item in container(folder)["volumeMounts"] if item["name"] == "multus-daemon-config")
+    assert f"{config['mountPath']}/daemon-config.json" == settings.DEFAULT_CONFIG_PATH
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
+def test_probes_ask_the_socket_of_the_configuration(folder: Path) -> None:
+    socket = PurePosixPath(configuration(folder).socket.directory) / "multus.sock"
+    asked = {}
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        found = container(folder)[kind]
+        program, question, *path = found["exec"]["command"]
+        asked[kind] = question
+        assert program in (ROOT / "pyproject.toml").read_text()
+        assert PurePosixPath((*path, probe.DEFAULT_SOCKET)[0]) == socket
+        assert found["timeoutSeconds"] > probe.SECONDS
+    assert asked == {"startupProbe": "healthz", "livenessProbe": "healthz", "readinessProbe": "readyz"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
+def test_mounts_and_volumes_belong_together(folder: Path) -> None:
+    pod = daemon_set(folder)
+    used = {item["name"] for each in (*pod["containers"], *pod["initContainers"]) for item in each["volumeMounts"]}
+    assert used == {volume["name"] for volume in pod["volumes"]}
+    # What the runtime mounts later has to come in.
+    later = {item["name"] for item in container(folder)["volumeMounts"] if "mountPropagation" in item}
+    assert later == {"host-run-netns", "hostroot"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
+def test_no_container_is_privileged(folder: Path) -> None:
+    pod = daemon_set(folder)
+    for each in (*pod["containers"], *pod["initContainers"]):
+        security = each["securityContext"]
+        assert "privileged" not in security
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"]["drop"] == ["ALL"]
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        # With the prefix an API server refuses it together with allowPrivilegeEscalation.
+        assert not [name for name in security["capabilities"]["add"] if name.startswith("CAP_")]
+    # tests/e2e/test_privileges.py shows that each is needed; NET_RAW is for iptables of the legacy kind.
+    assert set(container(folder)["securityContext"]["capabilities"]["add"]) == {
+        "DAC_OVERRIDE", "NET_ADMIN", "NET_RAW", "SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE",
+    }  # fmt: skip
+
+
+def test_what_the_daemon_needs_of_the_node() -> None:
+    pod = daemon_set(MANIFESTS / "base")
+    assert (pod["hostNetwork"], pod["hostPID"]) == (True, True)
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert pod["serviceAccountName"] == "multus"
+    assert pod["terminationGracePeriodSeconds"] > daemon.DRAIN_SECONDS + daemon.REPORT_SECONDS + 10
+    (variable,) = container(MANIFESTS / "base")["env"]
+    assert variable == {"name": "MULTUS_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+
+
+def test_the_memory_limit_lets_several_plugins_run_at_once() -> None:
+    resources = container(MANIFESTS / "base")["resources"]
+    assert "cpu" not in resources["limits"]
+    amount = int(re.fullmatch(r"(\d+)Mi", resources["limits"]["memory"])[1]) * limit.MIB
+    # The figure in the manifest's comment.
+    assert limit.automatic(amount, 64 * 1024 * limit.MIB, 64).processes == 6
+
+
+@pytest.mark.parametrize("path", sorted(MANIFESTS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(MANIFESTS)))
+def test_images_have_the_version_of_the_code(path: Path) -> None:
+    for image in re.findall(r"image: (\S+)", path.read_text()):
+        assert image == f"multus-daemon:{__version__}"
+
+
+def test_the_image_says_which_version_it_is() -> None:
+    (version,) = re.findall(r"^ARG VERSION=(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert version == __version__
+
+
+def test_uninstall_undoes_what_the_daemon_set_does() -> None:
+    (found,) = documents("uninstall/daemonset.yaml")
+    pod = found["spec"]["template"]["spec"]
+    (uninstall,) = pod["initContainers"]
+    command, *given = uninstall["args"]
+    assert command == "uninstall"
+    assert {word.partition("=")[0] for word in given} == {
+        "--bin-dir", *(f"--{flags.flag_of(key)}" for key in ("cniConfigDir", "socketDir", "cniDir")),
+    }  # fmt: skip
+    node = {word.partition("=")[0]: mounts(pod, uninstall)[word.partition("=")[2]] for word in given}
+    base = configuration(MANIFESTS / "base")
+    assert node == {
+        "--bin-dir": base.paths.bin_dir,
+        "--cni-config-dir": on_the_node(MANIFESTS / "base", base.primary.config_dir),
+        "--socket-dir": on_the_node(MANIFESTS / "base", base.socket.directory),
+        "--cni-dir": base.paths.cni_dir,
+    }
+    # It must not be taken for the daemon: the selector of its DaemonSet is `name: multus`.
+    assert found["spec"]["template"]["metadata"]["labels"]["name"] != "multus"

@@ -2,11 +2,13 @@ import asyncio
 import logging
 import re
 import stat
+import threading
 
 import pytest
 
 from multus_daemon import logs
 from multus_daemon.logs import LineFormatter
+from tests.disks import fill, make_read_only, make_writable
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
 
@@ -131,14 +133,54 @@ def test_the_file_is_private_and_rotates(tmp_path, capsys):
     path = tmp_path / "multus.log"
     logs.configure("verbose", to_stderr=False, file=str(path), options={"maxSize": 1, "maxBackups": 2, "maxAge": 3})
     logger = logging.getLogger("multus_daemon")
-    for _ in range(40):
-        logger.info("x" * 100_000)
+    for _ in range(120):
+        logger.info("x" * 30_000)
     names = sorted(entry.name for entry in tmp_path.iterdir())
     assert names == ["multus.log", "multus.log.1", "multus.log.2"]
     for name in names:
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
         assert (tmp_path / name).stat().st_size <= 1024 * 1024
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.weak_spot(44)
+def test_lines_of_many_threads_stay_whole(tmp_path):
+    """Upstream writes each line in three parts, without a lock."""
+    path = tmp_path / "multus.log"
+    logs.configure(file=str(path), to_stderr=False)
+    logger = logging.getLogger("multus_daemon")
+
+    def work(number):
+        for count in range(200):
+            with logs.fields(thread=number):
+                logger.info("%s line %d", "x" * number * 100, count)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = path.read_text().splitlines()
+    assert len(lines) == 8 * 200
+    for text in lines:
+        match = re.fullmatch(rf"{STAMP} \[verbose\] (x*) line \d+ thread=(\d)", text)
+        assert match, text[:200]
+        assert len(match[1]) == int(match[2]) * 100
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        (None, (100, 5)),
+        ({}, (100, 5)),
+        ({"maxSize": 7}, (7, 5)),
+        ({"maxBackups": 0, "maxAge": 3, "compress": True}, (100, 0)),
+    ],
+)
+def test_what_no_option_says_has_its_default(tmp_path, options, limits):
+    logs.configure(file=str(tmp_path / "x.log"), to_stderr=False, options=options)
+    [handler] = logging.getLogger().handlers
+    assert (handler.maxBytes // 1024 // 1024, handler.backupCount) == limits
 
 
 def test_an_old_log_is_continued(tmp_path):
@@ -172,3 +214,71 @@ def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         logs.configure(file=str(tmp_path / "missing" / "x.log"))
     assert logging.getLogger().handlers == before
+
+
+# --- disks that take no writes ---------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_costs_lines_and_the_file_says_how_many(small_disk, capsys):
+    path = small_disk / "multus.log"
+    logs.configure(file=str(path), to_stderr=False)
+    logger = logging.getLogger("multus_daemon")
+    logger.info("before")
+    filler = fill(small_disk)
+    # What is left of the last page takes some of it.
+    for _ in range(3):
+        logger.info("lost %s", "x" * 6000)
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"{STAMP} \[error\] log file {path}: No space left on device; lines are lost .*\n", said)
+    filler.unlink()
+    logger.info("after")
+    before, part, missing, after = path.read_text().splitlines()
+    assert before.endswith(" before")
+    assert " lost x" in part
+    assert re.fullmatch(rf"{STAMP} \[warning\] 3 lines are missing here, they could not be written", missing)
+    assert after.endswith(" after")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_at_the_time_of_rotation(small_disk, capsys):
+    """The file is closed then, and writing to a closed one would fail for ever."""
+    path = small_disk / "multus.log"
+    logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1})
+    [handler] = logging.getLogger().handlers
+    handler.maxBytes = 10_000
+    logger = logging.getLogger("multus_daemon")
+    logger.info("x" * 6000)
+    filler = fill(small_disk)
+    for _ in range(5):
+        logger.info("x" * 6000)
+    filler.unlink()
+    for _ in range(4):
+        logger.info("y" * 6000)
+    assert path.read_text().rstrip().endswith("y")
+    assert (small_disk / "multus.log.1").stat().st_size <= 10_000
+    capsys.readouterr()
+
+
+def test_a_read_only_disk(small_disk, capsys):
+    path = small_disk / "multus.log"
+    logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1})
+    [handler] = logging.getLogger().handlers
+    logger = logging.getLogger("multus_daemon")
+    logger.info("before")
+    handler.maxBytes = 10
+    handler.close()
+    make_read_only(small_disk)
+    logger.info("lost")
+    logger.info("lost")
+    assert capsys.readouterr().err.count("Read-only file system") == 1
+    make_writable(small_disk)
+    logger.info("after")
+    assert path.read_text().rstrip().endswith(" after")
+
+
+def test_what_comes_from_outside_is_cut():
+    text = line("refused: %s", "x" * 10_000_000)
+    assert len(text) < 40_000
+    assert text.endswith("xxx... (10000009 characters)")
+    with logs.fields(network="n" * 10_000_000):
+        assert len(line("x")) < 40_000

@@ -75,6 +75,8 @@ class Engine:
         self.gates = Gates()
         self.count_unmet = unmet.count_nothing
         self.collected: Counter[str] = Counter()
+        self.given_up = 0
+        self.delete_tries = 0
         self.clock = 1000.0
         self.overlay: dict[str, Any] = {"clusterNetwork": "cluster"}
         self.cluster.put_network(definition("kube-system", "cluster"))
@@ -99,7 +101,12 @@ class Engine:
             clock=lambda: self.clock,
             count_unmet=lambda request: self.count_unmet(request),
             count_collected=lambda outcome, attachments: self.collected.update({outcome: attachments}),
+            delete_tries=self.delete_tries,
+            count_given_up=self._count_given_up,
         )
+
+    def _count_given_up(self) -> None:
+        self.given_up += 1
 
     def declare(self, networks: str | None = None, *, uid: str = "u1", annotations: Mapping[str, str] = {}) -> None:
         """The pod `web/p1`, asking for `networks`."""

@@ -159,6 +159,7 @@ async def test_an_exception_of_a_plugin_becomes_code_999_and_undoes(engine: Engi
 # --- repeated --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.weak_spot(6)
 async def test_a_repeated_add_touches_nothing(engine: Engine) -> None:
     engine.declare("n1")
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
@@ -281,6 +282,7 @@ async def test_isolation_lets_the_default_network_be_one_of_the_clusters(engine:
     assert engine.runner.order == [("ADD", "kube-system/other")]
 
 
+@pytest.mark.weak_spot(23)
 @pytest.mark.parametrize("value", ["", "[]", "other,other", '[{"name":"a"},{"name":"b"}]', "[null]", "nope"])
 async def test_a_default_network_must_be_exactly_one_that_exists(engine: Engine, value: str) -> None:
     engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: value})
@@ -343,6 +345,20 @@ async def test_delegates_of_the_configuration_where_there_is_no_cluster_network(
     engine.overlay["delegates"] = [{"cniVersion": "0.4.0", "name": name, "type": "fake"} for name in ("a", "b")]
     await engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", "a"), ("ADD", "b")]
+
+
+async def test_the_pods_own_default_network_takes_the_place_of_the_first_delegate(engine: Engine) -> None:
+    """The others stay, and defaultNetworks go with a clusterNetwork only, as ever."""
+    engine.overlay |= {"clusterNetwork": "", "defaultNetworks": ["n1"]}
+    engine.overlay["delegates"] = [{"cniVersion": "0.4.0", "name": name, "type": "fake"} for name in ("a", "b")]
+    engine.declare("n2", annotations={DEFAULT_NETWORK_ANNOTATION: "web/n1"})
+    await engine.verbs.add(engine.request())
+    assert [(call.attachment.name, call.attachment.ifname) for call in engine.runner.calls] == [
+        ("web/n1", "eth0"),
+        ("b", "net1"),
+        ("web/n2", "net2"),
+    ]
+    assert [call.attachment.cluster_network for call in engine.runner.calls] == [True, False, False]
 
 
 async def test_no_network_at_all_is_an_error(engine: Engine) -> None:
@@ -429,10 +445,13 @@ async def test_another_incarnation_of_the_pod_is_refused(engine: Engine) -> None
 
 
 async def test_a_request_without_a_uid_takes_the_pod_of_that_name(engine: Engine) -> None:
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     await engine.verbs.add(engine.request(uid=""))
     assert engine.store.records["c1"].pod_uid == "u1"
+    assert "10.0.0.2" in engine.cluster.statuses["web/p1"]
 
 
+@pytest.mark.weak_spot(4)
 async def test_a_pod_that_has_gone_is_no_empty_success(engine: Engine) -> None:
     """Upstream answers with an address of 0.0.0.0/0 there, and the runtime goes on with it."""
     engine.cluster.pods.clear()
@@ -474,6 +493,7 @@ async def test_status_and_events_tell_of_every_network(engine: Engine) -> None:
     ]
 
 
+@pytest.mark.weak_spot(9)
 async def test_a_status_that_can_not_be_written_does_not_fail_the_add(engine: Engine) -> None:
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.cluster.fail_at(3, StatusWriteError("conflict"))
@@ -483,6 +503,7 @@ async def test_a_status_that_can_not_be_written_does_not_fail_the_add(engine: En
     assert engine.cluster.keeps_trying == [True]
 
 
+@pytest.mark.weak_spot(38)
 async def test_a_status_write_that_hangs_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(*_: object, keep_trying: bool) -> None:
         await asyncio.sleep(60)
@@ -551,6 +572,7 @@ async def test_cancelling_while_the_status_is_written_undoes_everything(
 HUGE = "x" * 200 * 1024
 
 
+@pytest.mark.weak_spot(23)
 @pytest.mark.parametrize(
     ("networks", "code", "words"),
     [
@@ -589,6 +611,7 @@ async def test_a_malformed_annotation(engine: Engine, networks: str, code: int, 
     await engine.verbs.add(engine.request())
 
 
+@pytest.mark.weak_spot(23)
 @pytest.mark.parametrize(
     ("config", "code", "words"),
     [

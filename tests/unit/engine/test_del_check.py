@@ -23,6 +23,7 @@ async def add(engine: Engine) -> None:
     engine.runner.calls.clear()
 
 
+@pytest.mark.weak_spot(60)
 async def test_del_goes_in_reverse_and_asks_nobody(engine: Engine) -> None:
     await add(engine)
     engine.cluster.pods.clear()

@@ -40,6 +40,7 @@ def test_no_networks(text: str) -> None:
         ('[{"name":"net1","namespace":""}]', [("web", "net1", "")]),
         ('[{"name":"net1","namespace":null,"unknown":{"x":[1]}}]', [("web", "net1", "")]),
         ('[{"NAME":"net1","NameSpace":"ns","INTERFACE":"data0"}]', [("ns", "net1", "data0")]),
+        ("default/net1@my_interface", [("default", "net1", "my_interface")]),
         ('[{"name":"net1","interfaceRequest":"old0"}]', [("web", "net1", "old0")]),
         ('[{"name":"net1","interfaceRequest":"old0","interface":"new0"}]', [("web", "net1", "new0")]),
         ('[{"name":"net.1"},{"name":"' + "a" * 253 + '"}]', [("web", "net.1", ""), ("web", "a" * 253, "")]),
@@ -94,6 +95,10 @@ def test_every_request_of_an_element() -> None:
 
 def test_an_element_that_asks_for_nothing_has_no_capability_args() -> None:
     assert one(ips=[], mac="", portMappings=[], deviceID=None).capability_args() == {}
+
+
+def test_spellings_of_before_the_specification_ask_for_nothing() -> None:
+    assert one(ipRequest="10.1.0.5", macRequest="02:00:00:00:00:07") == one()
 
 
 @pytest.mark.parametrize(

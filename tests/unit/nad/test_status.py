@@ -54,14 +54,21 @@ def test_the_bytes_of_upstream() -> None:
     entries = [
         *status.entries_for(
             "cluster",
+            "eth0",
             ptp("66:d7:cd:f4:ed:10", "eth0", "10.244.0.3/24", "10.244.0.1", Route("0.0.0.0/0")),
             cluster_network=True,
         ),
         *status.entries_for(
-            "web/ptp-a", ptp("ae:78:00:8d:5f:c0", "net1", "10.201.0.2/24", "10.201.0.1"), cluster_network=False
+            "web/ptp-a",
+            "net1",
+            ptp("ae:78:00:8d:5f:c0", "net1", "10.201.0.2/24", "10.201.0.1"),
+            cluster_network=False,
         ),
         *status.entries_for(
-            "infra/other-ns", ptp("5e:38:b6:c5:37:b2", "extra0", "10.204.0.2/24", "10.204.0.1"), cluster_network=False
+            "infra/other-ns",
+            "extra0",
+            ptp("5e:38:b6:c5:37:b2", "extra0", "10.204.0.2/24", "10.204.0.1"),
+            cluster_network=False,
         ),
     ]
     # `default` is required (SPEC 5.3.5), and upstream leaves a false one out; its readers take absent for false.
@@ -81,7 +88,7 @@ def test_every_key_in_the_order_of_the_go_struct() -> None:
         dns=Dns(("10.1.0.53",), "example.org", ("a", "b"), ("ndots:5",)),
     )
     (entry,) = status.entries_for(
-        "n<s>", result, cluster_network=True, device_info=device, default_route=("10.1.0.1", "fd00::1")
+        "n<s>", "eth0", result, cluster_network=True, device_info=device, default_route=("10.1.0.1", "fd00::1")
     )
     assert entry == {
         "name": "n<s>",
@@ -107,18 +114,35 @@ def test_every_key_in_the_order_of_the_go_struct() -> None:
 
 def test_one_interface_outside_the_pod_shows_addresses_only() -> None:
     result = Result(interfaces=(Interface("br0", "02:00:00:00:00:01", mtu=9000),), ips=(IpConfig("10.1.0.2/24"),))
-    assert status.entries_for("n", result, cluster_network=False) == [
+    assert status.entries_for("n", "net1", result, cluster_network=False) == [
         {"name": "n", "ips": ["10.1.0.2"], "default": False, "dns": {}}
     ]
 
 
-def test_no_interfaces_no_entry() -> None:
-    assert status.entries_for("n", Result(ips=(IpConfig("10.1.0.2/24"),)), cluster_network=True) == []
+@pytest.mark.parametrize("interfaces", [(), (Interface("a"), Interface("b", "02:00:00:00:00:01"))])
+@pytest.mark.parametrize("cluster_network", [True, False])
+def test_without_an_interface_in_the_pod_the_entry_is_a_minimal_one(
+    interfaces: tuple[Interface, ...], cluster_network: bool
+) -> None:
+    """SPEC 4.2, 5.1.1 and 5.2; upstream has none."""
+    ips = (IpConfig("10.1.0.2/24"), IpConfig("fd00::2/64", interface=-1), IpConfig("10.9.0.1/24", interface=0))
+    assert status.entries_for("n", "net1", Result(interfaces, ips), cluster_network=cluster_network) == [
+        {"name": "n", "interface": "net1", "ips": ["10.1.0.2", "fd00::2"], "default": cluster_network, "dns": {}}
+    ]
 
 
-def test_no_interface_in_the_pod_no_entry() -> None:
-    result = Result(interfaces=(Interface("a"), Interface("b")), ips=(IpConfig("10.1.0.2/24"),))
-    assert status.entries_for("n", result, cluster_network=True) == []
+def test_nothing_at_all_is_an_entry_too() -> None:
+    assert status.entries_for("n", "net1", Result(), cluster_network=False) == [
+        {"name": "n", "interface": "net1", "default": False, "dns": {}}
+    ]
+
+
+def test_a_hardware_address_stands_beside_the_interfaces_name_only() -> None:
+    """SPEC 5.3.4."""
+    result = Result(interfaces=(Interface("", "02:00:00:00:00:01", sandbox=NETNS),))
+    assert status.entries_for("n", "net1", result, cluster_network=False) == [
+        {"name": "n", "default": False, "dns": {}}
+    ]
 
 
 def several(*ips: IpConfig) -> Result:
@@ -136,7 +160,7 @@ def test_addresses_follow_their_interface() -> None:
         IpConfig("10.5.0.1/24", interface=0),
         IpConfig("10.6.0.1/24", interface=9),
     )
-    entries = status.entries_for("n", result, cluster_network=False)
+    entries = status.entries_for("n", "net1", result, cluster_network=False)
     assert [(entry["interface"], entry["ips"]) for entry in entries] == [
         ("a", ["10.1.0.1"]),
         ("b", ["10.2.0.1", "10.3.0.1", "10.4.0.1"]),
@@ -153,9 +177,9 @@ def test_addresses_follow_their_interface() -> None:
     ],
 )
 def test_one_interface_of_the_cluster_network_is_the_default(ips: tuple[IpConfig, ...], default: str) -> None:
-    entries = status.entries_for("n", several(*ips), cluster_network=True)
+    entries = status.entries_for("n", "net1", several(*ips), cluster_network=True)
     assert [entry["interface"] for entry in entries if entry["default"]] == [default]
-    others = status.entries_for("n", several(*ips), cluster_network=False)
+    others = status.entries_for("n", "net1", several(*ips), cluster_network=False)
     assert [entry["default"] for entry in others] == [False, False]
 
 
@@ -163,7 +187,7 @@ def test_one_interface_of_the_cluster_network_is_the_default(ips: tuple[IpConfig
 def test_default_route_is_shown_as_it_was_asked_for_an_empty_list_too(asked: tuple[str, ...], shown: list[str]) -> None:
     """SPEC 5.3.6.4."""
     (entry,) = status.entries_for(
-        "n", Result(interfaces=(Interface("net1", sandbox=NETNS),)), cluster_network=False, default_route=asked
+        "n", "net1", Result(interfaces=(Interface("net1", sandbox=NETNS),)), cluster_network=False, default_route=asked
     )
     assert entry["default-route"] == shown
 
@@ -174,7 +198,7 @@ def test_a_default_route_without_gateway_has_none_in_the_status() -> None:
     result = Result(
         interfaces=(Interface("eth0", sandbox=NETNS),), routes=(Route("0.0.0.0/0"), Route("::/0", "fd00::1"))
     )
-    (entry,) = status.entries_for("n", result, cluster_network=True)
+    (entry,) = status.entries_for("n", "net1", result, cluster_network=True)
     assert entry["gateway"] == ["fd00::1"]
     assert "nil" not in status.render([entry])
 

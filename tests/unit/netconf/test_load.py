@@ -162,7 +162,6 @@ KNOWN = [{"containerID": "c1", "ifname": "eth0"}, {"containerID": "c2", "ifname"
     ("fields", "expected"),
     [
         ({}, None),
-        ({}, None),
         ({"cni.dev/valid-attachments": None}, ()),
         ({"CNI.dev/Attachments": None}, ()),
         ({"cni.dev/valid-attachments": None, "cni.dev/attachments": None}, ()),

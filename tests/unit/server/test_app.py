@@ -199,6 +199,7 @@ async def test_modes_of_the_socket_and_its_directory(make, tmp_path):
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.weak_spot(29)
 async def test_nothing_else_in_the_directory_is_touched(make, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "foreign").write_text("keep")
@@ -281,6 +282,7 @@ async def test_no_connection_is_refused_while_a_successor_takes_over(make, tmp_p
     assert refused == []
 
 
+@pytest.mark.weak_spot(29)
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
 async def test_what_is_no_socket_is_not_removed(make, tmp_path, kind):
     path = tmp_path / "multus.sock"
@@ -314,6 +316,7 @@ async def test_the_path_has_a_limit(make, length, fits):
     directory.rmdir()
 
 
+@pytest.mark.weak_spot(41)
 async def test_stop_lets_a_request_end(make, tmp_path, verbs):
     verbs.gate = asyncio.Event()
     server = make(tmp_path)
@@ -343,6 +346,7 @@ async def test_who_has_connected_before_the_stop_is_answered(make, tmp_path):
             assert b" 200 " in client.recv(1000)
 
 
+@pytest.mark.weak_spot(41)
 async def test_stop_cuts_a_request_that_does_not_end(make, tmp_path, verbs):
     verbs.gate = asyncio.Event()
     server = make(tmp_path)
@@ -380,6 +384,7 @@ async def wait_for_port(server):
     return server.port
 
 
+@pytest.mark.weak_spot(39)
 async def test_metrics_over_tcp(metrics):
     server = MetricsServer(metrics, 0, "127.0.0.1")
     task = asyncio.create_task(server.run())
@@ -396,6 +401,7 @@ async def test_metrics_over_tcp(metrics):
     assert server.port is None
 
 
+@pytest.mark.weak_spot(39)
 async def test_a_port_that_is_taken_is_tried_again(metrics, caplog):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,6 +1,7 @@
 """One verb for one caller: answers, deadlines, hang-ups, the drain, and what is logged."""
 
 import asyncio
+import contextlib
 import json
 import logging
 
@@ -9,11 +10,13 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from multus_daemon.cni.errors import CniError, UnknownContainerError
 from multus_daemon.cni.result import Result
-from multus_daemon.server.app import application
+from multus_daemon.server.app import UnixServer, application
+from multus_daemon.server.cni_api import CniApi, Deadlines
 from tests.unit.server.harness import (
     EXCHANGES,
     RESULT,
     STDOUT_TYPE,
+    FakeVerbs,
     body,
     environment,
     exchange,
@@ -40,6 +43,7 @@ async def wait_for(condition, timeout=2.0):
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.weak_spot(57)
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "STATUS", "GC"])
 @pytest.mark.parametrize("native", [False, True])
 async def test_success(server, verbs, verb, native):
@@ -85,6 +89,7 @@ async def test_a_cni_error_passes_unchanged(server, verbs, native):
     assert (b"\n    " in reply.body) is native
 
 
+@pytest.mark.weak_spot(57)
 @pytest.mark.parametrize("error", [KeyError("x"), TimeoutError(), RuntimeError("odd")])
 async def test_anything_else_is_999_with_its_traceback_in_the_log_only(server, verbs, log, error):
     verbs.error = error
@@ -126,6 +131,7 @@ async def test_nothing_is_undone_for_clients_that_convert_by_themselves(server, 
 # --- deadlines and bodies --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.weak_spot(34)
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "STATUS", "GC"])
 async def test_a_deadline_cancels_the_verb_and_names_it(server, verbs, verb, metrics):
     verbs.gate = asyncio.Event()
@@ -138,6 +144,7 @@ async def test_a_deadline_cancels_the_verb_and_names_it(server, verbs, verb, met
     assert line in await exposition(metrics)
 
 
+@pytest.mark.weak_spot(36)
 async def test_a_slow_body_is_refused(server, verbs):
     started = asyncio.get_running_loop().time()
     data = http("POST", "/cni", body())[:-5]
@@ -148,6 +155,7 @@ async def test_a_slow_body_is_refused(server, verbs):
     assert verbs.calls == []
 
 
+@pytest.mark.weak_spot(36)
 async def test_a_slow_head_is_dropped(server):
     async with asyncio.timeout(5):
         assert await send(server.path, b"POST /cni HTTP/1.1\r\nHost:") == b""
@@ -159,6 +167,7 @@ async def test_a_body_that_is_cut_off(server, verbs):
     assert verbs.calls == []
 
 
+@pytest.mark.weak_spot(36)
 async def test_a_body_that_is_too_large(server, verbs):
     reply = await exchange(server, "POST", "/cni", b" " * (24 * 1024 * 1024 + 1))
     assert (reply.status, reply.json["code"]) == (400, 6)
@@ -255,24 +264,39 @@ async def test_drain_waits_for_what_runs(api, verbs):
     assert (await caller).status == 200
 
 
-async def test_while_draining_only_del_is_served(api, verbs):
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "STATUS", "GC"])
+async def test_what_was_accepted_is_served_while_draining(api, verbs, verb):
     verbs.gate = asyncio.Event()
     caller = asyncio.create_task(api.call(body()))
     await verbs.entered.wait()
     draining = asyncio.create_task(api.drain(5))
     await asyncio.sleep(0)
-    for verb in ("ADD", "CHECK", "STATUS", "GC"):
-        with pytest.raises(CniError, match="shutting down") as caught:
-            await api.call(body(verb))
-        assert caught.value.code == 11
-    removal = asyncio.create_task(api.call(body("DEL")))
+    late = asyncio.create_task(api.call(body(verb)))
     await asyncio.sleep(0)
     verbs.gate.set()
-    assert (await removal).status == 200
+    assert (await late).status == 200
     assert await draining == 0
-    with pytest.raises(CniError, match="shutting down"):
-        await api.call(body("DEL"))
     await caller
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_after_the_drain_the_native_shim_is_sent_on(server, api, verbs, native):
+    assert await api.drain(0) == 0
+    for verb in ("ADD", "DEL", "CHECK", "STATUS", "GC"):
+        reply = await exchange(server, "POST", "/cni", body(verb), native=native)
+        assert (reply.status, reply.json["code"]) == (503 if native else 400, 11)
+        assert reply.json["msg"] == "multus daemon is shutting down"
+    assert verbs.calls == []
+
+
+async def test_what_the_drain_cuts_is_sent_on_too(server, api, verbs):
+    verbs.gate = asyncio.Event()
+    native = asyncio.create_task(exchange(server, "POST", "/cni", body(), native=True))
+    other = asyncio.create_task(exchange(server, "POST", "/cni", body()))
+    await wait_for(lambda: len(verbs.calls) == 2)
+    assert await api.drain(0.05) == 2
+    assert [((await task).status, (await task).json["code"]) for task in (native, other)] == [(503, 11), (400, 11)]
+    assert verbs.cancelled == 2
 
 
 async def test_drain_cuts_what_does_not_end(api, verbs):
@@ -284,6 +308,106 @@ async def test_drain_cuts_what_does_not_end(api, verbs):
         await caller
     assert caught.value.code == 11
     assert verbs.cancelled == 1
+
+
+# --- how many at once ------------------------------------------------------------------------------------------------
+
+
+class CountingVerbs(FakeVerbs):
+    """Tells in which order verbs begin, and how many run at once."""
+
+    def __init__(self):
+        super().__init__(gate=asyncio.Event())
+        self.running = self.most = 0
+
+    async def _work(self, verb, what, error):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await super()._work(verb, what, error)
+        finally:
+            self.running -= 1
+
+
+def one(verb, container_id):
+    return body(verb, CNI_CONTAINERID=container_id)
+
+
+@pytest.mark.weak_spot(35)
+async def test_connection_limit(metrics):
+    verbs = CountingVerbs()
+    api = CniApi(verbs, metrics, at_once=2)
+    adds = [asyncio.create_task(api.call(one("ADD", f"c{number}"))) for number in range(30)]
+    await asyncio.sleep(0.05)
+    removal = asyncio.create_task(api.call(one("DEL", "x")))
+    await asyncio.sleep(0.05)
+    assert len(verbs.calls) == 2
+    assert 'multus_cni_requests_waiting{verb="ADD"} 28.0' in await exposition(metrics)
+    assert 'multus_cni_requests_in_flight{verb="ADD"} 2.0' in await exposition(metrics)
+    verbs.gate.set()
+    assert {(await task).status for task in (*adds, removal)} == {200}
+    assert verbs.most == 2
+    assert [verb for verb, _ in verbs.calls].index("DEL") == 2
+    assert 'multus_cni_requests_waiting{verb="ADD"} 0.0' in await exposition(metrics)
+
+
+@pytest.mark.weak_spot(35)
+async def test_probes_are_not_queued(metrics, gates, tmp_path):
+    verbs = FakeVerbs(gate=asyncio.Event())
+    api = CniApi(verbs, metrics, at_once=1)
+    server = UnixServer(api, gates, metrics, tmp_path / "run")
+    await server.start()
+    calls = [asyncio.create_task(exchange(server, "POST", "/cni", one("ADD", f"c{number}"))) for number in range(3)]
+    await verbs.entered.wait()
+    for path in ("/healthz", "/readyz"):
+        assert (await asyncio.wait_for(exchange(server, "GET", path), 5)).status == 200
+    verbs.gate.set()
+    assert {(await call).status for call in calls} == {200}
+    await server.stop(1)
+
+
+async def test_a_request_that_waits_in_vain_never_begins(metrics, monkeypatch):
+    monkeypatch.setattr("multus_daemon.server.cni_api.WAIT_SECONDS", {"ADD": 0.1})
+    verbs = FakeVerbs(gate=asyncio.Event())
+    api = CniApi(verbs, metrics, at_once=1)
+    first = asyncio.create_task(api.call(one("ADD", "c1")))
+    await verbs.entered.wait()
+    with pytest.raises(CniError, match=r"^node is busy: ADD has waited 0.1 s to begin, with 1 requests") as caught:
+        await api.call(one("ADD", "c2"))
+    assert caught.value.code == 11
+    assert "connectionLimit" in caught.value.details
+    verbs.gate.set()
+    await first
+    assert len(verbs.calls) == 1
+
+
+async def test_the_wait_counts_towards_the_deadline(metrics):
+    verbs = FakeVerbs(gate=asyncio.Event())
+    api = CniApi(verbs, metrics, at_once=1, deadlines=Deadlines(add=0.3, delete=5))
+    first = asyncio.create_task(api.call(one("DEL", "c1")))
+    await verbs.entered.wait()
+    with pytest.raises(CniError, match=r"^ADD of pod web/web-1 took longer than 0.3 s"):
+        await api.call(one("ADD", "c2"))
+    verbs.gate.set()
+    await first
+    assert len(verbs.calls) == 1
+
+
+async def test_a_del_hurries_what_runs_of_its_container(metrics, verbs):
+    hurried = []
+
+    @contextlib.contextmanager
+    def hurry(container_id):
+        hurried.append(container_id)
+        yield
+        hurried.append("done")
+
+    api = CniApi(verbs, metrics, hurry=hurry)
+    await api.call(one("ADD", "c1"))
+    await api.call(body("GC"))
+    assert hurried == []
+    await api.call(one("DEL", "c2"))
+    assert hurried == ["c2", "done"]
 
 
 # --- the log ---------------------------------------------------------------------------------------------------------

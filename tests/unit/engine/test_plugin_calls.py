@@ -1,0 +1,227 @@
+"""What plugins are called with for a whole pod: engine, chain, record and result cache together, over fake plugins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multus_daemon.cni import result, versions
+from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.cni.result import Interface, IpConfig, Result
+from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.chain import Chain
+from multus_daemon.delegates.conf_files import NodeConfFiles
+from multus_daemon.delegates.store import FileStore
+from tests.fakes.runner import FakePluginRunner
+from tests.unit.engine.conftest import NETNS, Engine, definition
+
+MAC = "c2:11:22:33:44:66"
+PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
+RATES = {"ingressRate": 2048, "ingressBurst": 1600, "egressRate": 4096, "egressBurst": 1600}
+ASKED = {"mac": MAC, "ips": ["10.1.0.7/24"], "bandwidth": RATES, "portMappings": PORTS}
+HAS_CHECK = ("0.4.0", "1.0.0", "1.1.0")
+
+every_version = pytest.mark.parametrize("version", versions.SUPPORTED)
+
+
+class Node:
+    """An engine with the real store, and a plugin for every type; `weave` and `other` report an interface."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.plugins = FakePluginRunner()
+        self.engine = Engine()
+        cache = ResultCache(directory / "cni")
+        self.engine.runner = Chain(self.plugins, cache, "/bin")  # type: ignore[assignment]
+        self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]
+        self.engine.files = NodeConfFiles()  # type: ignore[assignment]
+        self.engine.verbs = self.engine.make_verbs()
+
+    def delegates(self, *configs: dict[str, Any]) -> None:
+        self.engine.overlay |= {"clusterNetwork": "", "delegates": list(configs)}
+
+    def prints(self, plugin: str, version: str, ifname: str, address: str) -> Result:
+        """Let the ADD of `plugin` report an interface with this address."""
+        made = Result((Interface(ifname, sandbox=NETNS),), (IpConfig(address),))
+        self.plugins.answers[plugin, "ADD"] = result.to_stdout(made, version)
+        return made
+
+    async def call(self, verb: str, **options: Any) -> Any:
+        self.plugins.calls.clear()
+        verbs = self.engine.verbs
+        serve = {"ADD": verbs.add, "CHECK": verbs.check, "DEL": verbs.delete}[verb]
+        return await serve(self.engine.request(verb, **options))
+
+    def calls(self) -> list[tuple[str, str, str]]:
+        """(plugin, verb, CNI_IFNAME) of the calls since the last request."""
+        return [(call.plugin_type, call.verb, call.invocation.ifname) for call in self.plugins.calls]
+
+    def read(self) -> list[dict[str, Any]]:
+        """What each of them read, less prevResult."""
+        return [
+            {key: value for key, value in call.config.items() if key != "prevResult"} for call in self.plugins.calls
+        ]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def single(name: str, plugin: str, version: str = "1.0.0", **more: Any) -> dict[str, Any]:
+    return {"cniVersion": version, "name": name, "type": plugin, **more}
+
+
+# --- delegates of the configuration ----------------------------------------------------------------------------------
+
+
+@every_version
+async def test_delegates_are_called_in_order_and_deleted_in_reverse(node: Node, version: str) -> None:
+    configs = [single("weave1", "weave", version), single("other1", "other", version, extra={"a": [1.5]})]
+    node.delegates(*configs)
+    first = node.prints("weave", version, "eth0", "10.1.0.2/24")
+    node.prints("other", version, "net1", "10.2.0.2/24")
+    assert (await node.call("ADD")).ips == first.ips
+    assert node.calls() == [("weave", "ADD", "eth0"), ("other", "ADD", "net1")]
+    assert node.read() == configs
+    await node.call("CHECK")
+    assert node.calls() == ([("weave", "CHECK", "eth0"), ("other", "CHECK", "net1")] if version in HAS_CHECK else [])
+    await node.call("DEL")
+    assert node.calls() == [("other", "DEL", "net1"), ("weave", "DEL", "eth0")]
+    assert node.read() == configs[::-1]
+    assert ["prevResult" in call.config for call in node.plugins.calls] == [version in HAS_CHECK] * 2
+
+
+@every_version
+async def test_a_plugin_without_an_interface(node: Node, version: str) -> None:
+    """Its result has nothing in it."""
+    node.delegates(single("weave1", "weave", version), single("other1", "silent", version))
+    first = node.prints("weave", version, "eth0", "10.1.0.2/24")
+    node.plugins.answers["silent", "ADD"] = json.dumps({"cniVersion": version}).encode()
+    assert (await node.call("ADD")).ips == first.ips
+    await node.call("DEL")
+    assert node.calls() == [("silent", "DEL", "net1"), ("weave", "DEL", "eth0")]
+
+
+@every_version
+async def test_the_second_delegate_fails(node: Node, version: str) -> None:
+    node.delegates(single("weave1", "weave", version), single("other1", "other", version))
+    node.prints("weave", version, "eth0", "10.1.0.2/24")
+    node.plugins.answers["other", "ADD"] = CniError("expected plugin failure")
+    words = '^expected plugin failure .plugin type="other" network="other1" interface="net1", ADD. .pod web/p1'
+    with pytest.raises(CniError, match=words):
+        await node.call("ADD")
+    assert node.calls() == [
+        ("weave", "ADD", "eth0"),
+        ("other", "ADD", "net1"),
+        ("other", "DEL", "net1"),
+        ("weave", "DEL", "eth0"),
+    ]
+
+
+@every_version
+async def test_a_delegate_without_a_name_is_refused_before_any_plugin_runs(node: Node, version: str) -> None:
+    node.delegates(single("weave1", "weave", version), single("", "other", version))
+    with pytest.raises(InvalidNetworkConfigError, match=r"^missing network name .delegates\[1\] of"):
+        await node.call("ADD")
+    assert node.calls() == []
+
+
+@every_version
+async def test_the_runtimes_port_mappings_reach_the_plugin_of_the_list_that_declares_them(
+    node: Node, version: str
+) -> None:
+    plugins = [{"type": "weave"}, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    node.delegates({"cniVersion": version, "name": "listed", "plugins": plugins})
+    node.engine.stdin = {"runtimeConfig": {"portMappings": PORTS}}  # type: ignore[attr-defined]
+    node.prints("weave", version, "eth0", "10.1.0.2/24")
+    node.prints("portmap", version, "eth0", "10.1.0.2/24")
+    header = {"cniVersion": version, "name": "listed"}
+    expected = [plugins[0] | header, plugins[1] | header | {"runtimeConfig": {"portMappings": PORTS}}]
+    await node.call("ADD")
+    assert node.read() == expected
+    # The runtime's DEL need not say it again.
+    del node.engine.stdin  # type: ignore[attr-defined]
+    await node.call("DEL")
+    assert node.read() == expected[::-1]
+
+
+# --- networks of the cluster -----------------------------------------------------------------------------------------
+
+
+@every_version
+async def test_what_a_pod_asks_for_reaches_the_plugin_that_declares_it(node: Node, version: str) -> None:
+    declared = single("n1", "other", version, capabilities=dict.fromkeys(ASKED, True))
+    node.engine.cluster.put_network(definition("web", "n1", json.dumps(declared)))
+    node.engine.cluster.put_network(definition("web", "n2", json.dumps(single("n2", "unused", version))))
+    node.prints("other", version, "net1", "10.1.0.7/24")
+    node.engine.declare(json.dumps([{"name": "n1"} | ASKED]))
+    await node.call("ADD")
+    assert node.calls() == [("fake", "ADD", "eth0"), ("other", "ADD", "net1")]
+    assert node.read()[1] == declared | {"runtimeConfig": ASKED}
+    await node.call("DEL")
+    assert node.read()[0] == declared | {"runtimeConfig": ASKED}
+
+
+async def test_a_configuration_without_a_name_has_that_of_its_definition(node: Node) -> None:
+    node.engine.cluster.put_network(definition("web", "n1", '{"type":"mynet"}'))
+    node.engine.declare("n1")
+    node.plugins.answers["mynet", "ADD"] = b'{"cniVersion":"0.1.0"}'
+    await node.call("ADD")
+    assert node.read()[1] == {"cniVersion": "0.1.0", "name": "n1", "type": "mynet"}
+
+
+@pytest.mark.parametrize("uid", ["u1", ""])
+async def test_the_variables_of_a_delegate(node: Node, uid: str) -> None:
+    await node.call("ADD", uid=uid)
+    invocation = node.plugins.calls[0].invocation
+    assert invocation.args == (
+        "IgnoreUnknown=true;K8S_POD_NAMESPACE=web;K8S_POD_NAME=p1;K8S_POD_INFRA_CONTAINER_ID="
+        f";K8S_POD_UID={uid};EXTRA=kept"
+    )
+    assert (invocation.container_id, invocation.netns, invocation.path) == ("c1", NETNS, "/bin")
+
+
+@pytest.mark.parametrize("way", ["definition", "name of a file", "path", "path of a list", "directory"])
+async def test_every_way_to_name_the_cluster_network(node: Node, way: str) -> None:
+    directory = node.directory / "net.d"
+    directory.mkdir()
+    (directory / "10-a.conf").write_text(json.dumps(single("on-disk", "from-file")))
+    (directory / "20-b.conflist").write_text(
+        json.dumps({"cniVersion": "1.0.0", "name": "on-disk-list", "plugins": [{"type": "from-list"}]})
+    )
+    reference, plugin = {
+        "definition": ("cluster", "fake"),
+        "name of a file": ("on-disk", "from-file"),
+        "path": (f"{directory}/10-a.conf", "from-file"),
+        "path of a list": (f"{directory}/20-b.conflist", "from-list"),
+        "directory": (f"{directory}/", "from-file"),
+    }[way]
+    node.engine.overlay |= {"clusterNetwork": reference, "confDir": str(directory)}
+    await node.call("ADD")
+    assert node.calls() == [(plugin, "ADD", "eth0")]
+
+
+# --- what is stored --------------------------------------------------------------------------------------------------
+
+
+@every_version
+async def test_a_lost_record_is_made_good_by_the_cached_results(node: Node, version: str) -> None:
+    """Not by the pod's present annotation: it may name others, and the pod may be gone."""
+    configs = [single("weave1", "weave", version), single("other1", "other", version)]
+    node.delegates(*configs)
+    node.prints("weave", version, "eth0", "10.1.0.2/24")
+    node.prints("other", version, "net1", "10.2.0.2/24")
+    await node.call("ADD")
+    (node.directory / "cni" / "attachments" / "c1.json").unlink()
+    node.engine.cluster.pods.clear()
+    node.delegates(single("present", "present", version))
+    await node.call("DEL")
+    assert sorted(node.calls()) == [("other", "DEL", "net1"), ("weave", "DEL", "eth0")]
+    assert sorted(node.read(), key=str) == sorted(configs, key=str)
+    assert list((node.directory / "cni" / "results").iterdir()) == []
+    await node.call("DEL")
+    assert node.calls() == []
