@@ -12,8 +12,9 @@ an ADD would get now, as libcni has it; for a network that only records tell of,
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -21,11 +22,12 @@ from multus_daemon.base.aio import Barriers, KeyedLock, in_thread
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.cni.names import ContainerId, IfName
+from multus_daemon.engine import stale
 from multus_daemon.engine.detach import Detacher, joined
 from multus_daemon.engine.resolve import Resolver
 from multus_daemon.netconf.model import NetConf
 from multus_daemon.netconf.primary import OWN_TYPES
-from multus_daemon.ports import ContainerRecord, CorruptRecordError, DelegateRunner, DelegateStore, LinkOps
+from multus_daemon.ports import ContainerRecord, DelegateRunner, DelegateStore, LinkOps
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +37,6 @@ TOTAL_SECONDS: Final = 150.0
 # Of one container, and of the plugins of one network, while which the ADDs of that network wait.
 CONTAINER_SECONDS: Final = 30.0
 NETWORK_SECONDS: Final = 30.0
-# A DEL that hangs must not keep the others waiting; more at once would slow down the ADDs of a starting node.
-_AT_ONCE: Final = 4
 _BATCH: Final = 200
 # Each batch lists all that there is: some seconds where there are 300,000 files. In memory it is some 10 MB.
 _LEFTOVERS_BATCH: Final = 1000
@@ -150,7 +150,7 @@ class Collector:
         try:
             known = await in_thread(self._store.containers, foreign=False)
             for start in range(0, len(known), _BATCH):
-                await self._batch(run, await in_thread(self._read, known[start : start + _BATCH]))
+                await self._batch(run, await in_thread(stale.read, self._store, known[start : start + _BATCH]))
             seen: set[ContainerId] = set()
             while found := await in_thread(self._store.leftovers, seen, _LEFTOVERS_BATCH):
                 if run.left(SWEEP_SECONDS) <= 0:
@@ -160,29 +160,6 @@ class Collector:
                 seen |= found.keys()
         except OSError as error:
             raise IoFailureError(f"records of containers can't be read: {error}", "no GC of plugins is run") from error
-
-    def _read(self, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
-        """Our own records of the containers; of a damaged one, what is known from elsewhere, None if nothing.
-
-        Raises OSError.
-        """
-        found: dict[ContainerId, ContainerRecord | None] = {}
-        for container_id in container_ids:
-            try:
-                record = self._store.load(container_id)
-            except CorruptRecordError as damage:
-                log.warning("GC: %s", damage)
-                found[container_id] = self._recovered(container_id)
-            else:
-                if record is not None and not record.foreign:
-                    found[container_id] = record
-        return found
-
-    def _recovered(self, container_id: ContainerId) -> ContainerRecord | None:
-        try:
-            return self._store.recover(container_id)
-        except CorruptRecordError:
-            return None
 
     async def _batch(self, run: _Run, found: Found) -> None:
         """Delete the stale ones of `found`. Raises OSError."""
@@ -199,17 +176,14 @@ class Collector:
             if container_id not in run.listed and not self._in_flight(container_id):
                 unlisted.append(record)
         inhabited = await self._links.inhabited({record.sandbox.netns for record in unlisted})
-        stale: list[ContainerRecord] = []
+        to_delete: list[ContainerRecord] = []
         for record in unlisted:
             if record.sandbox.netns in inhabited:
                 run.inhabited.append(record)
                 self._count("left", len(record.attachments))
             else:
-                stale.append(record)
-        work = iter(stale)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_AT_ONCE, len(stale))):
-                group.create_task(self._delete_some(run, work))
+                to_delete.append(record)
+        await stale.side_by_side(to_delete, functools.partial(self._delete_in_turn, run))
 
     def _unreadable(self, run: _Run, container_id: ContainerId) -> None:
         """What it held, nobody knows. Where the runtime has it, no plugin may free anything for what it lacks."""
@@ -226,38 +200,22 @@ class Collector:
     def _in_flight(self, container_id: ContainerId) -> bool:
         return container_id in self._begun or container_id in self._locks.keys
 
-    async def _delete_some(self, run: _Run, work: Iterator[ContainerRecord]) -> None:
-        for record in work:
-            container_id = record.sandbox.container_id
-            seconds = min(CONTAINER_SECONDS, run.left(SWEEP_SECONDS))
-            if seconds <= 0:
-                run.put_off += 1
-            elif not self._in_flight(container_id):
-                async with self._locks.hold(container_id):
-                    try:
-                        await self._delete(record, seconds)
-                    except CniError as error:
-                        run.failures.append(error)
-                        self._count("failed", len(record.attachments))
-                    else:
-                        run.foreign.pop(container_id, None)
-                        self._count("collected", len(record.attachments))
-
-    async def _delete(self, record: ContainerRecord, seconds: float) -> None:
-        """Detach all networks of the container. Raises CniError."""
+    async def _delete_in_turn(self, run: _Run, record: ContainerRecord) -> None:
         container_id = record.sandbox.container_id
-        log.info("GC: container %s of pod %s is deleted: the runtime has it no more", container_id, record.pod)
-        limit = asyncio.timeout(seconds)
-        try:
-            async with limit:
-                await self._detacher.detach(record, record.sandbox.netns)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise TryAgainLaterError(
-                f"container {container_id} could not be deleted within {seconds:.0f} s",
-                f"pod {record.pod}; the next GC tries again",
-            ) from error
+        seconds = min(CONTAINER_SECONDS, run.left(SWEEP_SECONDS))
+        if seconds <= 0:
+            run.put_off += 1
+        elif not self._in_flight(container_id):
+            async with self._locks.hold(container_id):
+                log.info("GC: container %s of pod %s is deleted: the runtime has it no more", container_id, record.pod)
+                try:
+                    await self._detacher.detach(record, record.sandbox.netns, seconds=seconds)
+                except CniError as error:
+                    run.failures.append(error)
+                    self._count("failed", len(record.attachments))
+                else:
+                    run.foreign.pop(container_id, None)
+                    self._count("collected", len(record.attachments))
 
     # --- networks ----------------------------------------------------------------------------------------------------
 
@@ -320,7 +278,7 @@ class Collector:
     async def _records(self, run: _Run) -> dict[ContainerId, ContainerRecord]:
         """Every record as it is now, and what stays of another daemon's. Raises IoFailureError."""
         try:
-            own = await in_thread(lambda: self._read(self._store.containers(foreign=False)))
+            own = await in_thread(lambda: stale.read(self._store, self._store.containers(foreign=False)))
         except OSError as error:
             raise IoFailureError(f"records of containers can't be read: {error}") from error
         return run.foreign | {container_id: record for container_id, record in own.items() if record is not None}

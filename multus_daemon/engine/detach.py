@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from multus_daemon.base.aio import in_thread
-from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, from_code
+from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError, from_code
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine.devices import Devices
 from multus_daemon.ports import (
@@ -21,6 +24,9 @@ from multus_daemon.ports import (
 )
 
 log = logging.getLogger(__name__)
+
+DELETE_SECONDS: Final = 100.0
+"""How long all networks of a container may take together; below the server's deadline of DEL."""
 
 
 class Detacher:
@@ -59,27 +65,58 @@ class Detacher:
             log.warning("record of container %s is taken from elsewhere: %s", container_id, damage)
         return record
 
-    async def detach(self, record: ContainerRecord, netns: str) -> None:
+    async def detach(
+        self, record: ContainerRecord, netns: str, *, seconds: float = DELETE_SECONDS, counts: bool = False
+    ) -> None:
         """Run DEL for each attachment in reverse, in the namespace `netns` (empty: it is gone).
 
-        One failure does not stop the others. The record goes when all succeeded, else it stays for the next try.
-        Raises CniError: the first failure with its code, the others in the details.
+        One failure does not stop the others, nor does one that hangs: each may take its share of `seconds`, what the
+        ones before it left included. The record goes when all succeeded; else it keeps what failed, for the next try.
+        `counts`: as a try of the runtime's. Raises CniError: the first failure with its code, the others in the
+        details.
         """
-        await self.detach_some(record, record.attachments, netns)
+        torn = replace(record, complete=False, deletes_failed=record.deletes_failed + counts)
+        await self.detach_some(torn, record.attachments, netns, seconds=seconds)
 
     async def detach_some(
-        self, record: ContainerRecord, leaving: Sequence[Attachment], netns: str
+        self,
+        record: ContainerRecord,
+        leaving: Sequence[Attachment],
+        netns: str,
+        *,
+        seconds: float = DELETE_SECONDS,
     ) -> ContainerRecord | None:
-        """As `detach`, for those that are `leaving`; the record of the others, as stored, None if there are none."""
+        """As `detach`, for those that are `leaving`; the record of the others, as stored, None if there are none.
+
+        What has been detached is on record as that also where others failed, or the call is cancelled.
+        """
         sandbox = Sandbox(record.sandbox.container_id, netns)
-        failures = [
-            failure
-            for attachment in reversed(leaving)
-            if (failure := await self._delete(sandbox, record.pod, attachment)) is not None
-        ]
+        end = asyncio.get_running_loop().time() + seconds
+        done: list[Attachment] = []
+        failures: list[CniError] = []
+        try:
+            for number, attachment in enumerate(reversed(leaving)):
+                left = end - asyncio.get_running_loop().time()
+                failure = await self._delete(sandbox, record.pod, attachment, max(0.0, left) / (len(leaving) - number))
+                if failure is None:
+                    done.append(attachment)
+                else:
+                    failures.append(failure)
+        except asyncio.CancelledError:
+            with contextlib.suppress(CniError):
+                await self._without(record, done)
+            raise
+        try:
+            rest = await self._without(record, done)
+        except CniError as error:
+            raise joined([*failures, error]) from error
         if failures:
             raise joined(failures)
-        rest = replace(record, attachments=tuple(item for item in record.attachments if item not in leaving))
+        return rest
+
+    async def _without(self, record: ContainerRecord, done: Sequence[Attachment]) -> ContainerRecord | None:
+        """Write the record without what is `done`, or remove it with the last. Raises IoFailureError (5)."""
+        rest = replace(record, attachments=tuple(item for item in record.attachments if item not in done))
         try:
             if rest.attachments:
                 await in_thread(self._store.save, rest)
@@ -92,9 +129,13 @@ class Detacher:
                 f"{'written' if rest.attachments else 'removed'}: {error}"
             ) from error
 
+    async def give_up(self, record: ContainerRecord) -> None:
+        """Put down that the runtime asks no more for what is still in the record. Raises IoFailureError (5)."""
+        await self._without(replace(record, given_up=True), ())
+
     async def detach_unrecorded(self, sandbox: Sandbox, pod: str, attachment: Attachment) -> None:
         """Run DEL for an attachment that is in no record. Raises CniError."""
-        if failure := await self._delete(sandbox, pod, attachment):
+        if failure := await self._delete(sandbox, pod, attachment, DELETE_SECONDS):
             raise failure
 
     async def detach_leftover(self, record: ContainerRecord, netns: str) -> tuple[Attachment, ...]:
@@ -113,16 +154,28 @@ class Detacher:
         rest = await self.detach_some(replace(record, complete=False), leaving, record.sandbox.netns)
         return rest.attachments if rest else ()
 
-    async def _delete(self, sandbox: Sandbox, pod: str, attachment: Attachment) -> CniError | None:
+    async def _delete(self, sandbox: Sandbox, pod: str, attachment: Attachment, seconds: float) -> CniError | None:
+        limit = asyncio.timeout(seconds)
         try:
-            await self._runner.delete(sandbox, attachment)
-            await self._devices.remove(attachment)
+            async with limit:
+                await self._runner.delete(sandbox, attachment)
+                await self._devices.remove(attachment)
         except CniError as error:
             return error.with_context(f"pod {pod}")
+        except TimeoutError as error:
+            if limit.expired():
+                return TryAgainLaterError(
+                    f"DEL of network {attachment.name} did not end within {seconds:.3g} s", f"pod {pod}"
+                )
+            return _fault(error, attachment, pod)
         except Exception as error:
-            log.exception("DEL of network %s of pod %s", attachment.name, pod)
-            return InternalError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
+            return _fault(error, attachment, pod)
         return None
+
+
+def _fault(error: Exception, attachment: Attachment, pod: str) -> CniError:
+    log.error("DEL of network %s of pod %s", attachment.name, pod, exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
 
 
 def joined(failures: Sequence[CniError]) -> CniError:

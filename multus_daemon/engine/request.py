@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from multus_daemon.cni.args import KubernetesArgs
@@ -24,6 +24,8 @@ class CniRequest:
     args: KubernetesArgs
     stdin: bytes
     """The network configuration that the runtime gave, byte for byte."""
+    spooled: float = field(default=0.0, kw_only=True)
+    """Of a DEL that the daemon was not there for: when it was written down, Unix time in seconds. Else 0."""
 
     @property
     def sandbox(self) -> Sandbox:

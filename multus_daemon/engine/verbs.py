@@ -18,12 +18,13 @@ from multus_daemon.cni.errors import (
     UnknownContainerError,
 )
 from multus_daemon.cni.result import Result
-from multus_daemon.engine import collect, report, unmet
+from multus_daemon.engine import collect, delete, report, unmet
 from multus_daemon.engine.attach import Attacher, interfaces_live
 from multus_daemon.engine.check import Checker
 from multus_daemon.engine.detach import Detacher
 from multus_daemon.engine.devices import Devices
 from multus_daemon.engine.hotplug import HotPlug
+from multus_daemon.engine.orphans import Orphans
 from multus_daemon.engine.report import Reporter, StatusWrite
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.engine.resolve import Resolver
@@ -69,10 +70,12 @@ class Verbs:
         clock: Callable[[], float] = time.time,
         count_unmet: Callable[[str], None] = unmet.count_nothing,
         count_collected: Callable[[str, int], None] = collect.count_nothing,
+        delete_tries: int = 0,
+        count_given_up: Callable[[], None] = delete.count_nothing,
     ) -> None:
         """`overlay`: the daemon's own keys, which win over those of each request; `clock`: Unix time in seconds;
         `count_unmet`: called with the name of each request of a pod that is not met; `count_collected`: see
-        `engine.collect`.
+        `engine.collect`; `delete_tries`, `count_given_up`: see `engine.delete`, called once for each container.
 
         `status_write`: whether an ADD fails where the network-status can't be written (`required`) or not.
         """
@@ -87,6 +90,11 @@ class Verbs:
         barriers = Barriers()
         self._attacher = Attacher(runner, store, links, dealer, barriers)
         self._detacher = Detacher(runner, store, links, dealer)
+        self._deleter = delete.Deleter(
+            cluster, self._detacher, store, links, clock, tries=delete_tries, count_given_up=count_given_up
+        )
+        self.orphans = Orphans(cluster, self._detacher, store, links, self._locks)
+        """Containers that nobody will delete any more."""
         self._checker = Checker(runner, links)
         self._reporter = Reporter(cluster, status_write)
         self._collector = collect.Collector(
@@ -167,13 +175,9 @@ class Verbs:
         return await interfaces_live(self._links, request.netns, own)
 
     async def delete(self, request: CniRequest) -> None:
-        """Detach what the record of the container names; a container without one is done."""
+        """Detach what the record of the container names; a container without one is done. See `engine.delete`."""
         async with self._locks.hold(request.container_id):
-            record = await self._detacher.find(request.container_id, search=True)
-            if record is None:
-                log.info("DEL of container %s: nothing is known of it, so it is done", request.container_id)
-                return
-            await self._detacher.detach(record, request.netns)
+            await self._deleter.delete(request)
 
     async def check(self, request: CniRequest) -> None:
         """Check every attachment of the container against its stored result."""

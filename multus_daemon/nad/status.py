@@ -22,6 +22,7 @@ _ALWAYS: Final = ("name", "default", "dns", "default-route")
 
 def entries_for(
     name: str,
+    ifname: str,
     result: Result,
     *,
     cluster_network: bool,
@@ -30,9 +31,10 @@ def entries_for(
 ) -> list[dict[str, Any]]:
     """The status of one attachment: an entry for each interface in the pod, keys in the order of the Go struct.
 
-    `name`: `<namespace>/<name>` of the NetworkAttachmentDefinition, else the network's name. `default_route`: the
-    gateways that the selection asked for, None where it has no such key (SPEC 5.3.6.4). A result without interfaces,
-    as those of CNI 0.2.0 are, has no entry.
+    `name`: `<namespace>/<name>` of the NetworkAttachmentDefinition, else the network's name; `ifname`: what its plugins
+    were called with. `default_route`: the gateways that the selection asked for, None where it has no such key (SPEC
+    5.3.6.4). Each attachment has an entry (SPEC 4.2, 5.2): where the result tells of no interface in the pod, as no
+    result of before CNI 0.3.0 does, one with `ifname` and the addresses that belong to no interface.
     """
     # NB: upstream writes the text `<nil>` for a default route without gateway. It is left out here.
     shared = {
@@ -46,6 +48,9 @@ def entries_for(
         shown = only if only.sandbox else Interface(name="")
         return [_entry(name, shown, [ip.ip for ip in result.ips], cluster_network, shared)]
     inside = [index for index, item in enumerate(result.interfaces) if item.sandbox]
+    if not inside:
+        unowned = [ip.ip for ip in result.ips if _belongs_to_none(ip)]
+        return [_entry(name, Interface(name=ifname), unowned, cluster_network, shared)]
     default = _default_index(result.ips, inside) if cluster_network else None
     return [
         _entry(name, result.interfaces[index], _addresses(result.ips, index, inside[-1]), index == default, shared)
@@ -76,7 +81,8 @@ def _entry(name: str, interface: Interface, ips: list[str], default: bool, share
         "name": name,
         "interface": interface.name,
         "ips": ips,
-        "mac": interface.mac,
+        # Never without the interface's name (SPEC 5.3.4).
+        "mac": interface.mac if interface.name else "",
         "mtu": interface.mtu,
         "default": default,
         **shared,
@@ -86,10 +92,13 @@ def _entry(name: str, interface: Interface, ips: list[str], default: bool, share
 
 def _addresses(ips: Iterable[IpConfig], index: int, last: int) -> list[str]:
     """The addresses of interface `index`; those that belong to none by their index go to the last one in the pod."""
-    return [ip.ip for ip in ips if (last if ip.interface is None or ip.interface < 0 else ip.interface) == index]
+    return [ip.ip for ip in ips if (last if _belongs_to_none(ip) else ip.interface) == index]
+
+
+def _belongs_to_none(ip: IpConfig) -> bool:
+    return ip.interface is None or ip.interface < 0
 
 
 def _default_index(ips: Iterable[IpConfig], inside: list[int]) -> int | None:
     """The interface of the first address with a gateway, else the first in the pod."""
-    with_gateway = (ip.interface for ip in ips if ip.gateway and ip.interface in inside)
-    return next(with_gateway, inside[0] if inside else None)
+    return next((ip.interface for ip in ips if ip.gateway and ip.interface in inside), inside[0])

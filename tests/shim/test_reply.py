@@ -60,6 +60,7 @@ def test_every_verb_copies_a_body(shim: Shim, daemon: Stub, verb: str) -> None:
     assert (result.code, result.out) == (0, b"whatever")
 
 
+@pytest.mark.weak_spot(11)
 @pytest.mark.parametrize(
     "status", ["400 Bad Request", "500 Internal Server Error", "503 Later", "201 Created", "302 X", "404"]
 )
@@ -72,6 +73,7 @@ def test_errors_are_copied_with_exit_code_1(shim: Shim, daemon: Stub, verb: str,
     assert not shim.cni_dir.exists()
 
 
+@pytest.mark.weak_spot(25)
 @pytest.mark.parametrize("content_type", [b"", b"Content-Type: text/plain\r\n", STDOUT], ids=["none", "text", "ours"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_empty_success(shim: Shim, daemon: Stub, verb: str, content_type: bytes) -> None:
@@ -318,6 +320,7 @@ def test_closed_pipe_on_stdout_is_no_signal(shim: Shim, daemon: Stub) -> None:
         assert process.wait(20) == 1
 
 
+@pytest.mark.weak_spot(33)
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "GC"])
 def test_hanging_daemon(shim: Shim, daemon: Stub, verb: str) -> None:
     daemon.hang()
@@ -327,6 +330,7 @@ def test_hanging_daemon(shim: Shim, daemon: Stub, verb: str) -> None:
     assert 0.9 < result.seconds < 5
 
 
+@pytest.mark.weak_spot(33)
 def test_trickling_daemon_does_not_stretch_the_deadline(shim: Shim, daemon: Stub) -> None:
     reply = http(b"x" * 200)
     daemon.answer(*(reply[i : i + 1] for i in range(len(reply))), pause=0.05)
@@ -335,6 +339,7 @@ def test_trickling_daemon_does_not_stretch_the_deadline(shim: Shim, daemon: Stub
     assert result.seconds < 5
 
 
+@pytest.mark.weak_spot(33)
 def test_daemon_that_reads_nothing_is_bounded_too(shim: Shim) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(shim.socket_dir / "multus.sock"))

@@ -327,3 +327,10 @@ async def test_watches_do_not_take_the_place_of_requests(server, client, until):
     await asyncio.gather(*[client.request("GET", "/api/v1/pods") for _ in range(2 * CONCURRENT_REQUESTS)])
     server.cut_watches()
     await asyncio.gather(*tasks)
+
+
+async def test_an_answer_without_end(server, client, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_MAX_BYTES", 1000)
+    server.add_pod(annotations={"a": "x" * 1000})
+    with pytest.raises(ApiUnavailableError, match="GET /api/v1/pods: the answer is longer than 1000 bytes"):
+        await client.request("GET", "/api/v1/pods")

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from multus_daemon.cni import versions
-from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.errors import CniError, InvalidEnvironmentError
 from multus_daemon.cni.result import Result, from_object
 from multus_daemon.engine.request import CniRequest
 from multus_daemon.server import wire

@@ -1,0 +1,216 @@
+"""Orphans: containers that are on record and that no runtime will delete any more. And pods without their networks.
+
+A container is an orphan where
+
+- its network namespace is gone, or is another container's now, or
+- the runtime was told that its DEL is done though something was left, or
+- its pod is no longer on this node, and no process lives in its namespace.
+
+The first two are certain. The last is so only when it is found twice in a row: a pod may be known to the ADD before the
+watch tells of it, and its namespace has no process yet. A namespace in which processes live is never touched. Records
+that another daemon left are not looked at: GC knows which of them are valid.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from multus_daemon.base.aio import KeyedLock, in_thread
+from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.engine import stale
+from multus_daemon.engine.detach import Detacher
+from multus_daemon.nad import selection
+from multus_daemon.ports import (
+    ClusterStore,
+    ContainerRecord,
+    DelegateStore,
+    LinkOps,
+    Pod,
+    StoreUnavailableError,
+)
+
+log = logging.getLogger(__name__)
+
+_LEFTOVERS_BATCH: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A container that ought to be gone."""
+
+    record: ContainerRecord
+    """Its namespace is empty where nothing may be touched in it."""
+    reason: str
+    is_certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unattached:
+    """A pod that runs and lacks networks that it asked for."""
+
+    pod: Pod
+    networks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one look has found."""
+
+    orphans: Mapping[ContainerId, Orphan] = field(default_factory=dict)
+    inhabited: Mapping[ContainerId, ContainerRecord] = field(default_factory=dict)
+    """Would be orphans, but processes live in their namespaces."""
+    unreadable: tuple[ContainerId, ...] = ()
+    unattached: tuple[Unattached, ...] = ()
+    blind: str = ""
+    """Why it is not known which pods there are; empty where it is."""
+
+
+class Orphans:
+    """Finds and deletes them."""
+
+    def __init__(
+        self, cluster: ClusterStore, detacher: Detacher, store: DelegateStore, links: LinkOps, locks: KeyedLock
+    ) -> None:
+        """`locks`: of the containers."""
+        self._cluster = cluster
+        self._detacher = detacher
+        self._store = store
+        self._links = links
+        self._locks = locks
+
+    async def look(self) -> Findings:
+        """What there is now; touches nothing. Raises OSError where records or processes can't be listed."""
+        # First: a pod that comes later is in neither, one that is on record is known by then.
+        records = await in_thread(lambda: stale.read(self._store, self._store.containers(foreign=False)))
+        pods: _Pods | None = None
+        blind = ""
+        try:
+            pods = _Pods(await self._cluster.node_pods())
+        except StoreUnavailableError as error:
+            blind = str(error)
+        readable = [record for record in records.values() if record is not None]
+        found = await self._suspects(readable, pods)
+        inhabited = await self._links.inhabited({orphan.record.sandbox.netns for orphan in found})
+        return Findings(
+            {
+                orphan.record.sandbox.container_id: orphan
+                for orphan in found
+                if orphan.record.sandbox.netns not in inhabited
+            },
+            {
+                orphan.record.sandbox.container_id: orphan.record
+                for orphan in found
+                if orphan.record.sandbox.netns in inhabited
+            },
+            tuple(container_id for container_id, record in records.items() if record is None),
+            await self._unattached(pods, readable) if pods else (),
+            blind,
+        )
+
+    async def _suspects(self, records: Collection[ContainerRecord], pods: _Pods | None) -> list[Orphan]:
+        vanished = await self._links.vanished({record.sandbox.netns for record in records})
+        found: list[Orphan] = []
+        newest: dict[str, ContainerRecord] = {}
+        for record in records:
+            netns = record.sandbox.netns
+            if netns and (netns not in newest or newest[netns].created < record.created):
+                newest[netns] = record
+        for record in records:
+            netns = record.sandbox.netns
+            if record.sandbox.container_id in self._locks.keys:
+                continue
+            if netns in vanished:
+                # Nothing may be done at that path either: it could be there again by then, as another's.
+                nowhere = replace(record, sandbox=replace(record.sandbox, netns=""))
+                found.append(Orphan(nowhere, "its network namespace is gone", is_certain=True))
+            elif netns and newest[netns] is not record:
+                placed = stale.without_followed(record, [newest[netns]])
+                if not placed.sandbox.netns:
+                    found.append(Orphan(placed, "its network namespace is another container's now", is_certain=True))
+            elif record.given_up:
+                found.append(Orphan(record, "its DEL was given up", is_certain=True))
+            elif pods is not None and not pods.has(record):
+                found.append(Orphan(record, "its pod is no longer on this node", is_certain=False))
+        return found
+
+    async def delete(self, orphan: Orphan, seconds: float) -> bool:
+        """Detach it; False where it is none any more. What fails stays on record. Raises CniError, OSError."""
+        container_id = orphan.record.sandbox.container_id
+        if container_id in self._locks.keys:
+            return False
+        netns = orphan.record.sandbox.netns
+        async with self._locks.hold(container_id):
+            [present] = (await in_thread(stale.read, self._store, [container_id])).values() or [None]
+            if present is None or present.created != orphan.record.created:
+                return False
+            if netns and netns in await self._links.inhabited([netns]):
+                return False
+            log.info("container %s of pod %s is deleted: %s", container_id, present.pod, orphan.reason)
+            await self._detacher.detach(present, netns, seconds=seconds)
+            return True
+
+    # --- pods without their networks ---------------------------------------------------------------------------------
+
+    async def _unattached(self, pods: _Pods, records: Collection[ContainerRecord]) -> tuple[Unattached, ...]:
+        """Running pods that lack what they asked for. Raises OSError."""
+        wanting = [pod for pod in pods.all if pod.phase == "Running" and not pod.host_network and _wanted(pod)]
+        found = [(pod, missing) for pod in wanting if (missing := _missing(pod, records))]
+        if not found:
+            return ()
+        left = await self._left_by_others()
+        return tuple(Unattached(pod, missing) for pod, _ in found if (missing := _missing(pod, [*records, *left])))
+
+    async def _left_by_others(self) -> list[ContainerRecord]:
+        """What another daemon has attached. Raises OSError."""
+        seen: set[ContainerId] = set()
+        records: list[ContainerRecord] = []
+        while found := await in_thread(self._store.leftovers, seen, _LEFTOVERS_BATCH):
+            records += [record for record in found.values() if record is not None]
+            seen |= found.keys()
+        return records
+
+
+class _Pods:
+    """The pods of the node."""
+
+    def __init__(self, pods: Collection[Pod]) -> None:
+        self.all = pods
+        self._by_name = {(pod.namespace, pod.name): pod for pod in pods}
+
+    def has(self, record: ContainerRecord) -> bool:
+        pod = self._by_name.get((record.pod_namespace, record.pod_name))
+        return pod is not None and _is_of(record, pod)
+
+
+def _is_of(record: ContainerRecord, pod: Pod) -> bool:
+    """Whether the record is the pod's. Of a static pod the API has a UID of its own."""
+    if (record.pod_namespace, record.pod_name) != (pod.namespace, pod.name):
+        return False
+    return not record.pod_uid or record.pod_uid == pod.uid or pod.is_static
+
+
+def _wanted(pod: Pod) -> Counter[str]:
+    """The networks of the pod's annotation; none where it can't be read, for then its ADD has failed."""
+    annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
+    try:
+        return Counter(str(element) for element in selection.parse(annotation, pod_namespace=pod.namespace))
+    except CniError:
+        return Counter()
+
+
+def _missing(pod: Pod, records: Collection[ContainerRecord]) -> tuple[str, ...]:
+    """What the pod asked for and none of its containers has: of what is hot-plugged the names may differ."""
+    least: tuple[str, ...] | None = None
+    for record in records:
+        if _is_of(record, pod):
+            own = Counter(item.name for item in record.attachments if not item.hot_plugged)
+            plugged = sum(item.hot_plugged for item in record.attachments)
+            missing = tuple((_wanted(pod) - own).elements())
+            missing = missing if len(missing) > plugged else ()
+            least = missing if least is None or len(missing) < len(least) else least
+    return tuple(_wanted(pod).elements()) if least is None else least

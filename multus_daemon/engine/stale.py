@@ -1,0 +1,69 @@
+"""Containers that ought to be gone: reading their records, and going through them a few at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.ports import ContainerRecord, CorruptRecordError, DelegateStore
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 4
+"""A DEL that hangs must not keep the others waiting; more at once would slow down the ADDs of a starting node."""
+
+
+def read(store: DelegateStore, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
+    """Our own records of the containers; of a damaged one, what is known from elsewhere, None if nothing. Blocks.
+
+    Raises OSError.
+    """
+    found: dict[ContainerId, ContainerRecord | None] = {}
+    for container_id in container_ids:
+        try:
+            record = store.load(container_id)
+        except CorruptRecordError as damage:
+            log.debug("%s", damage)
+            found[container_id] = _recovered(store, container_id)
+        else:
+            if record is not None and not record.foreign:
+                found[container_id] = record
+    return found
+
+
+def _recovered(store: DelegateStore, container_id: ContainerId) -> ContainerRecord | None:
+    try:
+        return store.recover(container_id)
+    except CorruptRecordError:
+        return None
+
+
+def without_followed(record: ContainerRecord, records: Collection[ContainerRecord]) -> ContainerRecord:
+    """The record, without its namespace where one of `records` is of a container that has come into it since.
+
+    Names of namespaces are used again by who chooses them; a DEL in it would strip the newer container.
+    """
+    for other in records:
+        is_other = other.sandbox.container_id != record.sandbox.container_id
+        if is_other and other.sandbox.netns == record.sandbox.netns and other.created > record.created:
+            return replace(record, sandbox=replace(record.sandbox, netns=""))
+    return record
+
+
+async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
+    """`work` for each of the items, in their order, `AT_ONCE` at a time. What one raises ends the others."""
+    rest = iter(items)
+
+    async def some() -> None:
+        for item in rest:
+            await work(item)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(some())
