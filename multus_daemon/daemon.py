@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -12,20 +13,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from multus_daemon import __version__, logs
-from multus_daemon.base import fs
+from multus_daemon.base import cgroup, fs
 from multus_daemon.base.gates import Gates
 from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.cni.errors import CniError
 from multus_daemon.controllers.primary_config import PrimaryConfig
+from multus_daemon.controllers.reconcile import Reconcile
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.conf_files import NodeConfFiles
 from multus_daemon.delegates.device_files import NodeDeviceFiles
 from multus_daemon.delegates.dispatch import Dispatcher
+from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon.engine.request import CniRequest
 from multus_daemon.engine.verbs import Verbs
 from multus_daemon.kubelet.source import KubeletDevices
 from multus_daemon.metrics import Metrics
@@ -40,7 +44,10 @@ from multus_daemon.standalone.store import StandaloneStore
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 20.0
-"""How long a stopping daemon lets running requests finish."""
+"""How long a stopping daemon lets running requests finish.
+
+With what comes after it, a stop takes 35 s at most: its pod's `terminationGracePeriodSeconds` must be larger.
+"""
 
 REPORT_SECONDS = 3.0
 """How long a stopping daemon lets statuses and events go out that still wait."""
@@ -156,6 +163,17 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
         raise failed[0]
 
 
+def _allowance(settings: Settings) -> Allowance:
+    """How many plugin processes may run at once. Reads a few files of the kernel's."""
+    if asked := settings.plugins.max_processes:
+        allowance = Allowance(asked, "maxDelegateProcesses")
+    else:
+        cores = len(os.sched_getaffinity(0))
+        allowance = automatic(cgroup.memory_limit(), cgroup.host_memory(), cores)
+    log.info("at most %d plugin processes at once: %s", allowance.processes, allowance.reason)
+    return allowance
+
+
 class Daemon:
     """Every object of the daemon, wired up, not yet running."""
 
@@ -165,16 +183,23 @@ class Daemon:
         self._gates = gates
         self._metrics = metrics
         self._cluster = cluster
-        self._api = CniApi(self._verbs(), self._metrics)
+        limit = ProcessLimit(_allowance(settings), observer=metrics.processes)
+        verbs = self._verbs(limit)
+        self._api = CniApi(verbs, self._metrics, at_once=settings.socket.connection_limit, hurry=limit.hurried)
         self._server = UnixServer(self._api, self._gates, self._metrics, Path(settings.socket.directory))
-        self._spool = SpoolReplay(Path(settings.paths.cni_dir) / "spool", self._serve_spooled)
+        self._spool = SpoolReplay(
+            Path(settings.paths.cni_dir) / "spool", _SpooledRequests(self._api), cluster, metrics.deletes
+        )
+        self._reconcile: Reconcile | None = None
+        if seconds := settings.deletes.reconcile_seconds:
+            self._reconcile = Reconcile(verbs.orphans, cluster, metrics.deletes, seconds=seconds)
         self._primary: PrimaryConfig | None = None
         if PrimaryConfig.is_wanted(settings):
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
         else:
             log.info("no CNI configuration is generated: multusAutoconfigDir is empty")
 
-    def _verbs(self) -> Verbs:
+    def _verbs(self, limit: ProcessLimit) -> Verbs:
         paths, plugins = self._settings.paths, self._settings.plugins
         cni_dir = Path(paths.cni_dir)
         try:
@@ -184,6 +209,7 @@ class Daemon:
                 chroot_dir=paths.chroot_dir,
                 timeout=plugins.delegate_timeout_seconds,
                 gomaxprocs=plugins.gomaxprocs,
+                limit=limit,
             )
             tools = ToolRunner(chroot_dir=paths.chroot_dir)
         except (OSError, ValueError) as error:
@@ -207,6 +233,8 @@ class Daemon:
             status_write=self._settings.kubernetes.status_write,
             count_unmet=self._metrics.unmet_request,
             count_collected=self._metrics.collected,
+            delete_tries=self._settings.deletes.tries,
+            count_given_up=self._metrics.deletes.given_up,
         )
 
     async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]] | None = None) -> None:
@@ -231,6 +259,8 @@ class Daemon:
     def _root_tasks(self) -> dict[str, Coroutine[Any, Any, Any]]:
         """What runs for as long as the daemon does; any of them ending is its end."""
         tasks: dict[str, Coroutine[Any, Any, Any]] = {"cluster": self._cluster.run(), "spool": self._spool.run()}
+        if self._reconcile is not None:
+            tasks["reconcile"] = self._reconcile.run()
         if self._primary is not None:
             tasks["primary"] = self._primary.run()
         if self._settings.metrics.port is not None:
@@ -246,10 +276,21 @@ class Daemon:
         await self._server.stop(DRAIN_SECONDS)
         await _end(tasks)
 
-    async def _serve_spooled(self, body: bytes) -> None:
-        """One entry of the spool, served as if the shim had delivered it."""
+
+class _SpooledRequests:
+    """Entries of the spool, served as if the shim had delivered them."""
+
+    def __init__(self, api: CniApi) -> None:
+        self._api = api
+
+    def container_of(self, body: bytes) -> str:
+        """See `controllers.spool`."""
         try:
-            wire.decode(body)
+            request = wire.decode_spooled(body, 0.0).request
         except CniError as error:
             raise UndecodableEntryError(str(error)) from error
-        await self._api.call(body)
+        return request.container_id if isinstance(request, CniRequest) else ""
+
+    async def serve(self, body: bytes, written: float) -> None:
+        """See `controllers.spool`. Raises CniError."""
+        await self._api.call(body, decode=functools.partial(wire.decode_spooled, written=written))

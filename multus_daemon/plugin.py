@@ -18,12 +18,12 @@ import multus_daemon
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni import skel, versions
 from multus_daemon.cni.errors import CniError, InvalidNetnsError, IoFailureError
-from multus_daemon.ports import Invocation, PluginRunner
+from multus_daemon.ports import HostTools, Invocation, PluginRunner
 
 STDIN_MAX_BYTES: Final = 16 * 1024 * 1024
 HOST_ROOT: Final = Path("/")
-DELEGATING: Final = frozenset(PLUGINS) - {"host-local", "loopback"}
-"""The built-ins that call an IPAM plugin, as far as is known: an unknown one may."""
+DELEGATING: Final = frozenset(PLUGINS) - {"host-local", "loopback", "passthru", "static", "tuning"}
+"""The built-ins that call an IPAM plugin or a program of the host, as far as is known: an unknown one may."""
 _OWN_NETNS: Final = "/proc/self/ns/net"
 _USAGE_ERROR: Final = 2
 
@@ -96,9 +96,10 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
         path=environment.path,
         stdin=config,
     )
-    runner = BuiltinRunner(HOST_ROOT)
-    if plugin_type in DELEGATING:
-        runner.ipam = _delegation(runner, environment.path)
+    if plugin_type not in DELEGATING:
+        return asyncio.run(BuiltinRunner(HOST_ROOT).run(plugin_type, invocation))
+    runner = BuiltinRunner(HOST_ROOT, tools=_tools())
+    runner.ipam = _delegation(runner, environment.path)
     return asyncio.run(runner.run(plugin_type, invocation))
 
 
@@ -126,7 +127,13 @@ def _refuse_own_netns(netns: str) -> None:
         raise InvalidNetnsError("plugin's netns and netns from CNI_NETNS should not be the same", netns)
 
 
-def _delegation(builtin: PluginRunner, path: str) -> PluginRunner:
+def _tools() -> HostTools:
+    from multus_daemon.delegates.tools import ToolRunner
+
+    return ToolRunner()
+
+
+def _delegation(builtin: BuiltinRunner, path: str) -> PluginRunner:
     """Runs the plugins that a built-in calls: a binary in CNI_PATH, else a built-in.
 
     In this order, as whoever calls us by the CNI protocol has decided what lies in CNI_PATH.

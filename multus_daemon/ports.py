@@ -34,6 +34,8 @@ class Pod:
     host_network: bool = False
     claims: Mapping[str, str] = field(default_factory=dict)
     """The ResourceClaim objects of the pod (DRA), by the names that its own spec gives them."""
+    phase: str = ""
+    """`Pending`, `Running`, ...; empty where it is not known."""
 
     @property
     def is_static(self) -> bool:
@@ -105,6 +107,10 @@ class ContainerRecord:
     """
     created: float = 0.0
     """Unix time in seconds."""
+    deletes_failed: int = 0
+    """How many DELs of the whole container have failed. What such a DEL did detach is no longer in `attachments`."""
+    given_up: bool = False
+    """True once the runtime was told that its DEL is done though it failed: what is left is ours to detach."""
     foreign: bool = field(default=False, compare=False)
     """True where another daemon wrote it down: `DelegateStore.recover` may know more of the container."""
 
@@ -187,6 +193,13 @@ class ClusterStore(Protocol):
 
     async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
         """The NetworkAttachmentDefinition. Raises NetworkNotFoundError, StoreUnavailableError."""
+        ...
+
+    async def node_pods(self) -> list[Pod]:
+        """Every pod of this node, those that are ending included. Raises StoreUnavailableError.
+
+        Raises too where what is known may be older than what there is: who is missing in the list is not there.
+        """
         ...
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
@@ -379,6 +392,14 @@ class LinkOps(Protocol):
 
     def is_netns(self, path: str) -> bool:
         """True where `path` is a network namespace that exists."""
+        ...
+
+    async def vanished(self, paths: Collection[str]) -> set[str]:
+        """Those of `paths` that are certainly gone: no file there, in a directory that is.
+
+        Without the directory (a node that has just started, a mount that is missing) nothing can be told, nor of a
+        process' namespace below /proc.
+        """
         ...
 
     async def inhabited(self, paths: Collection[str]) -> set[str]:

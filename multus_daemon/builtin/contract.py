@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from multus_daemon.cni.result import Result
-from multus_daemon.ports import Invocation, PluginRunner
+from multus_daemon.ports import HostTools, Invocation, PluginRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,20 @@ class Call:
     """Where the host's files are found: `/`, or the daemon's chrootDir. Netns paths are not below it."""
     ipam: PluginRunner
     """Runs the IPAM plugin that the configuration names."""
+    tools: HostTools | None = None
+    """Runs `nft` and the like; None where that is not to be had, see `BuiltinPlugin.unsupported`."""
 
 
 class BuiltinPlugin(Protocol):
     """A plugin of the CNI SPEC. GC needs no code: the reference plugins have none, which counts as success."""
+
+    def unsupported(self, call: Call) -> str:
+        """What the configuration asks for that this plugin does not know, `key: value`; empty: nothing.
+
+        The same whatever the verb. A configuration that can't be read is for the verbs to refuse. Raises JsonError
+        for one, or nothing.
+        """
+        ...
 
     async def add(self, call: Call) -> Result:
         """Raises CniError, or any exception, which becomes code 999 with its text."""

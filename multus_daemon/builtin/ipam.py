@@ -13,15 +13,24 @@ from multus_daemon.cni.errors import DecodingFailureError, InternalError, Invali
 from multus_daemon.cni.result import Result
 
 
+def is_named(call: Call) -> bool:
+    """Whether the configuration names an IPAM plugin. Raises DecodingFailureError."""
+    return bool(_named(call))
+
+
 def plugin_type(call: Call) -> str:
     """`ipam.type`. Raises InvalidNetworkConfigError where there is none, in the words of the reference plugins."""
-    try:
-        name = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type")
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"ipam: {error}", f"network {call.name!r}") from error
+    name = _named(call)
     if not name:
         raise InvalidNetworkConfigError("no plugin name provided", f"network {call.name!r}: set ipam.type")
     return name
+
+
+def _named(call: Call) -> str:
+    try:
+        return gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"ipam: {error}", f"network {call.name!r}") from error
 
 
 async def add(call: Call) -> Result:

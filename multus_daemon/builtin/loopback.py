@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from multus_daemon.builtin import interfaces
+from multus_daemon.builtin.configuration import COMMON_KEYS, unknown_key
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import step
 from multus_daemon.cni.errors import InternalError, InvalidNetnsError
@@ -16,6 +17,10 @@ _MAC = "00:00:00:00:00:00"
 
 class Loopback:
     """The plugin. CNI_IFNAME does not matter to it."""
+
+    def unsupported(self, call: Call) -> str:
+        """As BuiltinPlugin."""
+        return unknown_key(call.fields, COMMON_KEYS)
 
     async def add(self, call: Call) -> Result:
         """Bring `lo` up. The result is prevResult where there is one, else `lo` and its addresses."""

@@ -3,39 +3,29 @@
 The kernel state is that of the reference plugin (containernetworking/plugins `plugins/main/ptp`), so that either can
 remove what the other made. Different on purpose: an ADD that fails leaves nothing behind; an interface that exists
 is found before the IPAM plugin is asked; an address without gateway is refused before a link is made; a gateway
-outside the address's network, and one that several addresses share, work. Masquerading is not done here.
+outside the address's network, and one that several addresses share, work.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import ipaddress
-import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from multus_daemon.builtin import checks, interfaces, ipam
+from multus_daemon.builtin import checks, configuration, interfaces, ipam, masquerade, veth
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import host_network, step
 from multus_daemon.builtin.undo import Undo
 from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import (
-    DecodingFailureError,
-    InternalError,
-    InvalidNetnsError,
-    InvalidNetworkConfigError,
-    UnsupportedFieldError,
-)
-from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, read_dns
-from multus_daemon.netlink import ops, rtnl, sysctl
-from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.cni.result import Dns, Interface, IpConfig, Result
+from multus_daemon.netlink import rtnl
 from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import IpAddress, IpInterface, Link, Rtnl
+from multus_daemon.netlink.rtnl import IpAddress, IpInterface, Link
 
-_NAME_ATTEMPTS: Final = 10
+_KEYS: Final = ("mtu", *masquerade.KEYS)
 # Position of the container's end in the result's interfaces; the host's end comes first.
 _CONTAINER_INTERFACE: Final = 1
 
@@ -46,35 +36,28 @@ class _Config:
     """In bytes, of both ends; 0: the kernel's default."""
     dns: Dns | None
     """Replaces what the IPAM plugin said; None: it stays."""
-
-
-@dataclass(slots=True)
-class _Pair:
-    """What has been made so far, written by the thread that makes it and read by who undoes it after its end."""
-
-    host_name: str = ""
+    masquerade: bool
 
 
 def _read(call: Call) -> _Config:
-    """Raises DecodingFailureError, and UnsupportedFieldError for what this plugin can't do."""
+    """Raises DecodingFailureError."""
     try:
-        if gojson.get_bool(call.fields, "ipMasq"):
-            raise UnsupportedFieldError(
-                "ipMasq: true is not supported by the built-in ptp",
-                "install the reference ptp plugin binary in the CNI bin directory, or set ipMasq to false and "
-                "masquerade on the host",
-            )
-        dns = gojson.get_object(call.fields, "dns") or {}
-        overrides = gojson.get_str(dns, "domain") or any(
-            gojson.get_list(dns, key) is not None for key in ("nameservers", "search", "options")
+        return _Config(
+            mtu=max(gojson.get_int(call.fields, "mtu") or 0, 0),
+            dns=configuration.own_dns(call.fields),
+            masquerade=masquerade.is_wanted(call),
         )
-        return _Config(max(gojson.get_int(call.fields, "mtu") or 0, 0), read_dns(dns) if overrides else None)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
 
 
 class Ptp:
     """The plugin."""
+
+    def unsupported(self, call: Call) -> str:
+        """As BuiltinPlugin."""
+        known = configuration.COMMON_KEYS.union(_KEYS)
+        return configuration.unknown_key(call.fields, known) or masquerade.unsupported(call)
 
     async def add(self, call: Call) -> Result:
         """Make the pair. Raises CniError, CancelledError; nothing is left then, addresses included."""
@@ -84,10 +67,14 @@ class Ptp:
         async with Undo() as undo:
             undo.arm("release the addresses", functools.partial(ipam.delete, call))
             wanted = _with_container(await ipam.add(call), call)
-            pair = _Pair()
-            undo.arm("remove the veth pair", functools.partial(_remove, pair))
+            pair = veth.Pair()
+            undo.arm("remove the veth pair", functools.partial(veth.undo, pair))
             work = functools.partial(_connect, ifname=call.invocation.ifname, wanted=wanted, mtu=config.mtu, pair=pair)
             host, container = await interfaces.in_pod(call, work)
+            if config.masquerade:
+                addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
+                undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
+                await masquerade.add(call, addresses)
         return replace(
             wanted,
             interfaces=(
@@ -98,15 +85,9 @@ class Ptp:
         )
 
     async def delete(self, call: Call) -> None:
-        """Release the addresses, then remove the container's end, and with it the host's. Absent is done."""
+        """Release the addresses, remove the container's end, and with it the host's, and the rules. Absent is done."""
         await ipam.delete(call)
-        if not call.invocation.netns:
-            return
-        try:
-            await interfaces.in_pod(call, functools.partial(_disconnect, ifname=call.invocation.ifname))
-        except InvalidNetnsError as error:
-            if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
-                raise
+        await masquerade.forget(call, await veth.remove(call))
 
     async def check(self, call: Call) -> None:
         """Compare the container's side with prevResult; the host's side is not looked at, as in the reference."""
@@ -145,34 +126,14 @@ def _with_container(answer: Result, call: Call) -> Result:
     )
 
 
-async def _remove(pair: _Pair) -> None:
-    """Undo: by the host's end, which is there whatever became of the container's namespace."""
-
-    def work(host: Rtnl) -> None:
-        with _absent_is_done():
-            host.delete_link(host.link(pair.host_name).index)
-
-    if pair.host_name:
-        await ops.on_host(work)
-
-
-@contextlib.contextmanager
-def _absent_is_done() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENODEV:
-            raise
-
-
 # --- in the pod's thread ---------------------------------------------------------------------------------------------
 
 
-def _connect(session: Session, *, ifname: str, wanted: Result, mtu: int, pair: _Pair) -> tuple[Link, Link]:
+def _connect(session: Session, *, ifname: str, wanted: Result, mtu: int, pair: veth.Pair) -> tuple[Link, Link]:
     """Everything that an ADD changes in the kernel; the host's and the container's end."""
     with session.on_host():
         interfaces.enable_forwarding(wanted.ips)
-    host = _make_pair(session, ifname, mtu, pair)
+    host = veth.make(session, ifname, pair, mtu=mtu)
     container = interfaces.bring_up(session, ifname, wanted)
     routed: set[IpAddress] = set()
     # The host is off the container's subnet: nothing leads to it until this says so.
@@ -188,39 +149,6 @@ def _connect(session: Session, *, ifname: str, wanted: Result, mtu: int, pair: _
 
 def _addresses(ips: tuple[IpConfig, ...]) -> list[tuple[IpInterface, IpAddress]]:
     return [(ipaddress.ip_interface(ip.address), ipaddress.ip_address(ip.gateway)) for ip in ips]
-
-
-def _make_pair(session: Session, ifname: str, mtu: int, pair: _Pair) -> Link:
-    """The pair, its host end up; the host end."""
-    peer = pair.host_name = _add_veth(session, ifname, mtu)
-    with step(f'find the host\'s end "{peer}"'):
-        host = session.host.link(peer)
-    with step(f'set "{peer}" up on the host'):
-        session.host.set_up(host.index)
-    # Router advertisements of a container must not configure the host; without IPv6 there is nothing to switch off.
-    with session.on_host(), contextlib.suppress(OSError):
-        sysctl.write("ipv6", "conf", peer, "accept_ra", value="0")
-    return host
-
-
-def _add_veth(session: Session, ifname: str, mtu: int) -> str:
-    """The pair, its host end under a random name; that name."""
-    peer = ""
-    for _ in range(_NAME_ATTEMPTS):
-        peer = f"veth{secrets.token_hex(4)}"
-        try:
-            session.pod.add_veth(ifname, peer, session.host_netns, mtu=mtu)
-            return peer
-        except FileExistsError as error:
-            with step(f'find "{ifname}"'):
-                taken = session.pod.find_link(ifname) is not None
-            if taken:
-                raise InternalError(
-                    f'container veth name ("{ifname}") peer provided ("{peer}") already exists'
-                ) from error
-        except OSError as error:
-            raise InternalError(f'failed to make veth pair "{ifname}" - "{peer}": {error.strerror}') from error
-    raise InternalError(f'failed to find a free name for the host\'s end of "{ifname}"', f"the last one was {peer!r}")
 
 
 def _route_gateway(
@@ -268,8 +196,3 @@ def _set_up_host(session: Session, host: Link, ips: tuple[IpConfig, ...]) -> Non
             contextlib.suppress(FileExistsError),
         ):
             session.host.add_route(route)
-
-
-def _disconnect(session: Session, *, ifname: str) -> None:
-    with step(f'remove "{ifname}"'), _absent_is_done():
-        session.pod.delete_link(session.pod.link(ifname).index)

@@ -19,8 +19,9 @@ from multus_daemon.cni.errors import (
     InternalError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
+    UnsupportedFieldError,
 )
-from multus_daemon.ports import Invocation, PluginRunner
+from multus_daemon.ports import HostTools, Invocation, PluginRunner
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,13 @@ LOCATION: Final = "built-in"
 # Module and class. Imported when first used: as a command, `host-local` must not pay for the netlink library.
 PLUGINS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
+        "bridge": ("multus_daemon.builtin.bridge", "Bridge"),
         "host-local": ("multus_daemon.builtin.host_local", "HostLocal"),
         "loopback": ("multus_daemon.builtin.loopback", "Loopback"),
+        "passthru": ("multus_daemon.builtin.passthru", "Passthru"),
         "ptp": ("multus_daemon.builtin.ptp", "Ptp"),
+        "static": ("multus_daemon.builtin.static", "Static"),
+        "tuning": ("multus_daemon.builtin.tuning", "Tuning"),
     }
 )
 
@@ -43,17 +48,19 @@ class BuiltinRunner:
         host_root: Path,
         *,
         ipam: PluginRunner | None = None,
+        tools: HostTools | None = None,
         timeout: float = 120.0,
         plugins: Mapping[str, BuiltinPlugin] | None = None,
     ) -> None:
         """`host_root`: where the host's files are; `timeout` of one call in seconds.
 
-        `ipam` runs the IPAM plugins that configurations name; this runner itself where it is None. `plugins` adds to,
-        and replaces some of, PLUGINS.
+        `ipam` runs the IPAM plugins that configurations name; this runner itself where it is None. `tools`: what
+        masquerading and the like need. `plugins` adds to, and replaces some of, PLUGINS.
         """
         self.ipam: PluginRunner = self if ipam is None else ipam
         """May be set later: the composition root makes what dispatches to this runner after it."""
         self._host_root = host_root
+        self._tools = tools
         self._timeout = timeout
         self._instances: dict[str, BuiltinPlugin] = dict(plugins or {})
 
@@ -61,28 +68,32 @@ class BuiltinRunner:
         """`built-in`, or empty for a type that is none."""
         return LOCATION if plugin_type in PLUGINS or plugin_type in self._instances else ""
 
+    async def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
+        """As BuiltinPlugins. A configuration that can't be used is left for `run` to refuse: empty."""
+        if invocation.verb == "VERSION":
+            return ""
+        try:
+            config = skel.configuration(invocation.verb, invocation.stdin)
+            return _unsupported(await self._plugin(plugin_type), self._call(invocation, config, None))
+        except CniError:
+            return ""
+
     async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
         """Check the configuration, run the verb, encode the result in the configuration's version.
 
         Raises CniError: those of `skel.configuration`, InvalidNetworkConfigError for a type that is no built-in,
-        TryAgainLaterError after the timeout, the plugin's own; any other exception of the plugin is chained to an
-        InternalError (999) with its text.
+        UnsupportedFieldError for what the plugin does not know, TryAgainLaterError after the timeout, the plugin's
+        own; any other exception of the plugin is chained to an InternalError (999) with its text.
         """
         if invocation.verb == "VERSION":
             return skel.version_stdout()
         config = skel.configuration(invocation.verb, invocation.stdin)
-        call = Call(
-            invocation=invocation,
-            fields=config.fields,
-            name=config.name,
-            cni_version=config.cni_version,
-            prev_result=_prev_result(invocation.verb, config),
-            host_root=self._host_root,
-            ipam=self.ipam,
-        )
+        call = self._call(invocation, config, _prev_result(invocation.verb, config))
         limit = asyncio.timeout(self._timeout)
         try:
             plugin = await self._plugin(plugin_type)
+            if found := _unsupported(plugin, call):
+                _refuse(plugin_type, call, found)
             async with limit:
                 return await _run_verb(plugin, call)
         except CniError:
@@ -94,6 +105,18 @@ class BuiltinRunner:
                     f"{LOCATION}, {invocation.verb}",
                 ) from error
             raise InternalError(str(error) or type(error).__name__) from error
+
+    def _call(self, invocation: Invocation, config: skel.Configuration, prev_result: cni_result.Result | None) -> Call:
+        return Call(
+            invocation=invocation,
+            fields=config.fields,
+            name=config.name,
+            cni_version=config.cni_version,
+            prev_result=prev_result,
+            host_root=self._host_root,
+            ipam=self.ipam,
+            tools=self._tools,
+        )
 
     async def _plugin(self, plugin_type: str) -> BuiltinPlugin:
         if plugin := self._instances.get(plugin_type):
@@ -113,10 +136,40 @@ def _make(plugin_type: str) -> BuiltinPlugin:
     return cast(BuiltinPlugin, getattr(importlib.import_module(module), name)())
 
 
+def _unsupported(plugin: BuiltinPlugin, call: Call) -> str:
+    try:
+        return plugin.unsupported(call)
+    except gojson.JsonError:
+        return ""
+
+
+def _refuse(plugin_type: str, call: Call, found: str) -> None:
+    """Refuse to ignore a part of a configuration. Of a DEL and a GC what can be done is done: refused, they come back.
+
+    Raises UnsupportedFieldError.
+    """
+    if call.invocation.verb in ("DEL", "GC"):
+        logger.warning(
+            "network %s: %s by the built-in %s, to which %s means nothing",
+            call.name,
+            call.invocation.verb,
+            plugin_type,
+            found,
+        )
+        return
+    raise UnsupportedFieldError(
+        f"{found} is not supported by the built-in {plugin_type}",
+        f"network {call.name!r}: correct the key, or install the binary of {plugin_type} in the CNI bin directory",
+    )
+
+
 async def _run_verb(plugin: BuiltinPlugin, call: Call) -> bytes:
     match call.invocation.verb:
         case "ADD":
-            return cni_result.to_stdout(await plugin.add(call), call.cni_version)
+            made = await plugin.add(call)
+            if made == cni_result.Result():
+                return cni_result.empty_stdout(call.cni_version)
+            return cni_result.to_stdout(made, call.cni_version)
         case "DEL":
             await plugin.delete(call)
         case "CHECK":

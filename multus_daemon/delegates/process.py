@@ -8,6 +8,7 @@ its root. Nothing of the daemon's own environment reaches a plugin, in particula
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import logging
@@ -19,6 +20,7 @@ from typing import Final
 from multus_daemon.base.aio import backoff
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.delegates import child, failure, find
+from multus_daemon.delegates.limit import ProcessLimit
 from multus_daemon.ports import Invocation
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ CHROOT_PROGRAMS: Final = ("/usr/sbin/chroot", "/usr/bin/chroot", "/sbin/chroot",
 # coreutils and busybox: chroot itself failed, the command can't be executed, the command is not there.
 _CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND = 125, 126, 127
 _BUSY_ATTEMPTS: Final = 6
+DEL_SECONDS: Final = 60.0
+"""The longest that one plugin's DEL may take: where one hangs, time is left for those of the other networks."""
 
 
 class ProcessRunner:
@@ -47,8 +51,12 @@ class ProcessRunner:
         gomaxprocs: int = 2,
         max_output: int = 16 * 1024 * 1024,
         environ: Mapping[str, str] = MINIMAL_ENVIRON,
+        limit: ProcessLimit | None = None,
     ) -> None:
         """`bin_dirs` as seen inside `chroot_dir` ("" and "/": no chroot); times in seconds, `max_output` in bytes.
+
+        `timeout` is for one call, DEL_SECONDS at most for a DEL, without the wait for a place; `limit`: how many run at
+        once, any number where None.
 
         Raises ValueError for a relative directory, FileNotFoundError where there is no chroot program to be had.
         """
@@ -57,10 +65,11 @@ class ProcessRunner:
                 raise ValueError(f"{directory!r} is not an absolute path")
         self._bin_dirs = tuple(bin_dirs)
         self._root = chroot_dir.rstrip("/")
-        self._chroot = _chroot_program() if self._root else ""
+        self._chroot = chroot_program() if self._root else ""
         self._limits = child.Limits(timeout, grace, max_output)
         procs = max(1, min(gomaxprocs, os.cpu_count() or 1))
         self._environ = {"GOMAXPROCS": str(procs), **environ}
+        self._limit = limit
 
     def locate(self, plugin_type: str) -> str:
         """The plugin's path inside the chroot; empty where it is not to be had."""
@@ -73,17 +82,25 @@ class ProcessRunner:
         """What the plugin printed on stdout, its exit status being 0.
 
         Raises the plugin's own CniError, PluginNotFoundError, IoFailureError where it can't be started,
-        TryAgainLaterError where its file stays busy or its time is up, InternalError for an end without a CNI error
-        and for too much output.
+        TryAgainLaterError where its file stays busy, its time is up or no place became free, InternalError for an end
+        without a CNI error and for too much output.
         """
+        # First, so that a plugin that is not there is known at once.
         path = await asyncio.to_thread(find.find, self._bin_dirs, plugin_type, root=self._root)
+        async with self._limit.hold(plugin_type, invocation) if self._limit else contextlib.nullcontext():
+            return await self._run(plugin_type, invocation, path)
+
+    def _seconds(self, verb: str) -> float:
+        return min(self._limits.timeout, DEL_SECONDS) if verb == "DEL" else self._limits.timeout
+
+    async def _run(self, plugin_type: str, invocation: Invocation, path: str) -> bytes:
         argv = [self._chroot, self._root, path] if self._root else [path]
         environ = self._environ | _variables(invocation)
         started = time.monotonic()
         delays = backoff(0.05, 1.0)
         for attempt in range(1, _BUSY_ATTEMPTS + 1):
             # A new process each time, on what is left of the time.
-            left = self._limits.timeout - (time.monotonic() - started)
+            left = self._seconds(invocation.verb) - (time.monotonic() - started)
             end = await self._once(plugin_type, invocation, argv, environ, max(left, 0.0))
             if end is not None:
                 return self._stdout_of(plugin_type, invocation.verb, end)
@@ -111,7 +128,7 @@ class ProcessRunner:
             ) from error
         except child.DeadlineExceededError as error:
             raise TryAgainLaterError(
-                f'plugin "{plugin_type}" did not end within {self._limits.timeout:g} s and was ended',
+                f'plugin "{plugin_type}" did not end within {self._seconds(verb):g} s and was ended',
                 failure.context(plugin_type, verb, error.stderr, path),
             ) from error
         except child.OutputTooLargeError as error:
@@ -164,7 +181,8 @@ class ProcessRunner:
         return self._speaks(stderr) and os.strerror(errno.ETXTBSY).encode() in stderr
 
 
-def _chroot_program() -> str:
+def chroot_program() -> str:
+    """The path of the program that enters another root. Raises FileNotFoundError where there is none."""
     for path in CHROOT_PROGRAMS:
         try:
             return find.find((os.path.dirname(path),), os.path.basename(path)) and path

@@ -96,6 +96,24 @@ def is_netns(path: str) -> bool:
         return False
 
 
+def vanished(paths: Collection[str]) -> set[str]:
+    """Those of `paths` at which nothing is, in a directory that is there and not below /proc. Blocks.
+
+    A file that is no namespace is not gone: so one looks whose mount this process does not see.
+    """
+    return {path for path in paths if not path.startswith("/proc/") and _has_vanished(path)}
+
+
+def _has_vanished(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return os.path.isdir(os.path.dirname(path))
+    except (OSError, ValueError):
+        pass
+    return False
+
+
 def inhabited(paths: Collection[str]) -> set[str]:
     """Those of `paths` that are network namespaces with a process in them; one look at every process. Blocks.
 

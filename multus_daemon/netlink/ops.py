@@ -106,6 +106,10 @@ class KernelLinks:
         """True where `path` is a network namespace that exists; two system calls that do not wait."""
         return namespaces.is_netns(path)
 
+    async def vanished(self, paths: Collection[str]) -> set[str]:
+        """See `ports.LinkOps`. In a thread, since a path may lie on any file system."""
+        return await in_thread(namespaces.vanished, paths)
+
     async def inhabited(self, paths: Collection[str]) -> set[str]:
         """See `ports.LinkOps`. In a thread: it takes some microseconds for each process of the node."""
         return await in_thread(namespaces.inhabited, paths)

@@ -6,10 +6,14 @@ The files are the kernel's, never below a chrootDir.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+from collections.abc import Iterator
 from typing import Final
 
 _ROOT: Final = "/proc/sys/net"
+_MOUNTS: Final = "/proc/self/mountinfo"
 
 
 def _path(parts: tuple[str, ...]) -> str:
@@ -29,13 +33,38 @@ def write(*parts: str, value: str) -> None:
     """Set a value; parts as for `read`. Raises OSError, path included."""
     path = _path(parts)
     # One write(2) without buffering: the kernel's refusal comes from here, not from a later close.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    descriptor = _open(path)
     try:
         os.write(descriptor, value.encode("ascii"))
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
     finally:
         os.close(descriptor)
+
+
+def _open(path: str) -> int:
+    """For writing. A container that is not privileged has /proc/sys read-only; its node's /proc, if mounted, is not."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        for mount in _other_mounts():
+            try:
+                return os.open(mount + path.removeprefix("/proc"), os.O_WRONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+        raise
+
+
+def _other_mounts() -> Iterator[str]:
+    """Where else /proc is mounted, writable as a whole: below a chrootDir. Format: proc_pid_mountinfo(5)."""
+    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            root, mount_point, options = before.split()[3:6]
+            if after.startswith("proc ") and root == "/" and mount_point != "/proc" and "rw" in options.split(","):
+                yield re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount_point)
 
 
 def ensure(*parts: str, value: str) -> None:

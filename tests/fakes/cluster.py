@@ -7,11 +7,20 @@ from collections.abc import Iterable
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.nad import status
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StatusWriteError
+from multus_daemon.ports import (
+    NetworkNotFoundError,
+    Pod,
+    PodNotFoundError,
+    StatusWriteError,
+    StoreUnavailableError,
+)
 
 
 class FakeClusterStore:
-    """Implements `ports.ClusterStore`; records its calls and fails at the one it is told to."""
+    """Implements `ports.ClusterStore`; records its calls and fails at the one it is told to.
+
+    `unsynced`: it does not know every pod now.
+    """
 
     def __init__(self, pods: Iterable[Pod] = (), networks: Iterable[NetworkAttachmentDefinition] = ()) -> None:
         self.pods = {(pod.namespace, pod.name): pod for pod in pods}
@@ -19,6 +28,7 @@ class FakeClusterStore:
         self.statuses: dict[str, str] = {}
         self.events: list[tuple[str, str, str, str]] = []
         self.calls: list[tuple[str, ...]] = []
+        self.unsynced = False
         self._failures: dict[int, BaseException] = {}
 
     def fail_at(self, number: int, error: BaseException) -> None:
@@ -48,6 +58,13 @@ class FakeClusterStore:
         if found is None:
             raise NetworkNotFoundError(f"network {namespace}/{name} is not in the fake store")
         return found
+
+    async def node_pods(self) -> list[Pod]:
+        """See `ports.ClusterStore`."""
+        self._call("node_pods")
+        if self.unsynced:
+            raise StoreUnavailableError("the fake store is told not to know")
+        return list(self.pods.values())
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`; kept in `statuses` by `namespace/name`."""

@@ -13,7 +13,8 @@ from multus_daemon.cni.result import Route
 class FakeLinks:
     """`namespaces`: path of a network namespace to the names of its links; other paths are none.
 
-    Processes run in each that is not in `uninhabited`. `fail_at`: the number of a call, from 1, to what it raises.
+    Processes run in each that is not in `uninhabited`. Of a path in `unseen` it can't be told whether it is gone.
+    `fail_at`: the number of a call, from 1, to what it raises.
     `default_routes`: by path, and whether it is of IPv4, the interface and the route of each that was put there.
     """
 
@@ -22,6 +23,7 @@ class FakeLinks:
         self.calls: list[tuple[str, str, tuple[str, ...]]] = []
         self.fail_at: dict[int, BaseException] = {}
         self.uninhabited: set[str] = set()
+        self.unseen: set[str] = set()
         self.default_routes: dict[tuple[str, bool], list[tuple[IfName, Route]]] = {}
 
     def _call(self, method: str, netns: str, ifnames: Sequence[str] = ()) -> None:
@@ -32,6 +34,10 @@ class FakeLinks:
     def is_netns(self, path: str) -> bool:
         self._call("is_netns", path)
         return path in self.namespaces
+
+    async def vanished(self, paths: Collection[str]) -> set[str]:
+        self._call("vanished", ",".join(sorted(paths)))
+        return {path for path in paths if path not in self.namespaces and path not in self.unseen}
 
     async def inhabited(self, paths: Collection[str]) -> set[str]:
         self._call("inhabited", ",".join(sorted(paths)))

@@ -6,6 +6,8 @@ Root is needed, or a user namespace in which one is root: `unshare -Urnm .venv/b
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import ctypes
 import itertools
 import json
@@ -21,7 +23,8 @@ import pytest
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.result import from_object
-from multus_daemon.ports import Invocation
+from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon.ports import HostTools, Invocation
 
 _CLONE_NEWNET = 0x40000000
 _HOW = "needs root or a user namespace: run it as root, or under `unshare -Urnm`"
@@ -60,12 +63,25 @@ class Netns:
 @pytest.fixture(autouse=True)
 def host() -> Iterator[Netns]:
     """Moves the test into a namespace of its own, which is the host's side for it and vanishes with it."""
+    with new_host() as made:
+        yield made
+
+
+@pytest.fixture
+def another_host(host: Netns) -> Callable[[], contextlib.AbstractContextManager[Netns]]:
+    """For the duration of a block the host's side is a new one."""
+    return new_host
+
+
+@contextlib.contextmanager
+def new_host() -> Iterator[Netns]:
     before = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.unshare(_CLONE_NEWNET):
             pytest.skip(f"{os.strerror(ctypes.get_errno())}: {_HOW}")
         try:
             _execute(["ip", "link", "set", "lo", "up"])
+            _renew_executor()
             # A new namespace begins with what the first one has now.
             for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
                 Path("/proc/sys/net", name).write_text("0")
@@ -74,6 +90,15 @@ def host() -> Iterator[Netns]:
             assert _libc.setns(before, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
     finally:
         os.close(before)
+
+
+def _renew_executor() -> None:
+    """A thread of the event loop's pool, which starts programs, is in the namespace that it was begun in."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor())
 
 
 _numbers = itertools.count(1)
@@ -149,21 +174,30 @@ def ipam() -> StubIpam:
 
 
 @pytest.fixture
-def make_call(ipam: StubIpam) -> Callable[..., Call]:
+def tools() -> HostTools:
+    """Runs the real `nft` and `iptables`, in the test's host."""
+    return ToolRunner()
+
+
+@pytest.fixture
+def make_call(ipam: StubIpam, tools: HostTools) -> Callable[..., Call]:
     """Makes a call of a built-in plugin with `ipam` as its IPAM plugin; keywords are keys of the configuration."""
 
-    def make(verb: str, path: str, *, ifname: str = "eth0", **keys: Any) -> Call:
+    def make(
+        verb: str, path: str, *, ifname: str = "eth0", container: str = "container1", cni_args: str = "", **keys: Any
+    ) -> Call:
         fields = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": {"type": "stub"}, **keys}
         fields = {key: value for key, value in fields.items() if value is not None}
         previous = fields.get("prevResult")
         return Call(
-            invocation=Invocation(verb, "container1", path, ifname, "", "/opt/cni/bin", json.dumps(fields).encode()),
+            invocation=Invocation(verb, container, path, ifname, cni_args, "/opt/cni/bin", json.dumps(fields).encode()),
             fields=fields,
             name=fields["name"],
             cni_version=fields["cniVersion"],
             prev_result=None if previous is None else from_object(previous, fields["cniVersion"]),
             host_root=Path("/"),
             ipam=ipam,
+            tools=tools,
         )
 
     return make

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -45,6 +47,55 @@ def test_is_netns(netns: Any, tmp_path: Path) -> None:
         str(tmp_path),
     ):
         assert not links.is_netns(path)
+
+
+async def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
+    lived_in, empty, gone = make_netns(), make_netns(), tmp_path / "gone"
+    link = tmp_path / "link"
+    link.symlink_to(lived_in.path)
+    plain = tmp_path / "plain"
+    plain.touch()
+    everything = [lived_in.path, empty.path, str(gone), str(link), str(plain), "", "a\0b", "/proc/self/ns/mnt"]
+    links = KernelLinks()
+    assert await links.inhabited(everything) == set()
+    process = subprocess.Popen(["nsenter", f"--net={lived_in.path}", "sleep", "60"])
+    try:
+        by_process = f"/proc/{process.pid}/ns/net"
+        deadline = time.monotonic() + 10
+        while os.stat(by_process).st_ino != os.stat(lived_in.path).st_ino:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        assert await links.inhabited([*everything, by_process]) == {lived_in.path, str(link), by_process}
+        assert await links.inhabited([]) == set()
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert await links.inhabited([*everything, by_process]) == set()
+
+
+async def test_the_daemons_own_namespace_is_inhabited() -> None:
+    assert await KernelLinks().inhabited(["/proc/self/ns/net"]) == {"/proc/self/ns/net"}
+
+
+@pytest.mark.parametrize("doubt", ["processes unseen", "process locked up", "path locked up"])
+def test_in_doubt_a_namespace_is_inhabited(netns: Any, monkeypatch: pytest.MonkeyPatch, doubt: str) -> None:
+    real, refused = os.stat, f"/proc/{os.getppid()}/ns/net" if doubt == "process locked up" else "/none"
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if path == refused:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, **options)
+
+    def locked(path: str, flags: int) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    assert namespaces.inhabited([netns.path]) == set()
+    monkeypatch.setattr(os, "stat", stat)
+    if doubt == "processes unseen":
+        monkeypatch.setattr(namespaces, "_sees_every_process", lambda: False)
+    if doubt == "path locked up":
+        monkeypatch.setattr(os, "open", locked)
+    assert namespaces.inhabited([netns.path]) == {netns.path}
 
 
 async def test_existing_links(netns: Any) -> None:

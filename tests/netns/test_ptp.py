@@ -15,7 +15,7 @@ from typing import Any
 import blockbuster
 import pytest
 
-from multus_daemon.builtin import ptp
+from multus_daemon.builtin import ptp, veth
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import (
     CniError,
@@ -23,7 +23,6 @@ from multus_daemon.cni.errors import (
     InvalidNetnsError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
-    UnsupportedFieldError,
 )
 from multus_daemon.cni.result import Dns, to_object
 from multus_daemon.netlink.rtnl import Rtnl
@@ -150,15 +149,6 @@ async def test_delete_keeps_the_link_where_ipam_fails(netns: Any, make_call: Mak
 
 
 # --- refusals before anything is touched -----------------------------------------------------------------------------
-
-
-async def test_masquerading_is_refused(netns: Any, make_call: MakeCall, ipam: Any) -> None:
-    with pytest.raises(UnsupportedFieldError, match="ipMasq: true") as caught:
-        await ptp.Ptp().add(make_call("ADD", netns.path, ipMasq=True))
-    assert caught.value.code == 2
-    with pytest.raises(UnsupportedFieldError):
-        await ptp.Ptp().status(make_call("STATUS", "", ipMasq=True))
-    assert ipam.calls == []
 
 
 @pytest.mark.parametrize("section", [None, {}, {"type": ""}])
@@ -298,14 +288,14 @@ async def test_a_taken_host_name_is_tried_again(
 ) -> None:
     host.run("ip", "link", "add", "veth00000001", "type", "veth", "peer", "name", "other0")
     names = iter(["00000001", "00000002"])
-    monkeypatch.setattr(ptp.secrets, "token_hex", lambda _size: next(names))
+    monkeypatch.setattr(veth.secrets, "token_hex", lambda _size: next(names))
     result = await ptp.Ptp().add(make_call("ADD", netns.path))
     assert result.interfaces[0].name == "veth00000002"
 
 
 async def test_no_free_host_name(host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch) -> None:
     host.run("ip", "link", "add", "veth00000001", "type", "veth", "peer", "name", "other0")
-    monkeypatch.setattr(ptp.secrets, "token_hex", lambda _size: "00000001")
+    monkeypatch.setattr(veth.secrets, "token_hex", lambda _size: "00000001")
     with pytest.raises(InternalError, match="failed to find a free name"):
         await ptp.Ptp().add(make_call("ADD", netns.path))
     assert host.links() == {"veth00000001", "other0"}

@@ -95,7 +95,7 @@ def test_without_a_verb_it_tells_about_itself(command):
     assert done.stderr.endswith(b"CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n")
 
 
-@pytest.mark.parametrize(("argv", "code"), [([], 2), (["bridge"], 2), (["ptp", "more"], 2), (["--help"], 0)])
+@pytest.mark.parametrize(("argv", "code"), [([], 2), (["no-such"], 2), (["ptp", "more"], 2), (["--help"], 0)])
 def test_usage(argv, code):
     done = call(*argv)
     assert (done.returncode, done.stdout) == (code, b"")

@@ -8,13 +8,12 @@ error is 999, here it is the code that the CNI SPEC has for it.
 from __future__ import annotations
 
 import ipaddress
-import json
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.cni import args as cni_args
+from multus_daemon.builtin import configuration
 from multus_daemon.cni import gojson, versions
 from multus_daemon.cni import result as cni_result
 from multus_daemon.cni.errors import (
@@ -28,6 +27,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Subnet = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 DEFAULT_DATA_DIR: Final = "/var/lib/cni/networks"
+_RANGE_KEYS: Final = ("subnet", "rangeStart", "rangeEnd", "gateway")
+_IPAM_KEYS: Final = ("type", "name", "routes", "dataDir", "resolvConf", "ranges", *_RANGE_KEYS)
 # At least a network address, a gateway, one to give away (and in IPv4 a broadcast address).
 _HOST_BITS_MIN: Final = 2
 _NO_ADDRESS: Final = "IP <nil> not v4 nor v6"
@@ -140,6 +141,20 @@ def read(fields: Mapping[str, Any], *, name: str, cni_version: str, args: str) -
     return HostLocalConfig(name, data_dir, resolv_conf, _range_sets(drafts, cni_version), requested, routes)
 
 
+def unsupported(fields: Mapping[str, Any]) -> str:
+    """What the `ipam` section asks for that is not known here; empty if nothing. Raises JsonError."""
+    ipam = gojson.get_object(fields, "ipam") or {}
+    if found := configuration.unknown_key(ipam, _IPAM_KEYS, within="ipam."):
+        return found
+    sets = [item for item in gojson.get_list(ipam, "ranges") or () if isinstance(item, list)]
+    unknown = (
+        configuration.unknown_key(_as_object(entry), _RANGE_KEYS, within="ipam.ranges: ")
+        for entries in sets
+        for entry in entries
+    )
+    return next(filter(None, unknown), "")
+
+
 # --- requested addresses ---------------------------------------------------------------------------------------------
 
 
@@ -154,31 +169,16 @@ def _requested(text: str) -> Address:
 
 
 def _requested_by_args(args: str) -> Iterable[Address]:
-    """`IP=` in CNI_ARGS. Other keys are an error unless IgnoreUnknown says that they are meant for others."""
-    found: dict[str, str] = {}
-    unknown = []
-    for key, value in cni_args.parse(args):
-        if key in ("IP", "IgnoreUnknown"):
-            found[key] = value
-        else:
-            unknown.append(f"{key}={value}")
-    ignore = found.get("IgnoreUnknown", "0")
-    if ignore.lower() not in ("0", "1", "true", "false"):
-        raise InvalidEnvironmentError(
-            f'ARGS: error parsing value of pair "IgnoreUnknown={ignore}": '
-            f"boolean unmarshal error: invalid input {ignore}",
-            "in CNI_ARGS",
-        )
+    """`IP=` in CNI_ARGS."""
+    text = configuration.own_args(args, ("IP",)).get("IP")
+    if not text:
+        return []
     try:
-        requested = [_requested(found["IP"])] if found.get("IP") else []
+        return [_requested(text)]
     except CniError as error:
         raise InvalidEnvironmentError(
-            f'ARGS: error parsing value of pair "IP={found["IP"]}": {error.msg}', "in CNI_ARGS"
+            f'ARGS: error parsing value of pair "IP={text}": {error.msg}', "in CNI_ARGS"
         ) from error
-    if unknown and ignore.lower() not in ("1", "true"):
-        quoted = " ".join(json.dumps(pair, ensure_ascii=False) for pair in unknown)
-        raise InvalidEnvironmentError(f"ARGS: unknown args [{quoted}]", "in CNI_ARGS; IgnoreUnknown=1 allows them")
-    return requested
 
 
 # --- ranges ----------------------------------------------------------------------------------------------------------

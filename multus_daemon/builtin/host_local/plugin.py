@@ -34,6 +34,10 @@ class HostLocal:
         self._lock_timeout = lock_timeout
         self._locks = KeyedLock()
 
+    def unsupported(self, call: Call) -> str:
+        """As BuiltinPlugin; of the section `ipam`, the others are not for this plugin."""
+        return config.unsupported(call.fields)
+
     async def add(self, call: Call) -> Result:
         """One address from each range set. Raises CniError; nothing is taken then.
 

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError
+from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError, UnsupportedFieldError
+from multus_daemon.cni.gojson import JsonError
 from multus_daemon.cni.result import Interface, IpConfig, Result
 from multus_daemon.ports import Invocation
 
@@ -20,6 +21,12 @@ class Recorder:
     def __init__(self, result=None, error=None, delay=0.0):
         self.calls = []
         self.result, self.error, self.delay = result or Result(), error, delay
+        self.unknown = ""
+
+    def unsupported(self, call):
+        if self.unknown == "unreadable":
+            raise JsonError("no JSON of ours")
+        return self.unknown
 
     async def _note(self, verb, call):
         self.calls.append((verb, call))
@@ -190,11 +197,86 @@ async def test_deadline(tmp_path):
 async def test_unknown_types(tmp_path):
     runner = BuiltinRunner(tmp_path)
     assert {runner.locate(name) for name in PLUGINS} == {"built-in"}
-    assert runner.locate("bridge") == ""
-    with pytest.raises(InvalidNetworkConfigError, match='failed to find plugin "bridge"'):
-        await runner.run("bridge", invocation("ADD", {"name": "n"}))
+    assert runner.locate("no-such") == ""
+    with pytest.raises(InvalidNetworkConfigError, match='failed to find plugin "no-such"'):
+        await runner.run("no-such", invocation("ADD", {"name": "n"}))
 
 
 @pytest.mark.parametrize("plugin_type", sorted(PLUGINS))
 async def test_every_registered_plugin_is_there(tmp_path, plugin_type):
     assert await BuiltinRunner(tmp_path).run(plugin_type, invocation("GC", {"name": "n", "cniVersion": "1.1.0"})) == b""
+
+
+# --- what a built-in does not know -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["ADD", "CHECK", "STATUS"])
+async def test_what_is_not_known_is_refused_before_anything_is_done(recorder, tmp_path, verb):
+    recorder.unknown = "newKey: 5"
+    with pytest.raises(UnsupportedFieldError) as caught:
+        await run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0"})
+    assert (caught.value.code, caught.value.msg) == (2, "newKey: 5 is not supported by the built-in test")
+    assert "install the binary of test" in caught.value.details
+    assert recorder.calls == []
+
+
+@pytest.mark.parametrize(("verb", "called"), [("DEL", ["delete"]), ("GC", [])])
+async def test_del_does_what_it_can(recorder, tmp_path, verb, called, caplog):
+    """Refused, it would come back for ever, where the ADD has been refused."""
+    recorder.unknown = "newKey: 5"
+    assert await run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0"}) == b""
+    assert [name for name, _ in recorder.calls] == called
+    assert f"{verb} by the built-in test, to which newKey: 5 means nothing" in caplog.text
+
+
+async def test_the_question_touches_nothing(recorder, tmp_path):
+    recorder.unknown = "newKey: 5"
+    runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
+    for verb in ("ADD", "DEL", "GC"):
+        assert await runner.unsupported("test", invocation(verb, {"name": "n", "cniVersion": "1.1.0"})) == "newKey: 5"
+    assert await runner.unsupported("test", invocation("VERSION", b"")) == ""
+    # What can't be read is for `run` to refuse.
+    assert await runner.unsupported("test", invocation("ADD", b"{")) == ""
+    recorder.unknown = "unreadable"
+    assert await runner.unsupported("test", invocation("ADD", {"name": "n"})) == ""
+    assert recorder.calls == []
+
+
+KNOWN = [
+    ("ptp", {"mtu": 1400, "ipMasq": False, "ipMasqBackend": "future"}),
+    ("ptp", {"IPMASQ": False, "deviceID": "0000:01:00.0", "cni.dev/valid-attachments": []}),
+    ("ptp", {"newKey": None}),
+    ("bridge", {"bridge": "b", "isGateway": True, "vlanTrunk": [{"minID": 1, "maxID": 5}], "portIsolation": True}),
+    ("bridge", {"runtimeConfig": {"mac": "x", "ips": []}, "args": {"cni": {"mac": "x"}, "other": {}}}),
+    ("bridge", {"mtu": "not a number"}),
+    ("host-local", {"bridge": "b", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.0.0.0/24"}]]}}),
+    ("loopback", {"capabilities": {}}),
+]
+UNKNOWN = [
+    ("ptp", {"newKey": {"a": 1}}, 'newKey: {"a": 1}'),
+    ("ptp", {"isGateway": True}, "isGateway: true"),
+    ("ptp", {"ipMasq": True}, "ipMasq: true"),
+    ("bridge", {"newKey": "x" * 100}, 'newKey: "' + "x" * 59 + "…"),
+    ("bridge", {"vlanTrunk": [{"id": 1}, {"step": 2}]}, "vlanTrunk: step: 2"),
+    ("bridge", {"macspoofchk": True}, "macspoofchk: true"),
+    ("bridge", {"ipMasq": True}, "ipMasq: true"),
+    ("host-local", {"ipam": {"type": "host-local", "exclude": []}}, "ipam.exclude: []"),
+    ("host-local", {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}, {"vlan": 3}]]}}, "ipam.ranges: vlan: 3"),
+    ("loopback", {"newKey": 0}, "newKey: 0"),
+]
+
+
+@pytest.mark.parametrize(("plugin_type", "fields", "expected"), [*((*item, "") for item in KNOWN), *UNKNOWN])
+async def test_keys(tmp_path, plugin_type, fields, expected):
+    stdin = {"cniVersion": "1.0.0", "name": "n", "type": plugin_type, "ipam": {}, "dns": {}, **fields}
+    assert await BuiltinRunner(tmp_path).unsupported(plugin_type, invocation("ADD", stdin)) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"), [("iptables", ""), ("nftables", ""), ("ebpf", 'ipMasqBackend: "ebpf"')]
+)
+async def test_backends(tmp_path, backend, expected):
+    runner = BuiltinRunner(tmp_path, tools=object())
+    stdin = {"name": "n", "ipMasq": True, "ipMasqBackend": backend}
+    for plugin_type in ("bridge", "ptp"):
+        assert await runner.unsupported(plugin_type, invocation("ADD", stdin)) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,15 @@ def test_wrong_types(value):
         fields = json.loads(entry().encode()) | {key: value}
         with pytest.raises(gojson.JsonError):
             cache_format.decode(json.dumps(fields).encode())
+
+
+def test_a_file_whose_base64_is_damaged_is_passed_over(tmp_path):
+    """Not only by another letter: what is no ASCII raises another error of the library's."""
+    cache = ResultCache(tmp_path)
+    good = Entry("c0ffee", b"{}", "eth0", "n", result={"cniVersion": "1.0.0"})
+    cache.write(good)
+    cache.write(replace(good, network="m"))
+    path = tmp_path / "results" / "m-c0ffee-eth0"
+    path.write_bytes(path.read_bytes().replace(b"e30=", "e3é=".encode()))
+    assert cache.entries("c0ffee") == [good]
+    assert list(cache.of_containers(["c0ffee"], set(), 0)) == ["c0ffee"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from multus_daemon.ports import Invocation
 from tests.fakes.runner import FakePluginRunner
 
 CALL = Invocation("ADD", "c", "/n", "net1", "", "/a", b"{}")
+OWN_NETNS = "/proc/self/ns/net"
 
 
 @pytest.fixture
@@ -77,6 +79,33 @@ async def test_a_failing_binary_is_not_replaced(process, builtin):
     with pytest.raises(InvalidNetworkConfigError, match="bad subnet"):
         await Dispatcher(process, builtin, "fallback").run("both", CALL)
     assert builtin.calls == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "verb", "netns", "follows"),
+    [
+        ("fallback", "ptp", "DEL", "", True),
+        ("fallback", "bridge", "DEL", "/run/netns/of-nobody", True),
+        ("fallback", "bridge", "DEL", OWN_NETNS, False),
+        ("fallback", "macvlan", "DEL", "", False),
+        ("fallback", "ptp", "CHECK", "", False),
+        ("off", "ptp", "DEL", "", False),
+    ],
+)
+async def test_the_builtin_removes_what_a_reference_plugin_leaves_in_a_namespace_that_is_gone(
+    process, builtin, mode, name, verb, netns, follows
+):
+    call = replace(CALL, verb=verb, netns=netns)
+    process.answers[name, verb] = b"binary"
+    assert await Dispatcher(process, builtin, mode).run(name, call) == b"binary"
+    assert process.order == [(name, verb)]
+    assert builtin.order == ([(name, verb)] if follows else [])
+
+
+async def test_rules_that_stay_do_not_fail_the_del(process, builtin, caplog):
+    builtin.answers["ptp", "DEL"] = TryAgainLaterError("the lock of iptables is held")
+    await Dispatcher(process, builtin, "fallback").run("ptp", replace(CALL, verb="DEL", netns=""))
+    assert "container c: rules that plugin ptp has left can't be removed: the lock" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.ports import Attachment, ContainerRecord, CorruptRecordError, Sandbox
+from tests.disks import make_read_only, make_writable
 from tests.fakes.runner import FakePluginRunner
 from tests.fakes.store import FakeDelegateStore
 
@@ -481,6 +482,7 @@ def test_a_network_that_was_plugged_in_later_is_deleted_too(store, cni_dir, cach
     assert summary(store.recover(container_id))[1] == ("plugged", "plugged", "net1", False)
 
 
+@pytest.mark.weak_spot(23)
 @pytest.mark.parametrize("text", ["[]", "null"])
 def test_upstreams_empty_lists(store, cni_dir, text):
     """Upstream itself crashes on these."""
@@ -542,3 +544,57 @@ def test_read_limit(store, cni_dir, monkeypatch):
     monkeypatch.setattr(fs.read_limited, "__kwdefaults__", {"limit": 10, "follow": True})
     with pytest.raises(CorruptRecordError):
         store.load("c0ffee")
+
+
+# --- directories and sizes -------------------------------------------------------------------------------------------
+
+
+def test_modes_are_put_right_at_start(store, cni_dir, caplog):
+    for name, mode in ((".", 0o777), ("attachments", 0o755), ("results", 0o750)):
+        (cni_dir / name).mkdir(parents=True, exist_ok=True)
+        (cni_dir / name).chmod(mode)
+    store.sweep()
+    modes = {name: (cni_dir / name).stat().st_mode & 0o777 for name in (".", "attachments", "results")}
+    assert modes == {".": 0o755, "attachments": 0o700, "results": 0o700}
+    assert len(caplog.records) == 3
+    caplog.clear()
+    store.sweep()
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("name", ["attachments", "results"])
+def test_a_directory_that_is_a_link_is_refused(store, cni_dir, tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    cni_dir.mkdir()
+    (cni_dir / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotADirectoryError, match="no link"):
+        store.sweep()
+
+
+def test_a_result_is_not_written_through_a_linked_directory(cache, cni_dir, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    cni_dir.mkdir()
+    (cni_dir / "results").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotADirectoryError, match="no link"):
+        cache.write(Entry("c0ffee", b"{}", "eth0", "n"))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_what_could_not_be_read_again_is_not_written(store, cache, cni_dir, monkeypatch):
+    """Many selections of one large network: their DEL would find a record that is too large to be read."""
+    monkeypatch.setattr(fs, "DEFAULT_READ_LIMIT", 300)
+    with pytest.raises(fs.FileTooLargeError):
+        store.save(small())
+    with pytest.raises(fs.FileTooLargeError):
+        cache.write(Entry("c0ffee", b"x" * 300, "eth0", "n"))
+    assert [path for path in cni_dir.rglob("*") if path.is_file()] == []
+
+
+def test_a_read_only_disk_does_not_keep_the_daemon_from_starting(small_disk, cache, caplog):
+    directory = small_disk / "attachments"
+    directory.mkdir(mode=0o700)
+    (directory / f".c0ffee.json.{os.getpid()}-0123456789ab").write_bytes(b"left")
+    make_read_only(small_disk)
+    FileStore(small_disk, ResultCache(small_disk)).sweep()
+    assert "can't be removed: [Errno 30] Read-only file system" in caplog.text
+    make_writable(small_disk)

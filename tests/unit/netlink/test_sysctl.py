@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from multus_daemon.netlink import sysctl
@@ -23,3 +25,16 @@ def test_a_value_that_holds_is_not_written(monkeypatch: pytest.MonkeyPatch) -> N
     assert written == []
     sysctl.ensure("ipv4", "ip_forward", value="0")
     assert written == [(("ipv4", "ip_forward"), "0")]
+
+
+def test_other_mounts_of_proc_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        "22 27 0:21 / /proc rw,relatime - proc proc rw",
+        "30 22 0:21 /sys /proc/sys ro,relatime - proc proc rw",
+        "31 27 8:1 / / rw,relatime shared:1 - ext4 /dev/vda rw",
+        "32 31 0:21 / /host\\040root/proc rw,nosuid shared:7 master:2 - proc proc rw",
+        "33 31 0:21 / /read-only/proc ro - proc proc rw",
+    )
+    (tmp_path / "mountinfo").write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr(sysctl, "_MOUNTS", str(tmp_path / "mountinfo"))
+    assert list(sysctl._other_mounts()) == ["/host root/proc"]

@@ -1,0 +1,234 @@
+"""What bridge changes in the kernel. The functions run in the thread of a `Session` and raise InternalError."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from multus_daemon.builtin import interfaces, veth
+from multus_daemon.builtin.bridge.config import BridgeConfig
+from multus_daemon.builtin.interfaces import step
+from multus_daemon.cni.errors import InternalError
+from multus_daemon.cni.result import Result
+from multus_daemon.netlink import rtnl, sysctl
+from multus_daemon.netlink.ops import Session
+from multus_daemon.netlink.rtnl import IpInterface, Link
+
+# The reference looks five times within 2.55 s. The carrier is there in a millisecond as a rule.
+_PORT_UP_SECONDS: Final = 2.55
+_PORT_POLL_SECONDS: Final = (0.001, 0.1)
+_NATIVE_VLAN: Final = 1
+_NO_MAC: Final = "00:00:00:00:00:00"
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The links of an ADD, as read last."""
+
+    bridge: Link
+    host: Link
+    container: Link
+    gateway: Link | None = None
+    """What has the gateway's addresses where that is not the bridge itself: its end in the network's VLAN."""
+
+
+def connect(session: Session, *, config: BridgeConfig, ifname: str, pair: veth.Pair) -> Links:
+    """The bridge, and the pair with its host end as a port. The container's end is down."""
+    with step("look for the interface"):
+        found = session.pod.find_link(ifname)
+    if found is not None:
+        raise InternalError(
+            f'container veth name ("{ifname}") already exists',
+            "an earlier ADD of this container was not followed by DEL, or two networks ask for the same name",
+        )
+    bridge = _ensure_bridge(session, config)
+    host = veth.make(session, ifname, pair, mtu=config.mtu, mac=config.mac)
+    _make_port(session, bridge, host, config)
+    with step(f'find "{ifname}"'):
+        container = session.pod.link(ifname)
+    return Links(bridge, host, container)
+
+
+def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: Result) -> Links:
+    """Addresses and routes of the container, its gateways, and its link up; the links as they are then."""
+    ifname, gateway = links.container.name, None
+    if config.is_layer3:
+        _set_neighbour_discovery(ifname, config)
+        container = interfaces.bring_up(session, ifname, wanted)
+        interfaces.add_routes(session, container, wanted)
+        if config.is_gateway:
+            gateway = _set_up_gateways(session, links.bridge, config, wanted)
+    elif not config.disable_container_interface:
+        with step(f'set "{ifname}" up'):
+            session.pod.set_up(links.container.index)
+    host = links.host
+    if not config.disable_container_interface:
+        host = _until_forwarding(session, links.host)
+    with step(f'find "{links.bridge.name}"'):
+        # Its address can be that of its lowest port.
+        bridge = session.host.link(links.bridge.name)
+    return Links(bridge, host, links.container, gateway)
+
+
+# --- bridge and port -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _creating(name: str) -> Iterator[None]:
+    try:
+        with step(f'set up "{name}"'):
+            yield
+    except InternalError as error:
+        raise InternalError(f'failed to create bridge "{name}": {error.msg}', error.details) from error
+
+
+def _ensure_bridge(session: Session, config: BridgeConfig) -> Link:
+    """The bridge, made where it is missing; one that is there keeps its MTU and its VLAN filtering."""
+    name, host = config.bridge, session.host
+    with _creating(name):
+        link = host.find_link(name)
+        if link is None:
+            # Another ADD may be quicker.
+            with step(f'add "{name}"'), contextlib.suppress(FileExistsError):
+                host.add_bridge(name, mtu=config.mtu, vlan_filtering=config.vlan_filtering)
+            link = host.link(name)
+        if link.kind != "bridge":
+            raise InternalError(f'"{name}" already exists but is not a bridge')
+        if config.promiscuous and not link.is_promiscuous:
+            with step(f'set promiscuous mode on "{name}"'):
+                host.set_promiscuous(link.index)
+        with session.on_host():
+            veth.ignore_advertisements(name)
+        if not link.is_up:
+            host.set_up(link.index)
+    return link
+
+
+def _make_port(session: Session, bridge: Link, port: Link, config: BridgeConfig) -> None:
+    with step(f'connect "{port.name}" to bridge {bridge.name}'):
+        session.host.set_master(port.index, bridge.index)
+    # Off is what a new port is.
+    if config.hairpin or config.port_isolation:
+        with step(f"set up hairpin mode and isolation for {port.name}"):
+            session.host.set_port(port.index, hairpin=config.hairpin, isolated=config.port_isolation)
+    _set_vlans(session, port, config, config.trunk)
+
+
+def _set_vlans(session: Session, port: Link, config: BridgeConfig, trunk: tuple[tuple[int, int], ...]) -> None:
+    kernel = session.host
+    if not (config.vlan or trunk):
+        return
+    if not config.preserve_default_vlan:
+        with step(f'remove default vlan on interface "{port.name}"'):
+            for vlan in kernel.vlans(port.index):
+                kernel.delete_vlan(port.index, vlan)
+    with step(f'set up vlan tag on interface "{port.name}"'):
+        if config.vlan:
+            kernel.add_vlans(port.index, config.vlan, config.vlan, native=True)
+        for first, last in trunk:
+            kernel.add_vlans(port.index, first, last)
+    if not config.vlan:
+        with step(f'set up default native vlan tag on interface "{port.name}"'):
+            kernel.add_vlans(port.index, _NATIVE_VLAN, _NATIVE_VLAN, native=True)
+
+
+def _until_forwarding(session: Session, port: Link) -> Link:
+    """The port, once it is up."""
+    deadline = time.monotonic() + _PORT_UP_SECONDS
+    pause, longest = _PORT_POLL_SECONDS
+    while True:
+        with step(f'find "{port.name}"'):
+            found = session.host.link(port.name)
+        if found.operstate == rtnl.OPERSTATE_UP:
+            return found
+        if time.monotonic() >= deadline:
+            raise InternalError(f"bridge port in error state: {found.operstate.lower()}", f'"{port.name}" is not up')
+        session.pause(pause)
+        pause = min(pause * 2, longest)
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+
+def _set_neighbour_discovery(ifname: str, config: BridgeConfig) -> None:
+    """What a kernel without IPv6, or a read-only /proc, does not have is passed over, as in the reference."""
+    detect = ("1" if config.detect_duplicates else "0", "ipv6", "conf", ifname, "accept_dad")
+    enhanced = [("1", "ipv6", "conf", ifname, "enhanced_dad")] if config.detect_duplicates else []
+    for value, *parts in (*enhanced, detect, ("1", "ipv4", "conf", ifname, "arp_notify")):
+        with contextlib.suppress(OSError):
+            sysctl.write(*parts, value=value)
+
+
+def _set_up_gateways(session: Session, bridge: Link, config: BridgeConfig, wanted: Result) -> Link | None:
+    """Each gateway's address on the bridge, or in its VLAN, and forwarding; the link in the VLAN."""
+    in_vlan = _ensure_vlan_interface(session, bridge, config) if config.vlan else None
+    for ip in sorted(wanted.ips, key=lambda ip: not ip.is_ipv4):
+        gateway = ipaddress.ip_interface(f"{ip.gateway}/{ip.address.partition('/')[2]}")
+        _ensure_address(session, in_vlan or bridge, gateway, force=config.force_address)
+    with session.on_host():
+        interfaces.enable_forwarding(wanted.ips)
+    return in_vlan
+
+
+def _ensure_address(session: Session, link: Link, address: IpInterface, *, force: bool) -> None:
+    """The address on the link, in place of one that it can't be beside: any of IPv4, an overlapping one of IPv6."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with step(f'read the addresses of "{link.name}"'):
+        present = [item.address for item in session.host.addresses(link.index, family)]
+    if address in present:
+        return
+    for other in present:
+        if address.version == 6 and not address.network.overlaps(other.network):
+            continue
+        if not force:
+            raise InternalError(
+                f'failed to set bridge addr: "{link.name}" already has an IP address different from {address}',
+                f"it has {other}; forceAddress: true replaces it",
+            )
+        with step(f'remove IP address {other} from "{link.name}"'):
+            session.host.delete_address(link.index, other)
+    with step(f'add IP address {address} to "{link.name}"'):
+        try:
+            session.host.add_address(link.index, address)
+        except FileExistsError:
+            # Another ADD was quicker.
+            return
+    # Its own address, so that it does not become that of the lowest port, and change as these come and go. One that
+    # has lost its last port has none (and the reference fails then): it keeps what our port has given it.
+    with step(f'set the MAC address of "{link.name}"'):
+        own = link if link.mac != _NO_MAC else session.host.link(link.name)
+        session.host.set_mac(link.index, own.mac)
+
+
+def _ensure_vlan_interface(session: Session, bridge: Link, config: BridgeConfig) -> Link:
+    """`<bridge>.<vlan>`, the end of a pair whose other end is a port in the VLAN; it stays, as the bridge does."""
+    name, kernel = f"{bridge.name}.{config.vlan}", session.host
+    with step(f'create vlan interface "{name}"'):
+        found = kernel.find_link(name)
+        if found is not None:
+            return found
+        try:
+            port_name = veth.add(kernel, name, session.host_netns, mtu=bridge.mtu)
+        except InternalError:
+            if found := kernel.find_link(name):
+                # Another ADD was quicker.
+                return found
+            raise
+        try:
+            link, port = kernel.link(name), kernel.link(port_name)
+            kernel.set_up(port.index)
+            with session.on_host():
+                veth.ignore_advertisements(port_name)
+            kernel.set_master(port.index, bridge.index)
+            _set_vlans(session, port, config, trunk=())
+            kernel.set_up(link.index)
+        except (OSError, InternalError):
+            with contextlib.suppress(OSError):
+                kernel.delete_link(kernel.link(name).index)
+            raise
+    return link

@@ -1,0 +1,145 @@
+"""The verbs of bridge."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from multus_daemon.builtin import interfaces, ipam, masquerade, spoofing, veth
+from multus_daemon.builtin.bridge import check, config, kernel
+from multus_daemon.builtin.bridge.config import BridgeConfig
+from multus_daemon.builtin.contract import Call
+from multus_daemon.builtin.undo import Undo
+from multus_daemon.cni import gojson
+from multus_daemon.cni.errors import CniError, InternalError
+from multus_daemon.cni.result import Interface, IpConfig, Result, Route
+from multus_daemon.netlink.rtnl import Link
+
+_logger = logging.getLogger(__name__)
+
+# Position of the container's end in the result's interfaces: behind the bridge and the host's end.
+_CONTAINER_INTERFACE: Final = 2
+
+
+class Bridge:
+    """The plugin."""
+
+    def unsupported(self, call: Call) -> str:
+        """As BuiltinPlugin."""
+        return config.unsupported(call)
+
+    async def add(self, call: Call) -> Result:
+        """Make the port, and the bridge if need be. Raises CniError, CancelledError; the port and what is its are gone.
+
+        The pair comes before the addresses: an IPAM plugin such as dhcp needs the container's end.
+        """
+        settings = config.read(call)
+        ifname = call.invocation.ifname
+        async with Undo() as undo:
+            pair = veth.Pair()
+            undo.arm("remove the veth pair", functools.partial(veth.undo, pair))
+            connect = functools.partial(kernel.connect, config=settings, ifname=ifname, pair=pair)
+            links = await interfaces.in_pod(call, connect)
+            if settings.spoof_check:
+                undo.arm("remove the rules against other MAC addresses", functools.partial(spoofing.remove, call))
+                await spoofing.add(call, links.host.name, links.container.mac)
+            wanted = Result(interfaces=(Interface(""), Interface(""), Interface(ifname)))
+            if settings.is_layer3:
+                undo.arm("release the addresses", functools.partial(ipam.delete, call))
+                wanted = _with_gateways(wanted, await ipam.add(call), settings)
+            configure = functools.partial(kernel.configure, config=settings, links=links, wanted=wanted)
+            links = await interfaces.in_pod(call, configure)
+            if settings.is_layer3 and settings.masquerade:
+                addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
+                undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
+                await masquerade.add(call, addresses)
+        return replace(
+            wanted,
+            interfaces=(
+                _reported(links.bridge),
+                _reported(links.host),
+                replace(_reported(links.container), sandbox=call.invocation.netns),
+                *([_reported(links.gateway)] if links.gateway else []),
+            ),
+            dns=wanted.dns if settings.dns is None else settings.dns,
+        )
+
+    async def delete(self, call: Call) -> None:
+        """Remove the pair, release the addresses, remove the rules. Absent is done; the bridge stays.
+
+        The addresses are released only when the pair is gone; the rest goes on past what fails.
+        """
+        removed = await veth.remove(call)
+        failures: list[CniError] = []
+        try:
+            if ipam.is_named(call):
+                await ipam.delete(call)
+        except CniError as error:
+            failures.append(error)
+        try:
+            if call.tools is not None and gojson.get_bool(call.fields, "macspoofchk"):
+                await spoofing.remove(call)
+        except (CniError, gojson.JsonError) as error:
+            # As the reference: the rules are about a port that is no more.
+            _logger.warning("network %s: the rules against other MAC addresses stay: %s", call.name, error)
+        try:
+            if ipam.is_named(call):
+                await masquerade.forget(call, removed)
+        except CniError as error:
+            failures.append(error)
+        if failures:
+            raise _joined(failures)
+
+    async def check(self, call: Call) -> None:
+        """Compare bridge, port, container and the IPAM plugin's books with prevResult."""
+        settings = config.read(call)
+        await interfaces.in_pod(call, lambda _session: None)
+        if settings.is_layer3:
+            await ipam.check(call)
+        compare = check.comparison(call, settings)
+        await interfaces.in_pod(call, compare)
+
+    async def status(self, call: Call) -> None:
+        """Ready where the configuration is usable and the IPAM plugin, if there is one, is ready."""
+        if config.read(call).is_layer3:
+            await ipam.status(call)
+
+
+def _reported(link: Link) -> Interface:
+    return Interface(link.name, link.mac)
+
+
+def _joined(failures: Sequence[CniError]) -> CniError:
+    first, *others = failures
+    return first.with_context("; then: " + "; ".join(map(str, others))) if others else first
+
+
+def _with_gateways(wanted: Result, answer: Result, settings: BridgeConfig) -> Result:
+    """The IPAM plugin's answer, its addresses assigned to the container's end, with the gateways that are configured.
+
+    A gateway that the IPAM plugin does not name is the first address of the network.
+    """
+    ips = tuple(_with_gateway(ip, settings) for ip in answer.ips)
+    routes = list(answer.routes)
+    if settings.is_default_gateway:
+        for ipv4 in (True, False):
+            first = next((ip for ip in ips if ip.is_ipv4 is ipv4), None)
+            has_default = any(route.is_default and route.gw and route.is_ipv4 is ipv4 for route in routes)
+            if first is not None and not has_default:
+                routes.append(Route("0.0.0.0/0" if ipv4 else "::/0", gw=first.gateway))
+    return replace(answer, interfaces=wanted.interfaces, ips=ips, routes=tuple(routes))
+
+
+def _with_gateway(ip: IpConfig, settings: BridgeConfig) -> IpConfig:
+    gateway = ip.gateway
+    if not gateway and settings.is_gateway:
+        network = ipaddress.ip_interface(ip.address).network
+        try:
+            gateway = str(network.network_address + 1)
+        except ipaddress.AddressValueError as error:
+            raise InternalError(f"no address is left for a gateway of {ip.address}") from error
+    return replace(ip, interface=_CONTAINER_INTERFACE, gateway=gateway)

@@ -1,0 +1,99 @@
+"""nftables through the host's `nft`: changes as one transaction, and the rules of a chain (libnftables-json(5))."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from multus_daemon.cni import gojson
+from multus_daemon.cni.errors import CniError, InternalError
+from multus_daemon.ports import HostTools, ToolExit, ToolNotFoundError
+
+# What `nft` says of a table or a chain that is not there, and of one that is in the way of its deletion.
+_ABSENT = "No such file or directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of a chain; its handle is what a deletion names."""
+
+    handle: int
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A chain by its full name: `inet`, `cni_plugins_masquerade`, `masq_checks`."""
+
+    family: str
+    table: str
+    name: str
+
+    def to_object(self, **more: Any) -> dict[str, Any]:
+        """As in a command, with `more` keys."""
+        return {"family": self.family, "table": self.table, "name": self.name, **more}
+
+
+class NftError(InternalError):
+    """`nft` has refused a transaction; nothing of it was done."""
+
+    @property
+    def is_absent(self) -> bool:
+        """True where something that the transaction names is not there."""
+        return _ABSENT in self.msg
+
+
+async def run_text(tools: HostTools, text: str) -> None:
+    """One transaction in the language of nft(8). Raises NftError, ToolNotFoundError, and as HostTools does."""
+    _require_success(await tools.run("nft", ["-f", "-"], text.encode()))
+
+
+async def run_commands(tools: HostTools, commands: Sequence[dict[str, Any]]) -> None:
+    """One transaction of commands in JSON, which takes names that the language has no way to write.
+
+    Raises as `run_text` does.
+    """
+    stdin = gojson.dumps({"nftables": [{"metainfo": {"json_schema_version": 1}}, *commands]}, sort_keys=False)
+    _require_success(await tools.run("nft", ["-j", "-f", "-"], stdin))
+
+
+async def rules(tools: HostTools, chain: Chain) -> list[Rule]:
+    """The rules of a chain that have a comment, in their order; none where the chain is absent.
+
+    Raises as `run_text` does.
+    """
+    end = await tools.run("nft", ["-j", "list", "chain", chain.family, chain.table, chain.name])
+    try:
+        _require_success(end)
+    except NftError as error:
+        if error.is_absent:
+            return []
+        raise
+    try:
+        items = gojson.get_list(gojson.loads_object(end.stdout), "nftables") or []
+        found = [item["rule"] for item in items if isinstance(item, dict) and isinstance(item.get("rule"), dict)]
+        return [
+            Rule(handle, comment)
+            for item in found
+            if (handle := gojson.get_int(item, "handle")) is not None
+            and (comment := gojson.get_str(item, "comment")) is not None
+        ]
+    except gojson.JsonError as error:
+        raise InternalError(f"nft printed what is no list of rules: {error}") from error
+
+
+async def is_usable(tools: HostTools) -> bool:
+    """Whether the host has an `nft` that may change something."""
+    try:
+        end = await tools.run("nft", ["--check", "-f", "-"], b"add table ip supports_nftables_test\n")
+    except (ToolNotFoundError, CniError):
+        return False
+    return end.status == 0
+
+
+def _require_success(end: ToolExit) -> None:
+    if end.status:
+        # The first line is the cause; below it are parts of the input, with marks.
+        cause = (end.stderr.splitlines() or ["no message"])[0]
+        raise NftError(f"nft failed (exit status {end.status}): {cause}", end.stderr)

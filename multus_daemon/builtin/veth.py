@@ -1,0 +1,122 @@
+"""A veth pair between a container and the host, as the reference plugins make it (plugins `pkg/ip`, SetupVeth).
+
+The functions that take a `Session` run in its thread; they raise InternalError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from multus_daemon.builtin import interfaces
+from multus_daemon.builtin.contract import Call
+from multus_daemon.builtin.interfaces import step
+from multus_daemon.cni.errors import InternalError, InvalidNetnsError
+from multus_daemon.netlink import ops, sysctl
+from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.netlink.ops import Session
+from multus_daemon.netlink.rtnl import IpInterface, Link, Rtnl
+
+_NAME_ATTEMPTS: Final = 10
+
+
+@dataclass(slots=True)
+class Pair:
+    """What has been made so far, written by the thread that makes it and read by who undoes it after its end."""
+
+    host_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What a DEL found."""
+
+    is_namespace_gone: bool = False
+    addresses: tuple[IpInterface, ...] | None = None
+    """Those that the link had, without the link-local ones; None where there was no link."""
+
+
+def make(session: Session, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -> Link:
+    """The pair, `ifname` with `mac` in the pod, the other end up on the host; the host's end."""
+    peer = pair.host_name = add(session.pod, ifname, session.host_netns, mtu=mtu, mac=mac)
+    with step(f'find the host\'s end "{peer}"'):
+        host = session.host.link(peer)
+    with step(f'set "{peer}" up on the host'):
+        session.host.set_up(host.index)
+    with session.on_host():
+        ignore_advertisements(peer)
+    return host
+
+
+def ignore_advertisements(ifname: str) -> None:
+    """Router advertisements of a container must not configure the host. In the host's namespace."""
+    # Without IPv6 there is nothing to switch off.
+    with contextlib.suppress(OSError):
+        sysctl.write("ipv6", "conf", ifname, "accept_ra", value="0")
+
+
+def add(kernel: Rtnl, ifname: str, peer_netns: int, *, mtu: int, mac: str = "") -> str:
+    """A pair, its other end in `peer_netns` under a random name; that name."""
+    peer = ""
+    for _ in range(_NAME_ATTEMPTS):
+        peer = f"veth{secrets.token_hex(4)}"
+        try:
+            kernel.add_veth(ifname, peer, peer_netns, mtu=mtu, mac=mac)
+            return peer
+        except FileExistsError as error:
+            with step(f'find "{ifname}"'):
+                taken = kernel.find_link(ifname) is not None
+            if taken:
+                raise InternalError(
+                    f'container veth name ("{ifname}") peer provided ("{peer}") already exists'
+                ) from error
+        except OSError as error:
+            raise InternalError(f'failed to make veth pair "{ifname}" - "{peer}": {error.strerror}') from error
+    raise InternalError(f'failed to find a free name for the host\'s end of "{ifname}"', f"the last one was {peer!r}")
+
+
+async def undo(pair: Pair) -> None:
+    """Remove what `make` has made: by the host's end, which is there whatever became of the container's namespace."""
+
+    def work(host: Rtnl) -> None:
+        with _absent_is_done():
+            host.delete_link(host.link(pair.host_name).index)
+
+    if pair.host_name:
+        await ops.on_host(work)
+
+
+async def remove(call: Call) -> Removed:
+    """Remove the container's end, and with it the host's. Absent is done. Raises CniError."""
+    if not call.invocation.netns:
+        return Removed(is_namespace_gone=True)
+    try:
+        addresses = await interfaces.in_pod(call, functools.partial(_remove, ifname=call.invocation.ifname))
+    except InvalidNetnsError as error:
+        if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
+            raise
+        return Removed(is_namespace_gone=True)
+    return Removed(addresses=addresses)
+
+
+def _remove(session: Session, *, ifname: str) -> tuple[IpInterface, ...] | None:
+    found: list[IpInterface] | None = None
+    with step(f'remove "{ifname}"'), _absent_is_done():
+        link = session.pod.link(ifname)
+        found = [item.address for item in session.pod.addresses(link.index)]
+        session.pod.delete_link(link.index)
+    return None if found is None else tuple(address for address in found if not address.ip.is_link_local)
+
+
+@contextlib.contextmanager
+def _absent_is_done() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise

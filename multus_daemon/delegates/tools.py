@@ -1,0 +1,57 @@
+"""Runs programs of the host (`nft`, `iptables`) for the built-in plugins, by the same means as plugin binaries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from multus_daemon.cni.errors import InternalError, IoFailureError, TryAgainLaterError
+from multus_daemon.delegates import child, find
+from multus_daemon.delegates.process import MINIMAL_ENVIRON, chroot_program
+from multus_daemon.ports import ToolExit, ToolNotFoundError
+
+AT_ONCE: Final = 4
+"""Programs at a time; the kernel's tables have one lock, and a listing of large ones takes memory."""
+_DIRECTORIES: Final = tuple(MINIMAL_ENVIRON["PATH"].split(":"))
+
+
+class ToolRunner:
+    """The HostTools: programs below `chroot_dir` ("" and "/": no chroot), found in the usual directories."""
+
+    def __init__(
+        self, *, chroot_dir: str = "", timeout: float = 30.0, grace: float = 2.0, max_output: int = 64 * 1024 * 1024
+    ) -> None:
+        """Times in seconds, `max_output` in bytes: a node with ten thousand services has rules of some MiB.
+
+        Raises ValueError for a relative directory, FileNotFoundError where there is no chroot program to be had.
+        """
+        if not (chroot_dir or "/").startswith("/"):
+            raise ValueError(f"{chroot_dir!r} is not an absolute path")
+        self._root = chroot_dir.rstrip("/")
+        self._chroot = chroot_program() if self._root else ""
+        self._limits = child.Limits(timeout, grace, max_output)
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+        """As HostTools."""
+        try:
+            path = await asyncio.to_thread(find.find, _DIRECTORIES, tool, root=self._root)
+        except find.PluginNotFoundError as error:
+            where = f" below {self._root}" if self._root else ""
+            raise ToolNotFoundError(f"{tool} is not in {', '.join(_DIRECTORIES)}{where}") from error
+        argv = [*([self._chroot, self._root] if self._root else []), path, *arguments]
+        try:
+            async with self._places:
+                end = await child.run(argv, MINIMAL_ENVIRON, stdin, self._limits)
+        except OSError as error:
+            raise IoFailureError(f"{tool} could not be started: {error.strerror}", " ".join(argv)) from error
+        except child.DeadlineExceededError as error:
+            raise TryAgainLaterError(
+                f"{tool} did not end within {self._limits.timeout:g} s and was ended", " ".join(argv)
+            ) from error
+        except child.OutputTooLargeError as error:
+            raise InternalError(
+                f"{tool} wrote more than {self._limits.max_output} bytes to stdout and was ended", " ".join(argv)
+            ) from error
+        return ToolExit(end.returncode, end.stdout, end.stderr.decode("utf-8", "replace").strip())

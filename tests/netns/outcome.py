@@ -1,0 +1,82 @@
+"""One call of a plugin from outside, by the built-in and by the reference alike: bytes in, result or error out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multus_daemon.builtin.runner import BuiltinRunner
+from multus_daemon.cni.errors import CniError
+from multus_daemon.ports import HostTools, Invocation, PluginRunner
+from tests.netns import reference
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call said; `result` is None where that was nothing."""
+
+    result: dict[str, Any] | None = None
+    msg: str = ""
+    code: int = 0
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.code)
+
+    @property
+    def words(self) -> set[str]:
+        """Those of the message, for messages that say the same and are not the same."""
+        return {word.strip("\"'():;,[].").lower() for word in self.msg.split()}
+
+
+def _decoded(stdout: bytes) -> dict[str, Any] | None:
+    if not stdout:
+        return None
+    result: dict[str, Any] = json.loads(stdout)
+    # v1.1.1 writes an empty dns, which newer ones leave out from 1.0.0 on.
+    return {key: value for key, value in result.items() if value}
+
+
+async def builtin(
+    plugin: str,
+    verb: str,
+    path: str,
+    config: dict[str, Any],
+    *,
+    ifname: str = "eth0",
+    container: str = "container1",
+    args: str = "",
+    host_root: Path = Path("/"),
+    ipam: PluginRunner | None = None,
+    tools: HostTools | None = None,
+) -> Outcome:
+    """The built-in's outcome; `ipam`: what runs the plugins that it calls, the built-ins where it is None."""
+    invocation = Invocation(verb, container, path, ifname, args, str(reference.DIRECTORY), json.dumps(config).encode())
+    try:
+        return Outcome(_decoded(await BuiltinRunner(host_root, ipam=ipam, tools=tools).run(plugin, invocation)))
+    except CniError as error:
+        return Outcome(msg=error.msg, code=error.code)
+
+
+def of_reference(plugin: str, verb: str, path: str, config: dict[str, Any], **options: Any) -> Outcome:
+    """The reference's; options as for `reference.call`."""
+    done = reference.call(plugin, verb, path, config, **options)
+    if done.returncode == 0:
+        return Outcome(_decoded(done.stdout))
+    error = json.loads(done.stdout)
+    return Outcome(msg=error["msg"], code=error["code"])
+
+
+def require_same_failure(ours: Outcome, theirs: Outcome) -> None:
+    """Both failed, and for one reason: three words in common, of which a message has more than that.
+
+    Of a value whose JSON type is wrong Go tells the name of its own type: there our code (6) must say that.
+    """
+    assert ours.failed, f"the built-in did it; the reference: {theirs.msg}"
+    assert theirs.failed, f"the reference did it; the built-in: {ours.msg}"
+    if "json: cannot unmarshal" in theirs.msg:
+        assert ours.code == 6, (ours.msg, theirs.msg)
+        return
+    assert len(ours.words & theirs.words) >= 3, (ours.msg, theirs.msg)

@@ -1,0 +1,244 @@
+"""Plugin processes: how many, who first, how long the others wait; with processes that are slow."""
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from multus_daemon.cni.errors import CniError, TryAgainLaterError
+from multus_daemon.delegates import limit, process
+from multus_daemon.delegates.find import PluginNotFoundError
+from multus_daemon.delegates.limit import MIB, Allowance, ProcessLimit, automatic
+from multus_daemon.delegates.process import ProcessRunner
+from multus_daemon.metrics import Metrics
+from multus_daemon.ports import Invocation
+from multus_daemon.server.cni_api import Deadlines
+from multus_daemon.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+PLUGIN = ROOT / "tests" / "fakes" / "plugin.py"
+GIB = 1024 * MIB
+
+
+@pytest.mark.weak_spot(35)
+@pytest.mark.parametrize(
+    ("memory", "host", "cores", "processes", "reason"),
+    [
+        (50 * MIB, 8 * GIB, 4, 2, "the memory limit of 50 MiB"),
+        (256 * MIB, 8 * GIB, 4, 2, "the memory limit of 256 MiB"),
+        (512 * MIB, 8 * GIB, 4, 6, "the memory limit of 512 MiB"),
+        (1 * GIB, 8 * GIB, 4, 14, "the memory limit of 1024 MiB"),
+        (2 * GIB, 8 * GIB, 2, 8, "2 cores"),
+        (64 * GIB, 512 * GIB, 128, 64, "128 cores"),
+        (None, 1 * GIB, 8, 4, "1024 MiB of memory and no limit"),
+        (16 * GIB, 1 * GIB, 8, 4, "1024 MiB of memory and no limit"),
+        (None, 64 * GIB, 8, 32, "8 cores"),
+        (512 * MIB, None, 4, 6, "the memory limit of 512 MiB"),
+        (None, None, 4, 16, "4 cores"),
+        (None, None, 0, 2, "0 cores"),
+    ],
+)
+def test_automatic(memory, host, cores, processes, reason):
+    assert automatic(memory, host, cores) == Allowance(processes, reason)
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+class Bench:
+    """A runner of slow plugins, behind a limit."""
+
+    def __init__(self, tmp_path, registry, processes, wait_seconds):
+        (tmp_path / "bin").mkdir()
+        binary = tmp_path / "bin" / "slow"
+        binary.write_bytes(PLUGIN.read_bytes())
+        binary.chmod(0o755)
+        self.registry = registry
+        self.record = tmp_path / "calls"
+        self.limit = ProcessLimit(
+            Allowance(processes, "a test"), observer=Metrics(registry).processes, wait_seconds=wait_seconds
+        )
+        self.runner = ProcessRunner([str(tmp_path / "bin")], limit=self.limit)
+        self.began = []
+        self.most = 0
+
+    async def call(self, verb, container_id, seconds=0.05, plugin="slow"):
+        steer = {"record": str(self.record), "hang": seconds}
+        stdin = json.dumps({"steer": {verb: steer}}).encode()
+        invocation = Invocation(verb, container_id, "/n", "eth0", "", "/bin", stdin)
+        return await self.runner.run(plugin, invocation)
+
+    def task(self, verb, container_id, seconds=0.05):
+        return asyncio.create_task(self.call(verb, container_id, seconds))
+
+    def order(self):
+        """The containers in the order in which their plugins ran."""
+        if not self.record.exists():
+            return []
+        calls = [json.loads(line)["env"] for line in self.record.read_text().splitlines()]
+        return [call["CNI_CONTAINERID"] for call in calls]
+
+    def value(self, name, **labels):
+        return self.registry.get_sample_value(name, labels)
+
+    async def until(self, holds):
+        async with asyncio.timeout(20):
+            while not holds():
+                self.most = max(self.most, int(self.value("multus_delegate_processes_running", verb="ADD")))
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def bench(tmp_path, registry):
+    def make(processes, **waits):
+        return Bench(tmp_path, registry, processes, {**limit.WAIT_SECONDS, **waits})
+
+    return make
+
+
+@pytest.mark.weak_spot(35)
+async def test_a_burst_is_bounded_and_a_del_goes_first(bench):
+    side = bench(3)
+    adds = [side.task("ADD", f"c{number}", 0.2) for number in range(24)]
+    await side.until(lambda: len(side.order()) >= 2)
+    assert side.value("multus_delegate_processes_limit") == 3
+    assert side.value("multus_delegate_processes_waiting", verb="ADD") == 22
+    removal = side.task("DEL", "gone")
+    await side.until(removal.done)
+    # Two ADDs had begun, and the third place was the DEL's: it waited for nobody.
+    assert side.order().index("gone") <= 4
+    assert side.value("multus_delegate_wait_seconds_sum", verb="DEL") < 0.2
+    await side.until(lambda: all(task.done() for task in adds))
+    await asyncio.gather(*adds, removal)
+    assert side.most == 2
+    assert side.value("multus_delegate_wait_seconds_count", verb="ADD") == 24
+    for name in ("running", "waiting"):
+        assert side.value(f"multus_delegate_processes_{name}", verb="ADD") == 0
+
+
+async def test_plugins_that_hang_leave_a_place_for_del(bench):
+    side = bench(2)
+    hanging = side.task("ADD", "hangs", 60)
+    await side.until(side.order)
+    for number in range(3):
+        await asyncio.wait_for(side.call("DEL", f"gone{number}"), 20)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+
+
+async def test_a_container_with_twenty_networks_does_not_starve_others(bench):
+    side = bench(2)
+    calls = [side.task("ADD", "big") for _ in range(20)]
+    await side.until(side.order)
+    calls += [side.task("ADD", name) for name in ("p", "q", "r")]
+    await asyncio.gather(*calls)
+    order = side.order()
+    assert set(order[2:7]) >= {"p", "q", "r"}, order
+
+
+async def test_status_and_gc_do_not_wait_behind_a_burst(bench):
+    side = bench(2)
+    calls = [side.task("CHECK", "check")]
+    await side.until(side.order)
+    calls += [side.task("CHECK", "check2")]
+    calls += [side.task("ADD", f"c{number}") for number in range(3)]
+    calls += [side.task("STATUS", ""), side.task("GC", "")]
+    await asyncio.gather(*calls)
+    assert side.order() == ["check", "", "", "c0", "c1", "c2", "check2"]
+
+
+async def test_waiting_in_vain(bench):
+    side = bench(1, ADD=0.3)
+    first = side.task("CHECK", "first", 3)
+    await side.until(side.order)
+    began = time.monotonic()
+    with pytest.raises(TryAgainLaterError) as caught:
+        await side.call("ADD", "second")
+    assert 0.3 <= time.monotonic() - began < 2
+    assert caught.value.msg == (
+        "node is busy: ADD of plugin 'slow' has waited 0.3 s to be run, with 1 calls waiting and at most 1 plugin "
+        "processes at once"
+    )
+    assert "maxDelegateProcesses" in caught.value.details
+    assert "a test" in caught.value.details
+    assert side.value("multus_delegate_waits_given_up_total", verb="ADD") == 1
+    assert side.value("multus_delegate_processes_waiting", verb="ADD") == 0
+    await first
+    assert side.order() == ["first"]
+    await side.call("ADD", "third")
+
+
+async def test_a_del_of_the_container_takes_its_waiting_add_along(bench):
+    side = bench(2)
+    calls = [side.task("ADD", "first", 0.5)]
+    await side.until(side.order)
+    calls += [side.task("ADD", f"c{number}", 0.3) for number in range(5)]
+    calls += [side.task("ADD", "left")]
+    with side.limit.hurried("left"):
+        await calls[-1]
+    assert side.order() == ["first", "left"]
+    await asyncio.gather(*calls)
+
+
+async def test_a_plugin_that_is_not_there_is_not_waited_for(bench):
+    side = bench(1)
+    first = side.task("ADD", "first", 1)
+    await side.until(side.order)
+    with pytest.raises(PluginNotFoundError):
+        await asyncio.wait_for(side.call("ADD", "second", plugin="absent"), 0.9)
+    await first
+
+
+async def test_a_cancelled_wait_leaves_nothing(bench):
+    side = bench(1)
+    first = side.task("ADD", "first", 0.3)
+    await side.until(side.order)
+    second = side.task("ADD", "second")
+    await side.until(lambda: side.value("multus_delegate_processes_waiting", verb="ADD") == 1)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert side.value("multus_delegate_processes_waiting", verb="ADD") == 0
+    await first
+    await side.call("ADD", "third")
+    assert side.order() == ["first", "third"]
+
+
+@pytest.mark.weak_spot(33)
+@pytest.mark.weak_spot(34)
+def test_deadlines_nest():
+    """The wait for a process and the plugin < the verb < the shim < the kubelet."""
+    plugins = Settings().plugins.delegate_timeout_seconds
+    deadlines = Deadlines()
+    shim = {
+        name: int(value.replace("_", "")) / 1000
+        for name, value in re.findall(
+            r"(?m)^const (\w+)_ms = ([\d_]+);", (ROOT / "multus_shim" / "shim.zig").read_text()
+        )
+    }
+    # kubelet: runtimeRequestTimeout is 2 minutes, and twice that for the start of a sandbox.
+    run_sandbox, stop_sandbox = 240, 120
+    for verb in ("ADD", "CHECK"):
+        assert limit.WAIT_SECONDS[verb] + plugins < deadlines.of(verb) < shim["default_reply"] < run_sandbox
+    assert limit.WAIT_SECONDS["DEL"] + process.DEL_SECONDS < deadlines.delete < stop_sandbox
+    assert shim["del_wait"] + shim["del_reply"] < stop_sandbox
+    assert limit.WAIT_SECONDS["STATUS"] < deadlines.status < shim["status_reply"]
+    assert limit.WAIT_SECONDS["GC"] + plugins < deadlines.gc < shim["default_reply"]
+
+
+async def test_a_del_has_less_time_than_other_verbs(bench, monkeypatch):
+    monkeypatch.setattr(process, "DEL_SECONDS", 0.3)
+    side = bench(2)
+    with pytest.raises(CniError, match=r"did not end within 0\.3 s"):
+        await side.call("DEL", "c1", 60)
+    with contextlib.suppress(FileNotFoundError):
+        side.record.unlink()
+    await side.call("ADD", "c1", 0.5)

@@ -1,0 +1,81 @@
+"""ToolRunner: real programs, with and without chroot."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from multus_daemon.cni.errors import InternalError, TryAgainLaterError
+from multus_daemon.delegates import tools
+from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon.ports import ToolNotFoundError
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """A directory in place of the usual ones; makes scripts in it."""
+    monkeypatch.setattr(tools, "_DIRECTORIES", (str(tmp_path / "empty"), str(tmp_path)))
+
+    def make(name, script):
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return make
+
+
+async def test_what_it_is_given_and_says(programs):
+    programs("tool", 'echo "$@"; cat; echo " oh " >&2; exit 3')
+    end = await ToolRunner().run("tool", ["-a", "b c"], b"stdin")
+    assert (end.status, end.stdout, end.stderr) == (3, b"-a b c\nstdin", "oh")
+
+
+async def test_nothing_of_our_environment_reaches_it(programs, monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SECRET", "x")
+    programs("tool", "env")
+    assert b"KUBERNETES" not in (await ToolRunner().run("tool", [])).stdout
+
+
+async def test_absent(programs):
+    with pytest.raises(ToolNotFoundError, match="tool is not in "):
+        await ToolRunner().run("tool", [])
+
+
+async def test_deadline(programs):
+    programs("tool", "sleep 30")
+    with pytest.raises(TryAgainLaterError, match="tool did not end within 0.2 s"):
+        await ToolRunner(timeout=0.2).run("tool", [])
+
+
+async def test_no_more_at_once_than_allowed(programs, tmp_path):
+    log = tmp_path / "log"
+    programs("tool", f"echo begin >>{log}; sleep 0.2; echo end >>{log}")
+    runner = ToolRunner()
+    await asyncio.gather(*(runner.run("tool", []) for _ in range(3 * tools.AT_ONCE)))
+    running = most = 0
+    for line in log.read_text().split():
+        running += 1 if line == "begin" else -1
+        most = max(most, running)
+    assert most == tools.AT_ONCE
+
+
+async def test_too_much(programs):
+    programs("tool", "yes")
+    with pytest.raises(InternalError, match="tool wrote more than 1000 bytes"):
+        await ToolRunner(max_output=1000).run("tool", [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for chroot(2): run pytest as root")
+async def test_in_another_root(programs):
+    programs("tool", "readlink /proc/self/root; pwd")
+    end = await ToolRunner(chroot_dir="/proc/self/root").run("tool", [])
+    assert (end.status, end.stdout) == (0, b"/\n/\n")
+    with pytest.raises(ToolNotFoundError, match="below /proc/self/root/usr"):
+        await ToolRunner(chroot_dir="/proc/self/root/usr").run("tool", [])
+
+
+def test_a_relative_root():
+    with pytest.raises(ValueError, match="not an absolute path"):
+        ToolRunner(chroot_dir="host")
