@@ -11,7 +11,7 @@ SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_d
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
 	@echo "make test    the whole test suite"
-	@echo "make e2e     tests against a real API server and the upstream daemon; builds them once (Go 1.25 or newer, minutes)"
+	@echo "make e2e     tests against a real API server and node, and the upstream daemon; builds them once (Go 1.25 or newer, minutes)"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make bench   measurements (bench/)"
 	@echo "make clean   removes the virtual environment and build results"
@@ -35,11 +35,12 @@ demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not apiserver"
+	$(BIN)/python -m pytest -m "not apiserver and not realnode"
 
 e2e: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
-	$(BIN)/python -m pytest tests/e2e -m apiserver
+	@$(BIN)/python -m tests.e2e.cluster.daemon_image || echo "== the tests of the image on a node are skipped"
+	$(BIN)/python -m pytest tests/e2e -m "apiserver or realnode"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

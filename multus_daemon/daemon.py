@@ -46,7 +46,8 @@ log = logging.getLogger(__name__)
 DRAIN_SECONDS = 20.0
 """How long a stopping daemon lets running requests finish.
 
-With what comes after it, a stop takes 35 s at most: its pod's `terminationGracePeriodSeconds` must be larger.
+What comes after it may take 20 s more (plugins that are ended, statuses that go out), so the
+`terminationGracePeriodSeconds` of the daemon's pod must be larger than both together: 45 in the manifests.
 """
 
 REPORT_SECONDS = 3.0

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 SHIM: Final = "multus-shim"
 """File name of the shim in the plugin directory, and its type in the generated configuration."""
 
+SOCKET: Final = "multus.sock"
 _TRY_SECONDS: Final = 10.0
 _CONF_MAX_BYTES: Final = 1024 * 1024
 
@@ -137,9 +139,15 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
 
     The configuration goes first: from then on the runtime does not start the shim for new pods. Pods that have
     additional networks would keep them for ever, since nobody is left that knows them: where there are such pods
-    nothing is changed, unless `force` says so. `purge`: the record of what is attached goes too. What was done, in
-    order, each as a line for people. Raises InstallError.
+    nothing is changed, unless `force` says so; where the daemon still runs neither, since it would put the
+    configuration back. `purge`: the record of what is attached goes too. What was done, in order, each as a line for
+    people. Raises InstallError.
     """
+    if _is_served(node.socket_dir / SOCKET):
+        raise InstallError(
+            f"the daemon of this node still runs and answers on {node.socket_dir / SOCKET}; nothing was changed: "
+            "delete its DaemonSet, or stop it, and repeat"
+        )
     waiting = _with_additional_networks(store)
     if waiting and not force:
         shown = ", ".join(f"{record.pod} ({len(record.attachments) - 1})" for record in waiting[:20])
@@ -152,17 +160,33 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
         for path in our_configurations(node.conf_dir):
             fs.remove(path)
             done.append(f"removed {path}")
-        if fs.remove(node.socket_dir / "multus.sock"):
-            done.append(f"removed {node.socket_dir / 'multus.sock'}")
+        if fs.remove(node.socket_dir / SOCKET):
+            done.append(f"removed {node.socket_dir / SOCKET}")
         if fs.remove(node.bin_dir / SHIM):
             done.append(f"removed {node.bin_dir / SHIM}")
         fs.sweep(node.bin_dir)
+        spool = node.cni_dir / "spool"
+        if waiting_dels := len(list(spool.glob("[!.]*.json"))):
+            done.append(f"{waiting_dels} DELs in {spool} were not done: what their pods had stays taken")
         if purge and node.cni_dir.is_dir():
             shutil.rmtree(node.cni_dir)
             done.append(f"removed {node.cni_dir}")
     except OSError as error:
         raise InstallError(f"{error}; done before that: {'; '.join(done) or 'nothing'}") from error
     return done
+
+
+def _is_served(path: Path) -> bool:
+    """Whether a process accepts connections there; the socket of one that was killed stays behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(_TRY_SECONDS)
+        try:
+            client.connect(str(path))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def our_configurations(directory: Path) -> list[Path]:

@@ -8,10 +8,11 @@ Nothing that a caller passes can begin a line of its own; a traceback follows it
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import os
+import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
@@ -33,6 +34,8 @@ _NAMES: Final = {
 }
 DEFAULT_OPTIONS: Final[dict[str, Any]] = {"maxSize": 100, "maxBackups": 5}
 _PACKAGE: Final = "multus_daemon"
+_LONGEST: Final = 32 * 1024
+"""Characters of a message, of a value and of a line of a traceback: they quote what came from outside."""
 
 _fields: ContextVar[tuple[tuple[str, object], ...]] = ContextVar("multus_log_fields", default=())
 
@@ -111,7 +114,7 @@ class LineFormatter(logging.Formatter):
 
 def quote(value: object) -> str:
     """`value` as it stands where it is one plain word, else as a JSON string in ASCII."""
-    text = str(value)
+    text = _cut(str(value))
     if text and all(character.isprintable() and character not in ' "=\\' for character in text):
         return text
     return _escape(text, '"')
@@ -119,9 +122,14 @@ def quote(value: object) -> str:
 
 def _one_line(text: str) -> str:
     """`text` with everything escaped that could end the line or steer a terminal."""
+    text = _cut(text)
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else _escape(character) for character in text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
 def _escape(text: str, quotes: str = "") -> str:
@@ -130,8 +138,65 @@ def _escape(text: str, quotes: str = "") -> str:
 
 
 class _PrivateFileHandler(RotatingFileHandler):
-    """A rotating file that only its owner can read: pod names, addresses and paths stand in it."""
+    """A rotating file that only its owner can read: pod names, addresses and paths stand in it.
 
-    def _open(self) -> io.TextIOWrapper:
+    A disk that is full, or takes no writes, costs lines and nothing else: standard error is told of the first one that
+    is lost, and the file, once it can be written again, how many there were.
+    """
+
+    # Neither buffered nor decoded, other than the base class has it: a buffer that can't be emptied fails again when
+    # the file is closed, and the base class never recovers from that.
+    stream: Any
+    _lost = 0
+    _is_torn = False
+
+    def _open(self) -> Any:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        return open(descriptor, "a", encoding="utf-8", errors="backslashreplace")
+        return open(descriptor, "ab", buffering=0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record, or count it as lost."""
+        try:
+            data = self._line(record)
+        except Exception:
+            self.handleError(record)
+            return
+        try:
+            if self._lost:
+                text = "%d lines are missing here, they could not be written"
+                note = logging.LogRecord(_PACKAGE, logging.WARNING, "", 0, text, (self._lost,), None)
+                self._write(self._line(note))
+                self._lost = 0
+            self._write(data)
+        except OSError as error:
+            self._lost += 1
+            if self._lost == 1:
+                self._complain(record, error)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
+
+    def _write(self, data: bytes) -> None:
+        """Append whole lines. Raises OSError."""
+        if self.stream is None:
+            self.stream = self._open()
+        status = os.fstat(self.stream.fileno())
+        if 0 < self.maxBytes <= status.st_size + len(data) and self.backupCount and stat.S_ISREG(status.st_mode):
+            # Where it can't be put aside it grows on: better too long than silent.
+            with contextlib.suppress(OSError):
+                self.doRollover()
+            if self.stream is None:
+                self.stream = self._open()
+        view = memoryview(b"\n" + data if self._is_torn else data)
+        while view:
+            written = self.stream.write(view)
+            self._is_torn = view[written - 1] != ord("\n")
+            view = view[written:]
+
+    def _complain(self, record: logging.LogRecord, error: OSError) -> None:
+        text = "log file %s: %s; lines are lost until it can be written again"
+        note = logging.LogRecord(_PACKAGE, logging.ERROR, "", 0, text, (self.baseFilename, error.strerror), None)
+        note.created = record.created
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(self.format(note) + "\n")
+            sys.stderr.flush()

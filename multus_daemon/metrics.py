@@ -26,6 +26,8 @@ DELEGATE_OUTCOMES: Final = frozenset(
 )
 REQUESTS: Final = frozenset({"ips", "mac", "infiniband-guid", "bandwidth", "portMappings"})
 COLLECTED: Final = frozenset({"collected", "left", "failed"})
+REPLAYS: Final = frozenset({"served", "failed", "rejected"})
+ORPHANS: Final = frozenset({"deleted", "failed"})
 HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz"})
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "notify", "trace", "patch"})
 # Seconds. A built-in plugin takes milliseconds, a plugin's deadline is two minutes.
@@ -66,6 +68,9 @@ class Metrics:
         self._in_flight = Gauge(
             "multus_cni_requests_in_flight", "CNI requests being worked on", ["verb"], registry=registry
         )
+        self._queued = Gauge(
+            "multus_cni_requests_waiting", "CNI requests that wait, by connectionLimit", ["verb"], registry=registry
+        )
         self._refused_peers = Counter(
             "multus_refused_peers_total", "Requests on the socket from users that may not call", registry=registry
         )
@@ -87,6 +92,10 @@ class Metrics:
             self._collected.labels(outcome)
         self.cluster = ClusterMetrics(registry)
         """What the Kubernetes adapter counts."""
+        self.processes = ProcessMetrics(registry)
+        """What is counted about plugin processes."""
+        self.deletes = DeleteMetrics(registry)
+        """What is counted about DELs that were late, and about orphans."""
         self.primary = PrimaryMetrics(registry)
         """What is counted about the node's CNI configuration."""
         build = Gauge("multus_build_info", "Always 1", ["version", "python"], registry=registry)
@@ -94,6 +103,7 @@ class Metrics:
         for verb in VERBS:
             # A series that is there from the start lets a rate be taken of the first event.
             self._in_flight.labels(verb)
+            self._queued.labels(verb)
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
@@ -120,6 +130,16 @@ class Metrics:
     def in_flight(self, verb: str) -> Iterator[None]:
         """The block works on `verb`."""
         gauge = self._in_flight.labels(_known(verb, VERBS))
+        gauge.inc()
+        try:
+            yield
+        finally:
+            gauge.dec()
+
+    @contextlib.contextmanager
+    def queued(self, verb: str) -> Iterator[None]:
+        """The block waits until `verb` may begin."""
+        gauge = self._queued.labels(_known(verb, VERBS))
         gauge.inc()
         try:
             yield
@@ -216,6 +236,117 @@ class ClusterMetrics:
     def events_dropped(self, number: int) -> None:
         """So many messages will be in no Event."""
         self._lost_events.inc(number)
+
+
+class ProcessMetrics:
+    """What is counted about plugin processes and the wait for them, the `Observer` of `delegates.limit`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._allowed = Gauge(
+            "multus_delegate_processes_limit", "Plugin processes that may run at once", registry=registry
+        )
+        self._running = Gauge(
+            "multus_delegate_processes_running", "Plugin processes that run", ["verb"], registry=registry
+        )
+        self._waiting = Gauge(
+            "multus_delegate_processes_waiting", "Calls of plugins that wait to be run", ["verb"], registry=registry
+        )
+        self._waits = Histogram(
+            "multus_delegate_wait_seconds",
+            "Time that a call of a plugin waited until it was run, or was given up",
+            ["verb"],
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._given_up = Counter(
+            "multus_delegate_waits_given_up_total",
+            "Calls of plugins that failed since the node was busy",
+            ["verb"],
+            registry=registry,
+        )
+        for verb in VERBS:
+            for metric in (self._running, self._waiting, self._given_up):
+                metric.labels(verb)
+
+    def allowed(self, processes: int) -> None:
+        """So many may run at once."""
+        self._allowed.set(processes)
+
+    def running(self, verb: str, change: int) -> None:
+        """One more, or one less, runs."""
+        self._running.labels(_known(verb, VERBS)).inc(change)
+
+    def waiting(self, verb: str, change: int) -> None:
+        """One more, or one less, waits."""
+        self._waiting.labels(_known(verb, VERBS)).inc(change)
+
+    def waited(self, verb: str, seconds: float, *, in_vain: bool) -> None:
+        """A wait is over."""
+        self._waits.labels(_known(verb, VERBS)).observe(seconds)
+        if in_vain:
+            self._given_up.labels(_known(verb, VERBS)).inc()
+
+
+class DeleteMetrics:
+    """What is counted about DELs that were late: the `Observer` of `controllers.spool` and `controllers.reconcile`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._spooled = Gauge(
+            "multus_spool_entries", "DELs that wait in the spool, 10000 at most are counted", registry=registry
+        )
+        self._entries = Counter(
+            "multus_spool_replays_total",
+            "Spooled DELs: served, failed and tried again, rejected since they can't be served",
+            ["outcome"],
+            registry=registry,
+        )
+        self._given_up = Counter(
+            "multus_deletes_given_up_total",
+            "Containers whose DEL was answered as done though it failed (deleteTries)",
+            registry=registry,
+        )
+        self._orphans = Counter(
+            "multus_orphan_attachments_total", "Attachments of orphans: deleted, failed", ["outcome"], registry=registry
+        )
+        self._left = Gauge(
+            "multus_leftover_containers",
+            "Containers left after the last comparison with what lives: orphans, inhabited, unreadable",
+            ["kind"],
+            registry=registry,
+        )
+        self._unattached = Gauge(
+            "multus_pods_lacking_networks", "Pods that run without networks that they asked for", registry=registry
+        )
+        for outcome in REPLAYS:
+            self._entries.labels(outcome)
+        for outcome in ORPHANS:
+            self._orphans.labels(outcome)
+
+    def spooled(self, number: int) -> None:
+        """So many entries wait."""
+        self._spooled.set(number)
+
+    def entry(self, outcome: str) -> None:
+        """An entry was replayed; `outcome` is one of `REPLAYS`."""
+        self._entries.labels(_known(outcome, REPLAYS)).inc()
+
+    def given_up(self) -> None:
+        """A container's DEL was answered as done though it failed."""
+        self._given_up.inc()
+
+    def orphan(self, outcome: str, attachments: int) -> None:
+        """Deleting an orphan with so many attachments has ended; `outcome` is one of `ORPHANS`."""
+        self._orphans.labels(_known(outcome, ORPHANS)).inc(attachments)
+
+    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
+        """So many containers are left."""
+        self._left.labels("orphans").set(orphans)
+        self._left.labels("inhabited").set(inhabited)
+        self._left.labels("unreadable").set(unreadable)
+
+    def unattached(self, pods: int) -> None:
+        """So many pods run without networks that they asked for."""
+        self._unattached.set(pods)
 
 
 class PrimaryMetrics:

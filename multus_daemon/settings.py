@@ -58,6 +58,8 @@ class SocketSettings:
     """The same directory as the host sees it, written to the CNI configuration for the shim; empty: the default."""
     daemon_wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = _key("daemonWaitSeconds", 60.0)
     """How long the shim tries to reach the daemon for ADD, CHECK and GC."""
+    connection_limit: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = _key("connectionLimit", None)
+    """CNI requests that are worked on at once; others wait, DEL goes first. None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,20 @@ class PluginSettings:
     """How long one call of one plugin may take before its process group is ended."""
     gomaxprocs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = _key("pluginGomaxprocs", 2)
     """GOMAXPROCS for plugin processes: a Go plugin that starts a thread for each core of a large host is slow."""
+    max_processes: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _key("maxDelegateProcesses", 0)
+    """Plugin processes that run at once; 0: from the daemon's memory limit and the cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSettings:
+    """What becomes of networks that could not be detached."""
+
+    tries: Count = _key("deleteTries", 5)
+    """The failing DEL of this number is answered as done, so that the pod can go; what is left is deleted later.
+    0: every failing DEL is an error.
+    """
+    reconcile_seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] = _key("reconcileSeconds", 300.0)
+    """How often records are compared with what lives, and orphans deleted; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +219,7 @@ class Settings:
     primary: PrimarySettings = field(default_factory=PrimarySettings)
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
+    deletes: DeleteSettings = field(default_factory=DeleteSettings)
     logs: LogSettings = field(default_factory=LogSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -232,6 +249,7 @@ GROUPS: dict[str, type[Any]] = {
     "primary": PrimarySettings,
     "kubernetes": KubernetesSettings,
     "plugins": PluginSettings,
+    "deletes": DeleteSettings,
     "logs": LogSettings,
     "metrics": MetricsSettings,
 }
@@ -239,12 +257,11 @@ GROUPS: dict[str, type[Any]] = {
 # Keys of upstream's daemon whose feature this release does not have. They are accepted, so that a configuration map
 # can be taken over, and named in the log at start.
 WITHOUT_EFFECT = {
-    "connectionLimit": "requests are not limited in this release",
     "enablePprof": "Go's profiler; there is none here",
     "logOptions.compress": "rotated logs are not compressed",
     "logOptions.maxAge": "rotated logs are removed by their number, not by their age",
     "name": "the generated configuration has upstream's name, or the primary network's",
-    "retryDeleteOnError": "a DEL that failed is always reported and retried",
+    "retryDeleteOnError": "what a DEL could not detach is always kept and retried; see deleteTries",
     "allowTryDeleteOnErr": "upstream's documents name it, no program reads it",
     "defaultnetworkfile": "upstream's tests name it, no program reads it",
     "defaultnetworkwaitseconds": "upstream's tests name it, no program reads it",

@@ -80,6 +80,8 @@ pub const Outcome = union(enum) {
     late,
     /// No complete HTTP reply: what was seen instead.
     broken: []const u8,
+    /// The connection ended before the first byte of a reply: how. What a daemon leaves that has ended meanwhile.
+    unanswered: []const u8,
 };
 
 /// Sends `head` and `body` and takes the reply, all until the deadline.
@@ -95,6 +97,7 @@ pub fn exchange(fd: i32, head: []const u8, body: []const u8, deadline: sys.Deadl
         error.OutOfMemory => return error.OutOfMemory,
         error.Late => return .late,
         error.Broken => return .{ .broken = reader.why.bytes() },
+        error.Unanswered => return .{ .unanswered = reader.why.bytes() },
     };
     return .{ .reply = reply };
 }
@@ -120,7 +123,7 @@ fn send(fd: i32, bytes: []const u8, deadline: sys.Deadline) enum { done, late, f
     return .done;
 }
 
-const Fault = error{ OutOfMemory, Late, Broken };
+const Fault = error{ OutOfMemory, Late, Broken, Unanswered };
 
 const Reader = struct {
     fd: i32,
@@ -130,6 +133,8 @@ const Reader = struct {
     head: Buffer = .{},
     body: Buffer = .{},
     why: Buffer = .{},
+    /// Whether a byte has come.
+    answered: bool = false,
 
     fn broken(self: *Reader, parts: anytype) Fault {
         self.why.all(parts) catch |e| return e;
@@ -158,15 +163,21 @@ const Reader = struct {
                 else => |e| return self.lost(e),
             }
             self.raw.len += rc;
+            self.answered = self.answered or rc > 0;
             return rc > 0;
         }
     }
 
     fn lost(self: *Reader, e: sys.Errno) Fault {
         var space: [32]u8 = undefined;
-        return self.broken(.{
-            "the connection broke (", sys.errnoName(e, &space), ") after ", self.seen(), " bytes of a reply",
-        });
+        const name = sys.errnoName(e, &space);
+        if (!self.answered) return self.unanswered(.{ "the connection broke (", name, ") before a reply" });
+        return self.broken(.{ "the connection broke (", name, ") after ", self.seen(), " bytes of a reply" });
+    }
+
+    fn unanswered(self: *Reader, parts: anytype) Fault {
+        self.why.all(parts) catch |e| return e;
+        return error.Unanswered;
     }
 
     fn seen(self: *const Reader) usize {
@@ -207,7 +218,9 @@ const Reader = struct {
                 return self.brokenQuoting(.{"the reply is not HTTP/1.x; it begins with "}, self.raw.bytes());
             searched = self.raw.len -| 3;
             if (!try self.fill()) {
-                if (self.raw.len == 0) return self.broken(.{"it closed the connection without a reply"});
+                const silent = "it closed the connection without a reply";
+                if (!self.answered) return self.unanswered(.{silent});
+                if (self.raw.len == 0) return self.broken(.{silent});
                 return self.brokenQuoting(.{
                     "the reply was cut off inside its header block, after ", self.raw.len, " bytes: ",
                 }, self.raw.bytes());

@@ -11,6 +11,10 @@
 //! 200 and 1 for any other. For verbs other than ADD an empty 200 of any type is success. Everything else is reported
 //! as CNI error 999 with an excerpt of what was seen, above all a daemon of another version.
 //!
+//! A daemon that stops hands over to its successor: it answers 503, or its connection ends before the first byte of a
+//! reply. Then the request is sent again, a few times at most and within the same deadlines: a repeated ADD
+//! or DEL is harmless, also where the first one was begun or done.
+//!
 //! Keys of the network configuration that are read here (the daemon gets all of them; case does not matter):
 //!
 //! | key                | default             | meaning                                                             |
@@ -27,8 +31,8 @@
 //! | -------------- | ------------------------------------------- | -------------------------------------------------- |
 //! | ADD, CHECK, GC | tries for daemonWaitSeconds, then code 11   | code 11 after daemonReplySeconds                   |
 //! | STATUS         | one attempt, code 50                        | code 50 after 10 s                                 |
-//! | DEL            | tries for 2 s (less if daemonWaitSeconds is | spooled after daemonReplySeconds, and when the     |
-//! |                | less), then spooled: exit 0                 | reply is cut off or is not HTTP: exit 0            |
+//! | DEL            | tries for 10 s (less if daemonWaitSeconds   | spooled after daemonReplySeconds, and when the     |
+//! |                | is less), then spooled: exit 0              | reply is cut off or is not HTTP: exit 0            |
 //!
 //! stdin has to arrive within 30 s and stdout to be taken within 30 s.
 
@@ -56,9 +60,15 @@ const default_socket_dir = "/run/multus/";
 const default_cni_dir = "/var/lib/cni/multus";
 const default_wait_ms = 60_000;
 const default_reply_ms = 180_000;
-const del_wait_ms = 2_000;
+/// A restart of the daemon takes less, and the kubelet waits two minutes for the stop of a sandbox.
+const del_wait_ms = 10_000;
 const del_reply_ms = 30_000;
 const status_reply_ms = 10_000;
+/// The status of a daemon that stops and has left the request untouched.
+const handed_over = 503;
+/// How often a request is sent again to a successor, and the pause before, which doubles.
+const most_repeats = 6;
+const repeat_pause_ms = 10;
 
 pub fn main(init: std.process.Init.Minimal) void {
     sys.guardStandardDescriptors();
@@ -180,20 +190,34 @@ const Call = struct {
             try msg.all(.{ " bytes and a socket path at most ", daemon.max_path });
             answer.refuseWith(.bad_config, msg.bytes(), "");
         }
-        const fd = switch (daemon.connect(self.socket, .in(self.wait_ms), self.verb == .STATUS)) {
-            .open => |fd| fd,
-            .absent => |e| try self.cannotConnect(e, true),
-            .refused => |e| try self.cannotConnect(e, false),
-        };
         var head: Buffer = .{};
         try head.add("POST /cni HTTP/1.1\r\nHost: dummy\r\nUser-Agent: multus-shim/" ++ release ++ "\r\n");
         try head.add("Accept: " ++ daemon.stdout_type ++ "\r\nContent-Type: application/json\r\n");
         try head.all(.{ "Content-Length: ", self.body.len, "\r\nConnection: close\r\n\r\n" });
-        switch (try daemon.exchange(fd, head.bytes(), self.body, .in(self.reply_ms))) {
-            .reply => |reply| try self.copy(&reply),
-            .late => try self.late(),
-            .broken => |what| try self.broken(what),
+        var fd = try self.connect(self.wait_ms);
+        const deadline: sys.Deadline = .in(self.reply_ms);
+        var repeats: u6 = 0;
+        while (true) : (repeats += 1) {
+            const outcome = try daemon.exchange(fd, head.bytes(), self.body, deadline);
+            _ = linux.close(fd);
+            const again = repeats < most_repeats;
+            switch (outcome) {
+                .reply => |reply| if (reply.status != handed_over or !again) try self.copy(&reply),
+                .late => try self.late(),
+                .broken => |what| try self.broken(what),
+                .unanswered => |what| if (!again) try self.broken(what),
+            }
+            sys.sleep(@min(@as(u64, repeat_pause_ms) << repeats, deadline.left()));
+            fd = try self.connect(@min(self.wait_ms, deadline.left()));
         }
+    }
+
+    fn connect(self: *const Call, wait_ms: u64) text.Error!i32 {
+        return switch (daemon.connect(self.socket, .in(wait_ms), self.verb == .STATUS)) {
+            .open => |fd| fd,
+            .absent => |e| try self.cannotConnect(e, true),
+            .refused => |e| try self.cannotConnect(e, false),
+        };
     }
 
     fn cannotConnect(self: *const Call, e: sys.Errno, waited: bool) text.Error!noreturn {

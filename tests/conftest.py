@@ -6,6 +6,8 @@ Warnings are errors by `pyproject.toml`.
 import asyncio
 import inspect
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,3 +99,16 @@ def logging_as_found():
     root.handlers = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB of its own, to be filled or made read-only."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: run as root, or under `unshare -Urm`")
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "multus-test", str(path)], check=True)
+    yield path
+    # Lazily: what a failed test left open must not keep it.
+    subprocess.run(["umount", "-l", str(path)], check=True)

@@ -8,10 +8,14 @@ import contextvars
 import functools
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# Disks serve many syncs at once. Threads are made when they are needed.
+_DISK: Final = ThreadPoolExecutor(16, thread_name_prefix="disk")
 
 
 class KeyedLock:
@@ -128,9 +132,22 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     So what comes after the call, the undoing of it above all, never runs beside it. What the work of a cancelled
     caller returns or raises is dropped.
     """
-    call = functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs))
+    return await _in_thread_of(None, functools.partial(work, *args, **kwargs))
+
+
+async def on_disk(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `in_thread`, for what waits for the disk, on threads of its own.
+
+    There are few threads in all: where each fsync takes half a second, nobody else's work, the starting of plugins and
+    a STATUS among it, may stand in a queue behind them.
+    """
+    return await _in_thread_of(_DISK, functools.partial(work, *args, **kwargs))
+
+
+async def _in_thread_of(pool: ThreadPoolExecutor | None, work: Callable[[], T]) -> T:
+    call = functools.partial(contextvars.copy_context().run, work)
     # A future of the executor and no task: the end of the event loop, which cancels all tasks, does not cancel it.
-    running = asyncio.get_running_loop().run_in_executor(None, call)
+    running = asyncio.get_running_loop().run_in_executor(pool, call)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:

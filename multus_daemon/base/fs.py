@@ -89,15 +89,20 @@ def read_limited(path: Path, *, limit: int = DEFAULT_READ_LIMIT, follow: bool = 
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(limit + 1)
+        # Not `limit` at once: a buffer of that size would be made first. The size may be wrong, it is 0 in /proc.
+        step = min(max(status.st_size, 4096), limit) + 1
+        chunks, length = [], 0
+        while length <= limit and (chunk := os.read(descriptor, min(step, limit + 1 - length))):
+            chunks.append(chunk)
+            length += len(chunk)
     finally:
         os.close(descriptor)
-    if len(data) > limit:
+    if length > limit:
         raise FileTooLargeError(path, limit)
-    return data
+    return b"".join(chunks)
 
 
 def remove(path: Path) -> bool:
@@ -123,3 +128,28 @@ def ensure_directory(path: Path, *, mode: int = 0o700) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
+
+
+def ensure_private_directory(path: Path) -> None:
+    """As `ensure_directory`, for one that only we use: no symbolic link, ours, mode 0700; another mode is put right.
+
+    What is inside is then of nobody else's making, hard links included. Raises OSError.
+    """
+    ensure_directory(path)
+    repair_private_directory(path)
+
+
+def repair_private_directory(path: Path) -> bool:
+    """Give a directory that only we use its mode back, 0700; whether it had another.
+
+    Raises NotADirectoryError for a symbolic link, PermissionError for another user's, OSError.
+    """
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "a directory of its own is needed, no link and no file", str(path))
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"belongs to user {status.st_uid}, not to {os.geteuid()}", str(path))
+    if stat.S_IMODE(status.st_mode) == 0o700:
+        return False
+    path.chmod(0o700)
+    return True

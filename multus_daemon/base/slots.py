@@ -53,15 +53,15 @@ class _Waiter:
 class Slots:
     """Slots for one event loop.
 
-    The next one is of the lowest rank; among those, of the key that has the fewest slots now; among those, of the turn
-    that began first. What is not urgent leaves `reserved` slots alone.
+    The next one is of the lowest rank; among those, of the turn that began first. A key that still waits when it has
+    got a slot goes to the end, so keys take turns. What is not urgent leaves `reserved` slots alone.
     """
 
     def __init__(self, size: int, *, reserved: int = 0) -> None:
         """`size`: at least 1; one slot is for everybody, however many are `reserved`."""
         self.size = size
         self._ordinary_size = max(1, size - reserved)
-        self._held: Counter[str] = Counter()
+        self._behind: dict[str, int] = {}
         self._taken = 0
         self._ordinary = 0
         self._waiting: list[_Waiter] = []
@@ -124,19 +124,25 @@ class Slots:
             waiter.granted.set_result(None)
             self._taken += 1
             self._ordinary += waiter.ordinary
-            self._held[waiter.key] += 1
+            self._move_behind(waiter.key)
 
-    def _place(self, waiter: _Waiter) -> tuple[int, int, int, int]:
+    def _place(self, waiter: _Waiter) -> tuple[int, int, int]:
         rank = URGENT if self._is_urgent(waiter) else waiter.rank
-        return rank, self._held[waiter.key], waiter.turn, waiter.arrival
+        return rank, max(waiter.turn, self._behind.get(waiter.key, 0)), waiter.arrival
+
+    def _move_behind(self, key: str) -> None:
+        """Put what else waits for `key` at the end; forget the key where nothing does."""
+        if any(waiter.key == key for waiter in self._waiting):
+            self._behind[key] = next(_arrivals)
+        else:
+            self._behind.pop(key, None)
 
     def _leave(self, waiter: _Waiter) -> None:
         if not waiter.granted.done():
             self._waiting.remove(waiter)
+            if not any(other.key == waiter.key for other in self._waiting):
+                self._behind.pop(waiter.key, None)
             return
         self._taken -= 1
         self._ordinary -= waiter.ordinary
-        self._held[waiter.key] -= 1
-        if not self._held[waiter.key]:
-            del self._held[waiter.key]
         self._grant()

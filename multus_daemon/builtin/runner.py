@@ -32,6 +32,7 @@ PLUGINS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "bridge": ("multus_daemon.builtin.bridge", "Bridge"),
         "host-local": ("multus_daemon.builtin.host_local", "HostLocal"),
         "loopback": ("multus_daemon.builtin.loopback", "Loopback"),
+        "macvlan": ("multus_daemon.builtin.macvlan", "Macvlan"),
         "passthru": ("multus_daemon.builtin.passthru", "Passthru"),
         "ptp": ("multus_daemon.builtin.ptp", "Ptp"),
         "static": ("multus_daemon.builtin.static", "Static"),

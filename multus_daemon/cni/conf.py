@@ -70,8 +70,9 @@ def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False)
     try:
         fields = gojson.loads_object(raw)
         if not gojson.get_str(fields, "name") and default_name:
-            fields = gojson.with_keys(fields, {"name": default_name})
-            raw = gojson.dumps(fields)
+            # Sorted, as upstream's; read again: of two spellings of a key the last one in the bytes counts.
+            raw = gojson.dumps(gojson.with_keys(fields, {"name": default_name}))
+            fields = gojson.loads_object(raw)
         return _read(raw, fields, allow_no_plugins)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"CNI configuration: {error}") from error
@@ -186,7 +187,12 @@ def with_plugins(config: NetworkConfig, extra: tuple[bytes, ...]) -> NetworkConf
         entries = [*(gojson.get_list(fields, "plugins") or ()), *(gojson.loads_object(raw) for raw in extra)]
     except gojson.JsonError as error:
         raise DecodingFailureError(f"CNI configuration: {error}") from error
-    return parse(gojson.dumps(gojson.with_keys(fields, {"plugins": entries})))
+    return parse(_rewritten(gojson.with_keys(fields, {"plugins": entries})))
+
+
+def _rewritten(fields: Mapping[str, Any]) -> bytes:
+    # In the order of the text: of two spellings of a key, `type` and `Type`, the last one counts for every reader.
+    return gojson.dumps(fields, sort_keys=False)
 
 
 def with_version(config: NetworkConfig, cni_version: str) -> NetworkConfig:
@@ -234,7 +240,7 @@ def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args
             fields = _merged(fields, extra, cni_args)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"CNI configuration: {error}", f"network {config.name!r}") from error
-    return replace(parse(gojson.dumps(fields)), cni_version=config.cni_version)
+    return replace(parse(_rewritten(fields)), cni_version=config.cni_version)
 
 
 def _merged(fields: Mapping[str, Any], extra: Mapping[str, Any], cni_args: Mapping[str, Any]) -> dict[str, Any]:

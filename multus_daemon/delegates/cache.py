@@ -8,7 +8,6 @@ us; other than theirs it is never half written. All methods block.
 from __future__ import annotations
 
 import base64
-import binascii
 import logging
 import os
 from collections.abc import Collection, Container, Mapping, Set
@@ -65,14 +64,11 @@ def decode(data: bytes) -> Entry:
     fields = gojson.loads_object(data)
     if (kind := gojson.get_str(fields, "kind")) != KIND:
         raise gojson.JsonError(f"kind: {KIND!r} is needed, not {kind!r}")
-    texts = {key: gojson.get_str(fields, key) or "" for key in ("containerId", "config", "ifName", "networkName")}
-    for key, value in texts.items():
+    texts = {key: gojson.get_str(fields, key) or "" for key in ("containerId", "ifName", "networkName")}
+    config = gojson.get_bytes(fields, "config") or b""
+    for key, value in {**texts, "config": config}.items():
         if not value:
             raise gojson.JsonError(f"{key} is missing")
-    try:
-        config = base64.b64decode(texts["config"], validate=True)
-    except binascii.Error as error:
-        raise gojson.JsonError(f"config: {error}") from error
     pairs = gojson.get_list(fields, "cniArgs") or []
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
@@ -114,8 +110,11 @@ class ResultCache:
         that the entry has.
         """
         path = self._path(entry.network, entry.container_id, entry.ifname)
-        fs.ensure_directory(self._directory)
-        fs.write_atomic(path, entry.encode(), fsync=False)
+        data = entry.encode()
+        if len(data) > fs.DEFAULT_READ_LIMIT:
+            raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
+        fs.ensure_private_directory(self._directory)
+        fs.write_atomic(path, data, fsync=False)
 
     def remove(self, network: str, container_id: str, ifname: str) -> None:
         """Forget the entry; absent is done. Raises as `write` does."""

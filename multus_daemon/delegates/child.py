@@ -224,9 +224,9 @@ class _Child:
         if pidfd >= 0:
             self._loop.add_reader(pidfd, self._on_exit)
         else:
-            # A kernel before 5.3, or a seccomp profile from then. WNOWAIT: see and leave it a zombie.
-            waiter = self._loop.run_in_executor(None, os.waitid, os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
-            waiter.add_done_callback(self._on_waited)
+            # A kernel before 5.3, or a seccomp profile from then. Not a thread of the loop's few: those that wait here
+            # would keep others from starting.
+            threading.Thread(target=self._wait, name="waiting for a plugin process", daemon=True).start()
 
     def _on_exit(self) -> None:
         if self._pidfd >= 0:
@@ -234,11 +234,12 @@ class _Child:
         self._exited = True
         self._changed.set()
 
-    def _on_waited(self, waiter: asyncio.Future[Any]) -> None:
-        # Its answer says nothing new; taken, so that asyncio does not miss somebody who takes it.
-        if not waiter.cancelled():
-            waiter.exception()
-        self._on_exit()
+    def _wait(self) -> None:
+        # WNOWAIT: see and leave it a zombie. Reaped meanwhile, or the loop closed: there is nobody to tell.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_exit)
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait for `condition` until `deadline`; whether it holds."""

@@ -59,6 +59,8 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
     complete: bool
     created: float
     attachments: list[_Attachment]
+    deletes_failed: int = 0
+    given_up: bool = False
 
 
 def encode(record: ContainerRecord) -> bytes:
@@ -74,6 +76,8 @@ def encode(record: ContainerRecord) -> bytes:
             complete=record.complete,
             created=record.created,
             attachments=[_encode(attachment) for attachment in record.attachments],
+            deletes_failed=record.deletes_failed,
+            given_up=record.given_up,
         )
     )
     return msgspec.json.encode(_Envelope(FORMAT, hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
@@ -121,6 +125,8 @@ def decode(data: bytes) -> ContainerRecord:
             attachments=tuple(_decode(attachment) for attachment in fields.attachments),
             complete=fields.complete,
             created=fields.created,
+            deletes_failed=fields.deletes_failed,
+            given_up=fields.given_up,
         )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, CniError) as error:
         raise RecordFormatError(str(error)) from error

@@ -40,9 +40,39 @@ class FileStore:
         self._cache = cache
 
     def sweep(self) -> None:
-        """Remove what writers of records and results left that were killed in the middle. Raises OSError."""
-        fs.sweep(self._directory)
-        self._cache.sweep()
+        """Make the directories safe, and remove what writers left that were killed in the middle.
+
+        `cniDir` itself may be a link and readable by all, not writable. A disk that takes no writes is no reason to
+        serve no DEL: what can't be put right there is logged. Raises OSError for a directory of ours that is a link or
+        another user's.
+        """
+        self._refuse_writers()
+        for directory in (self._directory, self._cni_dir / "results"):
+            try:
+                if fs.repair_private_directory(directory):
+                    logger.warning("%s was open to others: its mode is 0700 again", directory)
+            except FileNotFoundError:
+                continue
+            except (NotADirectoryError, PermissionError):
+                raise
+            except OSError as error:
+                logger.error("%s is open to others, and its mode can't be changed: %s", directory, error)
+        try:
+            fs.sweep(self._directory)
+            self._cache.sweep()
+        except OSError as error:
+            logger.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
+
+    def _refuse_writers(self) -> None:
+        try:
+            mode = stat.S_IMODE(self._cni_dir.stat().st_mode)
+            if mode & 0o022:
+                logger.warning("others than root could write to %s: its mode %o is put right", self._cni_dir, mode)
+                self._cni_dir.chmod(mode & ~0o022)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            logger.error("others can write to %s, and its mode can't be changed: %s", self._cni_dir, error)
 
     def load(self, container_id: ContainerId) -> ContainerRecord | None:
         """Our own record; without one, what upstream's file of the container says. Looks at these two files only.
@@ -103,13 +133,12 @@ class FileStore:
     def save(self, record: ContainerRecord) -> None:
         """Write our own record, durable on return. Raises OSError, InvalidEnvironmentError for an id that is none."""
         path = self._own_path(record.sandbox.container_id)
-        fs.ensure_directory(self._directory)
-        status = self._directory.lstat()
-        if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "a directory is needed, not a link", str(self._directory))
-        if stat.S_IMODE(status.st_mode) != 0o700:
-            self._directory.chmod(0o700)
-        fs.write_atomic(path, record_format.encode(record))
+        data = record_format.encode(record)
+        if len(data) > fs.DEFAULT_READ_LIMIT:
+            # What `load` would refuse must not come to be: its networks could not be detached.
+            raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
+        fs.ensure_private_directory(self._directory)
+        fs.write_atomic(path, data)
 
     def remove(self, container_id: ContainerId) -> None:
         """Forget our own record and upstream's; none is done. Raises OSError, InvalidEnvironmentError."""
@@ -123,10 +152,10 @@ class FileStore:
         # Last: while ours is there the container is known.
         fs.remove(own)
 
-    def containers(self) -> list[ContainerId]:
-        """The ids of our own records and of upstream's, sorted; readable or not. Raises OSError."""
+    def containers(self, *, foreign: bool = True) -> list[ContainerId]:
+        """The ids of our own records and, with `foreign`, of upstream's, sorted; readable or not. Raises OSError."""
         own = (name.removesuffix(_SUFFIX) for name in _files(self._directory) if name.endswith(_SUFFIX))
-        found = {*own, *_files(self._cni_dir)}
+        found = {*own, *(_files(self._cni_dir) if foreign else ())}
         return sorted(ContainerId(name) for name in found if not names.container_id_problem(name))
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:

@@ -7,8 +7,6 @@ order, the second has what each plugin was really called with. Pure: bytes and e
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -27,26 +25,29 @@ logger = logging.getLogger(__name__)
 
 # CNI_IFNAME of every Kubernetes runtime; upstream does not write it down.
 DEFAULT_IFNAME = IfName("eth0")
+ELEMENTS_MAX = 1024
 
 
 def from_delegates(container_id: ContainerId, data: bytes, entries: Sequence[Entry], created: float) -> ContainerRecord:
     """The record of a delegate cache file, `entries` being what the result cache has for the container.
 
     An element that can't be used is passed over with a warning, an entry that no element claims (a network that was
-    plugged into the running pod) comes behind. Raises gojson.JsonError where it is no array of objects, or where it
-    has elements and none of them can be used.
+    plugged into the running pod) comes behind. Raises gojson.JsonError where it is no array of objects, where it
+    has too many, or where none of them can be used.
     """
     values = gojson.loads(data)
     elements: list[Any] = [] if values is None else values
     if not isinstance(elements, list) or not all(isinstance(element, dict) for element in elements):
         raise gojson.JsonError("an array of objects is needed")
+    if len(elements) > ELEMENTS_MAX:
+        raise gojson.JsonError(f"{len(elements)} elements, and no pod has more than {ELEMENTS_MAX} networks")
     unclaimed = list(entries)
     attachments: list[Attachment] = []
     # The first has no interface name of its own and takes an entry that no other element lays claim to.
     for index in [*range(1, len(elements)), *range(min(1, len(elements)))]:
         try:
             attachment, entry = _element(index, elements[index], unclaimed)
-        except (CniError, gojson.JsonError, binascii.Error) as error:
+        except (CniError, gojson.JsonError) as error:
             logger.warning("upstream's record of %s: element %d can't be used: %s", container_id, index, error)
             continue
         if entry is not None:
@@ -114,7 +115,7 @@ def _record(
 
 
 def _element(index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) -> tuple[Attachment, Entry | None]:
-    """The attachment of an element, and the entry that belongs to it. Raises CniError, JsonError, binascii.Error."""
+    """The attachment of an element, and the entry that belongs to it. Raises CniError, JsonError."""
     network = _network_name(fields)
     requested = gojson.get_str(fields, "ifnameRequest") or (f"net{index}" if index else "")
     entry = next(
@@ -126,7 +127,7 @@ def _element(index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) ->
         raise gojson.JsonError(f"ifnameRequest: {problem}")
     try:
         config = _config(fields)
-    except (CniError, gojson.JsonError, binascii.Error):
+    except (CniError, gojson.JsonError):
         if entry is None:
             raise
         config = conf.parse(entry.config)
@@ -156,11 +157,11 @@ def _config(fields: Mapping[str, Any]) -> NetworkConfig:
     upstream's structs do not know (upstream issue 1449). All others were run from `Bytes`.
     """
     listed = gojson.get_object(fields, "CNINetworkConfigList") or {}
-    whole = gojson.get_str(listed, "Bytes")
+    whole = gojson.get_bytes(listed, "Bytes")
     entries = [item for item in gojson.get_list(listed, "Plugins") or [] if isinstance(item, dict)]
-    plugins = [gojson.loads_object(_bytes(gojson.get_str(item, "Bytes"))) for item in entries]
+    plugins = [gojson.loads_object(_bytes(item)) for item in entries]
     if whole:
-        return _complete(base64.b64decode(whole, validate=True), plugins)
+        return _complete(whole, plugins)
     if plugins:
         header = {
             "name": gojson.get_str(listed, "Name"),
@@ -168,7 +169,7 @@ def _config(fields: Mapping[str, Any]) -> NetworkConfig:
             "disableCheck": gojson.get_bool(listed, "DisableCheck"),
         }
         return conf.parse(gojson.dumps(header | {"plugins": plugins}))
-    return conf.parse(_bytes(gojson.get_str(fields, "Bytes")))
+    return conf.parse(_bytes(fields))
 
 
 def _complete(raw: bytes, plugins: list[dict[str, Any]]) -> NetworkConfig:
@@ -179,10 +180,11 @@ def _complete(raw: bytes, plugins: list[dict[str, Any]]) -> NetworkConfig:
     return conf.parse(gojson.dumps(gojson.with_keys(header, {"plugins": plugins})))
 
 
-def _bytes(text: str | None) -> bytes:
-    if not text:
+def _bytes(fields: Mapping[str, Any]) -> bytes:
+    found = gojson.get_bytes(fields, "Bytes")
+    if not found:
         raise gojson.JsonError("Bytes is missing")
-    return base64.b64decode(text, validate=True)
+    return found
 
 
 def _requested_capabilities(fields: Mapping[str, Any]) -> dict[str, Any]:

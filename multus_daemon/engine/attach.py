@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
-from multus_daemon.base.aio import Barriers, in_thread
+from multus_daemon.base.aio import Barriers, on_disk
 from multus_daemon.cni.errors import (
     CniError,
     InternalError,
@@ -127,15 +127,15 @@ class Attacher:
             return
         try:
             if base.attachments:
-                await in_thread(self._store.save, base)
+                await on_disk(self._store.save, base)
             else:
-                await in_thread(self._store.remove, base.sandbox.container_id)
+                await on_disk(self._store.remove, base.sandbox.container_id)
         except OSError as error:
             log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
 
     async def _save(self, record: ContainerRecord) -> None:
         try:
-            await in_thread(self._store.save, record)
+            await on_disk(self._store.save, record)
         except OSError as error:
             raise IoFailureError(
                 f"record of container {record.sandbox.container_id} can't be written: {error}",

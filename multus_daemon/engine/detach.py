@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from multus_daemon.base.aio import in_thread
+from multus_daemon.base.aio import in_thread, on_disk
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError, from_code
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine.devices import Devices
@@ -119,9 +119,9 @@ class Detacher:
         rest = replace(record, attachments=tuple(item for item in record.attachments if item not in done))
         try:
             if rest.attachments:
-                await in_thread(self._store.save, rest)
+                await on_disk(self._store.save, rest)
                 return rest
-            await in_thread(self._store.remove, record.sandbox.container_id)
+            await on_disk(self._store.remove, record.sandbox.container_id)
             return None
         except OSError as error:
             raise IoFailureError(

@@ -115,11 +115,9 @@ class Orphans:
     async def _suspects(self, records: Collection[ContainerRecord], pods: _Pods | None) -> list[Orphan]:
         vanished = await self._links.vanished({record.sandbox.netns for record in records})
         found: list[Orphan] = []
-        newest: dict[str, ContainerRecord] = {}
+        by_netns: dict[str, list[ContainerRecord]] = {}
         for record in records:
-            netns = record.sandbox.netns
-            if netns and (netns not in newest or newest[netns].created < record.created):
-                newest[netns] = record
+            by_netns.setdefault(record.sandbox.netns, []).append(record)
         for record in records:
             netns = record.sandbox.netns
             if record.sandbox.container_id in self._locks.keys:
@@ -128,10 +126,8 @@ class Orphans:
                 # Nothing may be done at that path either: it could be there again by then, as another's.
                 nowhere = replace(record, sandbox=replace(record.sandbox, netns=""))
                 found.append(Orphan(nowhere, "its network namespace is gone", is_certain=True))
-            elif netns and newest[netns] is not record:
-                placed = stale.without_followed(record, [newest[netns]])
-                if not placed.sandbox.netns:
-                    found.append(Orphan(placed, "its network namespace is another container's now", is_certain=True))
+            elif netns and not (placed := stale.without_followed(record, by_netns[netns])).sandbox.netns:
+                found.append(Orphan(placed, "its network namespace is another container's now", is_certain=True))
             elif record.given_up:
                 found.append(Orphan(record, "its DEL was given up", is_certain=True))
             elif pods is not None and not pods.has(record):
@@ -159,11 +155,12 @@ class Orphans:
     async def _unattached(self, pods: _Pods, records: Collection[ContainerRecord]) -> tuple[Unattached, ...]:
         """Running pods that lack what they asked for. Raises OSError."""
         wanting = [pod for pod in pods.all if pod.phase == "Running" and not pod.host_network and _wanted(pod)]
-        found = [(pod, missing) for pod in wanting if (missing := _missing(pod, records))]
-        if not found:
+        own = _by_pod(records)
+        lacking = [pod for pod in wanting if _missing(pod, own)]
+        if not lacking:
             return ()
-        left = await self._left_by_others()
-        return tuple(Unattached(pod, missing) for pod, _ in found if (missing := _missing(pod, [*records, *left])))
+        everything = _by_pod([*records, *await self._left_by_others()])
+        return tuple(Unattached(pod, missing) for pod in lacking if (missing := _missing(pod, everything)))
 
     async def _left_by_others(self) -> list[ContainerRecord]:
         """What another daemon has attached. Raises OSError."""
@@ -203,10 +200,17 @@ def _wanted(pod: Pod) -> Counter[str]:
         return Counter()
 
 
-def _missing(pod: Pod, records: Collection[ContainerRecord]) -> tuple[str, ...]:
+def _by_pod(records: Collection[ContainerRecord]) -> dict[str, list[ContainerRecord]]:
+    found: dict[str, list[ContainerRecord]] = {}
+    for record in records:
+        found.setdefault(record.pod, []).append(record)
+    return found
+
+
+def _missing(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> tuple[str, ...]:
     """What the pod asked for and none of its containers has: of what is hot-plugged the names may differ."""
     least: tuple[str, ...] | None = None
-    for record in records:
+    for record in records.get(str(pod), ()):
         if _is_of(record, pod):
             own = Counter(item.name for item in record.attachments if not item.hot_plugged)
             plugged = sum(item.hot_plugged for item in record.attachments)

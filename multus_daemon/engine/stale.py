@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -44,16 +44,23 @@ def _recovered(store: DelegateStore, container_id: ContainerId) -> ContainerReco
         return None
 
 
-def without_followed(record: ContainerRecord, records: Collection[ContainerRecord]) -> ContainerRecord:
-    """The record, without its namespace where one of `records` is of a container that has come into it since.
+def without_followed(record: ContainerRecord, records: Iterable[ContainerRecord]) -> ContainerRecord:
+    """The record, without its namespace where one of `records` is of a container that has taken its place there.
 
-    Names of namespaces are used again by who chooses them; a DEL in it would strip the newer container.
+    Names of namespaces are used again by who chooses them; a DEL in it would strip the newer container. That one has an
+    interface of the same name: its ADD would have been refused had the older one still been there.
     """
+    own = _ifnames(record)
     for other in records:
         is_other = other.sandbox.container_id != record.sandbox.container_id
-        if is_other and other.sandbox.netns == record.sandbox.netns and other.created > record.created:
+        is_newer = other.sandbox.netns == record.sandbox.netns and other.created > record.created
+        if is_other and is_newer and own & _ifnames(other):
             return replace(record, sandbox=replace(record.sandbox, netns=""))
     return record
+
+
+def _ifnames(record: ContainerRecord) -> set[str]:
+    return {attachment.ifname for attachment in record.attachments if not attachment.auxiliary}
 
 
 async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:

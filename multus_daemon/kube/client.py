@@ -25,6 +25,8 @@ CONCURRENT_REQUESTS: Final = 16
 WATCHES: Final = 4
 LINE_MAX_BYTES: Final = 8 * 1024 * 1024
 """Of a watch. An object has at most 1.5 MiB (etcd's limit)."""
+ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024
+"""Of any other answer: the pods of a node come in one, some 5 MiB for 250 of them."""
 INACTIVITY_SECONDS: Final = 330.0
 RELOAD_SECONDS: Final = 5.0
 """Credentials that the server refused, or that could not be read, are read again after this at the earliest."""
@@ -143,7 +145,7 @@ class ApiClient:
         with _as_unavailable(f"{method} {path}", timeout):
             answer = self._answer(method, path, query or {}, body, content_type)
             async with asyncio.timeout(timeout), self._slots, answer as response:
-                return bytes(await response.read())
+                return await _whole(response, f"{method} {path}")
 
     async def lines(
         self,
@@ -230,9 +232,8 @@ class ApiClient:
     async def _refusal(self, response: Any, request: str) -> ApiError | ApiUnavailableError:
         if response.status == 401 and self._on_unauthorized:
             self._on_unauthorized()
-        return from_answer(
-            response.status, response.reason or "", await response.read(), response.headers, request=request
-        )
+        body = await _whole(response, request)
+        return from_answer(response.status, response.reason or "", body, response.headers, request=request)
 
     async def _current(self) -> _Transport:
         """The transport for a new request. Raises ConfigurationError where there is none."""
@@ -258,6 +259,16 @@ class ApiClient:
         if old:
             await old.retire()
         return new
+
+
+async def _whole(response: Any, what: str) -> bytes:
+    """The body of an answer, of any length up to the limit. Raises ApiUnavailableError."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > ANSWER_MAX_BYTES:
+            raise ApiUnavailableError(f"{what}: the answer is longer than {ANSWER_MAX_BYTES} bytes")
+    return bytes(body)
 
 
 @contextlib.contextmanager

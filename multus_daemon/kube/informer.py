@@ -112,6 +112,10 @@ class Informer(Generic[T]):
         """The object as it was last heard of."""
         return self._objects.get(key)
 
+    def values(self) -> list[T]:
+        """All objects as they were last heard of."""
+        return list(self._objects.values())
+
     def deleted_uid(self, key: Key) -> str | None:
         """The UID of the object of this name that was deleted last, None if there is one now or none was seen."""
         return self._deleted.get(key)

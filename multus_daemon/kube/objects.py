@@ -82,6 +82,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):
+    phase: str = ""
     resource_claim_statuses: list[_Claim] | None = None
 
 
@@ -142,6 +143,7 @@ def decode_pod(data: bytes | msgspec.Raw) -> Found[Pod]:
         meta.kept_annotations(),
         item.spec.host_network,
         item.claims(),
+        sys.intern(item.status.phase),
     )
     return Found((pod.namespace, pod.name), meta.resource_version, pod)
 

@@ -131,6 +131,12 @@ class KubeStore:
                 self._absent.popitem(last=False)
             raise
 
+    async def node_pods(self) -> list[Pod]:
+        """See `ports.ClusterStore`. What the informer has, while it hears of changes."""
+        if not self.pods.synced.is_set() or not self.pods.connected:
+            raise StoreUnavailableError(f"pods of this node: {self.pods.problem}")
+        return self.pods.values()
+
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`. One PATCH, repeated for 2 s at most, and then behind the scenes."""
         await self.statuses.write(pod, value, keep_trying=keep_trying)

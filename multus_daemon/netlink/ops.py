@@ -30,7 +30,8 @@ class Session:
     def __init__(self, pod_netns: int, host_netns: int, abandoned: threading.Event, sockets: contextlib.ExitStack):
         self.host_netns = host_netns
         """Descriptor of the host's namespace, for links that are made there."""
-        self._pod_netns = pod_netns
+        self.pod_netns = pod_netns
+        """Descriptor of the pod's namespace, for links that are made on the host."""
         self._abandoned = abandoned
         self._sockets = sockets
 
@@ -57,7 +58,7 @@ class Session:
         try:
             yield
         finally:
-            namespaces.enter(self._pod_netns)
+            namespaces.enter(self.pod_netns)
 
     def pause(self, seconds: float) -> None:
         """Wait. Raises thread.AbandonedError as soon as nobody waits for the work any more."""

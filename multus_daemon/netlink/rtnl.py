@@ -150,6 +150,12 @@ class Rtnl:
         message["attrs"] = [("IFLA_IFNAME", name), ("IFLA_EXT_MASK", _EXT_MASK_SKIP_STATS)]
         return _link(self._socket.request(RTM_GETLINK, message, answer=ifinfmsg)[0])
 
+    def link_at(self, index: int) -> Link:
+        """The link of that index; ENODEV where there is none."""
+        message = ifinfmsg()
+        message["index"], message["attrs"] = index, [("IFLA_EXT_MASK", _EXT_MASK_SKIP_STATS)]
+        return _link(self._socket.request(RTM_GETLINK, message, answer=ifinfmsg)[0])
+
     def find_link(self, name: str) -> Link | None:
         """The link of that name, None where there is none."""
         try:

@@ -224,7 +224,11 @@ class UnixServer:
         _log.info("listening on %s", self.path)
 
     async def stop(self, timeout: float) -> int:
-        """Accept nothing more, wait up to `timeout` seconds for what runs; the number of verbs that were cut."""
+        """Accept nothing more, wait up to `timeout` seconds for what runs; the number of verbs that were cut.
+
+        What was accepted is served, or told that it was not; what was not accepted sees its connection end without a
+        byte. The native shim asks the successor in both cases.
+        """
         if self._runner is None or self._site is None:
             return 0
         await asyncio.to_thread(_withdraw, self.path, self._inode)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiohttp import web
 
 from multus_daemon import logs
+from multus_daemon.base import slots
 from multus_daemon.base.aio import TaskGroupOfRequests
 from multus_daemon.cni import versions
 from multus_daemon.cni.errors import (
@@ -22,6 +24,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.cni.result import Result
+from multus_daemon.delegates.limit import RANKS, WAIT_SECONDS
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.metrics import Metrics
 from multus_daemon.server import wire
@@ -77,7 +80,9 @@ class Verbs(Protocol):
 class Deadlines:
     """Seconds that a verb may take; each below what the native shim waits, so that the caller reads the reason.
 
-    Except DEL: the shim waits 30 s and then leaves the request in its spool, while the daemon goes on.
+    Except DEL: the shim waits 30 s and then leaves the request in its spool, while the daemon goes on. The kubelet
+    waits four minutes for the start of a sandbox, and two for its stop. Within a verb a plugin has its own deadline,
+    and the wait for its process too (`delegates.process`, `delegates.limit`): together they are less.
     """
 
     add: float = 170
@@ -95,6 +100,14 @@ class DeadlineExceededError(TryAgainLaterError):
     """A verb was stopped because it took too long."""
 
 
+class StoppedError(TryAgainLaterError):
+    """The daemon stops, and nothing of the request stays: its successor can be asked at once."""
+
+
+Hurry: TypeAlias = Callable[[str], contextlib.AbstractContextManager[None]]
+"""Called with a container's id; while the context lives, what runs for the container goes before other work."""
+
+
 class CniApi:
     """The CNI verbs behind HTTP."""
 
@@ -105,14 +118,19 @@ class CniApi:
         *,
         deadlines: Deadlines | None = None,
         body_timeout: float = 30,
+        at_once: int | None = None,
+        hurry: Hurry | None = None,
     ) -> None:
-        """`body_timeout`: seconds for the whole body of a request to arrive."""
+        """`body_timeout`: seconds for the whole body of a request to arrive; `at_once`: how many verbs, None for any
+        number; `hurry`: used while a DEL of a container is there, since it waits for what runs of it.
+        """
         self._verbs = verbs
         self._metrics = metrics
         self._deadlines = deadlines or Deadlines()
         self._body_timeout = body_timeout
+        self._slots = slots.Slots(at_once) if at_once else None
+        self._hurry = hurry
         self._requests = TaskGroupOfRequests()
-        self._draining = False
         self._closed = False
 
     @property
@@ -125,6 +143,9 @@ class CniApi:
         stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))
         try:
             answer = await self.call(await self._body(request), stdout=stdout)
+        except StoppedError as error:
+            # Only the native shim knows what to do with this status.
+            answer = wire.encode_error(error, stdout=stdout, status=503 if stdout else 400)
         except CniError as error:
             answer = wire.encode_error(error, stdout=stdout)
         return to_response(answer)
@@ -157,25 +178,24 @@ class CniApi:
         if isinstance(request, DelegateRequest):
             names |= {"network": request.network}
         with logs.fields(**names):
-            self._refuse_while_draining(request.verb)
+            self._refuse_when_closed(request.verb)
             return await self._requests.run(self._work(call, stdout), name=" ".join(names.values()))
 
     async def drain(self, timeout: float) -> int:
-        """Take nothing new, wait up to `timeout` seconds for what runs, then cancel it; the number of those cancelled.
+        """Wait up to `timeout` seconds for what runs and still comes in, then cancel it; the number of those cancelled.
 
-        A DEL is served until the wait is over: the Go shim tells its runtime of no refusal, so it would be lost.
+        Requests that were accepted before the socket went are served as ever; what comes after the wait is refused.
         """
-        self._draining = True
         end = time.monotonic() + timeout
-        while self._requests and time.monotonic() < end:  # noqa: ASYNC110  once in a life, and new DELs may come in
+        while self._requests and time.monotonic() < end:  # noqa: ASYNC110  once in a life, and new ones may come in
             await asyncio.sleep(_DRAIN_STEP)
         self._closed = True
         return await self._requests.drain(0)
 
-    def _refuse_while_draining(self, verb: str) -> None:
-        if self._closed or (self._draining and verb != "DEL"):
+    def _refuse_when_closed(self, verb: str) -> None:
+        if self._closed:
             _log.info("CNI %s refused: shutting down", verb)
-            raise TryAgainLaterError("multus daemon is shutting down", "its successor will take the request")
+            raise StoppedError("multus daemon is shutting down", "its successor will take the request")
 
     async def _body(self, request: web.Request) -> bytes:
         """The whole body. Raises CniError, having logged it, since no request is known yet."""
@@ -202,7 +222,7 @@ class CniApi:
         failure: CniError | None = None
         traceback: BaseException | None = None
         try:
-            with self._metrics.in_flight(verb):
+            with slots.one_turn(), self._hurried(call.request):
                 return await self._perform(call, stdout)
         except (Exception, asyncio.CancelledError) as error:
             failure = to_cni_error(error)
@@ -212,6 +232,31 @@ class CniApi:
             raise failure from error
         finally:
             self._finish(verb, time.monotonic() - started, failure, traceback)
+
+    def _hurried(self, request: CniRequest | wire.NodeRequest) -> contextlib.AbstractContextManager[None]:
+        if self._hurry is not None and request.verb == "DEL" and isinstance(request, CniRequest):
+            return self._hurry(request.container_id)
+        return contextlib.nullcontext()
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, request: CniRequest | wire.NodeRequest) -> AsyncIterator[None]:
+        """One of those that are worked on. Raises TryAgainLaterError (11) for a request that waited in vain."""
+        verb = request.verb
+        async with contextlib.AsyncExitStack() as stack:
+            if self._slots is not None:
+                key = request.container_id if isinstance(request, CniRequest) else ""
+                place = self._slots.hold(key, RANKS.get(verb, RANKS["CHECK"]), WAIT_SECONDS[verb])
+                try:
+                    with self._metrics.queued(verb):
+                        await stack.enter_async_context(place)
+                except slots.NoSlotError as error:
+                    raise TryAgainLaterError(
+                        f"node is busy: {verb} has waited {WAIT_SECONDS[verb]:g} s to begin, with {error.waiting} "
+                        f"requests waiting and at most {self._slots.size} worked on at once",
+                        "that is what connectionLimit says: raise it",
+                    ) from error
+            stack.enter_context(self._metrics.in_flight(verb))
+            yield
 
     def _finish(self, verb: str, seconds: float, failure: CniError | None, traceback: BaseException | None) -> None:
         if failure is None:
@@ -262,11 +307,14 @@ class CniApi:
             raise
 
     async def _limited(self, request: CniRequest | wire.NodeRequest, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work` as long as its verb may take. Raises DeadlineExceededError once it has undone its part."""
+        """Begin `work` in its turn, and wait for it; both as long as its verb may take.
+
+        Raises DeadlineExceededError once it has undone its part.
+        """
         seconds = self._deadlines.of(request.verb)
         deadline = asyncio.timeout(seconds)
         try:
-            async with deadline:
+            async with deadline, self._admitted(request):
                 return await work
         except TimeoutError as error:
             if not deadline.expired():
@@ -275,6 +323,9 @@ class CniApi:
             raise DeadlineExceededError(
                 f"{request.verb}{subject} took longer than {seconds:g} s", "the daemon's log has what it was doing"
             ) from error
+        finally:
+            # It may not have begun.
+            work.close()
 
 
 def to_cni_error(error: BaseException) -> CniError:
@@ -282,7 +333,7 @@ def to_cni_error(error: BaseException) -> CniError:
     if isinstance(error, CniError):
         return error
     if isinstance(error, asyncio.CancelledError):
-        return TryAgainLaterError("multus daemon was stopped before the request was done", "what was begun is undone")
+        return StoppedError("multus daemon was stopped before the request was done", "what was begun is undone")
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return InternalError(f"internal error: {text}; see the daemon's log")
 

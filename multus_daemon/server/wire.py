@@ -6,10 +6,8 @@ Everything that is wrong with a request is a `CniError` whose message begins wit
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from multus_daemon.cni import args as cni_args
@@ -20,6 +18,7 @@ from multus_daemon.cni.errors import (
     IncompatibleVersionError,
     InvalidEnvironmentError,
     InvalidNetworkConfigError,
+    from_code,
 )
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.engine.request import CniRequest, DelegateRequest
@@ -30,6 +29,7 @@ STDOUT_TYPE: Final = "application/vnd.multus.cni-stdout"
 JSON_TYPE: Final = "application/json"
 
 DEFAULT_IFNAME: Final = "eth0"
+ERROR_TEXT_MAX: Final = 64 * 1024
 _POD_NAME_MAX = 253
 
 
@@ -97,7 +97,7 @@ _VARIABLES: Final = (
 
 
 def decode(body: bytes) -> Call:
-    """The call in the body of `POST /cni`, or in a file of the shim's spool.
+    """The call in the body of `POST /cni`.
 
     Raises CniError: 4 for the variables, 6 for what is no JSON of the right shape, 7 and 1 for the configuration.
     """
@@ -113,6 +113,17 @@ def decode(body: bytes) -> Call:
         case _:
             raise InvalidEnvironmentError(f"unknown CNI_COMMAND: {verb}", "known are ADD, CHECK, DEL, GC and STATUS")
     return Call(request, asked_version(stdin))
+
+
+def decode_spooled(body: bytes, written: float) -> Call:
+    """The DEL in a file of the shim's spool, written at that Unix time in seconds.
+
+    Raises CniError as `decode` does, and InvalidEnvironmentError for another verb: nothing else belongs there.
+    """
+    call = decode(body)
+    if not isinstance(call.request, CniRequest) or call.request.verb != "DEL":
+        raise InvalidEnvironmentError(f"a spooled {call.request.verb}", "the shim spools nothing but DEL")
+    return replace(call, request=replace(call.request, spooled=written))
 
 
 def decode_delegate(body: bytes) -> Call:
@@ -145,7 +156,7 @@ def _read(body: bytes) -> tuple[dict[str, str], bytes, dict[str, Any]]:
         if not isinstance(fields, dict):
             raise gojson.JsonError(f"a JSON object is needed, not {gojson.kind_of(fields)}")
         env = _strings(gojson.get_object(fields, "env") or {})
-        stdin = _unbase64(gojson.get_str(fields, "config") or "")
+        stdin = gojson.get_bytes(fields, "config") or b""
         return env, stdin, gojson.get_object(fields, "interfaceAttributes") or {}
     except gojson.JsonError as error:
         raise DecodingFailureError(f"request body: {error}") from error
@@ -173,14 +184,6 @@ def _strings(fields: Mapping[str, object]) -> dict[str, str]:
             raise gojson.JsonError(f"env.{key}: a string is needed, not {gojson.kind_of(value)}")
         strings[key] = value or ""
     return strings
-
-
-def _unbase64(text: str) -> bytes:
-    try:
-        # Go's decoder passes over line ends and over nothing else.
-        return base64.b64decode(text.translate({10: None, 13: None}), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise gojson.JsonError(f"config: standard base64 with padding is needed: {error}") from error
 
 
 def _container_request(verb: str, env: Mapping[str, str], stdin: bytes) -> CniRequest:
@@ -302,7 +305,15 @@ def encode_done(*, stdout: bool) -> Answer:
 
 
 def encode_error(error: CniError, *, stdout: bool, status: int = 400) -> Answer:
-    """The answer to any verb that failed; upstream's clients know no status but 400."""
+    """The answer to any verb that failed; upstream's clients know no status but 400.
+
+    Message and details quote what came from outside: each is cut after `ERROR_TEXT_MAX` characters.
+    """
+    error = from_code(error.code, _cut(error.msg), _cut(error.details))
     if stdout:
         return Answer(status, STDOUT_TYPE, error.to_stdout())
     return Answer(status, JSON_TYPE, error.to_json())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= ERROR_TEXT_MAX else f"{text[:ERROR_TEXT_MAX]}... ({len(text)} characters)"

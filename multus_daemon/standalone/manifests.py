@@ -127,6 +127,7 @@ def _pod(item: dict[str, Any]) -> Pod:
         PodUid(uid),
         annotations=_annotations(metadata),
         host_network=gojson.get_bool(_mapping(item, "spec"), "hostNetwork") or False,
+        phase=gojson.get_str(_mapping(item, "status"), "phase") or "",
     )
 
 

@@ -146,6 +146,13 @@ class StandaloneStore:
             )
         return found
 
+    async def node_pods(self) -> list[Pod]:
+        """See `ports.ClusterStore`. Looks at the directory; a file that can't be used may declare anything."""
+        await self.refresh()
+        if self.errors:
+            raise StoreUnavailableError(f"not every manifest in {self._directory} can be read{self._hint()}")
+        return list(self._view.pods.values())
+
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`. Writes `status/<namespace>/<pod>.yaml`."""
         present = self._view.pods.get((pod.namespace, pod.name))

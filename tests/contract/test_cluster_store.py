@@ -56,6 +56,14 @@ async def test_removed_pod(harness: StoreHarness) -> None:
         await harness.store.pod(pod.namespace, pod.name, pod.uid)
 
 
+async def test_pods_of_the_node(harness: StoreHarness) -> None:
+    before = {(pod.namespace, pod.name) for pod in await harness.store.node_pods()}
+    pod = await harness.put_pod(POD)
+    assert pod in await harness.store.node_pods()
+    await harness.remove_pod(pod)
+    assert {(pod.namespace, pod.name) for pod in await harness.store.node_pods()} == before - {("web", "web-1")}
+
+
 async def test_network_as_declared(harness: StoreHarness) -> None:
     await harness.put_network(NETWORK)
     assert await harness.store.network("web", "net1") == NETWORK

@@ -50,6 +50,8 @@ def record(container_id="c0ffee", **changes):
         pod_uid="1-2-3",
         attachments=attachments,
         created=1234567890.25,
+        deletes_failed=3,
+        given_up=True,
     )
     return dataclasses.replace(whole, **changes)
 

@@ -1,4 +1,4 @@
-"""Find, or build once, the programs that the end-to-end tests run: a Kubernetes control plane, and upstream's daemon.
+"""Find, or build once, the programs that the end-to-end tests run: Kubernetes, and upstream's daemon.
 
     python -m tests.e2e.build_tools                          # what the tests need
     python -m tests.e2e.build_tools kubelet kube-scheduler   # these
@@ -48,6 +48,8 @@ class Tool:
     """The module whose version is the program's."""
     directory: Path = MODULE
     """Where the `go.mod` is."""
+    on_path: bool = True
+    """Whether one on the PATH will do."""
 
 
 TOOLS: Final[dict[str, Tool]] = {
@@ -56,6 +58,8 @@ TOOLS: Final[dict[str, Tool]] = {
         name: Tool(f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes")
         for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
     },
+    # On the PATH it is of any release, or what a cloud's tools call so.
+    "kubectl": Tool("k8s.io/kubernetes/cmd/kubectl", "k8s.io/kubernetes", on_path=False),
     # Not by their own names: on the PATH those are ours.
     **{
         f"upstream-{name}": Tool(f"{_MULTUS}/cmd/{name}", _MULTUS, UPSTREAM)
@@ -66,11 +70,14 @@ TOOLS: Final[dict[str, Tool]] = {
 CONTROL_PLANE: Final = ("etcd", "kube-apiserver")
 """What `apiserver.ApiServer` runs."""
 
+NODE: Final = ("kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+"""What `cluster.real_node.RealNode` runs besides."""
+
 PREDECESSOR: Final = ("upstream-multus-daemon", "upstream-multus-shim")
 """What `upstream.Upstream` runs."""
 
-DEFAULT: Final = CONTROL_PLANE + PREDECESSOR
-"""What the tests marked `apiserver` need."""
+DEFAULT: Final = CONTROL_PLANE + PREDECESSOR + NODE
+"""What the tests marked `apiserver` and `realnode` need."""
 
 PROGRESS_SECONDS: Final = 15.0
 COMMAND: Final = "python -m tests.e2e.build_tools"
@@ -160,13 +167,13 @@ def find(name: str) -> Path:
         candidate = Path(assets) / name
         if os.access(candidate, os.X_OK):
             return candidate.resolve()
-    if on_path := shutil.which(name):
+    if tool.on_path and (on_path := shutil.which(name)):
         return Path(on_path).resolve()
     for directory in _caches(tool.directory):
         if os.access(directory / name, os.X_OK):
             return directory / name
     raise ToolError(
-        f"{name} is neither in KUBEBUILDER_ASSETS, nor on the PATH, nor built: "
+        f"{name} is neither in KUBEBUILDER_ASSETS, {'nor on the PATH, ' if tool.on_path else ''}nor built: "
         f"`make e2e`, or `{COMMAND} {name}` in the source tree, builds it once "
         f"(minutes; needs Go {required_go(tool.directory)} or newer)"
     )

@@ -51,6 +51,8 @@ class Node:
     """Whether the daemon takes what is declared from `manifests`; else from the API server of its settings."""
     root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="multus-node-")))
     daemon: subprocess.Popen[bytes] | None = None
+    wrapper: tuple[str, ...] = ()
+    """A program, with arguments, that the daemon's command line is given to."""
 
     def __post_init__(self) -> None:
         self.prefix = f"mlt{os.getpid()}n{next(_NUMBERS)}"
@@ -117,7 +119,8 @@ class Node:
         """Start the daemon and wait until it is ready, or only until it listens."""
         self.config.write_text(json.dumps(self.settings))
         inside = ["ip", "netns", "exec", Path(self.host).name]
-        command = [*inside, sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(self.config)]
+        program = [sys.executable, "-m", "multus_daemon.cli"]
+        command = [*inside, *self.wrapper, *program, "run", "--config", str(self.config)]
         if self.standalone:
             command += ["--standalone", str(self.manifests)]
         with self.log.open("ab") as log:

@@ -20,8 +20,12 @@ _CHUNK = 1 << 16
 class Relay:
     """Runs from `start` to `close` on a thread with an event loop of its own."""
 
-    def __init__(self, namespace: str, port: int) -> None:
-        """`namespace` is a path, such as one below `/run/netns`; `port` is that of the server, and of the relay."""
+    def __init__(self, namespace: str, port: int, *, at: tuple[str, int] | None = None) -> None:
+        """`namespace` is a path, such as one below `/run/netns`; `port` is that of the server.
+
+        `at`: the relay's address and port inside, where they are not loopback and the server's.
+        """
+        self._at = at or ("127.0.0.1", port)
         self._port = port
         self._namespace = netns.open_path(namespace)
         self._loop = asyncio.new_event_loop()
@@ -54,7 +58,7 @@ class Relay:
         def make() -> None:
             try:
                 netns.enter(self._namespace)
-                made.append(socket.create_server(("127.0.0.1", self._port)))
+                made.append(socket.create_server(self._at))
             except OSError as error:
                 made.append(error)
 

@@ -88,11 +88,17 @@ def test_assets_come_before_the_path_and_the_path_before_the_cache(
     assert main(["--find", "etcd"]) == 0
 
 
+def test_a_kubectl_on_the_path_is_not_taken(machine: Machine) -> None:
+    machine.program(machine.bin / "kubectl")
+    with pytest.raises(ToolError, match="kubectl is neither in KUBEBUILDER_ASSETS, nor built"):
+        find("kubectl")
+
+
 def test_a_missing_program_is_a_message_that_helps(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ToolError, match=r"kube-apiserver is neither in .* `make e2e`.* needs Go 1\.\d+"):
         find("kube-apiserver")
-    with pytest.raises(ToolError, match="no tool of that name: kubectl"):
-        ensure(["kubectl"])
+    with pytest.raises(ToolError, match="no tool of that name: kubeadm"):
+        ensure(["kubeadm"])
     assert main(["--find", "etcd"]) == 1
     assert "etcd is neither" in capsys.readouterr().err
 

@@ -191,6 +191,7 @@ def nat_rules(node: Node) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.weak_spot(29)
 def test_the_socket_is_private_and_its_directory_is_left_alone(node: Node) -> None:
     node.socket.parent.mkdir(mode=0o755)
     foreign = node.socket.parent / "kubeconfig"
@@ -250,6 +251,7 @@ def test_a_del_without_a_daemon_is_spooled_and_succeeds(node: Node) -> None:
     assert json.loads(spooled.read_bytes())["env"]["CNI_CONTAINERID"] == "c1"
 
 
+@pytest.mark.weak_spot(3)
 def test_a_spooled_del_is_replayed_when_the_daemon_is_back(node: Node) -> None:
     node.pod("hello")
     node.start()
@@ -264,6 +266,7 @@ def test_a_spooled_del_is_replayed_when_the_daemon_is_back(node: Node) -> None:
     assert (node.links(netns), node.links()) == (["lo"], before)
 
 
+@pytest.mark.weak_spot(41)
 def test_a_stopping_daemon_finishes_what_runs(node: Node) -> None:
     node.plugin("slow", "sleep 0.5; echo '{}'")
     node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})

@@ -73,6 +73,18 @@ async def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
     assert await links.inhabited([*everything, by_process]) == set()
 
 
+async def test_vanished(make_netns: Any, tmp_path: Path) -> None:
+    there, gone = make_netns(), tmp_path / "gone"
+    plain = tmp_path / "plain"
+    plain.touch()
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(gone)
+    # The last ones: of these nothing can be told.
+    doubtful = ["", "a\0b", "/proc/999999999/ns/net", "/proc/gone", str(tmp_path / "no" / "directory")]
+    paths = [there.path, str(gone), str(plain), str(dangling), *doubtful]
+    assert await KernelLinks().vanished(paths) == {str(gone)}
+
+
 async def test_the_daemons_own_namespace_is_inhabited() -> None:
     assert await KernelLinks().inhabited(["/proc/self/ns/net"]) == {"/proc/self/ns/net"}
 

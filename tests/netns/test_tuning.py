@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,7 @@ def tuning(path: str, directory: Path, **keys: Any) -> dict[str, Any]:
 
 def attributes(pod: Any, ifname: str = "eth0") -> dict[str, Any]:
     (link,) = pod.ip("link", "show", "dev", ifname)
-    found = {key: link[key] for key in ("address", "mtu", "txqlen")}
+    found = {key: link.get(key) for key in ("address", "mtu", "txqlen")}
     return found | {flag: flag in link["flags"] for flag in ("PROMISC", "ALLMULTI")}
 
 
@@ -312,6 +313,9 @@ async def test_each_checks_and_restores_what_the_other_changed(
     config = tuning(pod.path, tmp_path / "data", **keys)
     before = attributes(pod)
     for verb, ours in (("ADD", ours_adds), ("CHECK", not ours_adds), ("DEL", not ours_adds)):
+        if verb == "CHECK" and reference.is_old() and "sysctl" in keys:
+            # v1.1.1 does not replace IFNAME here.
+            continue
         if ours:
             assert not (await outcome.builtin("tuning", verb, pod.path, config, args=args)).failed
         else:
@@ -337,7 +341,6 @@ async def test_each_checks_and_restores_what_the_other_changed(
         ({"promisc": "yes"}, ""),
         ({"mtu": 10}, ""),
         ({"allmulti": 1}, ""),
-        ({"prevResult": {"cniVersion": "0.4.0"}}, ""),
         ({"ifname": "eth7", "mtu": 1400}, ""),
     ],
 )
@@ -349,17 +352,11 @@ async def test_both_refuse_for_the_same_reason(keys: dict[str, Any], args: str, 
     ours = await outcome.builtin("tuning", "ADD", pod.path, config, **options)
     reference.require_same(everything(pod), before)
     theirs = outcome.of_reference("tuning", "ADD", pod.path, config | {"dataDir": str(tmp_path / "theirs")}, **options)
-    if keys.get("prevResult"):
-        # A version of another family: ours reads it, as `from_object` reads every one.
-        assert (ours.failed, theirs.failed) == (False, True)
-        return
     outcome.require_same_failure(ours, theirs)
 
 
 @reference.needs("tuning")
 async def test_a_sysctl_with_two_values(pod: Any, tmp_path: Path, make_call: MakeCall) -> None:
-    import dataclasses
-
     config = tuning(pod.path, tmp_path, sysctl={"net.ipv4.tcp_keepalive_time": "1"})
     text = json.dumps(config).replace('"sysctl": {', '"sysctl": {"net.ipv4.tcp_keepalive_time": "2", ')
     call = make_call("ADD", pod.path, **config)
@@ -370,6 +367,7 @@ async def test_a_sysctl_with_two_values(pod: Any, tmp_path: Path, make_call: Mak
 
 
 @reference.needs("tuning")
+@reference.needs_new()
 @hypothesis.given(
     keys=st.fixed_dictionaries(
         {},
@@ -387,7 +385,10 @@ async def test_a_sysctl_with_two_values(pod: Any, tmp_path: Path, make_call: Mak
     start=st.tuples(st.sampled_from([1000, 1500]), st.sampled_from(["on", "off"]), st.sampled_from(["on", "off"])),
 )
 @hypothesis.settings(
-    max_examples=20, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=20,
+    deadline=None,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 async def test_any_configuration(
     keys: dict[str, Any], start: tuple[int, str, str], make_netns: Any, tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,63 @@ def test_a_socket_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     done = run("run", "--config", config(tmp_path), "--standalone", str(tmp_path))
     assert done.returncode == 3
     assert f"{tmp_path}/run" in done.stderr
+
+
+def test_install_puts_the_shim_there_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for said in ("installed", "was there already"):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["install", "--bin-dir", str(tmp_path)])
+        assert caught.value.code == 0
+        assert capsys.readouterr().out == f"{tmp_path}/multus-shim: {said}, version {__version__}\n"
+    assert os.access(tmp_path / "multus-shim", os.X_OK)
+
+
+def test_install_reads_no_configuration(tmp_path: Path) -> None:
+    done = run("install", "--bin-dir", str(tmp_path), "--shim", "/usr/bin/false")
+    assert done.returncode == 3
+    assert done.stderr.startswith("multus-daemon install: ")
+    assert "does not run on this node" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_uninstall_takes_its_places_from_the_configuration_and_the_flags(tmp_path: Path) -> None:
+    for name in ("net.d", "bin", "cni"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "net.d" / "00-multus.conf").write_text('{"name": "multus-cni-network", "type": "multus-shim"}')
+    (tmp_path / "net.d" / "10-cluster.conf").write_text('{"name": "cluster", "type": "ptp"}')
+    (tmp_path / "bin" / "multus-shim").write_text("")
+    command = ["uninstall", "--config", config(tmp_path), "--bin-dir", f"{tmp_path}/bin"]
+    command += [f"--cni-config-dir={tmp_path}/net.d", "--purge"]
+    done = run(*command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"removed {tmp_path}/net.d/00-multus.conf",
+        f"removed {tmp_path}/bin/multus-shim",
+        f"removed {tmp_path}/cni",
+    ]
+    assert run(*command).stdout == "there was nothing to remove\n"
+
+
+def test_uninstall_does_without_a_configuration(tmp_path: Path) -> None:
+    places = [f"--{name}={tmp_path}" for name in ("bin-dir", "cni-config-dir", "socket-dir", "cni-dir")]
+    done = run("uninstall", *places)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "there was nothing to remove\n", "")
+
+
+def test_uninstall_is_refused_beside_a_daemon_that_runs(tmp_path: Path) -> None:
+    places = [f"--{name}={tmp_path}" for name in ("bin-dir", "cni-config-dir", "socket-dir", "cni-dir")]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "multus.sock"))
+        listener.listen()
+        done = run("uninstall", *places, "--force")
+    assert done.returncode == 3
+    assert done.stderr.startswith("multus-daemon uninstall: the daemon of this node still runs")
+    assert (tmp_path / "multus.sock").exists()
+    # The socket of one that was killed is no daemon.
+    assert run("uninstall", *places).stdout == f"removed {tmp_path}/multus.sock\n"
+
+
+def test_flags_that_uninstall_has_no_use_for_are_unknown() -> None:
+    done = run("uninstall", "--kubeconfig", "x")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --kubeconfig x" in done.stderr

@@ -178,6 +178,15 @@ def test_pods_with_additional_networks_hold_it_up(node: install.Node) -> None:
     ]
 
 
+def test_deletions_that_nobody_will_do_are_told(node: install.Node) -> None:
+    (node.cni_dir / "spool").mkdir()
+    for name in ("1-1.json", "2-1.json", ".3-1.json"):
+        (node.cni_dir / "spool" / name).write_bytes(b"{}")
+    done = install.uninstall(node, store_of(node), force=False, purge=True)
+    assert done[0] == f"2 DELs in {node.cni_dir}/spool were not done: what their pods had stays taken"
+    assert not node.cni_dir.exists()
+
+
 def test_uninstall_of_a_node_that_has_nothing(tmp_path: Path) -> None:
     nothing = install.Node(tmp_path / "bin", tmp_path / "net.d", tmp_path / "run", tmp_path / "multus")
     assert install.uninstall(nothing, store_of(nothing), force=False, purge=True) == []

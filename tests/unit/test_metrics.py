@@ -156,3 +156,45 @@ def test_attachments_that_a_gc_came_upon(registry, metrics):
     metrics.collected("nonsense", 1)
     found = {item.labels["outcome"]: item.value for item in samples(metrics, "multus_gc_attachments")}
     assert found == {"collected": 3, "left": 0, "failed": 0, "other": 1}
+
+
+def test_processes(registry, metrics):
+    seen = metrics.processes
+    for verb in ("ADD", "DEL", "STATUS", "GC", "CHECK"):
+        assert registry.get_sample_value("multus_delegate_processes_running", {"verb": verb}) == 0
+        assert registry.get_sample_value("multus_delegate_processes_waiting", {"verb": verb}) == 0
+        assert registry.get_sample_value("multus_delegate_waits_given_up_total", {"verb": verb}) == 0
+    seen.allowed(6)
+    seen.running("ADD", 1)
+    seen.waiting("DEL", 1)
+    seen.waited("ADD", 0.3, in_vain=False)
+    seen.waited("ADD", 40, in_vain=True)
+    seen.waited("odd", 1, in_vain=True)
+    assert registry.get_sample_value("multus_delegate_processes_limit") == 6
+    assert registry.get_sample_value("multus_delegate_processes_running", {"verb": "ADD"}) == 1
+    assert registry.get_sample_value("multus_delegate_processes_waiting", {"verb": "DEL"}) == 1
+    assert registry.get_sample_value("multus_delegate_wait_seconds_sum", {"verb": "ADD"}) == pytest.approx(40.3)
+    assert registry.get_sample_value("multus_delegate_waits_given_up_total", {"verb": "ADD"}) == 1
+    assert registry.get_sample_value("multus_delegate_waits_given_up_total", {"verb": "other"}) == 1
+
+
+def test_late_deletes(registry, metrics):
+    seen = metrics.deletes
+    for outcome in ("served", "failed", "rejected"):
+        assert registry.get_sample_value("multus_spool_replays_total", {"outcome": outcome}) == 0
+    seen.spooled(4)
+    seen.entry("rejected")
+    seen.entry("odd")
+    seen.given_up()
+    seen.orphan("deleted", 3)
+    seen.left_over(1, 2, 3)
+    seen.unattached(5)
+    assert registry.get_sample_value("multus_spool_entries") == 4
+    assert registry.get_sample_value("multus_spool_replays_total", {"outcome": "rejected"}) == 1
+    assert registry.get_sample_value("multus_spool_replays_total", {"outcome": "other"}) == 1
+    assert registry.get_sample_value("multus_deletes_given_up_total") == 1
+    assert registry.get_sample_value("multus_orphan_attachments_total", {"outcome": "deleted"}) == 3
+    kinds = {"orphans": 1, "inhabited": 2, "unreadable": 3}
+    for kind, number in kinds.items():
+        assert registry.get_sample_value("multus_leftover_containers", {"kind": kind}) == number
+    assert registry.get_sample_value("multus_pods_lacking_networks") == 5

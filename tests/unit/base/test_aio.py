@@ -430,3 +430,15 @@ async def test_a_deadline_waits_for_the_work_too() -> None:
         async with asyncio.timeout(0.01):
             await aio.in_thread(work)
     assert ended == [True]
+
+
+async def test_a_disk_that_hangs_keeps_only_those_waiting_that_wait_for_it() -> None:
+    goes_on = threading.Event()
+    stuck = [asyncio.create_task(aio.on_disk(goes_on.wait, 20)) for _ in range(100)]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(5):
+            assert await aio.in_thread(lambda: "done") == "done"
+    finally:
+        goes_on.set()
+        await asyncio.gather(*stuck)

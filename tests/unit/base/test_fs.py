@@ -299,3 +299,44 @@ def test_sweep_of_one_file_in_a_directory_of_many(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert fs.sweep(tmp_path, name="00-multus.conf") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([foreign, "00-multus.conf"])
+
+
+# --- directories that only we use ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found", [0o777, 0o755, 0o500, 0o1777], ids=oct)
+def test_a_private_directory_gets_its_mode_back(tmp_path: Path, found: int) -> None:
+    path = tmp_path / "d"
+    path.mkdir()
+    path.chmod(found)
+    fs.ensure_private_directory(path)
+    assert mode(path) == 0o700
+    assert not fs.repair_private_directory(path)
+
+
+def test_a_private_directory_is_no_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    (tmp_path / "d").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotADirectoryError, match="no link"):
+        fs.ensure_private_directory(tmp_path / "d")
+    assert mode(tmp_path / "elsewhere") == 0o755
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="exists"):
+        fs.ensure_private_directory(tmp_path / "dangling")
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="needs root: only root can give a directory to somebody else")
+def test_a_private_directory_is_ours(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    path.mkdir()
+    os.chown(path, 4711, 4711)
+    with pytest.raises(PermissionError, match="belongs to user 4711"):
+        fs.ensure_private_directory(path)
+
+
+def test_a_hard_link_is_replaced_and_never_written_through(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"theirs")
+    os.link(tmp_path / "other", tmp_path / "ours")
+    fs.write_atomic(tmp_path / "ours", b"new")
+    assert (tmp_path / "other").read_bytes() == b"theirs"

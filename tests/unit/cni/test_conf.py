@@ -362,7 +362,23 @@ def test_no_fields_is_the_same_object() -> None:
     assert conf.with_plugin_fields(config, {}, {}) is config
 
 
+@pytest.mark.weak_spot(23)
 @pytest.mark.parametrize("args", ["x", [], {"cni": []}, {"cni": "x"}])
 def test_args_of_another_shape_are_refused(args: object) -> None:
     with pytest.raises(DecodingFailureError, match="an object is needed"):
         conf.with_plugin_fields(parse({"name": "n", "type": "a", "args": args}), {}, {"x": 1})
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"name":"n","plugins":[{"type":"first","Type":"second"}]}',
+        b'{"name":"n","type":"first","Type":"second"}',
+        b'{"type":"first","Type":"second"}',
+    ],
+)
+def test_of_two_spellings_of_a_key_the_same_one_counts_before_and_after(raw):
+    config = conf.parse(raw, default_name="n")
+    assert conf.parse(config.raw).type == config.type
+    changed = conf.with_plugin_fields(config, {}, {"a": 1})
+    assert conf.parse(changed.raw).type == changed.type == config.type

@@ -233,3 +233,16 @@ def _same(left: object, right: object) -> bool:
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
     return left == right
+
+
+@pytest.mark.parametrize("text", ["YQ", "YQ==x", "Y Q==", "é", "\ud800", "****"])
+def test_bytes_that_are_no_base64(text):
+    with pytest.raises(gojson.JsonError, match="a: standard base64 with padding is needed"):
+        gojson.get_bytes({"a": text}, "a")
+
+
+def test_bytes():
+    assert gojson.get_bytes({"A": "YWJj"}, "a") == b"abc"
+    assert gojson.get_bytes({"a": "YW\r\nJj\n"}, "a") == b"abc"
+    assert gojson.get_bytes({"a": ""}, "a") == b""
+    assert gojson.get_bytes({"a": None}, "a") is None

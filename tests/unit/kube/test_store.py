@@ -297,3 +297,29 @@ async def test_a_bug_in_one_task_ends_all(client, gates):
     with pytest.raises(ExceptionGroup) as caught:
         await store.run()
     assert caught.group_contains(TypeError)
+
+
+# --- the pods of the node ---
+
+
+async def test_pods_of_the_node_are_told_while_changes_are_heard_of(server, store, until):
+    server.add_pod()
+    server.add_pod("web-2", node="node-b")
+    await until(lambda: store.pods.get(("web", "web-1")))
+    assert [str(pod) for pod in await store.node_pods()] == ["web/web-1"]
+    await server.stop()
+    await until(lambda: not store.pods.connected)
+    with pytest.raises(StoreUnavailableError, match="pods of this node"):
+        await store.node_pods()
+
+
+async def test_pods_of_the_node_are_not_told_before_they_are_listed(client, gates):
+    with pytest.raises(StoreUnavailableError, match="not started"):
+        await KubeStore(client, "node-a", gates).node_pods()
+
+
+async def test_the_phase_follows(server, store, until):
+    pod = server.add_pod()
+    await until(lambda: store.pods.get(("web", "web-1")))
+    server.put("pods", pod | {"status": {"phase": "Running"}})
+    await until(lambda: store.pods.get(("web", "web-1")).phase == "Running")

@@ -151,16 +151,16 @@ async def test_a_slow_body(server, verbs):
     assert verbs.calls == []
 
 
-async def test_while_draining_only_del_is_served(api, verbs):
+async def test_served_while_draining_and_refused_afterwards(api, verbs):
     verbs.gate = asyncio.Event()
     running = asyncio.create_task(api.call(delegate_body("DEL"), decode=wire.decode_delegate))
     await verbs.entered.wait()
-    drained = asyncio.create_task(api.drain(0.2))
+    drained = asyncio.create_task(api.drain(5))
     await asyncio.sleep(0)
-    with pytest.raises(CniError, match="shutting down"):
-        await api.call(delegate_body(), decode=wire.decode_delegate)
+    late = asyncio.create_task(api.call(delegate_body(), decode=wire.decode_delegate))
+    await asyncio.sleep(0)
     verbs.gate.set()
-    await running
-    await api.call(delegate_body("DEL"), decode=wire.decode_delegate)
-    await drained
-    assert [called for called, _ in verbs.calls] == ["unplug", "unplug"]
+    await asyncio.gather(running, late, drained)
+    assert [called for called, _ in verbs.calls] == ["unplug", "plug"]
+    with pytest.raises(CniError, match="shutting down"):
+        await api.call(delegate_body("DEL"), decode=wire.decode_delegate)

@@ -225,3 +225,15 @@ def test_an_error_that_quotes_much_is_cut(stdout):
     assert fields["code"] == 4
     assert fields["msg"].endswith("mm... (1000000 characters)")
     assert fields["details"].endswith("dd... (1000000 characters)")
+
+
+def test_a_spooled_del_has_its_time():
+    request = wire.decode_spooled(body("DEL"), 17.5).request
+    assert (request.verb, request.spooled) == ("DEL", 17.5)
+    assert wire.decode(body("DEL")).request.spooled == 0
+
+
+@pytest.mark.parametrize("verb", ["ADD", "CHECK", "STATUS", "GC"])
+def test_nothing_but_del_is_taken_from_the_spool(verb):
+    with pytest.raises(InvalidEnvironmentError, match=f"^a spooled {verb}"):
+        wire.decode_spooled(body(verb), 17.5)

@@ -212,3 +212,14 @@ async def test_events_are_kept_and_bounded(tmp_path: pathlib.Path) -> None:
     assert len(store.events) == 1000
     assert store.events[-1].message == "number 1000"
     assert store.events[0].pod == "web/a"
+
+
+async def test_pods_of_the_node_need_every_manifest(tmp_path: pathlib.Path) -> None:
+    """A file that can't be read may declare a pod that lives."""
+    store = StandaloneStore(tmp_path)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "status": {"phase": "Running"}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(pod))
+    assert [(str(found), found.phase) for found in await store.node_pods()] == [("default/a", "Running")]
+    (tmp_path / "b.yaml").write_text("{")
+    with pytest.raises(StoreUnavailableError, match=r"b\.yaml"):
+        await store.node_pods()

@@ -1,0 +1,195 @@
+"""Compares what is on record with what lives, at start and every few minutes, and deletes what is left of the dead.
+
+What an orphan is, `engine.orphans` says; here is when: those that are certain at once, the others when a second look
+finds them too. A run has a budget, a container that fails waits longer each time. What can't be deleted stays on record
+and is told of: a gauge, a line in the log for each try, one Event.
+
+The opposite is only told of: a pod that runs without networks that it asked for, as one that was started while the
+runtime did not use Multus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from multus_daemon.base.aio import backoff
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.engine import stale
+from multus_daemon.engine.orphans import Findings, Orphan, Unattached
+from multus_daemon.ports import Pod
+
+log = logging.getLogger(__name__)
+
+RUN_SECONDS: Final = 60.0
+"""Within it deletions are begun; the rest is for the next run."""
+CONTAINER_SECONDS: Final = 30.0
+BLIND_SECONDS: Final = 15.0
+"""To the next run where it is not known which pods there are."""
+RETRY_SECONDS: Final = (60.0, 3600.0)
+_MESSAGE_MAX: Final = 1000
+
+
+class Observer(Protocol):
+    """What is counted here. No method may block or raise."""
+
+    def orphan(self, outcome: str, attachments: int) -> None:
+        """Deleting an orphan with so many attachments has ended: `deleted`, `failed`."""
+        ...
+
+    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
+        """So many containers are left after a run: orphans, those with processes in them, unreadable records."""
+        ...
+
+    def unattached(self, pods: int) -> None:
+        """So many pods run without networks that they asked for."""
+        ...
+
+
+class Events(Protocol):
+    """Where Events go; see `ports.ClusterStore`."""
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        """Queue an Event about the pod."""
+        ...
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """Queue an Event about the node."""
+        ...
+
+
+class Orphans(Protocol):
+    """What finds and deletes; see `engine.orphans`."""
+
+    async def look(self) -> Findings:
+        """What there is now."""
+        ...
+
+    async def delete(self, orphan: Orphan, seconds: float) -> bool:
+        """Detach it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Of a container that could not be deleted."""
+
+    due: float
+    """On the event loop's clock."""
+    delays: Iterator[float] = field(default_factory=lambda: backoff(*RETRY_SECONDS, jitter=0.1))
+
+
+class Reconcile:
+    """A root task."""
+
+    def __init__(self, orphans: Orphans, events: Events, observer: Observer, *, seconds: float) -> None:
+        """`seconds`: from one run to the next."""
+        self._orphans = orphans
+        self._events = events
+        self._observer = observer
+        self._seconds = seconds
+        self._suspected: set[tuple[ContainerId, float]] = set()
+        self._failures: dict[ContainerId, _Failure] = {}
+        self._lacking: set[str] = set()
+        self._told: set[str] = set()
+        self._blind = ""
+
+    async def run(self) -> None:
+        """Reconcile for ever."""
+        while True:
+            try:
+                await self.reconcile()
+            except Exception as error:
+                # Whatever it is that one of the records holds, the daemon serves without this.
+                log.error(
+                    "records can't be compared with what lives, tried again in %g s: %s",
+                    self._seconds, error, exc_info=not isinstance(error, OSError),
+                )  # fmt: skip
+            # A daemon that starts does not know its pods yet.
+            await asyncio.sleep(min(self._seconds, BLIND_SECONDS) if self._blind else self._seconds)
+
+    async def reconcile(self) -> None:
+        """One run. Raises OSError where records or processes can't be listed."""
+        found = await self._orphans.look()
+        if found.blind and found.blind != self._blind:
+            log.info("only containers whose network namespace is gone are told to be orphans: %s", found.blind)
+        self._blind = found.blind
+        self._failures = {name: failure for name, failure in self._failures.items() if name in found.orphans}
+        end = _now() + RUN_SECONDS
+        left: set[ContainerId] = set()
+        await stale.side_by_side(self._confirmed(found), functools.partial(self._delete, end, left))
+        # Not certain yet: those count from the second look on.
+        self._observer.left_over(len(left), len(found.inhabited), len(found.unreadable))
+        if found.unreadable:
+            log.warning("records of these containers can't be read: %s", ", ".join(found.unreadable[:10]))
+        if not found.blind:
+            self._tell_of_unattached(found.unattached)
+
+    def _confirmed(self, found: Findings) -> list[Orphan]:
+        """The orphans that are certain, or were found by the run before too."""
+        before = self._suspected
+        self._suspected = {
+            (container_id, orphan.record.created)
+            for container_id, orphan in found.orphans.items()
+            if not orphan.is_certain
+        }
+        return [
+            orphan
+            for container_id, orphan in found.orphans.items()
+            if orphan.is_certain or (container_id, orphan.record.created) in before
+        ]
+
+    async def _delete(self, end: float, left: set[ContainerId], orphan: Orphan) -> None:
+        record = orphan.record
+        container_id = record.sandbox.container_id
+        left.add(container_id)
+        failure = self._failures.get(container_id)
+        seconds = min(CONTAINER_SECONDS, end - _now())
+        if seconds <= 0 or (failure and failure.due > _now()):
+            return
+        try:
+            deleted = await self._orphans.delete(orphan, seconds)
+        except Exception as error:
+            self._failed(orphan, error)
+            return
+        left.discard(container_id)
+        self._failures.pop(container_id, None)
+        if deleted:
+            self._observer.orphan("deleted", len(record.attachments))
+
+    def _failed(self, orphan: Orphan, error: Exception) -> None:
+        record = orphan.record
+        container_id = record.sandbox.container_id
+        text = f"container {container_id} of pod {record.pod} can't be deleted ({orphan.reason}): {error}"
+        failure = self._failures.get(container_id)
+        if failure is None:
+            failure = self._failures[container_id] = _Failure(0.0)
+            self._events.node_event("Warning", "OrphanNotDeleted", text[:_MESSAGE_MAX])
+        delay = next(failure.delays)
+        failure.due = _now() + delay
+        log.warning("%s; tried again in %.0f s", text, delay)
+        self._observer.orphan("failed", len(record.attachments))
+
+    def _tell_of_unattached(self, found: tuple[Unattached, ...]) -> None:
+        """One Event for each pod, once a second look finds the same: what is plugged in may be under way."""
+        lacking = {item.pod.uid for item in found}
+        confirmed = [item for item in found if item.pod.uid in self._lacking]
+        self._observer.unattached(len(confirmed))
+        for item in confirmed:
+            if item.pod.uid not in self._told:
+                text = (
+                    f"the pod runs without networks that it asked for: {', '.join(item.networks)}; was it started "
+                    "while the runtime did not use Multus? delete it, so that it is made again"
+                )
+                log.warning("pod %s: %s", item.pod, text)
+                self._events.event(item.pod, "Warning", "NetworksMissing", text[:_MESSAGE_MAX])
+        self._told = (self._told & lacking) | {item.pod.uid for item in confirmed}
+        self._lacking = set(lacking)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,163 @@
+"""How many plugin processes run at once, who goes first, and how long the others wait.
+
+The memory of plugins counts against the daemon's control group, so a burst of pods would have the kernel end the
+daemon. What a plugin starts by itself, its IPAM plugin above all, can't be counted here: PROCESS_BYTES allows for it.
+
+Order: DEL, which gives back what others wait for, and has one place that nothing else may take, so that plugins which
+hang in every other one don't keep a node from getting rid of its pods. Then STATUS and GC: there is one of each at
+most; a STATUS that waits behind a burst of pods would take the node out of service, and while GC asks the plugins of a
+network, ADDs to it wait for that. Then ADD, then CHECK, for which nobody waits. See `base.slots` for pods of one kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from multus_daemon.base import slots
+from multus_daemon.cni.errors import TryAgainLaterError
+from multus_daemon.ports import Invocation
+
+MIB: Final = 1024 * 1024
+PROCESS_BYTES: Final = 64 * MIB
+"""What one call may need: a large plugin has been seen to take 55 MB, the reference IPAM plugins take 4 to 7."""
+OWN_BYTES: Final = 128 * MIB
+"""What the daemon needs itself: some 95 MB in a large cluster, and what 500 waiting requests hold."""
+PROCESSES_PER_CORE: Final = 4
+"""Plugins mostly wait: for the kernel's one lock for links, for an agent on the node."""
+FEWEST: Final = 2
+"""One for DEL alone, one for everything else."""
+MOST: Final = 64
+"""Each has four descriptors of the daemon's, whose limit may be 1024."""
+
+RANKS: Final[Mapping[str, int]] = MappingProxyType({"DEL": slots.URGENT, "STATUS": 1, "GC": 1, "ADD": 2, "CHECK": 3})
+WAIT_SECONDS: Final[Mapping[str, float]] = MappingProxyType(
+    {"DEL": 20.0, "STATUS": 5.0, "GC": 20.0, "ADD": 40.0, "CHECK": 40.0}
+)
+"""How long a call waits. With the plugin's own time (`process`) it is less than the deadline of the verb."""
+
+
+class Observer(Protocol):
+    """What is told about the processes, in the terms of a gauge and its like. Never raises."""
+
+    def allowed(self, processes: int) -> None:
+        """So many may run at once."""
+        ...
+
+    def running(self, verb: str, change: int) -> None:
+        """One more, or one less, runs."""
+        ...
+
+    def waiting(self, verb: str, change: int) -> None:
+        """One more, or one less, waits."""
+        ...
+
+    def waited(self, verb: str, seconds: float, *, in_vain: bool) -> None:
+        """A wait is over."""
+        ...
+
+
+class _Nobody:
+    """Is told nothing."""
+
+    def allowed(self, processes: int) -> None:
+        pass
+
+    def running(self, verb: str, change: int) -> None:
+        pass
+
+    def waiting(self, verb: str, change: int) -> None:
+        pass
+
+    def waited(self, verb: str, seconds: float, *, in_vain: bool) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How many processes, and why, for people."""
+
+    processes: int
+    reason: str
+
+
+def automatic(memory_limit: int | None, host_memory: int | None, cores: int) -> Allowance:
+    """From the memory limit of the daemon's control group and the machine's memory, in bytes, and the cores.
+
+    Without a limit a quarter of the machine's memory is for plugins. None: not known.
+    """
+    by_cores = min(MOST, PROCESSES_PER_CORE * cores)
+    if memory_limit is not None and (host_memory is None or memory_limit < host_memory):
+        room, source = memory_limit - OWN_BYTES, f"the memory limit of {memory_limit // MIB} MiB"
+    elif host_memory is not None:
+        room, source = host_memory // 4, f"{host_memory // MIB} MiB of memory and no limit"
+    else:
+        return Allowance(max(FEWEST, by_cores), f"{cores} cores")
+    by_memory = room // PROCESS_BYTES
+    processes = max(FEWEST, min(by_memory, by_cores))
+    return Allowance(processes, source if by_memory < by_cores else f"{cores} cores")
+
+
+class ProcessLimit:
+    """Places for plugin processes."""
+
+    def __init__(
+        self,
+        allowance: Allowance,
+        *,
+        observer: Observer | None = None,
+        wait_seconds: Mapping[str, float] = WAIT_SECONDS,
+    ) -> None:
+        """`wait_seconds`: by verb, as WAIT_SECONDS."""
+        self._allowance = allowance
+        self._observer = observer or _Nobody()
+        self._wait_seconds = wait_seconds
+        self._slots = slots.Slots(allowance.processes, reserved=1)
+        self._observer.allowed(allowance.processes)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, plugin_type: str, invocation: Invocation) -> AsyncIterator[None]:
+        """A place for one call of one plugin for the duration of the block.
+
+        Raises TryAgainLaterError (11) where there is none in time.
+        """
+        verb = invocation.verb
+        seconds = self._wait_seconds.get(verb, WAIT_SECONDS["CHECK"])
+        began = time.monotonic()
+        place = self._slots.hold(invocation.container_id, RANKS.get(verb, RANKS["CHECK"]), seconds)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                with self._counted_waiting(verb):
+                    await stack.enter_async_context(place)
+            except slots.NoSlotError as error:
+                self._observer.waited(verb, time.monotonic() - began, in_vain=True)
+                raise self._busy(plugin_type, verb, seconds, error.waiting) from error
+            self._observer.waited(verb, time.monotonic() - began, in_vain=False)
+            self._observer.running(verb, 1)
+            stack.callback(self._observer.running, verb, -1)
+            yield
+
+    @contextlib.contextmanager
+    def _counted_waiting(self, verb: str) -> Iterator[None]:
+        self._observer.waiting(verb, 1)
+        try:
+            yield
+        finally:
+            self._observer.waiting(verb, -1)
+
+    def hurried(self, container_id: str) -> contextlib.AbstractContextManager[None]:
+        """While the block runs, the container's calls go first, whatever they are: its DEL waits for them."""
+        return self._slots.hurried(container_id)
+
+    def _busy(self, plugin_type: str, verb: str, seconds: float, waiting: int) -> TryAgainLaterError:
+        allowed = self._allowance
+        return TryAgainLaterError(
+            f"node is busy: {verb} of plugin {plugin_type!r} has waited {seconds:g} s to be run, with {waiting} calls "
+            f"waiting and at most {allowed.processes} plugin processes at once",
+            f"the number comes from {allowed.reason}; raise the memory limit of the daemon's pod, or "
+            "maxDelegateProcesses",
+        )

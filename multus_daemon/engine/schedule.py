@@ -1,0 +1,198 @@
+"""Which networks of a pod may be attached side by side, and the running of what may.
+
+Plugins of one pod meet in its namespace, where the order of the list counts: a bond takes the interfaces that came
+before it, and of two routes to the same place the kernel prefers by the order of their making. So networks go one
+after another, in the order of the list, where their configurations tell that one touches what is the other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import itertools
+import re
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from multus_daemon.base.aio import ended
+from multus_daemon.cni import gojson
+from multus_daemon.cni.conf import PluginConfig
+from multus_daemon.ports import Attachment
+
+SERIAL: Final = "multus.io/serial"
+"""A key of a network's configuration, or of one of its plugin objects: if true, nothing runs beside the network."""
+
+# Keys, in lower case, that name what a plugin makes or uses, and another one may make or use too.
+_SHARED: Final = frozenset({"master", "bridge", "link", "device", "deviceid", "pcibusid", "vrfname"})
+# What it is for these plugins where the key is absent or empty.
+_IMPLIED: Final = {"bridge": ("bridge", "cni0"), "macvlan": ("master", ""), "ipvlan": ("master", "")}
+# They take the first routing table of the namespace that is free: two at once may take the same one.
+_TABLE_TAKERS: Final = frozenset({"sbr"})
+# What a plugin object is called, not what it is about.
+_LABELS: Final = frozenset({"name", "type", "cniversion"})
+_WORD: Final = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """What is known of an attachment before it is made."""
+
+    alone: bool
+    """True where nothing may run beside it."""
+    shares: frozenset[tuple[str, str]]
+    """What it uses and another may use too: kind and name."""
+    words: frozenset[str]
+    """Every string of its plugin objects, keys included, and the words in it."""
+
+
+def predecessors(attachments: Sequence[Attachment]) -> tuple[frozenset[int], ...]:
+    """For each attachment the numbers of those before it in the list that must be attached when it begins.
+
+    The cluster network, the auxiliary chain and a network that says so (SERIAL) have nothing beside them. Two others
+    go one after the other where they have in common the network's name, a master, bridge or device, or a prefix (of
+    a route, subnet or address), and where one mentions the interface of the other anywhere in its configuration.
+    """
+    traits = [_traits(attachment) for attachment in attachments]
+
+    def touch(one: int, other: int) -> bool:
+        return (
+            traits[one].alone
+            or traits[other].alone
+            or attachments[one].ifname in traits[other].words
+            or attachments[other].ifname in traits[one].words
+            or not traits[one].shares.isdisjoint(traits[other].shares)
+        )
+
+    numbers = range(len(attachments))
+    return tuple(frozenset(earlier for earlier in range(later) if touch(earlier, later)) for later in numbers)
+
+
+def backwards(before: Sequence[Collection[int]]) -> tuple[frozenset[int], ...]:
+    """The same relation for the list in reverse: what came later goes first."""
+    last = len(before) - 1
+    return tuple(
+        frozenset(last - later for later in range(number + 1, last + 1) if number in before[later])
+        for number in range(last, -1, -1)
+    )
+
+
+async def in_order(
+    work: Callable[[int], Coroutine[Any, Any, None]],
+    before: Sequence[Collection[int]],
+    *,
+    at_once: int,
+    patience: float | None = None,
+) -> dict[int, Exception]:
+    """Run `work` for each number, at most `at_once` (from 1) together, each after those `before` it; what they raised.
+
+    Of those that can begin the lowest does; `before` names lower ones only. `patience`: nothing begins after a failure,
+    and what is under way has so many seconds to come to its end, then it is cancelled; None: a failure stops no other.
+    The failures are by number, in order; what was cancelled is not among them.
+
+    Returns, or is cancelled, only when all that began has ended. Raises what is raised and is no Exception.
+    """
+    waiting = list(range(len(before)))
+    over: set[int] = set()
+    running: dict[asyncio.Task[None], int] = {}
+    failures: dict[int, Exception] = {}
+    try:
+        while (waiting and (patience is None or not failures)) or running:
+            if failures and patience is not None:
+                done, _ = await asyncio.wait(running, timeout=patience)
+                failures |= _failures(running, done)
+                break
+            able = (number for number in waiting if over.issuperset(before[number]))
+            ready = list(itertools.islice(able, at_once - len(running)))
+            waiting = [number for number in waiting if number not in ready]
+            if len(ready) == 1 and not running:
+                # Nothing can run beside it, so it needs no task.
+                try:
+                    await work(ready[0])
+                except Exception as error:
+                    failures[ready[0]] = error
+                over.update(ready)
+                continue
+            running |= {asyncio.create_task(work(number)): number for number in ready}
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            failures |= _failures(running, done)
+            over.update(running.pop(task) for task in done)
+    finally:
+        await ended(*running)
+    return dict(sorted(failures.items()))
+
+
+def _failures(running: Mapping[asyncio.Task[None], int], done: Iterable[asyncio.Task[None]]) -> dict[int, Exception]:
+    found = {}
+    for task in done:
+        error = task.exception()
+        if isinstance(error, Exception):
+            found[running[task]] = error
+        elif error is not None:
+            raise error
+    return found
+
+
+def _traits(attachment: Attachment) -> _Traits:
+    config = attachment.config
+    shares = {("network", str(config.name))}
+    words: set[str] = set()
+    found = [*_strings(attachment.capability_args)]
+    for plugin in config.plugins:
+        fields = {key: value for key, value in plugin.fields.items() if key.lower() not in _LABELS}
+        found += _strings(fields)
+        shares |= _unsaid(plugin)
+    for key, text in found:
+        words.add(text)
+        for word in _WORD.findall(text):
+            # As in the sysctl net.ipv4.conf.net1.rp_filter, and in net1.100 on top of net1.
+            words |= {word, *word.split(".")}
+        if key in _SHARED and text:
+            shares.add((key, text))
+        if prefix := _prefix(text):
+            shares.add(("prefix", prefix))
+    alone = attachment.cluster_network or attachment.auxiliary or _is_serial(attachment)
+    return _Traits(alone, frozenset(shares), frozenset(words))
+
+
+def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every string in a JSON value, with the key, in lower case, that it stands under; each key too, under none."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item, key)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield "", name
+            yield from _strings(item, name.lower())
+
+
+def _unsaid(plugin: PluginConfig) -> set[tuple[str, str]]:
+    """What a plugin uses that its object does not name."""
+    found: set[tuple[str, str]] = set()
+    if (implied := _IMPLIED.get(plugin.type)) and not gojson.get(plugin.fields, implied[0]):
+        found.add(implied)
+    if plugin.type in _TABLE_TAKERS:
+        found.add(("type", plugin.type))
+    if gojson.get(plugin.fields, "isDefaultGateway"):
+        found |= {("prefix", "0.0.0.0/0"), ("prefix", "::/0")}
+    return found
+
+
+def _prefix(text: str) -> str:
+    """The network of an address or prefix with a length, in one spelling; empty for any other text."""
+    if "/" not in text:
+        return ""
+    try:
+        return str(ipaddress.ip_interface(text).network)
+    except ValueError:
+        return ""
+
+
+def _is_serial(attachment: Attachment) -> bool:
+    config = attachment.config
+    objects = [plugin.fields for plugin in config.plugins]
+    if config.is_list:
+        objects.append(gojson.loads_object(config.raw))
+    return any(gojson.get(fields, SERIAL) not in (None, False) for fields in objects)

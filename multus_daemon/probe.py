@@ -1,0 +1,56 @@
+"""`multus-probe`: asks the daemon for its health over its socket; the probe of the manifests.
+
+    multus-probe healthz|readyz [SOCKET]
+
+A program of its own, of the standard library's smallest parts: the kubelet starts it every few seconds, and a start
+of `multus-daemon` takes five times as long. Through the socket, so that it sees what the shim sees, and no port of the
+node is taken.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+
+DEFAULT_SOCKET = "/host/run/multus/multus.sock"
+"""Where the manifests put the socket, as upstream's do."""
+SECONDS = 5.0
+MAX_BYTES = 64 * 1024
+
+
+def ask(path: str, question: str) -> tuple[int, str]:
+    """The HTTP status and the body of `GET /<question>` at the unix socket `path`. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(SECONDS)
+        client.connect(path)
+        client.sendall(f"GET /{question} HTTP/1.1\r\nHost: multus\r\nConnection: close\r\n\r\n".encode("ascii"))
+        answer = b""
+        while len(answer) < MAX_BYTES and (part := client.recv(MAX_BYTES)):
+            answer += part
+    head, _, body = answer.decode("utf-8", "replace").partition("\r\n\r\n")
+    words = head.split(maxsplit=2)
+    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():
+        raise ConnectionError("the answer is no HTTP")
+    return int(words[1]), body.strip()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 for a 200, 1 for anything else, 2 usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not 1 <= len(arguments) <= 2 or arguments[0] not in ("healthz", "readyz"):
+        sys.stderr.write("usage: multus-probe healthz|readyz [SOCKET]\n")
+        sys.exit(2)
+    path = (*arguments, DEFAULT_SOCKET)[1]
+    try:
+        status, body = ask(path, arguments[0])
+    except OSError as error:
+        sys.stderr.write(f"no answer from {path}: {error}\n")
+        sys.exit(1)
+    if status != 200:
+        sys.stderr.write(f"{status} {body}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A real node for the tests of a run, for modules that say `pytest_plugins = ["tests.e2e.cluster.fixtures"]`.
+
+Where a program is missing the tests are skipped and say how to get it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.e2e.build_tools import ToolError
+from tests.e2e.certificates import OpensslError
+from tests.e2e.cluster.images import ImageError
+from tests.e2e.cluster.real_node import PRIMARY, NodeError, RealNode
+
+
+class _LogsOfTheNode:
+    """Adds the ends of the logs to the report of a failed test that used the node."""
+
+    def __init__(self, node: RealNode) -> None:
+        self._node = node
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.failed and "real_node" in getattr(item, "fixturenames", ()):
+            report.sections.append(("real node", self._node.logs()))
+        return report
+
+
+@pytest.fixture(scope="session")
+def real_node_session(pytestconfig: pytest.Config) -> Iterator[RealNode]:
+    """One node for all tests of the run, Ready, with PRIMARY; take `real_node` instead."""
+    try:
+        made = RealNode()
+    except (NodeError, ToolError, ImageError, OpensslError) as error:
+        pytest.skip(str(error))
+    with made as node:
+        node.start(PRIMARY)
+        logs = _LogsOfTheNode(node)
+        pytestconfig.pluginmanager.register(logs)
+        yield node
+        pytestconfig.pluginmanager.unregister(logs)
+
+
+@pytest.fixture
+def real_node(real_node_session: RealNode) -> Iterator[RealNode]:
+    """The node. Pods of the default namespace that a test leaves are removed after it."""
+    yield real_node_session
+    real_node_session.remove_pods()

@@ -1,0 +1,195 @@
+"""Our daemon on a real node: `MultusProcess`, a program of the node, and `MultusPod`, as the manifests install it.
+
+The first needs no image, and runs the sources as they are.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+import multus_shim
+from tests.e2e.cluster.machine import MachineProcess
+from tests.e2e.cluster.real_node import NAME, RealNode
+
+GENERATED: Final = "/etc/cni/net.d/00-multus.conf"
+CONFIG: Final = "/etc/cni/net.d/multus.d/daemon-config.json"
+STORE: Final = "/var/lib/cni/multus"
+_MANIFESTS: Final = Path(__file__).parents[3] / "manifests"
+_NAMESPACE: Final = "kube-system"
+_DAEMON_SET: Final = "daemonset/kube-multus-ds"
+
+
+class Multus:
+    """What both have."""
+
+    def __init__(self, node: RealNode) -> None:
+        self.node = node
+
+    def install(self) -> None:
+        """Everything that an administrator does before the daemon starts."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start it; back when it is ready, the runtime's configuration is in place and the node is Ready."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        raise NotImplementedError
+
+    def uninstall(self) -> None:
+        """Take everything off the node and out of the cluster but the definitions of objects."""
+        raise NotImplementedError
+
+    def log(self) -> str:
+        """All that it has logged."""
+        raise NotImplementedError
+
+    def readyz(self) -> tuple[int, str]:
+        """Status and body of `/readyz`; status 0 where nobody listens."""
+        connection = http.client.HTTPConnection("localhost", timeout=5)
+        try:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(5)
+            connection.sock.connect(str(self.node.machine.path("/run/multus/multus.sock")))
+            connection.request("GET", "/readyz")
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except OSError:
+            return 0, ""
+        finally:
+            connection.close()
+
+    def wait_ready(self, timeout: float = 60) -> None:
+        """Wait until it serves and the node is Ready."""
+        self.node.wait_until(self._serves, "the daemon is ready", timeout)
+        self.node.wait_ready()
+
+    def _serves(self) -> bool:
+        return self.readyz()[0] == 200 and self.node.machine.path(GENERATED).exists()
+
+    def _clear(self) -> None:
+        self.node.machine.run("rm", "-rf", GENERATED, str(Path(CONFIG).parent), STORE, "/opt/cni/bin/multus-shim")
+
+
+class MultusProcess(Multus):
+    """The daemon of the environment that the tests run in, with the rights that the manifests give it."""
+
+    def __init__(self, node: RealNode, **settings: Any) -> None:
+        super().__init__(node)
+        self.settings: dict[str, Any] = {
+            "multusAutoconfigDir": "/etc/cni/net.d",
+            "multusConfigFile": "auto",
+            **settings,
+        }
+        self._process: MachineProcess | None = None
+
+    def install(self) -> None:
+        """Definitions, rights, the shim, the configuration."""
+        for name in ("crd.yaml", "rbac.yaml"):
+            for item in filter(None, yaml.safe_load_all((_MANIFESTS / "base" / name).read_text())):
+                if item["kind"] == "CustomResourceDefinition":
+                    self.node.server.install_crd(item)
+                else:
+                    self.node.server.apply(item)
+        token = self.node.server.service_account_token("kube-system", "multus")
+        kubeconfig = self.node.server.kubeconfig_for_token(token)
+        self.node.machine.run("install", "-m", "0755", str(multus_shim.binary()), "/opt/cni/bin/multus-shim")
+        config = self.node.machine.path(CONFIG)
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(json.dumps({"kubeconfig": str(kubeconfig), "nodeName": NAME, **self.settings}))
+
+    def launch(self) -> None:
+        """Start it; nothing is known yet about its readiness."""
+        command = [sys.executable, "-m", "multus_daemon.cli", "run", "--config", CONFIG]
+        self._process = self.node.machine.start("multus", *command, env={"PYTHONSAFEPATH": "1"})
+
+    def start(self) -> None:
+        self.launch()
+        self.wait_ready()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it; its exit status."""
+        assert self._process is not None, "the daemon does not run"
+        return self._process.stop(number)
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def uninstall(self) -> None:
+        if self._process is not None and self._process.running:
+            self.stop()
+        self._clear()
+
+    def log(self) -> str:
+        return (self.node.machine.logs / "multus.log").read_text()
+
+    def _serves(self) -> bool:
+        assert self._process is not None
+        assert self._process.running, f"the daemon has ended:\n{self.log()}"
+        return super()._serves()
+
+
+class MultusPod(Multus):
+    """The DaemonSet of `manifests/multus-daemonset.yaml`."""
+
+    def __init__(self, node: RealNode, image: Path) -> None:
+        """`image`: a tar file with the image that the manifest names."""
+        super().__init__(node)
+        self._image = image
+
+    def install(self) -> None:
+        """The image onto the node."""
+        self.node.import_image(self._image)
+
+    def start(self) -> None:
+        """Apply the manifest."""
+        self.node.kubectl("apply", "--server-side", "-f", str(_MANIFESTS / "multus-daemonset.yaml"))
+        self.wait_rolled_out()
+        self.wait_ready()
+
+    def rollout_restart(self) -> None:
+        """What an administrator does after a change of the configuration; back at once."""
+        self.node.kubectl("-n", _NAMESPACE, "rollout", "restart", _DAEMON_SET)
+
+    def wait_rolled_out(self, timeout: int = 120) -> None:
+        """Wait until the newest pod of the DaemonSet is Ready."""
+        self.node.kubectl(
+            *("-n", _NAMESPACE, "rollout", "status", _DAEMON_SET, f"--timeout={timeout}s"), timeout=timeout + 10
+        )
+
+    def kill(self) -> None:
+        """SIGKILL; the kubelet starts it again."""
+        self.node.machine.run("kill", "-KILL", str(self.pid))
+
+    @property
+    def pid(self) -> int:
+        """The daemon's, as the node counts."""
+        tasks = self.node.ctr("tasks", "list").splitlines()[1:]
+        mine = self.node.ctr("containers", "list", "--quiet", 'labels."io.kubernetes.container.name"==kube-multus')
+        (found,) = (
+            int(pid) for identifier, pid, state in map(str.split, tasks) if identifier in mine and state == "RUNNING"
+        )
+        return found
+
+    def uninstall(self) -> None:
+        self.node.kubectl("-n", _NAMESPACE, "delete", "--ignore-not-found", "--wait=true", _DAEMON_SET)
+        self.node.wait_until(lambda: self.readyz()[0] == 0, "the daemon has ended")
+        self.node.wait_until(lambda: not self._pods(), "the daemon's pods are gone")
+        self._clear()
+
+    def log(self) -> str:
+        return self.node.container_log("kube-multus-ds-*", _NAMESPACE)
+
+    def _pods(self) -> list[Any]:
+        found = self.node.server.request("GET", f"/api/v1/namespaces/{_NAMESPACE}/pods", labelSelector="name=multus")
+        items: list[Any] = found["items"]
+        return items

@@ -1,0 +1,76 @@
+"""Onto a real node and off it again, by the manifests alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.build_tools import ToolError
+from tests.e2e.cluster import daemon_image
+from tests.e2e.cluster.multus import GENERATED, MultusPod
+from tests.e2e.cluster.real_node import RealNode
+from tests.e2e.node import NAD
+
+pytestmark = [pytest.mark.realnode, pytest.mark.timeout(300)]
+pytest_plugins = ["tests.e2e.cluster.fixtures"]
+
+SHIM = "/opt/cni/bin/multus-shim"
+UNINSTALL = str(Path(__file__).parents[3] / "manifests" / "uninstall" / "daemonset.yaml")
+
+
+@pytest.fixture
+def multus(real_node: RealNode) -> Iterator[MultusPod]:
+    """The DaemonSet, rolled out."""
+    try:
+        made = MultusPod(real_node, daemon_image.find())
+    except ToolError as error:
+        pytest.skip(str(error))
+    made.install()
+    made.start()
+    yield made
+    real_node.remove_pods()
+    real_node.kubectl("delete", "--ignore-not-found", "-f", UNINSTALL)
+    made.uninstall()
+
+
+def network(node: RealNode, name: str) -> None:
+    ipam = {"type": "host-local", "subnet": "10.95.0.0/24"}
+    config = {"cniVersion": "1.0.0", "name": name, "type": "macvlan", "master": "eth0", "ipam": ipam}
+    metadata = {"namespace": "default", "name": name}
+    node.server.apply({**NAD, "metadata": metadata, "spec": {"config": json.dumps(config)}})
+
+
+def uninstaller_log(node: RealNode) -> str:
+    return node.container_log("multus-uninstall-*", "kube-system")
+
+
+def test_uninstall_waits_for_the_pods_that_need_it_and_leaves_a_node_that_works(multus: MultusPod) -> None:
+    node = multus.node
+    network(node, "blue")
+    node.pod("p1", networks="blue")
+    node.pod("p2")
+    node.wait_running("p1", "p2")
+    assert node.links("p1") == ["eth0", "lo", "net1"]
+    # Beside the daemon nothing is changed.
+    node.kubectl("apply", "-f", UNINSTALL)
+    node.wait_until(lambda: "still runs" in uninstaller_log(node), "the uninstaller finds the daemon")
+    assert node.machine.path(SHIM).exists()
+    node.kubectl("-n", "kube-system", "delete", "--wait=true", "daemonset/kube-multus-ds")
+    node.wait_until(lambda: "default/p1 (1)" in uninstaller_log(node), "the uninstaller names the pod", 120)
+    assert node.machine.path(GENERATED).exists()
+    # The deletion of p1 waits in the spool, as there is no daemon: it is one again that does it.
+    multus.start()
+    node.delete_pod("p1")
+    node.kubectl("-n", "kube-system", "delete", "--wait=true", "daemonset/kube-multus-ds")
+    node.kubectl("-n", "kube-system", "rollout", "status", "daemonset/multus-uninstall", "--timeout=240s", timeout=250)
+    assert not node.machine.path(GENERATED).exists()
+    assert not node.machine.path(SHIM).exists()
+    assert not node.machine.path("/run/multus/multus.sock").exists()
+    # Pods from before go, new ones come, by the cluster network alone.
+    node.delete_pod("p2")
+    node.pod("p3", networks="blue")
+    node.wait_running("p3")
+    assert node.links("p3") == ["eth0", "lo"]

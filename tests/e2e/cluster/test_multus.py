@@ -1,0 +1,119 @@
+"""The daemon under a real kubelet and containerd."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.build_tools import ToolError
+from tests.e2e.cluster import daemon_image
+from tests.e2e.cluster.multus import GENERATED, STORE, Multus, MultusPod, MultusProcess
+from tests.e2e.cluster.real_node import LINKS, RealNode
+from tests.e2e.node import NAD
+
+pytestmark = [pytest.mark.realnode, pytest.mark.timeout(240)]
+pytest_plugins = ["tests.e2e.cluster.fixtures"]
+
+BRIDGE = "br-blue"
+STATUS = "k8s.v1.cni.cncf.io/network-status"
+
+
+@pytest.fixture(params=["process", "pod"])
+def multus(real_node: RealNode, request: pytest.FixtureRequest) -> Iterator[Multus]:
+    """The daemon, serving; a link that its pods leave on the node fails the test."""
+    made: Multus
+    if request.param == "process":
+        made = MultusProcess(real_node)
+    else:
+        try:
+            made = MultusPod(real_node, daemon_image.find())
+        except ToolError as error:
+            pytest.skip(str(error))
+    made.install()
+    made.start()
+    yield made
+    real_node.remove_pods()
+    made.uninstall()
+    if BRIDGE in real_node.links():
+        real_node.machine.run("ip", "link", "delete", BRIDGE)
+    assert real_node.links() == LINKS
+
+
+def network(node: RealNode, name: str, *plugins: dict[str, Any]) -> None:
+    config = {"cniVersion": "1.0.0", "name": name, "plugins": list(plugins)}
+    metadata = {"namespace": "default", "name": name}
+    node.server.apply({**NAD, "metadata": metadata, "spec": {"config": json.dumps(config)}})
+
+
+def host_local(subnet: str) -> dict[str, Any]:
+    return {"type": "host-local", "subnet": subnet}
+
+
+def two_networks(node: RealNode) -> None:
+    bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": True}
+    network(node, "blue", {**bridge, "ipam": host_local("10.91.0.0/24")})
+    network(
+        node, "green", {"type": "macvlan", "master": "eth0", "ipam": host_local("10.92.0.0/24")}, {"type": "tuning"}
+    )
+
+
+def status(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(pod["metadata"]["annotations"][STATUS])
+    return found
+
+
+def leftovers(node: RealNode) -> list[str]:
+    """Files about attachments, addresses, links of pods, rules for them."""
+    files = [f"{STORE}/{name}" for name in node.files(STORE) if not name.startswith("networks/")]
+    networks = "/var/lib/cni/networks"
+    files += [name for name in node.files(networks) if not name.endswith("/lock") and "/last_reserved" not in name]
+    links = sorted(set(node.links()) - {*LINKS, BRIDGE})
+    rules = [line for line in node.machine.run("iptables-save").splitlines() if "10.91." in line or "10.88." in line]
+    results = node.files("/var/lib/cni/results")
+    return files + links + rules + results
+
+
+def test_a_pod_with_two_networks_runs_and_nothing_is_left_of_it(multus: Multus) -> None:
+    node = multus.node
+    two_networks(node)
+    before = leftovers(node)
+    node.pod("p1", networks="blue,green@fast")
+    (pod,) = node.wait_running("p1")
+    assert node.links("p1") == ["eth0", "fast", "lo", "net1"]
+    first, blue, green = status(pod)
+    assert (first["name"], first["interface"], first["default"]) == ("primary", "eth0", True)
+    assert first["ips"] == [pod["status"]["podIP"]]
+    assert (blue["name"], blue["interface"]) == ("default/blue", "net1")
+    assert (green["name"], green["interface"]) == ("default/green", "fast")
+    for entry in (first, blue, green):
+        (link,) = node.ip("address", "show", entry["interface"], pod="p1")
+        assert entry["ips"] == [item["local"] for item in link["addr_info"] if item["family"] == "inet"]
+        assert entry["mac"] == link["address"]
+    node.machine.run("ping", "-c1", "-W2", first["ips"][0])
+    node.in_pod("p1", "ping", "-c1", "-W2", "10.91.0.1")
+    node.delete_pod("p1")
+    assert leftovers(node) == before == []
+
+
+def test_the_generated_configuration_is_the_runtimes(multus: Multus) -> None:
+    generated = json.loads(multus.node.machine.path(GENERATED).read_text())
+    assert generated["type"] == "multus-shim"
+    assert generated["capabilities"] == {"portMappings": True}
+
+
+@pytest.mark.parametrize("multus", ["process"], indirect=True)
+def test_pods_deleted_while_the_daemon_was_away_leave_nothing(multus: MultusProcess) -> None:
+    """The runtime has removed the namespaces by then: what a plugin learns from them it can't learn any more."""
+    node = multus.node
+    two_networks(node)
+    for name in ("p1", "p2"):
+        node.pod(name, networks="blue,green")
+    node.wait_running("p1", "p2")
+    multus.kill()
+    node.remove_pods()
+    assert leftovers(node)
+    multus.start()
+    node.wait_until(lambda: leftovers(node) == [], "nothing is left")

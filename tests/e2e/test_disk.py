@@ -1,0 +1,346 @@
+"""Disks that are full, take no writes, are slow, or give back other bytes than were written."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.disks import fill, make_read_only, make_writable
+from tests.e2e.node import Answer, Node
+
+PAGE = 4096
+SLOW_FSYNC = 0.5
+
+
+@pytest.fixture
+def small(node: Node) -> Iterator[Node]:
+    """A node whose `cniDir` is a disk of its own, of 256 KiB; the addresses of host-local are elsewhere."""
+    node.cni_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "multus-test", str(node.cni_dir)], check=True)
+    node.ptp("storage", "10.81.1.0/24", namespace="default")
+    for pod in ("one", "two", "three"):
+        node.pod(pod, "storage")
+    yield node
+    node.kill()
+    subprocess.run(["umount", "-l", str(node.cni_dir)], check=True)
+
+
+def add(node: Node, pod: str) -> str:
+    """Attach a pod, its name being the container's too; its namespace."""
+    netns = node.add_netns()
+    answer = node.cni("ADD", pod, netns, pod)
+    assert answer.code == 0, answer.stdout
+    return netns
+
+
+def assert_refused(answer: Answer, message: str) -> None:
+    """An error of code 5 whose first words are the cause."""
+    assert answer.code == 1, answer
+    assert answer.json["code"] == 5, answer.json
+    assert answer.json["msg"].startswith(message), answer.json
+
+
+def assert_alive(node: Node) -> None:
+    assert node.daemon is not None
+    assert node.daemon.poll() is None, node.log.read_text()
+    assert node.get("/healthz")[0] == 200
+
+
+def test_full(small: Node) -> None:
+    small.start()
+    first = add(small, "one")
+    links, files = small.links(), small.leftovers()
+    filler = fill(small.cni_dir)
+
+    second = small.add_netns()
+    answer = small.cni("ADD", "two", second, "two")
+    assert_refused(answer, "record of container two can't be written: [Errno 28] No space left on device")
+    assert "free space" in answer.json["details"]
+    # No plugin has run: no link, no address.
+    assert small.links(second) == ["lo"]
+    assert small.links() == links
+    filler_name = str(filler.relative_to(small.root))
+    assert [name for name in small.leftovers() if name != filler_name] == files
+    assert_alive(small)
+
+    # The others are served, and nothing more than room is needed.
+    assert small.cni("CHECK", "one", first, "one").code == 0
+    assert small.cni("DEL", "one", first, "one").code == 0
+    assert small.links(first) == ["lo"]
+    assert small.leftovers() == [filler_name]
+    filler.unlink()
+    assert small.cni("ADD", "two", second, "two").code == 0
+    assert small.cni("DEL", "two", second, "two").code == 0
+    assert small.leftovers() == []
+
+
+def test_full_at_any_point_of_an_add(small: Node) -> None:
+    """Page by page more room: the ADD fails at its first write, at its second, ... until it succeeds."""
+    small.start()
+    netns = small.add_netns()
+    outcomes = []
+    for pages in range(12):
+        filler = fill(small.cni_dir)
+        os.truncate(filler, filler.stat().st_size - pages * PAGE)
+        answer = small.cni("ADD", "one", netns, "one")
+        outcomes.append(answer.code)
+        if answer.code:
+            assert_refused(answer, "record of" if pages == 0 else "")
+            assert "No space left" in answer.json["msg"]
+            assert small.links(netns) == ["lo"]
+        else:
+            assert small.cni("DEL", "one", netns, "one").code == 0
+        filler.unlink()
+        assert small.leftovers() == [], f"{pages} pages of room"
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert 2 < sum(outcomes) < len(outcomes), "the sweep shows nothing"
+
+
+def test_read_only(small: Node) -> None:
+    small.start()
+    first, third = add(small, "one"), add(small, "three")
+    make_read_only(small.cni_dir)
+
+    second = small.add_netns()
+    answer = small.cni("ADD", "two", second, "two")
+    assert_refused(answer, "record of container two can't be written: [Errno 30] Read-only file system")
+    assert small.links(second) == ["lo"]
+
+    # All that a DEL can do is done, and the runtime asks again.
+    answer = small.cni("DEL", "one", first, "one")
+    assert_refused(answer, "record of container one can't be removed: [Errno 30] Read-only file system")
+    assert small.links(first) == ["lo"]
+    assert addresses(small) == ["three", "three"]
+    assert small.cni("CHECK", "three", third, "three").code == 0
+    assert_alive(small)
+
+    # No restart is needed for what comes after.
+    make_writable(small.cni_dir)
+    assert small.cni("DEL", "one", first, "one").code == 0
+    assert small.cni("ADD", "two", second, "two").code == 0
+    assert small.cni("DEL", "two", second, "two").code == 0
+
+    # A daemon that starts on such a disk serves the same.
+    small.stop()
+    make_read_only(small.cni_dir)
+    small.start()
+    assert small.cni("CHECK", "three", third, "three").code == 0
+    assert_refused(small.cni("DEL", "three", third, "three"), "record of container three can't be removed")
+    assert small.links(third) == ["lo"]
+    small.stop()
+    make_writable(small.cni_dir)
+    small.start()
+    assert small.cni("DEL", "three", third, "three").code == 0
+    assert small.leftovers() == []
+
+
+def addresses(node: Node) -> list[str]:
+    """The containers that have an address of host-local, once for each."""
+    return sorted(path.read_text().split()[0] for path in node.networks_dir.rglob("10.*"))
+
+
+@pytest.mark.parametrize("what", ["full", "read-only"])
+def test_a_plugin_that_can_not_write(node: Node, what: str) -> None:
+    """The addresses' disk: its error is the plugin's, the cause first, and what was done before it is undone."""
+    disk = node.root / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "multus-test", str(disk)], check=True)
+    try:
+        ipam = {"type": "host-local", "subnet": "10.81.1.0/24", "dataDir": str(disk)}
+        config = {"cniVersion": "1.0.0", "name": "storage", "type": "ptp", "ipam": ipam}
+        node.network("storage", config, namespace="default")
+        node.pod("one", "storage")
+        node.start()
+        netns = add(node, "one")
+        assert node.cni("DEL", "one", netns, "one").code == 0
+        before = node.links()
+        filler = None
+        if what == "full":
+            filler = fill(disk)
+        else:
+            make_read_only(disk)
+        answer = node.cni("ADD", "one", netns, "one")
+        assert answer.code == 1
+        words = "No space left on device" if what == "full" else "Read-only file system"
+        assert words in answer.json["msg"] + answer.json.get("details", ""), answer.json
+        assert node.links(netns) == ["lo"]
+        assert node.links() == before
+        assert_alive(node)
+        if filler:
+            filler.unlink()
+        else:
+            make_writable(disk)
+        assert node.cni("ADD", "one", netns, "one").code == 0
+        assert node.cni("DEL", "one", netns, "one").code == 0
+        assert node.leftovers() == []
+    finally:
+        node.kill()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_without_a_daemon(small: Node) -> None:
+    """The DEL that can be handed to nobody and kept nowhere fails, and is repeated by the runtime."""
+    small.start()
+    netns = add(small, "one")
+    small.stop()
+    filler = fill(small.cni_dir)
+    answer = small.cni("DEL", "one", netns, "one")
+    assert answer.code == 1
+    assert answer.json["code"] == 5
+    assert "it could not be kept for later" in answer.json["msg"]
+    assert "ENOSPC" in answer.json["msg"]
+    assert [path.name for path in (small.cni_dir / "spool").iterdir()] == []
+    filler.unlink()
+    assert small.cni("DEL", "one", netns, "one").code == 0
+    small.start()
+    small.wait_until(lambda: small.leftovers() == [], "the spooled DEL is served")
+    assert small.links(netns) == ["lo"]
+
+
+def test_a_full_disk_under_the_log(make_node: Callable[..., Node], small_disk: Path) -> None:
+    file = small_disk / "multus.log"
+    node = make_node(settings={"logFile": str(file), "logLevel": "debug", "logToStderr": False})
+    node.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0")
+    node.pod("one")
+    node.start()
+    filler = fill(small_disk)
+    netns = node.add_netns()
+    for _ in range(20):
+        assert node.cni("ADD", "one", netns, "one").code == 0
+        assert node.cni("DEL", "one", netns, "one").code == 0
+    assert_alive(node)
+    said = node.log.read_text()
+    assert said.count("No space left on device; lines are lost until it can be written again") == 1
+    filler.unlink()
+    assert node.cni("ADD", "one", netns, "one").code == 0
+    text = file.read_text()
+    assert "lines are missing here, they could not be written" in text
+    assert text.rstrip().splitlines()[-1].endswith("seconds=" + text.rstrip().rpartition("seconds=")[2])
+    assert node.cni("DEL", "one", netns, "one").code == 0
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.weak_spot(28)
+@pytest.mark.parametrize("damage", ["empty", "cut", "bit", "other"])
+def test_a_damaged_record(small: Node, damage: str) -> None:
+    """Upstream takes a damaged file for a container that it does not know, and answers success."""
+    small.start()
+    first, second = add(small, "one"), add(small, "two")
+    damage_file(small.cni_dir / "attachments" / "one.json", damage)
+    # What the record said is in the result cache too.
+    assert small.cni("DEL", "one", first, "one").code == 0
+    assert small.links(first) == ["lo"]
+    assert addresses(small) == ["two", "two"]
+
+    damage_file(small.cni_dir / "attachments" / "two.json", damage)
+    for path in (small.cni_dir / "results").iterdir():
+        damage_file(path, "cut")
+    answer = small.cni("DEL", "two", second, "two")
+    assert_refused(answer, "record of container two is damaged")
+    # Nothing is thrown away that could tell a person what there was.
+    assert addresses(small) == ["two", "two"]
+    assert (small.cni_dir / "attachments" / "two.json").exists()
+    third = add(small, "three")
+    assert small.cni("CHECK", "three", third, "three").code == 0
+    assert small.cni("DEL", "three", third, "three").code == 0
+    assert_alive(small)
+
+
+def damage_file(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    middle = len(data) // 2
+    path.write_bytes(
+        {
+            "empty": b"",
+            "cut": data[:middle],
+            "bit": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+            "other": b"\x00" * len(data),
+        }[how]
+    )
+
+
+def test_a_damaged_spool_entry(small: Node) -> None:
+    (small.cni_dir / "spool").mkdir(mode=0o700)
+    (small.cni_dir / "spool" / "00000000000000000001-1.json").write_bytes(b"\x00" * 100)
+    small.start()
+    netns = add(small, "one")
+    small.stop()
+    assert small.cni("DEL", "one", netns, "one").code == 0
+    small.start()
+    small.wait_until(lambda: not list((small.cni_dir / "spool").glob("*.json")), "the good entry is served")
+    assert addresses(small) == []
+    assert small.links(netns) == ["lo"]
+    assert "00000000000000000001-1.json is no DEL that could be served" in small.log.read_text()
+
+
+# --- slowness --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_slow(make_node: Callable[..., Node]) -> None:
+    """Each fsync takes half a second: ADDs wait for theirs, and the daemon for none."""
+    pods = 17
+    slow = (sys.executable, str(Path(__file__).with_name("slow_disk.py")), str(SLOW_FSYNC))
+    node = make_node(wrapper=slow)
+    node.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0")
+    for number in range(pods):
+        node.pod(f"p{number}")
+    node.start()
+    first = add(node, "p0")
+    stop = threading.Event()
+    asked: list[float] = []
+
+    def watch() -> None:
+        while not stop.is_set():
+            begun = time.monotonic()
+            assert node.get("/healthz")[0] == 200
+            assert node.cni("CHECK", "p0", first, "p0").code == 0
+            asked.append(time.monotonic() - begun)
+            time.sleep(0.05)
+
+    namespaces = [node.add_netns() for _ in range(pods - 1)]
+    with ThreadPoolExecutor(pods) as pool:
+        watcher = pool.submit(watch)
+        for verb in ("ADD", "DEL"):
+            begun = time.monotonic()
+            calls = [
+                pool.submit(node.cni, verb, f"p{number}", netns, f"p{number}")
+                for number, netns in enumerate(namespaces, start=1)
+            ]
+            answers = [call.result() for call in calls]
+            whole = time.monotonic() - begun
+            assert [answer.code for answer in answers] == [0] * len(answers), [answer.stdout for answer in answers]
+            # Four fsyncs each, or two, one behind the other; side by side with those of the others.
+            print(f"{verb}: {whole:.1f} s for {len(calls)}")
+            assert whole < len(calls) * 4 * SLOW_FSYNC / 3
+        stop.set()
+        watcher.result()
+    print(f"healthz and CHECK meanwhile: median {statistics.median(asked):.3f} s, worst {max(asked):.3f} s")
+    assert len(asked) > 5
+    assert max(asked) < 2 * SLOW_FSYNC
+    assert node.cni("DEL", "p0", first, "p0").code == 0
+    assert node.leftovers() == []
+
+
+def test_the_result_is_the_one_that_was_stored(small: Node) -> None:
+    """A repeated ADD on a full disk needs no write."""
+    small.start()
+    netns = add(small, "one")
+    first = small.cni("ADD", "one", netns, "one")
+    fill(small.cni_dir)
+    again = small.cni("ADD", "one", netns, "one")
+    assert again.code == 0, again.stdout
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert small.cni("DEL", "one", netns, "one").code == 0

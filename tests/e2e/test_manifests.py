@@ -1,0 +1,111 @@
+"""The manifests at a real API server, by kubectl: taken without a warning, and in the place of upstream's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e import build_tools
+from tests.e2e.apiserver import ApiServer
+from tests.repo.manifests import MANIFESTS, RENDERED, build
+
+pytestmark = pytest.mark.apiserver
+pytest_plugins = ["tests.e2e.kube_fixtures"]
+
+FOLDERS = [MANIFESTS / "base", *sorted((MANIFESTS / "overlays").iterdir())]
+FILES = [RENDERED, MANIFESTS / "uninstall" / "daemonset.yaml", MANIFESTS / "cert-approver" / "rbac.yaml"]
+
+
+class Kubectl:
+    """kubectl as an administrator."""
+
+    def __init__(self, server: ApiServer) -> None:
+        try:
+            self._program = build_tools.find("kubectl")
+        except build_tools.ToolError as error:
+            pytest.skip(str(error))
+        self._kubeconfig = server.kubeconfig("administrator", ("system:masters",))
+
+    def __call__(self, *arguments: str | Path, stdin: str | None = None) -> str:
+        """What it printed; a warning of the API server is a failure."""
+        done = subprocess.run(
+            [self._program, "--kubeconfig", self._kubeconfig, *arguments],
+            input=stdin, capture_output=True, text=True, timeout=50, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+
+@pytest.fixture
+def kubectl(api_server: ApiServer) -> Kubectl:
+    return Kubectl(api_server)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_every_overlay_is_taken(kubectl: Kubectl, folder: Path) -> None:
+    said = kubectl("apply", "--dry-run=server", "--validate=strict", "-k", folder)
+    assert len(said.splitlines()) == len(build(folder))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_file_is_taken(kubectl: Kubectl, path: Path) -> None:
+    said = kubectl("apply", "--dry-run=server", "--validate=strict", "-f", path)
+    assert len(said.splitlines()) == len([item for item in yaml.safe_load_all(path.read_text()) if item])
+
+
+def upstream_like() -> str:
+    """A DaemonSet that has what matters of upstream's: its names, labels and selector, a command, full privileges."""
+    labels = {"app": "multus", "name": "multus", "tier": "node"}
+    mount = {"name": "host-run", "mountPath": "/host/run"}
+    main = {
+        "name": "kube-multus",
+        "image": "upstream.example/multus-cni:thick",
+        "command": ["/usr/src/multus-cni/bin/multus-daemon"],
+        "resources": {"limits": {"cpu": "100m", "memory": "50Mi"}},
+        "securityContext": {"privileged": True},
+        "volumeMounts": [mount],
+    }
+    return json.dumps(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": "kube-multus-ds", "namespace": "kube-system", "labels": labels},
+            "spec": {
+                "selector": {"matchLabels": {"name": "multus"}},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {
+                        "containers": [main],
+                        "terminationGracePeriodSeconds": 10,
+                        "volumes": [{"name": "host-run", "hostPath": {"path": "/run"}}],
+                    },
+                },
+            },
+        }
+    )
+
+
+def test_it_takes_the_place_of_upstreams_daemon_set(kubectl: Kubectl) -> None:
+    try:
+        kubectl("apply", "-f", "-", stdin=upstream_like())
+        kubectl("apply", "-f", MANIFESTS / "base" / "daemonset.yaml")
+        found = json.loads(kubectl("-n", "kube-system", "get", "daemonset", "kube-multus-ds", "-o", "json"))
+        (wanted,) = [item for item in build(MANIFESTS / "base") if item["kind"] == "DaemonSet"]
+        pod, (container,) = found["spec"]["template"]["spec"], found["spec"]["template"]["spec"]["containers"]
+        (ours,) = wanted["spec"]["template"]["spec"]["containers"]
+        assert "command" not in container
+        assert container["securityContext"] == ours["securityContext"]
+        assert container["resources"] == ours["resources"]
+        assert {item["mountPath"] for item in container["volumeMounts"]} == {
+            item["mountPath"] for item in ours["volumeMounts"]
+        }
+        assert {item["name"] for item in pod["volumes"]} == {
+            item["name"] for item in wanted["spec"]["template"]["spec"]["volumes"]
+        }
+    finally:
+        # No controller is there to wait for.
+        kubectl("-n", "kube-system", "delete", "daemonset", "kube-multus-ds", "--ignore-not-found", "--wait=false")

@@ -1,0 +1,157 @@
+"""The daemon with the privileges of its container and no other: the reference plugins work, and each right is needed.
+
+What the manifest grants is read from it. The container is imitated: the capabilities, no_new_privs, /proc/sys
+read-only, and the node's root as chrootDir.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.node import Answer, Node
+from tests.repo.manifests import MANIFESTS, build
+
+pytestmark = pytest.mark.netns
+
+CONTAINER = """set -e
+mount --rbind / "$1"
+mount --make-rslave "$1"
+mount --bind /proc/sys /proc/sys
+mount -o remount,bind,ro /proc/sys
+granted=$2
+shift 2
+exec setpriv --no-new-privs --inh-caps=-all --bounding-set="-all$granted" -- "$@"
+"""
+IPAM = {"type": "host-local", "subnet": "10.91.0.0/24"}
+BRIDGE = {"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": IPAM}
+PTP = {"type": "ptp", "ipMasq": True, "ipam": IPAM}
+MACVLAN = {"type": "macvlan", "master": "up0", "ipam": IPAM}
+PORTMAP = {"type": "portmap", "snat": True, "capabilities": {"portMappings": True}}
+TUNING = {"type": "tuning", "sysctl": {"net.ipv4.conf.all.arp_filter": "1"}, "mac": "c2:b0:57:49:47:f1", "mtu": 1400}
+RATES = {f"{way}{what}": 1_000_000 for way in ("ingress", "egress") for what in ("Rate", "Burst")}
+LISTS: dict[str, list[dict[str, Any]]] = {
+    "bridge, portmap": [BRIDGE, PORTMAP],
+    "bridge, firewall": [BRIDGE, {"type": "firewall", "backend": "iptables"}],
+    "ptp, tuning": [PTP, TUNING],
+    "ptp, bandwidth": [PTP, {"type": "bandwidth", **RATES}],
+    "ptp, sbr": [PTP, {"type": "sbr"}],
+    "macvlan": [MACVLAN],
+    "host-device": [{"type": "host-device", "device": "up1"}],
+}
+
+
+def granted() -> set[str]:
+    """The capabilities of the daemon's container, as setpriv(1) spells them."""
+    (daemon_set,) = [item for item in build(MANIFESTS / "base") if item["kind"] == "DaemonSet"]
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    security = container["securityContext"]
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert not security.get("privileged")
+    return {name.lower() for name in security["capabilities"]["add"]}
+
+
+@pytest.fixture
+def contained(make_node: Callable[..., Node], tmp_path: Path) -> Callable[..., Node]:
+    """Start a node whose daemon has some capabilities and the plugins of a list."""
+
+    def start(capabilities: Collection[str], plugins: list[dict[str, Any]], bin_dir: Path, **settings: str) -> Node:
+        host_root = tmp_path / "hostroot"
+        host_root.mkdir()
+        bounding = "".join(f",+{name}" for name in sorted(capabilities))
+        shell = ("sh", "-c", CONTAINER, "sh", str(host_root), bounding)
+        node = make_node(
+            wrapper=("unshare", "--mount", "--propagation", "slave", *shell),
+            settings={"chrootDir": str(host_root), "binDir": str(bin_dir), "builtinPlugins": "off", **settings},
+        )
+        host = Path(node.host).name
+        subprocess.run(["ip", "-n", host, "link", "add", "up0", "type", "veth", "peer", "name", "up1"], check=True)
+        for name in ("up0", "up1"):
+            subprocess.run(["ip", "-n", host, "link", "set", name, "up"], check=True)
+        chain = [
+            {**plugin, "ipam": {**IPAM, "dataDir": str(node.networks_dir)}} if "ipam" in plugin else plugin
+            for plugin in plugins
+        ]
+        node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "plugins": chain})
+        node.pod("hello")
+        node.start()
+        return node
+
+    return start
+
+
+def call(node: Node, verb: str, netns: str) -> Answer:
+    ports = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
+    more = {"capabilities": {"portMappings": True}, "runtimeConfig": {"portMappings": ports}}
+    return node.cni(verb, "c1", netns, "hello", stdin=json.dumps(json.loads(node.stdin) | more).encode())
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_what_the_manifest_grants_is_enough(contained: Callable[..., Node], reference: Path, name: str) -> None:
+    if missing := [plugin["type"] for plugin in LISTS[name] if not (reference / plugin["type"]).exists()]:
+        pytest.skip(f"the reference plugins lack {', '.join(missing)}")
+    node = contained(granted(), LISTS[name], reference)
+    netns = node.add_netns()
+    added = call(node, "ADD", netns)
+    assert added.code == 0, added.stdout
+    assert "eth0" in node.links(netns)
+    assert call(node, "DEL", netns).code == 0
+    assert node.links(netns) == ["lo"]
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("plugin", [BRIDGE, PTP], ids=lambda plugin: str(plugin["type"]))
+def test_built_in_plugins_write_sysctls_of_the_node_and_the_pod(
+    contained: Callable[..., Node], tmp_path: Path, plugin: dict[str, Any]
+) -> None:
+    node = contained(granted(), [plugin], tmp_path, builtinPlugins="prefer")
+    netns = node.add_netns()
+    added = call(node, "ADD", netns)
+    assert added.code == 0, added.stdout
+    forwarding = ["ip", "netns", "exec", Path(node.host).name, "cat", "/proc/sys/net/ipv4/ip_forward"]
+    assert subprocess.run(forwarding, check=True, capture_output=True, text=True).stdout == "1\n"
+    assert call(node, "DEL", netns).code == 0
+    assert node.links(netns) == ["lo"]
+
+
+@pytest.mark.parametrize(
+    ("right", "name", "said"),
+    [
+        ("net_admin", "macvlan", "operation not permitted"),
+        ("sys_admin", "macvlan", "setns: Operation not permitted"),
+        ("sys_chroot", "macvlan", "could not be started"),
+        # It makes its directory without permission to enter it.
+        ("dac_override", "ptp, tuning", "permission denied"),
+    ],
+)
+def test_each_right_is_needed(
+    contained: Callable[..., Node], reference: Path, right: str, name: str, said: str
+) -> None:
+    if right == "dac_override" and Path("/run/cni/tuning").exists():
+        Path("/run/cni/tuning").chmod(0o600)
+    node = contained(granted() - {right}, LISTS[name], reference)
+    added = call(node, "ADD", node.add_netns())
+    assert added.code == 1
+    assert said in added.stdout.decode()
+
+
+@pytest.mark.parametrize("without", ["", "sys_ptrace"])
+def test_a_namespace_that_is_named_by_a_process(contained: Callable[..., Node], reference: Path, without: str) -> None:
+    """Looking below the /proc/<pid> of a program that has more capabilities counts as tracing it."""
+    node = contained(granted() - {without}, LISTS["macvlan"], reference)
+    inside = Path(node.add_netns())
+    with subprocess.Popen(["ip", "netns", "exec", inside.name, "sleep", "60"]) as program:
+        netns = f"/proc/{program.pid}/ns/net"
+        try:
+            node.wait_until(lambda: Path(netns).stat().st_ino == inside.stat().st_ino, "a program in the namespace")
+            added = call(node, "ADD", netns)
+            call(node, "DEL", netns)
+        finally:
+            program.kill()
+    assert added.code == (1 if without else 0), added.stdout
+    assert added.json.get("code") == (8 if without else None)

@@ -1,0 +1,159 @@
+"""Limits, read from trees such as kernels show them in and outside of containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multus_daemon.base import cgroup
+
+V1_UNLIMITED = str(2**63 - 4096)
+V2 = "0::/\n"
+V2_MOUNT = "30 25 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+class Host:
+    """A `/proc` and a `/sys` below a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, path: str, text: str) -> None:
+        target = self.root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+    def groups(self, cgroup: str, mountinfo: str) -> None:
+        self.write("/proc/self/cgroup", cgroup)
+        self.write("/proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mountinfo)
+
+    def limit(self) -> int | None:
+        return cgroup.memory_limit(self.root)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_version_2_in_a_container(host: Host) -> None:
+    host.groups(V2, V2_MOUNT)
+    host.write("/sys/fs/cgroup/memory.max", "536870912\n")
+    host.write("/sys/fs/cgroup/memory.high", "max\n")
+    assert host.limit() == 512 << 20
+
+
+def test_version_2_throttles_before_it_kills(host: Host) -> None:
+    host.groups(V2, V2_MOUNT)
+    host.write("/sys/fs/cgroup/memory.max", "536870912\n")
+    host.write("/sys/fs/cgroup/memory.high", "400000000\n")
+    assert host.limit() == 400000000
+
+
+@pytest.mark.parametrize(
+    ("levels", "smallest"),
+    [
+        ({"kubepods.slice": "900", "kubepods.slice/pod1": "700", "kubepods.slice/pod1/c": "max"}, 700),
+        ({"kubepods.slice": "900", "kubepods.slice/pod1": "max", "kubepods.slice/pod1/c": "800"}, 800),
+        ({"kubepods.slice": "600", "kubepods.slice/pod1": "700", "kubepods.slice/pod1/c": "800"}, 600),
+        ({"kubepods.slice": "max", "kubepods.slice/pod1": "max", "kubepods.slice/pod1/c": "max"}, None),
+        ({"kubepods.slice": "max", "kubepods.slice/pod2": "5"}, None),
+    ],
+)
+def test_version_2_seen_from_the_host(host: Host, levels: dict[str, str], smallest: int | None) -> None:
+    host.groups("0::/kubepods.slice/pod1/c\n", V2_MOUNT)
+    host.write("/sys/fs/cgroup/kubepods.slice/pod1/c/cgroup.procs", "1\n")
+    for name, text in levels.items():
+        host.write(f"/sys/fs/cgroup/{name}/memory.max", f"{text}\n")
+    # Above the mount nothing counts.
+    host.write("/sys/fs/memory.max", "1\n")
+    assert host.limit() == smallest
+
+
+def test_version_1_in_a_container(host: Host) -> None:
+    """The path is the host's, and the container's group is what is mounted."""
+    path = "/kubepods/burstable/pod1/c"
+    host.groups(
+        f"5:cpu,cpuacct:{path}\n4:memory:{path}\n0::/\n",
+        f"31 30 0:30 {path} /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n"
+        f"32 30 0:31 {path} /sys/fs/cgroup/memory ro,nosuid master:1 - cgroup cgroup rw,memory\n",
+    )
+    host.write("/sys/fs/cgroup/cpu,cpuacct/memory.limit_in_bytes", "1\n")
+    host.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "268435456\n")
+    assert host.limit() == 256 << 20
+
+
+def test_version_1_tells_of_groups_above_the_container(host: Host) -> None:
+    host.groups("4:memory:/a/b\n", "32 30 0:31 /a/b /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n")
+    host.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", f"{V1_UNLIMITED}\n")
+    host.write("/sys/fs/cgroup/memory/memory.stat", "cache 1\nhierarchical_memory_limit 300000000\nrss 2\n")
+    assert host.limit() == 300000000
+
+
+def test_version_1_nested(host: Host) -> None:
+    host.groups("4:memory:/a/b\n", "32 30 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n")
+    host.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", f"{V1_UNLIMITED}\n")
+    host.write("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "500000000\n")
+    host.write("/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", f"{V1_UNLIMITED}\n")
+    assert host.limit() == 500000000
+
+
+def test_version_1_without_a_limit(host: Host) -> None:
+    host.groups("4:memory:/\n", "32 30 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n")
+    host.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", f"{V1_UNLIMITED}\n")
+    host.write("/sys/fs/cgroup/memory/memory.stat", f"hierarchical_memory_limit {V1_UNLIMITED}\n")
+    assert host.limit() is None
+
+
+def test_both_versions_mounted(host: Host) -> None:
+    """A hybrid host: version 1 has the memory controller, version 2 has none."""
+    host.groups(
+        "4:memory:/a\n1:name=systemd:/a\n0::/a\n",
+        "32 30 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "33 30 0:32 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+    )
+    host.write("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "700000000\n")
+    host.write("/sys/fs/cgroup/unified/a/cgroup.procs", "")
+    assert host.limit() == 700000000
+
+
+@pytest.mark.parametrize("path", ["/../../other", "/not/mounted", "/../c"])
+def test_a_path_of_another_namespace_is_taken_for_the_mount(host: Host, path: str) -> None:
+    host.groups(f"0::{path}\n", V2_MOUNT)
+    host.write("/sys/fs/cgroup/memory.max", "1000000\n")
+    host.write("/sys/fs/other/memory.max", "5\n")
+    assert host.limit() == 1000000
+
+
+def test_a_mount_point_with_a_blank(host: Host) -> None:
+    host.groups(V2, "30 25 0:26 / /sys/c\\040g rw - cgroup2 cgroup2 rw\n")
+    host.write("/sys/c g/memory.max", "1000000\n")
+    assert host.limit() == 1000000
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mountinfo"),
+    [("", ""), (V2, ""), ("", V2_MOUNT), ("garbage", "garbage - x\n - \n"), ("0::\n", V2_MOUNT), (":::", V2_MOUNT)],
+)
+def test_nothing_to_be_known(host: Host, cgroup: str, mountinfo: str) -> None:
+    host.groups(cgroup, mountinfo)
+    assert host.limit() is None
+
+
+def test_no_proc(host: Host) -> None:
+    assert host.limit() is None
+    assert cgroup.host_memory(host.root) is None
+
+
+def test_host_memory(host: Host) -> None:
+    host.write("/proc/meminfo", "MemTotal:       16384 kB\nMemFree:  1 kB\n")
+    assert cgroup.host_memory(host.root) == 16 << 20
+
+
+def test_this_machine() -> None:
+    total = cgroup.host_memory()
+    assert total is not None
+    assert total > 1 << 28
+    limit = cgroup.memory_limit()
+    assert limit is None or limit > 1 << 24

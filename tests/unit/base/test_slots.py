@@ -1,0 +1,193 @@
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from multus_daemon.base.slots import URGENT, NoSlotError, Slots, one_turn
+
+
+async def settled():
+    """Whatever can go on has gone on."""
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+class Crowd:
+    """Tasks that take a slot, and the order in which they got it."""
+
+    def __init__(self, slots):
+        self.slots = slots
+        self.order = []
+        self.tasks = []
+        self.ends = {}
+
+    async def come(self, name, key="", rank=1, timeout=30):
+        """Ask for a slot; returns once the task waits or has it."""
+        self.ends[name] = asyncio.Event()
+
+        async def work():
+            async with self.slots.hold(key or name, rank, timeout):
+                self.order.append(name)
+                await self.ends[name].wait()
+
+        self.tasks.append(asyncio.create_task(work(), name=name))
+        await settled()
+        return self.tasks[-1]
+
+    async def go(self, name):
+        """Let one end."""
+        self.ends[name].set()
+        await settled()
+
+    async def all(self):
+        """Let all end, one after the other; the order in which they began."""
+        async with asyncio.timeout(10):
+            while not all(task.done() for task in self.tasks):
+                unfinished = [name for name in self.order if not self.ends[name].is_set()]
+                await (self.go(unfinished[0]) if unfinished else asyncio.sleep(0))
+        await asyncio.gather(*self.tasks)
+        assert (self.slots.running, self.slots.waiting) == (0, 0)
+        return self.order
+
+
+async def test_no_more_than_the_size():
+    crowd = Crowd(Slots(3))
+    for number in range(8):
+        await crowd.come(str(number))
+    assert (crowd.slots.running, crowd.slots.waiting) == (3, 5)
+    await crowd.go("1")
+    assert (crowd.slots.running, crowd.slots.waiting) == (3, 4)
+    assert await crowd.all() == list("01234567")
+
+
+async def test_the_lower_rank_first():
+    crowd = Crowd(Slots(1))
+    for name, rank in (("x", 2), ("c", 3), ("a", 2), ("b", 2), ("s", 1), ("d", URGENT)):
+        await crowd.come(name, rank=rank)
+    assert await crowd.all() == ["x", "d", "s", "a", "b", "c"]
+
+
+async def test_the_reserved_slot_is_for_the_urgent():
+    crowd = Crowd(Slots(3, reserved=1))
+    for name in ("a", "b", "c"):
+        await crowd.come(name)
+    assert crowd.order == ["a", "b"]
+    await crowd.come("d", rank=URGENT)
+    assert crowd.order == ["a", "b", "d"]
+    await crowd.go("d")
+    assert crowd.order == ["a", "b", "d"]
+    await crowd.all()
+
+
+async def test_the_urgent_may_have_all_slots():
+    crowd = Crowd(Slots(3, reserved=1))
+    for name in ("d1", "d2", "d3"):
+        await crowd.come(name, rank=URGENT)
+    assert crowd.slots.running == 3
+    await crowd.come("a")
+    await crowd.go("d2")
+    # Two are left for whatever comes, one of them has to be kept for the urgent only.
+    assert crowd.order[-1] == "a"
+    await crowd.all()
+
+
+async def test_one_slot_is_for_everybody():
+    crowd = Crowd(Slots(1, reserved=1))
+    await crowd.come("a")
+    assert await crowd.all() == ["a"]
+
+
+async def test_one_key_with_many_does_not_keep_others_waiting():
+    crowd = Crowd(Slots(2))
+    for number in range(20):
+        await crowd.come(f"big{number}", key="big")
+    for name in ("p", "q", "r"):
+        await crowd.come(name)
+    order = await crowd.all()
+    assert order[:2] == ["big0", "big1"]
+    assert set(order[2:6]) >= {"p", "q", "r"}
+
+
+async def test_what_was_begun_first_is_finished_first():
+    slots = Slots(1)
+    order = []
+
+    async def work(name):
+        with one_turn():
+            for _ in range(3):
+                async with slots.hold(name, 1, 30):
+                    order.append(name)
+                    await asyncio.sleep(0)
+
+    await asyncio.gather(*(work(name) for name in "abcdef"))
+    ends = [max(place for place, name in enumerate(order) if name == wanted) for wanted in "abcdef"]
+    assert ends == sorted(ends)
+    # In order of arrival alone the first would end at place 12 of 18.
+    assert ends[0] <= 6
+
+
+async def test_hurried():
+    crowd = Crowd(Slots(2, reserved=1))
+    for name in ("a", "b", "c"):
+        await crowd.come(name)
+    assert crowd.order == ["a"]
+    with crowd.slots.hurried("c"), crowd.slots.hurried("c"):
+        await settled()
+        assert crowd.order == ["a", "c"]
+    await crowd.come("c2", key="c")
+    await crowd.go("a")
+    assert crowd.order == ["a", "c", "b"]
+    await crowd.all()
+
+
+async def test_a_wait_in_vain():
+    crowd = Crowd(Slots(1))
+    await crowd.come("a")
+    waiting = [await crowd.come(name, timeout=0.05) for name in ("b", "c")]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [(type(result), result.waiting) for result in results] == [(NoSlotError, 2), (NoSlotError, 1)]
+    crowd.tasks = crowd.tasks[:1]
+    assert await crowd.all() == ["a"]
+
+
+@pytest.mark.parametrize("granted", [False, True])
+async def test_cancelled(granted):
+    crowd = Crowd(Slots(1))
+    await crowd.come("a")
+    task = await crowd.come("b")
+    await crowd.come("c")
+    if granted:
+        # The slot is b's, and its task has not run since.
+        crowd.ends["a"].set()
+        while crowd.slots.waiting == 2:
+            await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    crowd.tasks.remove(task)
+    order = await crowd.all()
+    assert order == ["a", "c"]
+
+
+async def test_nothing_is_lost_whatever_happens():
+    choose = random.Random(7)
+    slots = Slots(4, reserved=1)
+    most = 0
+
+    async def work(number):
+        nonlocal most
+        with contextlib.suppress(NoSlotError), slots.hurried("k1") if number % 9 == 0 else contextlib.nullcontext():
+            async with slots.hold(f"k{number % 5}", choose.randrange(3), choose.choice((0, 0.001, 0.01, 5))):
+                most = max(most, slots.running)
+                await asyncio.sleep(choose.choice((0, 0.001, 0.003)))
+
+    tasks = [asyncio.create_task(work(number)) for number in range(300)]
+    for task in choose.sample(tasks, 60):
+        await asyncio.sleep(0.0005)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert most == 4
+    assert (slots.running, slots.waiting) == (0, 0)
+    async with slots.hold("x", 2, 0):
+        pass

@@ -1,0 +1,595 @@
+"""What is on record is compared with what lives: orphans go, what lives is never touched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.cni.result import Result
+from multus_daemon.controllers import reconcile
+from multus_daemon.controllers.reconcile import Reconcile
+from multus_daemon.nad.selection import NETWORKS_ANNOTATION
+from multus_daemon.ports import Attachment, ContainerRecord, Pod, Sandbox
+from tests.fakes.runner import FakeDelegateRunner
+from tests.fakes.store import FakeDelegateStore
+from tests.unit.engine.conftest import NETNS, Engine
+
+WHOLE = [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
+
+
+class Counts:
+    """The Observer."""
+
+    def __init__(self) -> None:
+        self.orphans: Counter[str] = Counter()
+        self.left: tuple[int, int, int] = (-1, -1, -1)
+        self.lacking = -1
+
+    def orphan(self, outcome: str, attachments: int) -> None:
+        self.orphans[outcome] += attachments
+
+    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
+        self.left = (orphans, inhabited, unreadable)
+
+    def unattached(self, pods: int) -> None:
+        self.lacking = pods
+
+
+class World:
+    """An engine with one container, `c1` of the pod `web/p1`, and the controller."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.counts = Counts()
+        self.controller = self.make()
+
+    def make(self) -> Reconcile:
+        return Reconcile(self.engine.verbs.orphans, self.engine.cluster, self.counts, seconds=300)
+
+    async def add(self, networks: str = "n1,n2") -> None:
+        self.engine.declare(networks)
+        await self.engine.verbs.add(self.engine.request())
+        self.engine.runner.calls.clear()
+        self.engine.cluster.events.clear()
+
+    async def runs(self, number: int = 1) -> None:
+        for _ in range(number):
+            await self.controller.reconcile()
+
+    @property
+    def containers(self) -> list[str]:
+        return list(self.engine.store.records)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# --- orphans ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.weak_spot(32)
+@pytest.mark.parametrize("unsynced", [True, False])
+async def test_a_container_whose_namespace_is_gone_is_deleted_at_once(world: World, unsynced: bool) -> None:
+    await world.add()
+    world.engine.links.namespaces.clear()
+    world.engine.cluster.unsynced = unsynced
+    await world.runs()
+    assert world.engine.runner.order == WHOLE
+    # Whoever has that path by then, it is another's.
+    assert {call.sandbox for call in world.engine.runner.calls} == {Sandbox(ContainerId("c1"), "")}
+    assert world.containers == []
+    assert world.counts.orphans == {"deleted": 3}
+    assert world.counts.left == (0, 0, 0)
+
+
+async def test_a_path_of_which_nothing_can_be_told_is_not_gone(world: World) -> None:
+    """No /run/netns yet, or not mounted: every pod of the node would lose its networks."""
+    await world.add()
+    world.engine.links.namespaces.clear()
+    world.engine.links.unseen.add(NETNS)
+    await world.runs(3)
+    assert world.containers == ["c1"]
+
+
+async def test_a_pod_that_is_gone_and_an_empty_namespace_are_an_orphan_at_the_second_look(world: World) -> None:
+    await world.add()
+    world.engine.cluster.pods.clear()
+    world.engine.links.uninhabited.add(NETNS)
+    await world.runs()
+    assert world.containers == ["c1"], "its pod may not be known yet"
+    await world.runs()
+    assert world.engine.runner.order == WHOLE
+    assert {call.sandbox.netns for call in world.engine.runner.calls} == {NETNS}
+    assert world.containers == []
+
+
+@pytest.mark.parametrize("cut_off", [True, False])
+async def test_what_a_crash_cut_off_is_an_orphan_likewise(world: World, cut_off: bool) -> None:
+    await world.add()
+    record = world.engine.store.records["c1"]
+    torn = replace(record, complete=False, attachments=tuple(item.with_result(None) for item in record.attachments))
+    world.engine.store.save(torn if cut_off else record)
+    world.engine.cluster.pods.clear()
+    world.engine.links.uninhabited.add(NETNS)
+    await world.runs(2)
+    assert world.containers == []
+
+
+@pytest.mark.parametrize(
+    "spared",
+    ["pod known", "inhabited", "store not synced", "static pod", "added anew in between"],
+)
+async def test_what_may_live_is_never_touched(world: World, spared: str) -> None:
+    engine = world.engine
+    await world.add()
+    engine.links.uninhabited.add(NETNS)
+    engine.cluster.pods.clear()
+    known = Pod(Namespace("web"), PodName("p1"), PodUid("u1"), {NETWORKS_ANNOTATION: "n1,n2"})
+    match spared:
+        case "pod known":
+            engine.cluster.put_pod(known)
+        case "inhabited":
+            engine.links.uninhabited.clear()
+        case "store not synced":
+            engine.cluster.unsynced = True
+        case "static pod":
+            source = {"kubernetes.io/config.source": "file"}
+            engine.cluster.put_pod(replace(known, uid=PodUid("mirror"), annotations=source))
+        case "added anew in between":
+            await world.runs()
+            engine.store.save(replace(engine.store.records["c1"], created=engine.clock + 1))
+    await world.runs(1 if spared == "added anew in between" else 3)
+    assert world.containers == ["c1"]
+    assert engine.runner.calls == []
+    assert world.counts.left == (0, int(spared == "inhabited"), 0)
+
+
+@pytest.mark.parametrize("since", ["processes have come", "added anew", "deleted", "nothing"])
+async def test_what_was_found_is_judged_again_before_it_is_deleted(world: World, since: str) -> None:
+    engine = world.engine
+    await world.add()
+    engine.cluster.pods.clear()
+    engine.links.uninhabited.add(NETNS)
+    [orphan] = (await engine.verbs.orphans.look()).orphans.values()
+    match since:
+        case "processes have come":
+            engine.links.uninhabited.clear()
+        case "added anew":
+            engine.store.save(replace(orphan.record, created=orphan.record.created + 1))
+        case "deleted":
+            engine.store.remove(orphan.record.sandbox.container_id)
+    assert await engine.verbs.orphans.delete(orphan, 5) is (since == "nothing")
+    assert bool(engine.runner.calls) is (since == "nothing")
+
+
+async def test_what_is_worked_on_is_no_orphan(world: World) -> None:
+    engine = world.engine
+    await world.add()
+    engine.cluster.pods.clear()
+    engine.links.namespaces.clear()
+    orphans = engine.verbs.orphans
+    [orphan] = (await orphans.look()).orphans.values()
+    engine.runner.pause = 0.02
+    deleting = asyncio.create_task(engine.verbs.delete(engine.request("DEL")))
+    await asyncio.sleep(0.01)
+    assert (await orphans.look()).orphans == {}
+    assert not await orphans.delete(orphan, 5)
+    assert not deleting.done()
+    await deleting
+
+
+async def test_a_new_pod_of_the_same_name_does_not_keep_the_old_ones_container(world: World) -> None:
+    await world.add()
+    world.engine.declare("n1,n2", uid="u2")
+    world.engine.links.uninhabited.add(NETNS)
+    await world.runs(2)
+    assert world.containers == []
+
+
+async def test_an_add_under_way_is_never_touched(world: World) -> None:
+    engine = world.engine
+    engine.declare("n1")
+    engine.runner.pause = 0.02
+    adding = asyncio.create_task(engine.verbs.add(engine.request()))
+    await asyncio.sleep(0.03)
+    assert world.containers == ["c1"]
+    engine.cluster.pods.clear()
+    engine.links.uninhabited.add(NETNS)
+    await world.runs(3)
+    assert not adding.done()
+    await adding
+    assert {verb for verb, _ in engine.runner.order} == {"ADD"}
+
+
+async def test_a_name_that_is_used_again_belongs_to_the_newer_container(world: World) -> None:
+    await world.add()
+    old = world.engine.store.records["c1"]
+    newer = replace(old, sandbox=Sandbox(ContainerId("c2"), NETNS), created=old.created + 1)
+    world.engine.store.save(newer)
+    world.engine.links.uninhabited.add(NETNS)
+    await world.runs(2)
+    assert {call.sandbox for call in world.engine.runner.calls} == {Sandbox(ContainerId("c1"), "")}
+    assert world.containers == ["c2"]
+
+
+async def test_two_containers_in_one_namespace_may_both_live(world: World) -> None:
+    """With interfaces of different names neither has taken the other's place."""
+    await world.add()
+    old = world.engine.store.records["c1"]
+    beside = tuple(replace(item, ifname=IfName(f"x{number}")) for number, item in enumerate(old.attachments))
+    newer = replace(
+        old, sandbox=Sandbox(ContainerId("c2"), NETNS), created=old.created + 1, attachments=beside, ifname=IfName("x0")
+    )
+    world.engine.store.save(newer)
+    await world.runs(3)
+    assert world.containers == ["c1", "c2"]
+    assert world.engine.runner.calls == []
+
+
+@pytest.mark.weak_spot(3)
+async def test_what_was_given_up_is_deleted_later(world: World) -> None:
+    world.engine.delete_tries = 1
+    world.engine.verbs = world.engine.make_verbs()
+    world.controller = world.make()
+    await world.add()
+    world.engine.runner.fail["DEL", "web/n1"] = CniError("pool is away")
+    await world.engine.verbs.delete(world.engine.request("DEL"))
+    await world.runs()
+    assert world.containers == ["c1"], "processes live in it still"
+    assert world.counts.left == (0, 1, 0)
+    world.engine.links.uninhabited.add(NETNS)
+    world.engine.runner.fail.clear()
+    world.engine.runner.calls.clear()
+    await world.runs()
+    assert world.engine.runner.order == [("DEL", "web/n1")]
+    assert world.containers == []
+
+
+async def test_what_fails_stays_is_tried_again_later_and_told_of_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.add()
+    world.engine.links.namespaces.clear()
+    world.engine.runner.fail["DEL", "web/n1"] = CniError("pool is away")
+    await world.runs(3)
+    assert world.engine.runner.order == WHOLE, "not tried again before its time"
+    assert [item.name for item in world.engine.store.records["c1"].attachments] == ["web/n1"]
+    assert world.counts.left == (1, 0, 0)
+    monkeypatch.setattr(reconcile, "RETRY_SECONDS", (0.0, 0.0))
+    world.controller = world.make()
+    world.engine.cluster.events.clear()
+    await world.runs(3)
+    assert world.engine.runner.order == [*WHOLE, *[("DEL", "web/n1")] * 3]
+    [(subject, kind, reason, message)] = world.engine.cluster.events
+    assert (subject, kind, reason) == ("node", "Warning", "OrphanNotDeleted")
+    assert "web/p1" in message
+    assert "pool is away" in message
+    world.engine.runner.fail.clear()
+    await world.runs()
+    assert world.containers == []
+    assert world.counts.left == (0, 0, 0)
+
+
+async def test_one_that_fails_keeps_no_other_from_being_deleted(world: World) -> None:
+    await world.add()
+    record = world.engine.store.records["c1"]
+    for number in range(2, 30):
+        world.engine.store.save(replace(record, sandbox=Sandbox(ContainerId(f"c{number}"), f"/run/netns/{number}")))
+    world.engine.links.namespaces.clear()
+    world.engine.runner.fail_at[1] = CniError("busy")
+    world.engine.runner.pause = 0.001
+    await world.runs()
+    assert len(world.containers) == 1
+    assert world.engine.runner.most_at_once == 4
+
+
+async def test_a_run_has_a_budget(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.add()
+    world.engine.links.namespaces.clear()
+    monkeypatch.setattr(reconcile, "RUN_SECONDS", 0.0)
+    await world.runs()
+    assert world.containers == ["c1"]
+    assert world.counts.left == (1, 0, 0)
+
+
+async def test_a_record_that_cannot_be_read_is_counted_and_left(world: World) -> None:
+    world.engine.store.corrupt.add("c1")
+    await world.runs(2)
+    assert world.counts.left == (0, 0, 1)
+    assert world.engine.store.corrupt == {"c1"}
+
+
+@pytest.mark.parametrize("error", [OSError("I/O error"), ValueError("a fault of ours")])
+async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: World, error: Exception) -> None:
+    await world.add()
+    world.engine.links.namespaces.clear()
+    world.engine.store.fail_at[len(world.engine.store.calls) + 1] = error
+    controller = Reconcile(world.engine.verbs.orphans, world.engine.cluster, world.counts, seconds=0.01)
+    running = asyncio.create_task(controller.run())
+    async with asyncio.timeout(5):
+        while world.containers:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+# --- pods without their networks -------------------------------------------------------------------------------------
+
+
+def declare(world: World, networks: str = "n1,n2", **fields: Any) -> None:
+    pod = Pod(Namespace("web"), PodName("p1"), PodUid("u1"), {NETWORKS_ANNOTATION: networks}, phase="Running")
+    world.engine.cluster.put_pod(replace(pod, **fields))
+
+
+@pytest.mark.weak_spot(27)
+async def test_a_pod_that_was_started_behind_our_back_is_told_of_once(world: World) -> None:
+    declare(world)
+    await world.runs()
+    assert world.engine.cluster.events == []
+    await world.runs(3)
+    [(subject, kind, reason, message)] = world.engine.cluster.events
+    assert (subject, kind, reason) == ("web/p1", "Warning", "NetworksMissing")
+    assert "web/n1, web/n2" in message
+    assert world.counts.lacking == 1
+    declare(world, uid=PodUid("u2"))
+    await world.runs(3)
+    assert len(world.engine.cluster.events) == 2
+    world.engine.cluster.pods.clear()
+    await world.runs()
+    assert world.counts.lacking == 0
+
+
+async def test_a_pod_that_lacks_one_of_its_networks_is_told_of(world: World) -> None:
+    await world.add("n1")
+    declare(world, "n1,n2")
+    await world.runs(2)
+    [(_, _, _, message)] = world.engine.cluster.events
+    assert "asked for: web/n2;" in message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"phase": "Pending"},
+        {"phase": "Succeeded"},
+        {"phase": ""},
+        {"host_network": True},
+        {"annotations": {}},
+        {"annotations": {NETWORKS_ANNOTATION: "[null]"}},
+    ],
+)
+async def test_pods_that_lack_nothing(world: World, fields: dict[str, Any]) -> None:
+    declare(world, **fields)
+    await world.runs(3)
+    assert world.engine.cluster.events == []
+    assert world.counts.lacking == 0
+
+
+@pytest.mark.parametrize("by", ["us", "a former sandbox", "another daemon", "hot-plug"])
+async def test_a_pod_that_has_its_networks(world: World, by: str) -> None:
+    await world.add("n1" if by == "hot-plug" else "n1,n2")
+    declare(world)
+    store = world.engine.store
+    record = store.records["c1"]
+    match by:
+        case "a former sandbox":
+            store.save(replace(record, sandbox=Sandbox(ContainerId("c0"), NETNS), attachments=record.attachments[:1]))
+        case "another daemon":
+            store.left["c1"] = store.records.pop("c1")
+        case "hot-plug":
+            await world.engine.verbs.plug(world.engine.plug(network="other-than-its-definition"))
+            world.engine.cluster.events.clear()
+    await world.runs(3)
+    assert world.engine.cluster.events == []
+
+
+async def test_nothing_is_said_while_pods_are_not_known(world: World) -> None:
+    declare(world)
+    world.engine.cluster.unsynced = True
+    await world.runs(3)
+    assert world.engine.cluster.events == []
+
+
+# --- all together ----------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The daemon is gone: nothing that it would still do happens."""
+
+
+class Power:
+    """Counts down to the moment at which the daemon is killed."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def use(self) -> None:
+        if self.left is not None:
+            if self.left <= 0:
+                raise Killed
+            self.left -= 1
+
+
+class Runner(FakeDelegateRunner):
+    """Knows what is attached by container, and what was touched in which namespace."""
+
+    def __init__(self, power: Power) -> None:
+        super().__init__()
+        self.power = power
+        self.made: set[tuple[str, str]] = set()
+        self.deleted_in: list[tuple[str, str]] = []
+        self.broken: set[str] = set()
+
+    async def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
+        self.power.use()
+        self.made.add((sandbox.container_id, attachment.name))
+        self.power.use()
+        if attachment.name in self.broken:
+            raise CniError("broken")
+        return Result()
+
+    async def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        self.power.use()
+        self.deleted_in.append((sandbox.container_id, sandbox.netns))
+        if attachment.name in self.broken:
+            raise CniError("broken")
+        self.made.discard((sandbox.container_id, attachment.name))
+        self.power.use()
+
+
+class Store(FakeDelegateStore):
+    def __init__(self, power: Power) -> None:
+        super().__init__()
+        self.power = power
+
+    def save(self, record: ContainerRecord) -> None:
+        self.power.use()
+        super().save(record)
+
+    def remove(self, container_id: ContainerId) -> None:
+        self.power.use()
+        super().remove(container_id)
+
+
+class Life(RuleBasedStateMachine):
+    """A runtime that adds and deletes, a daemon that is killed and started, plugins that fail for a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.power = Power()
+        engine = self.world.engine
+        engine.runner, engine.store = Runner(self.power), Store(self.power)
+        self.runner = engine.runner
+        engine.delete_tries = 2
+        engine.declare("n1,n2")
+        self.live: set[str] = set()
+        """Containers whose ADD succeeded and whose DEL was not asked for."""
+        self.number = 0
+        self.start()
+
+    def start(self) -> None:
+        self.power.left = None
+        engine = self.world.engine
+        engine.verbs = engine.make_verbs()
+        self.world.controller = self.world.make()
+
+    def do(self, work: Any) -> str:
+        """`done`, `failed`, or `killed`, after which the daemon is started anew."""
+        outcome = "done"
+        try:
+            asyncio.run(work)
+        except* Killed:
+            outcome = "killed"
+        except* CniError:
+            outcome = "failed"
+        if outcome == "killed":
+            self.start()
+        return outcome
+
+    def netns(self, container: str) -> str:
+        return f"/run/netns/{container}"
+
+    @rule(steps=st.none() | st.integers(0, 12))
+    def add(self, steps: int | None) -> None:
+        self.number += 1
+        container = f"c{self.number}"
+        engine = self.world.engine
+        engine.links.namespaces[self.netns(container)] = {"lo"}
+        self.power.left = steps
+        outcome = self.do(engine.verbs.add(engine.request(container=container, netns=self.netns(container))))
+        self.power.left = None
+        if outcome == "done":
+            self.live.add(container)
+        else:
+            # The runtime does not come back for it.
+            self.drop(container)
+
+    def drop(self, container: str) -> None:
+        self.world.engine.links.namespaces.pop(self.netns(container), None)
+        self.live.discard(container)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), steps=st.none() | st.integers(0, 8), late=st.booleans())
+    def delete(self, data: st.DataObject, steps: int | None, late: bool) -> None:
+        container = data.draw(st.sampled_from(sorted(self.live)))
+        engine = self.world.engine
+        engine.clock += 1
+        request = engine.request("DEL", container=container, netns=self.netns(container))
+        self.power.left = steps
+        self.live.discard(container)
+        self.do(engine.verbs.delete(replace(request, spooled=engine.clock) if late else request))
+        self.power.left = None
+        self.drop(container)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def repeated_add(self, data: st.DataObject) -> None:
+        container = data.draw(st.sampled_from(sorted(self.live)))
+        engine = self.world.engine
+        before = set(self.runner.made)
+        self.do(engine.verbs.add(engine.request(container=container, netns=self.netns(container))))
+        assert self.runner.made == before
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def the_namespace_vanishes(self, data: st.DataObject) -> None:
+        self.drop(data.draw(st.sampled_from(sorted(self.live))))
+
+    @rule(steps=st.none() | st.integers(0, 12), times=st.integers(1, 3))
+    def reconcile(self, steps: int | None, times: int) -> None:
+        self.power.left = steps
+        self.do(self.world.runs(times))
+        self.power.left = None
+
+    @rule(
+        pod=st.booleans(),
+        known=st.booleans(),
+        broken=st.just(frozenset()) | st.frozensets(st.sampled_from(["web/n1", "web/n2", "kube-system/cluster"])),
+    )
+    def the_world_changes(self, pod: bool, known: bool, broken: frozenset[str]) -> None:
+        """The pod is declared or not, the store knows its pods or not, some plugins fail."""
+        self.world.engine.cluster.pods.clear()
+        if pod:
+            self.world.engine.declare("n1,n2")
+        self.world.engine.cluster.unsynced = not known
+        self.runner.broken = set(broken)
+
+    @invariant()
+    def what_lives_is_whole_and_on_record(self) -> None:
+        for container in self.live:
+            names = {name for owner, name in self.runner.made if owner == container}
+            assert names == {"kube-system/cluster", "web/n1", "web/n2"}, f"{container} lives and lost a network"
+            assert self.world.engine.store.records[container].complete
+
+    @invariant()
+    def what_is_attached_is_on_record(self) -> None:
+        for container, name in self.runner.made:
+            record = self.world.engine.store.records.get(container)
+            assert record is not None, f"{container} leaks"
+            assert name in {item.name for item in record.attachments}, f"{container} leaks"
+
+    def teardown(self) -> None:
+        for container in sorted(self.live):
+            self.drop(container)
+        self.runner.broken.clear()
+        # A daemon that is started waits for no pause of its predecessor's.
+        self.start()
+        asyncio.run(self.world.controller.reconcile())
+        assert self.runner.made == set()
+        assert self.world.engine.store.records == {}
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
