@@ -35,12 +35,12 @@ demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not apiserver and not realnode"
+	$(BIN)/python -m pytest -m "not apiserver and not realnode and not image"
 
 e2e: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image || echo "== the tests of the image on a node are skipped"
-	$(BIN)/python -m pytest tests/e2e -m "apiserver or realnode"
+	$(BIN)/python -m pytest tests/e2e -m "apiserver or realnode or image"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

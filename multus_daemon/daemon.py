@@ -234,6 +234,7 @@ class Daemon:
             status_write=self._settings.kubernetes.status_write,
             count_unmet=self._metrics.unmet_request,
             count_collected=self._metrics.collected,
+            attach_concurrency=plugins.attach_concurrency,
             delete_tries=self._settings.deletes.tries,
             count_given_up=self._metrics.deletes.given_up,
         )

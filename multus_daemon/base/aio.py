@@ -103,7 +103,7 @@ class SharedCalls:
             if self._waiting.get(task) == 1:
                 # Nobody who comes now may share what is being ended.
                 self._forget(key, task)
-                await _ended(task)
+                await ended(task)
             raise
         finally:
             if task in self._waiting:
@@ -118,12 +118,17 @@ class SharedCalls:
             task.exception()
 
 
-async def _ended(task: asyncio.Task[Any]) -> None:
-    """Cancel `task` and wait for its end; another cancellation changes nothing."""
-    task.cancel()
-    while not task.done():
+async def ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel `tasks` and wait for their end; another cancellation changes nothing. What they raise is dropped."""
+    for task in tasks:
+        task.cancel()
+    while running := [task for task in tasks if not task.done()]:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([task])
+            await asyncio.wait(running)
+    for task in tasks:
+        if not task.cancelled():
+            # Retrieved, so that asyncio does not report it as never retrieved.
+            task.exception()
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

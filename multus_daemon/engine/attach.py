@@ -16,7 +16,7 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
     IoFailureError,
 )
-from multus_daemon.engine import gateway
+from multus_daemon.engine import gateway, schedule
 from multus_daemon.engine.devices import Devices
 from multus_daemon.ports import Attachment, ContainerRecord, DelegateRunner, DelegateStore, LinkOps, Sandbox
 
@@ -25,33 +25,54 @@ log = logging.getLogger(__name__)
 UNDO_SECONDS = 60.0
 """How long the undoing of one attachment may take, whatever became of the request."""
 
+SETTLE_SECONDS = 30.0
+"""Once a network has failed: how long those under way beside it may take to come to their end by themselves.
+
+A plugin that is ended half-way leaves what its DEL need not find, so there is time for every usual ADD, a DHCP server's
+answer included. One that hangs does not keep the runtime from reading the error.
+"""
+
 
 class Attacher:
     """Attaches networks to one container. The caller holds the container's lock."""
 
     def __init__(
-        self, runner: DelegateRunner, store: DelegateStore, links: LinkOps, devices: Devices, barriers: Barriers
+        self,
+        runner: DelegateRunner,
+        store: DelegateStore,
+        links: LinkOps,
+        devices: Devices,
+        barriers: Barriers,
+        *,
+        at_once: int,
     ) -> None:
-        """`barriers`: closed, by network, while its plugins free what was not on record when that began."""
+        """`barriers`: closed, by network, while its plugins free what was not on record when that began.
+
+        `at_once`: how many networks of one container may be attached side by side.
+        """
         self._runner = runner
         self._store = store
         self._links = links
         self._devices = devices
         self._barriers = barriers
+        self._at_once = at_once
 
     @contextlib.asynccontextmanager
     async def attached(
         self, base: ContainerRecord, new: Sequence[Attachment], netns: str, *, completes: bool
     ) -> AsyncIterator[ContainerRecord]:
-        """Run ADD for each of `new` in order, then the block with the record as it is stored, every result in it.
+        """Run ADD for each of `new`, then the block with the record as it is stored, every result in it.
+
+        Those that have nothing to do with each other run side by side (`engine.schedule`); whatever is told and kept
+        has the order of the list.
 
         `base` is the record without `new`; `completes` says that with them the runtime's ADD is complete. The record
         is on disk before the first plugin runs, so that a DEL after a crash at any point finds what there may be to
         undo. At the end of the runtime's ADD default routes come to where they were asked for.
 
-        Where a plugin or the block fails, cancellation included, what was done is undone in reverse, the attachment
+        Where a plugin or the block fails, cancellation included, what was begun is undone in reverse, the attachment
         that failed included, and the record is `base` again (none if that holds nothing), unless some undoing failed.
-        Raises CniError and what the block raises.
+        Raises CniError, that of the first in the list that failed, and what the block raises.
         """
         sandbox = Sandbox(base.sandbox.container_id, netns)
         await self._validate(base, new, netns)
@@ -62,11 +83,9 @@ class Attacher:
             await self._save(replace(base, attachments=(*base.attachments, *new)))
             # On record before, plugins begin after: so GC of a network sees each attachment, or is over.
             await self._barriers.passed(attachment.config.name for attachment in new)
-            made: list[Attachment] = []
-            for attachment in new:
-                undo.push_async_callback(self._undo, sandbox, base.pod, attachment, undo_failed)
-                made.append(await self._add(sandbox, base.pod, attachment))
-            present = (*base.attachments, *made)
+            begun: set[int] = set()
+            undo.push_async_callback(self._undo_all, sandbox, base.pod, new, begun, undo_failed)
+            present = (*base.attachments, *await self._add_all(sandbox, base.pod, new, begun))
             if completes:
                 before, present = present, await gateway.moved(self._links, sandbox, base.pod, present)
                 base = replace(base, attachments=present[: len(base.attachments)])
@@ -102,6 +121,25 @@ class Attacher:
                 f"network {wanting.name} of pod {base.pod} needs that name",
             )
 
+    async def _add_all(
+        self, sandbox: Sandbox, pod: str, new: Sequence[Attachment], begun: set[int]
+    ) -> tuple[Attachment, ...]:
+        """`new` with their results; in `begun` are the numbers of those whose ADD has begun. Raises CniError."""
+        made = list(new)
+
+        async def add(number: int) -> None:
+            begun.add(number)
+            made[number] = await self._add(sandbox, pod, new[number])
+
+        before = schedule.predecessors(new)
+        failures = await schedule.in_order(add, before, at_once=self._at_once, patience=SETTLE_SECONDS)
+        errors = list(failures.values())
+        for error in errors[1:]:
+            log.error("another network of pod %s has failed too: %s", pod, error)
+        if errors:
+            raise errors[0]
+        return tuple(made)
+
     async def _add(self, sandbox: Sandbox, pod: str, attachment: Attachment) -> Attachment:
         try:
             await self._devices.prepare(attachment)
@@ -113,11 +151,22 @@ class Attacher:
             raise InternalError(f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {pod}") from error
         return replace(attachment, result=result, device_info=device_info)
 
+    async def _undo_all(
+        self, sandbox: Sandbox, pod: str, new: Sequence[Attachment], begun: set[int], failed: list[str]
+    ) -> None:
+        """Run DEL for those of `new` that are `begun`, in reverse; one that is cancelled stops no other."""
+        async with contextlib.AsyncExitStack() as undo:
+            for number in sorted(begun):
+                undo.push_async_callback(self._undo, sandbox, pod, new[number], failed)
+
     async def _undo(self, sandbox: Sandbox, pod: str, attachment: Attachment, failed: list[str]) -> None:
         try:
             async with asyncio.timeout(UNDO_SECONDS):
                 await self._runner.delete(sandbox, attachment)
                 await self._devices.remove(attachment)
+        except asyncio.CancelledError:
+            failed.append(attachment.name)
+            raise
         except Exception as error:
             failed.append(attachment.name)
             log.error("undoing %s of pod %s failed: %s", _describe(attachment), pod, error)

@@ -12,6 +12,7 @@ from typing import Final
 from multus_daemon.base.aio import in_thread, on_disk
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError, from_code
 from multus_daemon.cni.names import ContainerId
+from multus_daemon.engine import schedule
 from multus_daemon.engine.devices import Devices
 from multus_daemon.ports import (
     Attachment,
@@ -32,11 +33,15 @@ DELETE_SECONDS: Final = 100.0
 class Detacher:
     """Detaches networks of one container. The caller holds the container's lock."""
 
-    def __init__(self, runner: DelegateRunner, store: DelegateStore, links: LinkOps, devices: Devices) -> None:
+    def __init__(
+        self, runner: DelegateRunner, store: DelegateStore, links: LinkOps, devices: Devices, *, at_once: int
+    ) -> None:
+        """`at_once`: how many networks of one container may be detached side by side."""
         self._runner = runner
         self._store = store
         self._links = links
         self._devices = devices
+        self._at_once = at_once
 
     async def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
         """The container's record; `search`: what another daemon left too, where it takes a search through its files.
@@ -68,7 +73,9 @@ class Detacher:
     async def detach(
         self, record: ContainerRecord, netns: str, *, seconds: float = DELETE_SECONDS, counts: bool = False
     ) -> None:
-        """Run DEL for each attachment in reverse, in the namespace `netns` (empty: it is gone).
+        """Run DEL for each attachment, in the namespace `netns` (empty: it is gone), in the reverse order of the ADDs.
+
+        Those that have nothing to do with each other run side by side, as theirs did (`engine.schedule`).
 
         One failure does not stop the others, nor does one that hangs: each may take its share of `seconds`, what the
         ones before it left included. The record goes when all succeeded; else it keeps what failed, for the next try.
@@ -92,20 +99,31 @@ class Detacher:
         """
         sandbox = Sandbox(record.sandbox.container_id, netns)
         end = asyncio.get_running_loop().time() + seconds
+        backwards = leaving[::-1]
+        begun = 0
         done: list[Attachment] = []
-        failures: list[CniError] = []
+        failed: dict[int, CniError] = {}
+
+        async def delete(number: int) -> None:
+            nonlocal begun
+            left = end - asyncio.get_running_loop().time()
+            share = max(0.0, left) / (len(backwards) - begun)
+            begun += 1
+            attachment = backwards[number]
+            failure = await self._delete(sandbox, record.pod, attachment, share)
+            if failure is None:
+                done.append(attachment)
+            else:
+                failed[number] = failure
+
         try:
-            for number, attachment in enumerate(reversed(leaving)):
-                left = end - asyncio.get_running_loop().time()
-                failure = await self._delete(sandbox, record.pod, attachment, max(0.0, left) / (len(leaving) - number))
-                if failure is None:
-                    done.append(attachment)
-                else:
-                    failures.append(failure)
+            before = schedule.backwards(schedule.predecessors(leaving))
+            await schedule.in_order(delete, before, at_once=self._at_once)
         except asyncio.CancelledError:
             with contextlib.suppress(CniError):
                 await self._without(record, done)
             raise
+        failures = [failed[number] for number in sorted(failed)]
         try:
             rest = await self._without(record, done)
         except CniError as error:

@@ -97,11 +97,7 @@ async def in_order(
     running: dict[asyncio.Task[None], int] = {}
     failures: dict[int, Exception] = {}
     try:
-        while (waiting and (patience is None or not failures)) or running:
-            if failures and patience is not None:
-                done, _ = await asyncio.wait(running, timeout=patience)
-                failures |= _failures(running, done)
-                break
+        while waiting or running:
             able = (number for number in waiting if over.issuperset(before[number]))
             ready = list(itertools.islice(able, at_once - len(running)))
             waiting = [number for number in waiting if number not in ready]
@@ -112,11 +108,16 @@ async def in_order(
                 except Exception as error:
                     failures[ready[0]] = error
                 over.update(ready)
-                continue
-            running |= {asyncio.create_task(work(number)): number for number in ready}
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                running |= {asyncio.create_task(work(number)): number for number in ready}
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                failures |= _failures(running, done)
+                over.update(running.pop(task) for task in done)
+            if failures and patience is not None:
+                break
+        if running:
+            done, _ = await asyncio.wait(running, timeout=patience)
             failures |= _failures(running, done)
-            over.update(running.pop(task) for task in done)
     finally:
         await ended(*running)
     return dict(sorted(failures.items()))

@@ -70,12 +70,14 @@ class Verbs:
         clock: Callable[[], float] = time.time,
         count_unmet: Callable[[str], None] = unmet.count_nothing,
         count_collected: Callable[[str, int], None] = collect.count_nothing,
+        attach_concurrency: int,
         delete_tries: int = 0,
         count_given_up: Callable[[], None] = delete.count_nothing,
     ) -> None:
         """`overlay`: the daemon's own keys, which win over those of each request; `clock`: Unix time in seconds;
         `count_unmet`: called with the name of each request of a pod that is not met; `count_collected`: see
-        `engine.collect`; `delete_tries`, `count_given_up`: see `engine.delete`, called once for each container.
+        `engine.collect`; `attach_concurrency`: how many networks of one container are worked on side by side, from 1;
+        `delete_tries`, `count_given_up`: see `engine.delete`, called once for each container.
 
         `status_write`: whether an ADD fails where the network-status can't be written (`required`) or not.
         """
@@ -88,8 +90,8 @@ class Verbs:
         dealer = Devices(devices, device_files)
         self._resolver = Resolver(cluster, files, dealer)
         barriers = Barriers()
-        self._attacher = Attacher(runner, store, links, dealer, barriers)
-        self._detacher = Detacher(runner, store, links, dealer)
+        self._attacher = Attacher(runner, store, links, dealer, barriers, at_once=attach_concurrency)
+        self._detacher = Detacher(runner, store, links, dealer, at_once=attach_concurrency)
         self._deleter = delete.Deleter(
             cluster, self._detacher, store, links, clock, tries=delete_tries, count_given_up=count_given_up
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,8 +48,12 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("multus_daemon").setLevel(logging.CRITICAL)
+def quiet() -> Iterator[None]:
+    logger = logging.getLogger("multus_daemon")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
 
 
 def run(name: str, data: bytes) -> bool:

@@ -61,6 +61,7 @@ OF_THE_NODE = {
 }
 
 DEFAULTS: dict[str, Any] = {
+    "attachConcurrency": 4,
     "auxiliaryCNIChainName": "",
     "binDir": "/opt/cni/bin",
     "builtinPlugins": "fallback",

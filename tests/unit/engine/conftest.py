@@ -77,6 +77,7 @@ class Engine:
         self.collected: Counter[str] = Counter()
         self.given_up = 0
         self.delete_tries = 0
+        self.attach_concurrency = 4
         self.clock = 1000.0
         self.overlay: dict[str, Any] = {"clusterNetwork": "cluster"}
         self.cluster.put_network(definition("kube-system", "cluster"))
@@ -101,6 +102,7 @@ class Engine:
             clock=lambda: self.clock,
             count_unmet=lambda request: self.count_unmet(request),
             count_collected=lambda outcome, attachments: self.collected.update({outcome: attachments}),
+            attach_concurrency=self.attach_concurrency,
             delete_tries=self.delete_tries,
             count_given_up=self._count_given_up,
         )
