@@ -98,8 +98,9 @@ class Detacher:
         What has been detached is on record as that also where others failed, or the call is cancelled.
         """
         sandbox = Sandbox(record.sandbox.container_id, netns)
-        end = asyncio.get_running_loop().time() + seconds
         backwards = leaving[::-1]
+        before = schedule.backwards(schedule.predecessors(leaving))
+        end = asyncio.get_running_loop().time() + seconds
         begun = 0
         done: list[Attachment] = []
         failed: dict[int, CniError] = {}
@@ -117,7 +118,6 @@ class Detacher:
                 failed[number] = failure
 
         try:
-            before = schedule.backwards(schedule.predecessors(leaving))
             await schedule.in_order(delete, before, at_once=self._at_once)
         except asyncio.CancelledError:
             with contextlib.suppress(CniError):

@@ -89,6 +89,8 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.engine = Engine()
+        # What 7.2 and 7.3 ask for; see attachConcurrency.
+        self.engine.attach_concurrency = 1
         self.plugins = FakePluginRunner({(plugin, "ADD"): made for plugin in ("main", "first", "second", "cluster")})
         self.conf_dir = directory / "net.d"
         self.conf_dir.mkdir()

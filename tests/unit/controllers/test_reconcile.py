@@ -282,6 +282,9 @@ async def test_what_fails_stays_is_tried_again_later_and_told_of_once(
 
 
 async def test_one_that_fails_keeps_no_other_from_being_deleted(world: World) -> None:
+    world.engine.attach_concurrency = 1
+    world.engine.verbs = world.engine.make_verbs()
+    world.controller = world.make()
     await world.add()
     record = world.engine.store.records["c1"]
     for number in range(2, 30):

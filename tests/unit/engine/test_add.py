@@ -66,11 +66,21 @@ async def test_after_success_the_record_has_every_result(engine: Engine) -> None
 
 
 @pytest.mark.parametrize(
-    ("failing", "undone"), [(1, ["cluster"]), (2, ["n1", "cluster"]), (3, ["n2", "n1", "cluster"])]
+    ("at_once", "failing", "undone"),
+    [
+        (1, 1, ["cluster"]),
+        (1, 2, ["n1", "cluster"]),
+        (1, 3, ["n2", "n1", "cluster"]),
+        (4, 1, ["cluster"]),
+        (4, 2, ["n2", "n1", "cluster"]),
+        (4, 3, ["n2", "n1", "cluster"]),
+    ],
 )
 async def test_a_failure_undoes_in_reverse_the_failed_one_included(
-    engine: Engine, failing: int, undone: list[str]
+    engine: Engine, at_once: int, failing: int, undone: list[str]
 ) -> None:
+    engine.attach_concurrency = at_once
+    engine.verbs = engine.make_verbs()
     engine.declare("n1,n2")
     engine.runner.fail_at[failing] = CniError("no address left", code=101)
     with pytest.raises(CniError, match="^no address left") as caught:

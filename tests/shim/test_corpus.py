@@ -1,0 +1,48 @@
+"""What fuzzing found to matter in the shim's parsers (`python -m tests.fuzz shim`), given to the real binary.
+
+The first byte of an input chooses what the rest is: even, the bytes of a reply; odd, the runtime's stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from tests.fuzz.__main__ import CORPUS
+from tests.shim.conftest import Result, Shim, Stub
+
+REPLIES, CONFIGURATIONS = (
+    [path for path in sorted((CORPUS / "shim").iterdir()) if path.read_bytes()[:1] and path.read_bytes()[0] % 2 == kind]
+    for kind in (0, 1)
+)
+
+
+def assert_answer(result: Result) -> None:
+    """A result, or one CNI error; never the end of a program fault."""
+    assert result.code in (0, 1)
+    assert b"failed inside" not in result.out
+    if result.code == 1:
+        error = json.loads(result.out)
+        assert error["code"] > 0
+        assert error["msg"]
+    assert result.seconds < 5
+
+
+@pytest.mark.parametrize("path", REPLIES, ids=lambda path: path.name)
+def test_replies(shim: Shim, daemon: Stub, path: pathlib.Path) -> None:
+    daemon.answer(path.read_bytes()[1:])
+    # STATUS: an ADD would call a daemon again that said nothing.
+    result = shim("STATUS")
+    if result.code == 1 and b"application/vnd.multus.cni-stdout" in path.read_bytes():
+        # A body of that type is the daemon's own words.
+        assert b"failed inside" not in result.out
+        return
+    assert_answer(result)
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.name)
+def test_configurations(shim: Shim, path: pathlib.Path) -> None:
+    # VERSION and unknown verbs read it too; the socket's folder is that of the test where it names none.
+    assert_answer(shim("FROB", stdin=path.read_bytes()[1:]))
