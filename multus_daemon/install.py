@@ -20,6 +20,7 @@ from typing import Final
 
 from multus_daemon.base import fs
 from multus_daemon.cni import gojson
+from multus_daemon.netconf import generate
 from multus_daemon.ports import ContainerRecord, CorruptRecordError, DelegateStore
 
 log = logging.getLogger(__name__)
@@ -190,21 +191,33 @@ def _is_served(path: Path) -> bool:
 
 
 def our_configurations(directory: Path) -> list[Path]:
-    """The network configurations in `directory` that start the shim, by their content, sorted. Raises OSError."""
+    """The network configurations in `directory` that start the shim or keep our place, sorted. Raises OSError.
+
+    By their content: a file that an operator has named otherwise counts as well.
+    """
     try:
         paths = sorted(path for path in directory.iterdir() if path.suffix in (".conf", ".conflist", ".json"))
     except FileNotFoundError:
         return []
-    return [path for path in paths if _types(path) and set(_types(path)) <= {SHIM}]
+    return [path for path in paths if _is_ours(path)]
 
 
-def _types(path: Path) -> Sequence[str]:
-    """The plugin types that a configuration names; none where it can't be read."""
+def _is_ours(path: Path) -> bool:
     try:
-        fields = gojson.loads_object(fs.read_limited(path, limit=_CONF_MAX_BYTES))
+        data = fs.read_limited(path, limit=_CONF_MAX_BYTES)
+    except OSError:
+        return False
+    types = _types(data)
+    return data == generate.PLACEHOLDER or (bool(types) and set(types) <= {SHIM})
+
+
+def _types(data: bytes) -> Sequence[str]:
+    """The plugin types that a configuration names; none where it is no configuration."""
+    try:
+        fields = gojson.loads_object(data)
         plugins = gojson.get_list(fields, "plugins") or [fields]
         return [gojson.get_str(plugin, "type") or "" for plugin in plugins if isinstance(plugin, dict)]
-    except (OSError, gojson.JsonError):
+    except gojson.JsonError:
         return []
 
 

@@ -78,10 +78,10 @@ pub const Reply = struct {
 pub const Outcome = union(enum) {
     reply: Reply,
     late,
-    /// No complete HTTP reply: what was seen instead.
+    /// No HTTP reply, or one that is not understood: what was seen instead.
     broken: []const u8,
-    /// The connection ended before the first byte of a reply: how. What a daemon leaves that has ended meanwhile.
-    unanswered: []const u8,
+    /// The connection ended before the reply did: how. What a daemon leaves that has ended meanwhile.
+    cut: []const u8,
 };
 
 /// Sends `head` and `body` and takes the reply, all until the deadline.
@@ -97,7 +97,7 @@ pub fn exchange(fd: i32, head: []const u8, body: []const u8, deadline: sys.Deadl
         error.OutOfMemory => return error.OutOfMemory,
         error.Late => return .late,
         error.Broken => return .{ .broken = reader.why.bytes() },
-        error.Unanswered => return .{ .unanswered = reader.why.bytes() },
+        error.Cut => return .{ .cut = reader.why.bytes() },
     };
     return .{ .reply = reply };
 }
@@ -123,7 +123,7 @@ fn send(fd: i32, bytes: []const u8, deadline: sys.Deadline) enum { done, late, f
     return .done;
 }
 
-const Fault = error{ OutOfMemory, Late, Broken, Unanswered };
+const Fault = error{ OutOfMemory, Late, Broken, Cut };
 
 const Reader = struct {
     fd: i32,
@@ -133,8 +133,6 @@ const Reader = struct {
     head: Buffer = .{},
     body: Buffer = .{},
     why: Buffer = .{},
-    /// Whether a byte has come.
-    answered: bool = false,
 
     fn broken(self: *Reader, parts: anytype) Fault {
         self.why.all(parts) catch |e| return e;
@@ -142,9 +140,17 @@ const Reader = struct {
     }
 
     fn brokenQuoting(self: *Reader, parts: anytype, bytes: []const u8) Fault {
+        return self.quoting(error.Broken, parts, bytes);
+    }
+
+    fn cutQuoting(self: *Reader, parts: anytype, bytes: []const u8) Fault {
+        return self.quoting(error.Cut, parts, bytes);
+    }
+
+    fn quoting(self: *Reader, fault: Fault, parts: anytype, bytes: []const u8) Fault {
         self.why.all(parts) catch |e| return e;
         excerpt(&self.why, bytes) catch |e| return e;
-        return error.Broken;
+        return fault;
     }
 
     /// Receives more bytes; false at the end of the stream. The reason for a reset connection goes to `why`.
@@ -163,7 +169,6 @@ const Reader = struct {
                 else => |e| return self.lost(e),
             }
             self.raw.len += rc;
-            self.answered = self.answered or rc > 0;
             return rc > 0;
         }
     }
@@ -171,13 +176,8 @@ const Reader = struct {
     fn lost(self: *Reader, e: sys.Errno) Fault {
         var space: [32]u8 = undefined;
         const name = sys.errnoName(e, &space);
-        if (!self.answered) return self.unanswered(.{ "the connection broke (", name, ") before a reply" });
-        return self.broken(.{ "the connection broke (", name, ") after ", self.seen(), " bytes of a reply" });
-    }
-
-    fn unanswered(self: *Reader, parts: anytype) Fault {
-        self.why.all(parts) catch |e| return e;
-        return error.Unanswered;
+        self.why.all(.{ "the connection broke (", name, ") after ", self.seen(), " bytes of a reply" }) catch |no| return no;
+        return error.Cut;
     }
 
     fn seen(self: *const Reader) usize {
@@ -218,10 +218,11 @@ const Reader = struct {
                 return self.brokenQuoting(.{"the reply is not HTTP/1.x; it begins with "}, self.raw.bytes());
             searched = self.raw.len -| 3;
             if (!try self.fill()) {
-                const silent = "it closed the connection without a reply";
-                if (!self.answered) return self.unanswered(.{silent});
-                if (self.raw.len == 0) return self.broken(.{silent});
-                return self.brokenQuoting(.{
+                if (self.raw.len == 0) {
+                    try self.why.add("it closed the connection without a reply");
+                    return error.Cut;
+                }
+                return self.cutQuoting(.{
                     "the reply was cut off inside its header block, after ", self.raw.len, " bytes: ",
                 }, self.raw.bytes());
             }
@@ -275,7 +276,7 @@ const Reader = struct {
         var left: usize = @intCast(n);
         while (left > 0) {
             if (self.raw.len == 0 and !try self.fill())
-                return self.brokenQuoting(.{
+                return self.cutQuoting(.{
                     "the reply was cut off with ", left, " bytes still to come; its body begins with ",
                 }, self.body.bytes());
             const now = @min(left, self.raw.len);
@@ -322,7 +323,7 @@ const Reader = struct {
             if (self.raw.len > max_head) return self.brokenQuoting(.{"the reply has broken chunk framing: "}, self.raw.bytes());
             searched = self.raw.len -| 1;
             if (!try self.fill())
-                return self.brokenQuoting(.{
+                return self.cutQuoting(.{
                     "the reply was cut off between chunks, after ", self.body.len, " bytes of its body: ",
                 }, self.body.bytes());
         }

@@ -11,9 +11,9 @@
 //! 200 and 1 for any other. For verbs other than ADD an empty 200 of any type is success. Everything else is reported
 //! as CNI error 999 with an excerpt of what was seen, above all a daemon of another version.
 //!
-//! A daemon that stops hands over to its successor: it answers 503, or its connection ends before the first byte of a
-//! reply. Then the request is sent again, a few times at most and within the same deadlines: a repeated ADD
-//! or DEL is harmless, also where the first one was begun or done.
+//! A daemon that stops hands over to its successor: it answers 503, or its connection ends before the reply does. Then
+//! the request is sent again, a few times at most and within the same deadlines: a repeated ADD or DEL is harmless, also
+//! where the first one was begun or done.
 //!
 //! Keys of the network configuration that are read here (the daemon gets all of them; case does not matter):
 //!
@@ -32,7 +32,7 @@
 //! | ADD, CHECK, GC | tries for daemonWaitSeconds, then code 11   | code 11 after daemonReplySeconds                   |
 //! | STATUS         | one attempt, code 50                        | code 50 after 10 s                                 |
 //! | DEL            | tries for 10 s (less if daemonWaitSeconds   | spooled after daemonReplySeconds, and when the     |
-//! |                | is less), then spooled: exit 0              | reply is cut off or is not HTTP: exit 0            |
+//! |                | is less), then spooled: exit 0              | reply is not HTTP or always cut off: exit 0        |
 //!
 //! stdin has to arrive within 30 s and stdout to be taken within 30 s.
 
@@ -205,7 +205,7 @@ const Call = struct {
                 .reply => |reply| if (reply.status != handed_over or !again) try self.copy(&reply),
                 .late => try self.late(),
                 .broken => |what| try self.broken(what),
-                .unanswered => |what| if (!again) try self.broken(what),
+                .cut => |what| if (!again) try self.broken(what),
             }
             sys.sleep(@min(@as(u64, repeat_pause_ms) << repeats, deadline.left()));
             fd = try self.connect(@min(self.wait_ms, deadline.left()));

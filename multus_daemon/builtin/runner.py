@@ -30,6 +30,7 @@ LOCATION: Final = "built-in"
 PLUGINS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "bridge": ("multus_daemon.builtin.bridge", "Bridge"),
+        "flannel": ("multus_daemon.builtin.flannel", "Flannel"),
         "host-local": ("multus_daemon.builtin.host_local", "HostLocal"),
         "loopback": ("multus_daemon.builtin.loopback", "Loopback"),
         "macvlan": ("multus_daemon.builtin.macvlan", "Macvlan"),

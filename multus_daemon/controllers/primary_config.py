@@ -6,6 +6,9 @@ undone, each time after a longer pause, so that two agents do not chase each oth
 read leaves the last good configuration where it is. With `multusConfigFile` a file of the operator's takes the place
 of what is generated.
 
+On a node that has no configuration yet the place is kept by a file that is none (`generate.PLACEHOLDER`), so that the
+runtime does not take the primary network's own in the moment between its coming and ours.
+
 The truth is what a look at the directories finds; watching them only makes the next look come sooner.
 """
 
@@ -45,7 +48,10 @@ RESTORE_SECONDS: Final = (1.0, 60.0)
 CALM_SECONDS: Final = 300.0
 """After so long without a need to put it back the pauses begin anew."""
 CONF_MAX_BYTES: Final = 1024 * 1024
-_DEBOUNCE_MS: Final = 100
+_STEP_MS: Final = 100
+"""Changes that follow each other faster are one: an agent writes several files."""
+_FIRST_STEP_MS: Final = 2
+"""The same until there is a configuration of ours. 0.7 % of a core, and 4 ms until a change is seen instead of 170."""
 _DIRECTORY_MODE: Final = 0o755
 
 
@@ -140,6 +146,9 @@ class PrimaryConfig:
         """Keep the configuration in place, for ever; from when every other gate is open."""
         await self._look_at_indicator()
         self._gates.close(GATE, "the configuration is written when the daemon can serve")
+        # The first look says so where it fails.
+        with contextlib.suppress(OSError):
+            await self._keep_place()
         await self._gates.wait_open(but=(GATE, INDICATOR_GATE))
         await self._prepare()
         async with asyncio.TaskGroup() as group:
@@ -177,6 +186,12 @@ class PrimaryConfig:
                 place_problem = await self._put_in_place(self._good, write=ready)
             except OSError as error:
                 place_problem = f"{self._good.target} can't be written: {error.strerror or error}"
+        else:
+            try:
+                await self._keep_place()
+            except OSError as error:
+                target = self._directory / generate.FILE_NAME
+                place_problem = f"the place of {target} can't be kept: {error.strerror or error}"
         self._tell(source_problem, place_problem)
 
     # --- what is wanted ---
@@ -216,6 +231,17 @@ class PrimaryConfig:
         return False
 
     # --- the file ---
+
+    async def _keep_place(self) -> None:
+        """Put the placeholder where the runtime has nothing, so that it takes nothing away. Raises OSError."""
+        if not self._is_auto:
+            return
+        await asyncio.to_thread(fs.ensure_directory, self._directory, mode=_DIRECTORY_MODE)
+        if await asyncio.to_thread(_first_conf, self._directory):
+            return
+        target = self._directory / generate.FILE_NAME
+        await in_thread(fs.write_atomic, target, generate.PLACEHOLDER)
+        log.info("the node has no network configuration yet; %s keeps the place of ours", target)
 
     async def _put_in_place(self, wanted: Wanted, *, write: bool) -> str:
         """Write the configuration where it is not as wanted; what keeps from it, empty if nothing. Raises OSError.
@@ -317,18 +343,21 @@ class PrimaryConfig:
             if problem and problem != complaint:
                 log.info("changes are found every %s s only: %s", self._poll_seconds, problem)
             complaint = problem
-            await asyncio.sleep(self._poll_seconds)
+            if problem:
+                await asyncio.sleep(self._poll_seconds)
 
     async def _watch_until_replaced(self) -> None:
-        """Watch the directories until one of them is another than it was, or has come."""
+        """Watch the directories until one of them is another than it was, or has come, or ours is in place."""
         identities = await asyncio.to_thread(self._identities)
         if not identities:
             raise OSError("no directory to watch is there")
+        is_first = self._placed is None
+        step = _FIRST_STEP_MS if is_first else _STEP_MS
         changes = watchfiles.awatch(
             *identities,
             watch_filter=self._concerns_us,
-            debounce=10 * _DEBOUNCE_MS,
-            step=_DEBOUNCE_MS,
+            debounce=10 * step,
+            step=step,
             yield_on_timeout=True,
             recursive=False,
             ignore_permission_denied=True,
@@ -336,7 +365,7 @@ class PrimaryConfig:
         async with contextlib.aclosing(changes):
             async for _ in changes:
                 self._wake.set()
-                if await asyncio.to_thread(self._identities) != identities:
+                if (self._placed is None) != is_first or await asyncio.to_thread(self._identities) != identities:
                     return
 
     def _identities(self) -> dict[Path, tuple[int, int]]:

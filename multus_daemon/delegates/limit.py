@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from multus_daemon.base import slots
+from multus_daemon.base.aio import KeyedLock
 from multus_daemon.cni.errors import TryAgainLaterError
 from multus_daemon.ports import Invocation
 
@@ -117,6 +118,7 @@ class ProcessLimit:
         self._observer = observer or _Nobody()
         self._wait_seconds = wait_seconds
         self._slots = slots.Slots(allowance.processes, reserved=1)
+        self._lines = KeyedLock()
         self._observer.allowed(allowance.processes)
 
     @contextlib.asynccontextmanager
@@ -132,7 +134,8 @@ class ProcessLimit:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 with self._counted_waiting(verb):
-                    await stack.enter_async_context(place)
+                    async with self._line(invocation.container_id):
+                        await stack.enter_async_context(place)
             except slots.NoSlotError as error:
                 self._observer.waited(verb, time.monotonic() - began, in_vain=True)
                 raise self._busy(plugin_type, verb, seconds, error.waiting) from error
@@ -140,6 +143,14 @@ class ProcessLimit:
             self._observer.running(verb, 1)
             stack.callback(self._observer.running, verb, -1)
             yield
+
+    def _line(self, container_id: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Networks of one container that are attached side by side wait one behind the other, and the first counts.
+
+        So what was begun first is finished first, as if they came one by one, and on a node with few places the last
+        of them does not give up while those before it run.
+        """
+        return self._lines.hold(container_id) if container_id else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _counted_waiting(self, verb: str) -> Iterator[None]:

@@ -19,6 +19,17 @@ PLUGIN_TYPE: Final = "multus-shim"
 FALLBACK_VERSION: Final = "0.3.1"
 """That of upstream's manifest, for a primary network without one."""
 
+PLACEHOLDER: Final = (
+    b'{"cniVersion":"' + FALLBACK_VERSION.encode() + b'","name":"' + NETWORK_NAME.encode() + b'",'
+    b'"waitsFor":"the configuration of the cluster network"}'
+)
+"""What keeps the place of `00-multus.conf` on a node that has no configuration yet.
+
+Without a `type` it is no configuration: containerd, which looks at the first file only (go-cni, `loadFromConfDir`), says
+that there is no network, also when the cluster network's file has come and ours is about to be written. CRI-O,
+cri-dockerd and those who add to the first configuration pass it over.
+"""
+
 # Behind upstream's keys our own one that the shim reads.
 _KEYS: Final = (
     *("binDir", "capabilities", "cniVersion", "logFile", "logLevel", "logToStderr", "logOptions", "name"),

@@ -43,6 +43,12 @@ def add(node: Node, pod: str) -> str:
     return netns
 
 
+def del_without_a_daemon(node: Node, pod: str, netns: str) -> Answer:
+    """A DEL that does not wait for a daemon."""
+    stdin = json.dumps({**json.loads(node.stdin), "daemonWaitSeconds": 0}).encode()
+    return node.cni("DEL", pod, netns, pod, stdin=stdin)
+
+
 def assert_refused(answer: Answer, message: str) -> None:
     """An error of code 5 whose first words are the cause."""
     assert answer.code == 1, answer
@@ -194,14 +200,14 @@ def test_a_full_disk_without_a_daemon(small: Node) -> None:
     netns = add(small, "one")
     small.stop()
     filler = fill(small.cni_dir)
-    answer = small.cni("DEL", "one", netns, "one")
+    answer = del_without_a_daemon(small, "one", netns)
     assert answer.code == 1
     assert answer.json["code"] == 5
     assert "it could not be kept for later" in answer.json["msg"]
     assert "ENOSPC" in answer.json["msg"]
     assert [path.name for path in (small.cni_dir / "spool").iterdir()] == []
     filler.unlink()
-    assert small.cni("DEL", "one", netns, "one").code == 0
+    assert del_without_a_daemon(small, "one", netns).code == 0
     small.start()
     small.wait_until(lambda: small.leftovers() == [], "the spooled DEL is served")
     assert small.links(netns) == ["lo"]
@@ -277,7 +283,7 @@ def test_a_damaged_spool_entry(small: Node) -> None:
     small.start()
     netns = add(small, "one")
     small.stop()
-    assert small.cni("DEL", "one", netns, "one").code == 0
+    assert del_without_a_daemon(small, "one", netns).code == 0
     small.start()
     small.wait_until(lambda: not list((small.cni_dir / "spool").glob("*.json")), "the good entry is served")
     assert addresses(small) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,24 @@ def master(host: Any) -> Any:
     return with_master(host)
 
 
+@pytest.fixture
+def make_netns(make_netns: Callable[[], Any]) -> Callable[[], Any]:
+    """As the common one, but IPv6 does not look for duplicates, which takes a second for each address."""
+
+    def make() -> Any:
+        return without_detection(make_netns())
+
+    return make
+
+
+def without_detection(netns: Any) -> Any:
+    for name in ("default", "all"):
+        netns.run("sysctl", "-qw", f"net.ipv6.conf.{name}.accept_dad=0")
+    return netns
+
+
 def with_master(host: Any) -> Any:
+    without_detection(host)
     host.run("ip", "link", "add", "up0", "mtu", "1450", "type", "veth", "peer", "name", "wire0")
     for name in ("up0", "wire0"):
         host.run("ip", "link", "set", name, "up")
@@ -215,8 +233,6 @@ async def test_a_cancelled_add_leaves_nothing(netns: Any, call: MakeCall, ipam: 
                 await release.wait()
             return b""
 
-    import dataclasses
-
     task = asyncio.create_task(Macvlan().add(dataclasses.replace(call("ADD", netns.path), ipam=Slow())))
     await entered.wait()
     assert netns.links() == {"eth0"}
@@ -332,7 +348,7 @@ async def test_both_leave_the_same(case: str, host: Any, another_host: Any, make
         with_master(side)
         ours = prepared(make_netns(), config)
         made = await outcome.builtin("macvlan", "ADD", ours.path, config, ifname="net1")
-        assert not (made.failed or expected.failed), (made.msg, expected.msg)
+        assert (made.msg, expected.msg) == ("", "")
         reference.require_same(both_sides(side, ours), expected_state)
         assert comparable(made.result) == comparable(expected.result)
 

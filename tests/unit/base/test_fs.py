@@ -2,6 +2,7 @@ import errno
 import os
 import stat
 import subprocess
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -340,3 +341,20 @@ def test_a_hard_link_is_replaced_and_never_written_through(tmp_path: Path) -> No
     os.link(tmp_path / "other", tmp_path / "ours")
     fs.write_atomic(tmp_path / "ours", b"new")
     assert (tmp_path / "other").read_bytes() == b"theirs"
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 100)
+    tracemalloc.start()
+    try:
+        assert fs.read_limited(tmp_path / "a", limit=100 * 1024 * 1024) == b"x" * 100
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_whose_size_is_not_told_is_read_whole() -> None:
+    assert Path("/proc/self/status").stat().st_size == 0
+    assert b"Threads:" in fs.read_limited(Path("/proc/self/status"))
+    with pytest.raises(fs.FileTooLargeError):
+        fs.read_limited(Path("/proc/self/status"), limit=10)

@@ -246,3 +246,11 @@ def test_bytes():
     assert gojson.get_bytes({"a": "YW\r\nJj\n"}, "a") == b"abc"
     assert gojson.get_bytes({"a": ""}, "a") == b""
     assert gojson.get_bytes({"a": None}, "a") is None
+
+
+@pytest.mark.parametrize("piece", [b"[],", b"{},"])
+def test_more_objects_than_any_text_needs_are_refused(piece: bytes) -> None:
+    inner = gojson.CONTAINERS_MAX - 1
+    assert len(gojson.loads(b"[" + (piece * inner)[:-1] + b"]")) == inner
+    with pytest.raises(JsonError, match="more than 100000 objects and arrays"):
+        gojson.loads(b"[" + piece * inner + b"[]]")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from multus_daemon.base.slots import one_turn
 from multus_daemon.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.delegates import limit, process
 from multus_daemon.delegates.find import PluginNotFoundError
@@ -142,6 +143,28 @@ async def test_a_container_with_twenty_networks_does_not_starve_others(bench):
     await asyncio.gather(*calls)
     order = side.order()
     assert set(order[2:7]) >= {"p", "q", "r"}, order
+
+
+async def test_pods_of_several_networks_side_by_side_are_finished_in_the_order_of_their_beginning(bench):
+    """Else, with much to do, all of them would be at their middle when the time of all is over."""
+    side = bench(1)
+
+    async def pod(name):
+        with one_turn():
+            await asyncio.gather(*(side.call("ADD", name) for _ in range(3)))
+
+    before = side.task("ADD", "x", 0.5)
+    await side.until(side.order)
+    pods = [asyncio.create_task(pod(name)) for name in "abc"]
+    await side.until(lambda: side.value("multus_delegate_processes_waiting", verb="ADD") == 9)
+    assert side.order() == ["x"], "the places were given before all waited"
+    await asyncio.gather(before, *pods)
+    assert side.order() == list("xaaabbbccc")
+
+
+async def test_the_wait_of_a_network_begins_when_those_before_it_have_their_places(bench):
+    side = bench(1, ADD=0.4)
+    await asyncio.gather(*(side.call("ADD", "c1", 0.25) for _ in range(4)))
 
 
 async def test_status_and_gc_do_not_wait_behind_a_burst(bench):

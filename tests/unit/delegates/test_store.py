@@ -598,3 +598,10 @@ def test_a_read_only_disk_does_not_keep_the_daemon_from_starting(small_disk, cac
     FileStore(small_disk, ResultCache(small_disk)).sweep()
     assert "can't be removed: [Errno 30] Read-only file system" in caplog.text
     make_writable(small_disk)
+
+
+def test_an_upstream_file_with_more_networks_than_a_pod_can_have(store, cni_dir):
+    cni_dir.mkdir()
+    (cni_dir / "c0ffee").write_bytes(b"[" + b"{}," * 1024 + b"{}]")
+    with pytest.raises(CorruptRecordError, match="1025 elements"):
+        store.load("c0ffee")

@@ -1,0 +1,286 @@
+"""Networks of one pod side by side: as quick as that, and told, kept and undone as if they came one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.result import Result
+from multus_daemon.engine import attach
+from multus_daemon.ports import Attachment, Sandbox
+from tests.fakes.runner import FakeDelegateRunner
+from tests.unit.engine.conftest import Engine, definition
+
+NETWORKS = [f"n{number}" for number in range(1, 7)]
+
+
+class Runner(FakeDelegateRunner):
+    """Notes beginnings and ends; `steps`: (verb, name) to how often the call gives way; `held`: which wait for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[str, str, str]] = []
+        self.steps: dict[tuple[str, str], int] = {}
+        self.held: set[tuple[str, str]] = set()
+
+    async def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment) -> None:
+        self.log.append(("begin", verb, attachment.name))
+        try:
+            while (verb, attachment.name) in self.held:
+                await asyncio.sleep(0.005)
+            for _ in range(self.steps.get((verb, attachment.name), 0)):
+                await asyncio.sleep(0)
+            await super()._call(verb, sandbox, attachment)
+        finally:
+            self.log.append(("end", verb, attachment.name))
+
+    def place(self, edge: str, verb: str, name: str) -> int:
+        """Where in the log it is."""
+        return self.log.index((edge, verb, name))
+
+    def unfinished(self) -> int:
+        return sum(1 if edge == "begin" else -1 for edge, _, _ in self.log)
+
+
+def make(at_once: int = 4, networks: list[str] = NETWORKS, **configs: dict[str, Any]) -> tuple[Engine, Runner]:
+    """An engine whose pod asks for `networks`; `configs`: keys of their configurations."""
+    engine, runner = Engine(), Runner()
+    engine.attach_concurrency = at_once
+    engine.runner = runner
+    engine.verbs = engine.make_verbs()
+    for number, name in enumerate(["cluster", *networks]):
+        namespace = "web" if number else "kube-system"
+        fields = {"cniVersion": "1.0.0", "name": name, "type": "fake", **configs.get(name, {})}
+        engine.cluster.put_network(definition(namespace, name, json.dumps(fields)))
+        engine.interface(f"net{number}" if number else "eth0", f"{namespace}/{name}", f"10.{number}.0.2/24")
+    engine.declare(",".join(networks))
+    return engine, runner
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4, 64])
+async def test_as_many_as_are_allowed(at_once: int) -> None:
+    engine, runner = make(at_once)
+    runner.pause = 0.01
+    await engine.verbs.add(engine.request())
+    assert runner.most_at_once == min(at_once, len(NETWORKS))
+    runner.most_at_once = 0
+    await engine.verbs.delete(engine.request("DEL"))
+    assert runner.most_at_once == min(at_once, len(NETWORKS))
+    assert runner.attached == set()
+    assert engine.store.records == {}
+
+
+async def test_the_cluster_network_is_the_first_and_goes_last() -> None:
+    engine, runner = make()
+    runner.pause = 0.01
+    await engine.verbs.add(engine.request())
+    assert runner.log[:2] == [("begin", "ADD", "kube-system/cluster"), ("end", "ADD", "kube-system/cluster")]
+    await engine.verbs.delete(engine.request("DEL"))
+    assert runner.log[-2:] == [("begin", "DEL", "kube-system/cluster"), ("end", "DEL", "kube-system/cluster")]
+
+
+async def test_a_bond_comes_after_its_links_and_goes_before_them() -> None:
+    bond = {"type": "bond", "links": [{"name": "net1"}, {"name": "net3"}]}
+    engine, runner = make(n4=bond)
+    runner.steps = {("ADD", "web/n1"): 20, ("ADD", "web/n3"): 30, ("DEL", "web/n4"): 20}
+    await engine.verbs.add(engine.request())
+    assert max(runner.place("end", "ADD", f"web/{name}") for name in ("n1", "n3")) < runner.place(
+        "begin", "ADD", "web/n4"
+    )
+    assert runner.place("end", "ADD", "web/n5") < runner.place("begin", "ADD", "web/n4"), "n5 need not wait"
+    await engine.verbs.delete(engine.request("DEL"))
+    assert runner.place("end", "DEL", "web/n4") < min(
+        runner.place("begin", "DEL", f"web/{name}") for name in ("n1", "n3")
+    )
+
+
+async def test_a_network_that_wants_it_runs_beside_no_other() -> None:
+    engine, runner = make(n3={"multus.io/serial": True})
+    runner.pause = 0.005
+    await engine.verbs.add(engine.request())
+    place = runner.place("begin", "ADD", "web/n3")
+    assert runner.log[place + 1] == ("end", "ADD", "web/n3")
+    assert {name for edge, _, name in runner.log[:place] if edge == "end"} == {
+        "kube-system/cluster",
+        "web/n1",
+        "web/n2",
+    }
+
+
+async def test_what_is_told_has_the_order_of_the_list_whoever_was_first() -> None:
+    told = []
+    for steps in ({}, {("ADD", f"web/{name}"): 40 - 5 * number for number, name in enumerate(NETWORKS)}):
+        engine, runner = make(6)
+        runner.steps = dict(steps)
+        result = await engine.verbs.add(engine.request())
+        told.append((result, engine.store.saved, engine.cluster.statuses, engine.cluster.events))
+        ends = [name for edge, _, name in runner.log if edge == "end"]
+    assert ends[1:] == [f"web/{name}" for name in reversed(NETWORKS)], "they ended in reverse"
+    assert told[0] == told[1]
+    assert [entry["interface"] for entry in json.loads(told[1][2]["web/p1"])] == ["eth0"] + [
+        f"net{number}" for number in range(1, 7)
+    ]
+
+
+async def test_the_first_in_the_list_is_the_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    engine, runner = make()
+    runner.steps = {("ADD", "web/n2"): 30}
+    runner.fail = {("ADD", "web/n2"): CniError("the cause", code=101), ("ADD", "web/n4"): CniError("quicker")}
+    with caplog.at_level(logging.ERROR), pytest.raises(CniError, match="^the cause .pod web/p1") as caught:
+        await engine.verbs.add(engine.request())
+    assert caught.value.code == 101
+    assert [record.getMessage() for record in caplog.records] == [
+        "another network of pod web/p1 has failed too: quicker (pod web/p1)"
+    ]
+    # Four had begun, the others never did.
+    assert [name for verb, name in runner.order if verb == "DEL"] == [
+        *(f"web/{name}" for name in ("n4", "n3", "n2", "n1")),
+        "kube-system/cluster",
+    ]
+    assert [reason for reason, _ in engine.warnings] == ["FailedAddingInterface"]
+    assert (runner.attached, engine.store.records) == (set(), {})
+
+
+async def test_what_is_under_way_comes_to_its_end_before_anything_is_undone() -> None:
+    engine, runner = make()
+    runner.steps = {("ADD", "web/n1"): 50}
+    runner.fail["ADD", "web/n2"] = CniError("the cause")
+    with pytest.raises(CniError, match="^the cause"):
+        await engine.verbs.add(engine.request())
+    first_undone = min(place for place, entry in enumerate(runner.log) if entry[1] == "DEL")
+    assert runner.place("end", "ADD", "web/n1") < first_undone
+
+
+async def test_one_that_hangs_beside_a_failure_is_ended_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "SETTLE_SECONDS", 0.05)
+    engine, runner = make()
+    runner.held = {("ADD", "web/n1")}
+    runner.fail["ADD", "web/n3"] = CniError("the cause")
+    with pytest.raises(CniError, match="^the cause"):
+        await engine.verbs.add(engine.request())
+    assert ("DEL", "web/n1") in runner.order
+    assert (runner.attached, engine.store.records, runner.unfinished()) == (set(), {}, 0)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_cancelling_ends_all_and_undoes_all(times: int) -> None:
+    engine, runner = make()
+    runner.held = {("ADD", f"web/{name}") for name in NETWORKS}
+    task = asyncio.create_task(engine.verbs.add(engine.request()))
+    while len(runner.log) < 6:
+        await asyncio.sleep(0.005)
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (runner.attached, engine.store.records, runner.unfinished()) == (set(), {}, 0)
+    assert {name for verb, name in runner.order if verb == "ADD"} == {"kube-system/cluster"}
+    first_undone = min(place for place, entry in enumerate(runner.log) if entry[1] == "DEL")
+    assert max(place for place, entry in enumerate(runner.log) if entry[1] == "ADD") < first_undone
+
+
+async def test_an_undoing_that_is_cancelled_leaves_the_record_and_goes_on_with_the_others() -> None:
+    """A daemon that must stop; its successor has the record to go by."""
+    engine, runner = make()
+    runner.fail["ADD", "web/n1"] = CniError("the cause")
+    runner.held = {("DEL", "web/n2")}
+    task = asyncio.create_task(engine.verbs.add(engine.request()))
+    while ("begin", "DEL", "web/n2") not in runner.log:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert runner.attached == {("web/n2", "net2")}
+    assert "web/n2" in [item.name for item in engine.store.records["c1"].attachments]
+    assert not engine.store.records["c1"].complete
+
+
+async def test_a_del_that_is_cancelled_remembers_what_is_done() -> None:
+    engine, runner = make()
+    await engine.verbs.add(engine.request())
+    runner.held = {("DEL", "web/n2"), ("DEL", "web/n5")}
+    task = asyncio.create_task(engine.verbs.delete(engine.request("DEL")))
+    while len([entry for entry in runner.log if entry[:2] == ("end", "DEL")]) < 4:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert runner.unfinished() == 0
+    kept = ["kube-system/cluster", "web/n2", "web/n5"]
+    assert [item.name for item in engine.store.records["c1"].attachments] == kept
+
+
+# --- the same as one by one ------------------------------------------------------------------------------------------
+
+STEPS = st.dictionaries(
+    st.tuples(st.sampled_from(["ADD", "DEL"]), st.sampled_from([f"web/{name}" for name in NETWORKS])),
+    st.integers(0, 6),
+)
+CONFIGS = st.dictionaries(
+    st.sampled_from(NETWORKS),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "master": st.sampled_from(["net1", "net2", "net4", "ens1"]),
+            "multus.io/serial": st.booleans(),
+        },
+    ),
+)
+FAILING = st.sampled_from(["kube-system/cluster", *(f"web/{name}" for name in NETWORKS), "nobody"])
+
+
+async def outcome(engine: Engine, verb: str) -> tuple[Any, ...]:
+    """What a verb returned or raised, and everything that it left."""
+    end: Result | tuple[int, str] | None
+    try:
+        if verb == "ADD":
+            end = await engine.verbs.add(engine.request())
+        else:
+            end = await engine.verbs.delete(engine.request("DEL"))
+    except CniError as error:
+        end = (error.code, str(error))
+    cluster = engine.cluster
+    return end, engine.store.saved, engine.store.records, cluster.statuses, cluster.events, engine.runner.attached
+
+
+@settings(max_examples=50)
+@given(steps=STEPS, configs=CONFIGS, failing=FAILING, at_once=st.integers(2, 7))
+async def test_an_add_and_its_undoing(
+    steps: dict[tuple[str, str], int], configs: dict[str, Any], failing: str, at_once: int
+) -> None:
+    sides = []
+    for number in (1, at_once):
+        engine, runner = make(number, **configs)
+        runner.steps = steps
+        runner.fail["ADD", failing] = CniError(f"{failing} refuses", code=101)
+        sides.append(await outcome(engine, "ADD"))
+    assert sides[0] == sides[1]
+    assert runner.unfinished() == 0
+    names = ["kube-system/cluster", *(f"web/{name}" for name in NETWORKS)]
+    undone = [name for verb, name in runner.order if verb == "DEL"]
+    assert undone == [name for name in reversed(names) if name in undone]
+    begun = {name for verb, name in runner.order if verb == "ADD"}
+    assert set(undone) == (begun if failing in names else set())
+
+
+@settings(max_examples=50)
+@given(steps=STEPS, configs=CONFIGS, failing=st.sets(FAILING, max_size=3), at_once=st.integers(2, 7))
+async def test_a_del(
+    steps: dict[tuple[str, str], int], configs: dict[str, Any], failing: set[str], at_once: int
+) -> None:
+    sides = []
+    for number in (1, at_once):
+        engine, runner = make(number, **configs)
+        await engine.verbs.add(engine.request())
+        runner.steps = steps
+        runner.fail = {("DEL", name): CniError(f"{name} refuses", code=102) for name in failing}
+        sides.append((await outcome(engine, "DEL"), sorted(runner.order)))
+    assert sides[0] == sides[1]
