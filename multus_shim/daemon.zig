@@ -176,7 +176,9 @@ const Reader = struct {
     fn lost(self: *Reader, e: sys.Errno) Fault {
         var space: [32]u8 = undefined;
         const name = sys.errnoName(e, &space);
-        self.why.all(.{ "the connection broke (", name, ") after ", self.seen(), " bytes of a reply" }) catch |no| return no;
+        self.why.all(.{
+            "the connection broke (", name, ") after ", self.seen(), " bytes of a reply",
+        }) catch |no| return no;
         return error.Cut;
     }
 

@@ -216,7 +216,8 @@ class Election:
         return f"{self._directory / self._elected}, the primary network's configuration, {what}; {then}"
 
     def _why_none(self, candidates: list[_Candidate]) -> str:
-        judged = [f"{candidate.name}: {candidate.problem}" for candidate in candidates]
+        others = [candidate for candidate in candidates if not candidate.name.startswith(primary.OWN_PREFIX)]
+        judged = [f"{candidate.name}: {candidate.problem}" for candidate in others]
         seen = f" ({'; '.join(judged[:_SHOWN])}{'; ...' if len(judged) > _SHOWN else ''})" if judged else ""
         return (
             f"no file in {self._directory} can be the primary network's configuration{seen}; one that ends in "

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.cni.errors import CniError
 from multus_daemon.ports import HostTools, Invocation, PluginRunner
 from tests.netns import reference
+
+_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,32 @@ async def builtin(
         return Outcome(msg=error.msg, code=error.code)
 
 
+def program(
+    plugin: str, verb: str, path: str, config: dict[str, Any], *, ifname: str = "eth0", container: str = "container1"
+) -> Outcome:
+    """As `builtin`, by `multus-builtin` as any runtime calls it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "multus_daemon.plugin", plugin],
+        input=json.dumps(config).encode(),
+        env={
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": container,
+            "CNI_NETNS": path,
+            "CNI_IFNAME": ifname,
+            "CNI_PATH": "/nowhere",
+            "PATH": os.environ["PATH"],
+        },
+        cwd=_ROOT,
+        capture_output=True,
+        timeout=30,
+    )
+    assert done.stderr == b""
+    if done.returncode == 0:
+        return Outcome(_decoded(done.stdout))
+    error = json.loads(done.stdout)
+    return Outcome(msg=error["msg"], code=error["code"])
+
+
 def of_reference(plugin: str, verb: str, path: str, config: dict[str, Any], **options: Any) -> Outcome:
     """The reference's; options as for `reference.call`."""
     done = reference.call(plugin, verb, path, config, **options)
@@ -80,3 +111,10 @@ def require_same_failure(ours: Outcome, theirs: Outcome) -> None:
         assert ours.code == 6, (ours.msg, theirs.msg)
         return
     assert len(ours.words & theirs.words) >= min(3, len(theirs.words)), (ours.msg, theirs.msg)
+
+
+def without_detection(netns: Any) -> Any:
+    """The namespace, in which IPv6 does not look for duplicates: that takes a second or two for each address."""
+    for name in ("default", "all"):
+        netns.run("sysctl", "-qw", f"net.ipv6.conf.{name}.accept_dad=0")
+    return netns

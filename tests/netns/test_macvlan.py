@@ -38,22 +38,16 @@ def master(host: Any) -> Any:
 
 @pytest.fixture
 def make_netns(make_netns: Callable[[], Any]) -> Callable[[], Any]:
-    """As the common one, but IPv6 does not look for duplicates, which takes a second for each address."""
+    """As the common one, but IPv6 does not look for duplicates."""
 
     def make() -> Any:
-        return without_detection(make_netns())
+        return outcome.without_detection(make_netns())
 
     return make
 
 
-def without_detection(netns: Any) -> Any:
-    for name in ("default", "all"):
-        netns.run("sysctl", "-qw", f"net.ipv6.conf.{name}.accept_dad=0")
-    return netns
-
-
 def with_master(host: Any) -> Any:
-    without_detection(host)
+    outcome.without_detection(host)
     host.run("ip", "link", "add", "up0", "mtu", "1450", "type", "veth", "peer", "name", "wire0")
     for name in ("up0", "wire0"):
         host.run("ip", "link", "set", name, "up")
@@ -106,6 +100,18 @@ async def test_add_makes_what_it_reports(host: Any, netns: Any, call: MakeCall, 
     assert seen == [{"eth0"}]
     assert host.links() == before
     assert ipam.calls == [("stub", made.invocation)]
+
+
+async def test_as_a_program(netns: Any) -> None:
+    config = macvlan([V4], DEFAULTS[:1], master="up0", mac=MAC)
+    made = outcome.program("macvlan", "ADD", netns.path, config)
+    assert made.result is not None
+    assert made.result["interfaces"] == [{"name": "eth0", "mac": MAC, "sandbox": netns.path}]
+    assert link_of(netns)["operstate"] == "UP"
+    config["prevResult"] = made.result
+    for verb in ("CHECK", "DEL"):
+        assert outcome.program("macvlan", verb, netns.path, config) == outcome.Outcome()
+    assert netns.links() == set()
 
 
 async def test_containers_reach_each_other(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:

@@ -90,6 +90,17 @@ async def test_add_check_and_del(pod: Any, tmp_path: Path) -> None:
         assert not file.exists()
 
 
+async def test_as_a_program(pod: Any, tmp_path: Path) -> None:
+    before = attributes(pod)
+    config = tuning(pod.path, tmp_path, mtu=1300, sysctl=SYSCTLS)
+    made = outcome.program("tuning", "ADD", pod.path, config)
+    assert made.result == config["prevResult"]
+    assert (attributes(pod)["mtu"], sysctls(pod)[0]) == (1300, "1")
+    for verb in ("CHECK", "DEL"):
+        assert outcome.program("tuning", verb, pod.path, config) == outcome.Outcome()
+    assert attributes(pod) == before
+
+
 async def test_an_interface_whose_name_has_dots(netns: Any, tmp_path: Path) -> None:
     netns.run("ip", "link", "add", "eth0.100", "type", "veth", "peer", "name", "other")
     config = tuning(netns.path, tmp_path, sysctl={"net.ipv4.conf.IFNAME.arp_filter": "1"})

@@ -31,7 +31,22 @@ def refuse(conn: socket.socket) -> None:
     conn.sendall(http(b'{"code":11,"msg":"shutting down"}', "503 Service Unavailable"))
 
 
-ENDS: dict[str, Callable[[socket.socket], None]] = {"closed": close, "503": refuse}
+def cut(sent: bytes) -> Callable[[socket.socket], None]:
+    """The daemon was killed while it wrote its answer."""
+    return lambda conn: conn.sendall(sent)
+
+
+ENDS: dict[str, Callable[[socket.socket], None]] = {
+    "closed": close,
+    "503": refuse,
+    "cut in the status line": cut(b"H"),
+    "cut after an interim reply": cut(b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "cut in the head": cut(http(b"x")[:40]),
+    "cut before the body": cut(http(b"x" * 100)[:-100]),
+    "cut in the body": cut(http(b"x" * 100)[:-1]),
+    "cut in a chunk": cut(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"),
+    "cut between chunks": cut(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"),
+}
 
 
 def first_ends(daemon: Stub, how: Callable[[socket.socket], None], times: int) -> None:
@@ -85,12 +100,30 @@ def test_an_answer_is_an_answer(shim: Shim, daemon: Stub, status: str) -> None:
     assert len(daemon.requests) == 1
 
 
-@pytest.mark.parametrize("sent", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n", http(b"x" * 100)[:-1]])
-def test_half_an_answer_is_not_asked_for_again(shim: Shim, daemon: Stub, sent: bytes) -> None:
-    """Its daemon had come to the end of the request: what it did is not known to be repeatable by this program."""
+@pytest.mark.parametrize("sent", [b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\n\r\nno length"])
+def test_what_is_no_answer_is_not_asked_for_again(shim: Shim, daemon: Stub, sent: bytes) -> None:
     daemon.answer(sent)
     assert shim().error["code"] == 999
     assert len(daemon.requests) == 1
+
+
+def test_a_del_whose_answer_was_cut_off_waits_for_the_successor(shim: Shim, daemon: Stub) -> None:
+    """As long as for a daemon that is not there; nothing is spooled."""
+
+    def behave(conn: socket.socket, request: Request) -> None:
+        if len(daemon.requests) > 1:
+            conn.sendall(http())
+            return
+        away = daemon.path.with_name("away")
+        daemon.path.rename(away)
+        threading.Timer(2.0, away.rename, [daemon.path]).start()
+        conn.sendall(http(b"{}")[:-1])
+
+    daemon.behaviour = behave
+    result = shim("DEL")
+    assert (result.code, result.out, len(daemon.requests)) == (0, b"", 2)
+    assert 1.9 < result.seconds < 6
+    assert not shim.cni_dir.exists()
 
 
 def test_the_deadline_is_one_for_all_attempts(shim: Shim, daemon: Stub) -> None:

@@ -2,6 +2,8 @@
 
     python -m tests.soak.churn [--pairs 2000] [--at-once 16]
 
+Half of the pairs with the common plugins built in (`builtinPlugins: prefer`), half with the reference binaries.
+
 Exit status 1, with a line for each thing that is left or wrong. As root; the reference plugins in CNI_REFERENCE_DIR.
 """
 
@@ -9,8 +11,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from tests.e2e.conftest import REFERENCE
 from tests.e2e.node import Node
@@ -18,7 +23,15 @@ from tests.soak.killer import Killer
 from tests.soak.load import Load, mixed
 from tests.soak.remains import Remains
 
-SETTINGS = {"builtinPlugins": "prefer", "reconcileSeconds": 5}
+MODES = ("prefer", "fallback")
+"""Of `builtinPlugins`."""
+SHOWN = 50
+"""Lines of what is wrong."""
+
+
+def settings(mode: str) -> dict[str, Any]:
+    """The daemon's."""
+    return {"builtinPlugins": mode, "reconcileSeconds": 5}
 
 
 @dataclass
@@ -30,7 +43,7 @@ class Outcome:
 
 
 def run(node: Node, pairs: int, at_once: int = 16, pause: tuple[float, float] = (0.5, 1.5)) -> Outcome:
-    """The run, on a node that has SETTINGS and is not started."""
+    """The run, on a node that has `settings` and is not started."""
     kinds = mixed(node, REFERENCE, lambda name, config: node.network(name, config, _namespace(name)))
     load = Load(node, kinds, at_once)
     node.start()
@@ -51,7 +64,7 @@ def _namespace(name: str) -> str:
 def report(name: str, outcome: Outcome) -> int:
     """Print the outcome; the exit status."""
     print(f"{name}: {outcome.summary}")
-    for line in outcome.wrong:
+    for line in outcome.wrong[:SHOWN]:
         print(f"  WRONG {line}")
     print(f"{name}: {len(outcome.wrong)} wrong or left")
     return 1 if outcome.wrong else 0
@@ -62,13 +75,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.churn", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--at-once", type=int, default=16)
-    parser.add_argument("--keep-log", help="copy the daemon's log to this file")
+    parser.add_argument("--keep-logs", type=Path, help="copy the daemon's logs to this directory")
     given = parser.parse_args()
-    with Node(settings=dict(SETTINGS)) as node:
-        outcome = run(node, given.pairs, given.at_once)
-        if given.keep_log:
-            node.log.rename(given.keep_log)
-    return report("churn", outcome)
+    status = 0
+    for mode in MODES:
+        with Node(settings=settings(mode)) as node:
+            status |= report(f"churn, builtinPlugins {mode}", run(node, given.pairs // len(MODES), given.at_once))
+            if given.keep_logs:
+                shutil.copy(node.log, given.keep_logs / f"churn-{mode}.log")
+    return status
 
 
 if __name__ == "__main__":

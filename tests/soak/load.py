@@ -165,10 +165,12 @@ def _local(node: Node, subnet: str) -> dict[str, Any]:
 def mixed(node: Node, reference: Path, define: Callable[[str, dict[str, Any]], None]) -> list[Kind]:
     """Networks of built-ins and of reference binaries, and kinds of pods that use them; `define` declares one.
 
-    Set `builtinPlugins` to `prefer`: the copies of the reference binaries have names of their own.
+    Of `bridge` there is a built-in, and the binary by another name; `ptp` and `host-local` are what `builtinPlugins`
+    says: built-ins with `prefer`, else binaries.
     """
-    for name in ("bridge", "ptp", "portmap", "host-local", "tuning"):
-        shutil.copy(reference / name, node.bin_dir / (name if name == "host-local" else f"ref-{name}"))
+    for name in ("ptp", "portmap", "host-local"):
+        shutil.copy(reference / name, node.bin_dir)
+    shutil.copy(reference / "bridge", node.bin_dir / "ref-bridge")
     version = node.cni_version
     one = {"cniVersion": version}
     define("cluster", {**one, "name": "cluster", "type": "ptp", "ipam": _local(node, "10.90.0.0/16")})
@@ -176,8 +178,8 @@ def mixed(node: Node, reference: Path, define: Callable[[str, dict[str, Any]], N
     define("inner", {**one, "name": "inner", **inner, "ipam": _local(node, "10.91.0.0/16")})
     lan = {"type": "ref-bridge", "bridge": "lan0", "isGateway": True, "ipam": _local(node, "10.92.0.0/16")}
     define("lan", {**one, "name": "lan", **lan})
-    ptp = {"type": "ref-ptp", "ipMasq": True, "ipam": _local(node, "10.93.0.0/16")}
-    portmap = {"type": "ref-portmap", "snat": True, "capabilities": {"portMappings": True}}
+    ptp = {"type": "ptp", "ipMasq": True, "ipam": _local(node, "10.93.0.0/16")}
+    portmap = {"type": "portmap", "snat": True, "capabilities": {"portMappings": True}}
     define("ports", {**one, "name": "ports", "plugins": [ptp, portmap]})
     ports = '{"name": "ports", "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'
     return [

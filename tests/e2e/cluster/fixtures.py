@@ -11,8 +11,11 @@ import pytest
 
 from tests.e2e.build_tools import ToolError
 from tests.e2e.certificates import OpensslError
+from tests.e2e.cluster import daemon_image
 from tests.e2e.cluster.images import ImageError
-from tests.e2e.cluster.real_node import PRIMARY, NodeError, RealNode
+from tests.e2e.cluster.multus import MultusPod
+from tests.e2e.cluster.real_node import LINKS, PRIMARY, NodeError, RealNode
+from tests.e2e.cluster.workload import BRIDGE, forget_events
 
 
 class _LogsOfTheNode:
@@ -51,3 +54,20 @@ def real_node(real_node_session: RealNode) -> Iterator[RealNode]:
     """The node. Pods of the default namespace that a test leaves are removed after it."""
     yield real_node_session
     real_node_session.remove_pods()
+
+
+@pytest.fixture
+def multus_pod(real_node: RealNode) -> Iterator[MultusPod]:
+    """Our DaemonSet with our image, not started; what its pods leave on the node fails the test."""
+    try:
+        made = MultusPod(real_node, daemon_image.find())
+    except ToolError as error:
+        pytest.skip(str(error))
+    made.install()
+    forget_events(real_node)
+    yield made
+    real_node.remove_pods()
+    made.uninstall()
+    if BRIDGE in real_node.links():
+        real_node.machine.run("ip", "link", "delete", BRIDGE)
+    assert real_node.links() == LINKS

@@ -150,9 +150,13 @@ class MultusPod(Multus):
         """The image onto the node."""
         self.node.import_image(self._image)
 
+    def apply(self) -> None:
+        """Apply the manifest; back at once."""
+        manifest = str(_MANIFESTS / "multus-daemonset.yaml")
+        self.node.kubectl("apply", "--server-side", "--force-conflicts", "-f", manifest)
+
     def start(self) -> None:
-        """Apply the manifest."""
-        self.node.kubectl("apply", "--server-side", "-f", str(_MANIFESTS / "multus-daemonset.yaml"))
+        self.apply()
         self.wait_rolled_out()
         self.wait_ready()
 

@@ -107,6 +107,7 @@ class RealNode:
         self._controllers: list[ServerProcess] = []
         self._containerd: MachineProcess | None = None
         self._kubelet: MachineProcess | None = None
+        self._imported: set[Path] = set()
         self.started_in: dict[str, float] = {}
         """Seconds from `start` to each step, for who measures."""
         with contextlib.ExitStack() as undo:
@@ -218,9 +219,12 @@ class RealNode:
         return done.stdout.decode()
 
     def import_image(self, tar: Path) -> None:
-        """Give the node an image, from a tar file of Docker's or OCI's layout."""
+        """Give the node an image, from a tar file of Docker's or OCI's layout; it stays."""
+        if tar in self._imported:
+            return
         command = ["ctr", "--address", _CONTAINERD, "-n", "k8s.io", "images", "import", "--no-unpack", str(tar)]
         self.machine.run(*command, timeout=300)
+        self._imported.add(tar)
 
     def primary(self, file: str, config: Mapping[str, Any]) -> None:
         """Put a file into `/etc/cni/net.d`, as the primary network's agent does."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.build_tools import ToolError
-from tests.e2e.cluster import daemon_image
 from tests.e2e.cluster.multus import GENERATED, MultusPod
 from tests.e2e.cluster.real_node import RealNode
-from tests.e2e.node import NAD
+from tests.e2e.cluster.workload import host_local, network
 
 pytestmark = [pytest.mark.realnode, pytest.mark.timeout(300)]
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
@@ -22,25 +19,12 @@ UNINSTALL = str(Path(__file__).parents[3] / "manifests" / "uninstall" / "daemons
 
 
 @pytest.fixture
-def multus(real_node: RealNode) -> Iterator[MultusPod]:
+def multus(multus_pod: MultusPod) -> Iterator[MultusPod]:
     """The DaemonSet, rolled out."""
-    try:
-        made = MultusPod(real_node, daemon_image.find())
-    except ToolError as error:
-        pytest.skip(str(error))
-    made.install()
-    made.start()
-    yield made
-    real_node.remove_pods()
-    real_node.kubectl("delete", "--ignore-not-found", "-f", UNINSTALL)
-    made.uninstall()
-
-
-def network(node: RealNode, name: str) -> None:
-    ipam = {"type": "host-local", "subnet": "10.95.0.0/24"}
-    config = {"cniVersion": "1.0.0", "name": name, "type": "macvlan", "master": "eth0", "ipam": ipam}
-    metadata = {"namespace": "default", "name": name}
-    node.server.apply({**NAD, "metadata": metadata, "spec": {"config": json.dumps(config)}})
+    multus_pod.start()
+    yield multus_pod
+    multus_pod.node.remove_pods()
+    multus_pod.node.kubectl("delete", "--ignore-not-found", "-f", UNINSTALL)
 
 
 def uninstaller_log(node: RealNode) -> str:
@@ -49,7 +33,7 @@ def uninstaller_log(node: RealNode) -> str:
 
 def test_uninstall_waits_for_the_pods_that_need_it_and_leaves_a_node_that_works(multus: MultusPod) -> None:
     node = multus.node
-    network(node, "blue")
+    network(node, "blue", {"type": "macvlan", "master": "eth0", "ipam": host_local("10.95.0.0/24")})
     node.pod("p1", networks="blue")
     node.pod("p2")
     node.wait_running("p1", "p2")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.e2e.build_tools import ToolError
 from tests.e2e.cluster import daemon_image
-from tests.e2e.cluster.multus import GENERATED, STORE, Multus, MultusPod, MultusProcess
+from tests.e2e.cluster.multus import GENERATED, Multus, MultusPod, MultusProcess
 from tests.e2e.cluster.real_node import LINKS, RealNode
-from tests.e2e.node import NAD
+from tests.e2e.cluster.workload import BRIDGE, leftovers, status, two_networks
 
 pytestmark = [pytest.mark.realnode, pytest.mark.timeout(240)]
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
-
-BRIDGE = "br-blue"
-STATUS = "k8s.v1.cni.cncf.io/network-status"
 
 
 @pytest.fixture(params=["process", "pod"])
@@ -40,40 +36,6 @@ def multus(real_node: RealNode, request: pytest.FixtureRequest) -> Iterator[Mult
     if BRIDGE in real_node.links():
         real_node.machine.run("ip", "link", "delete", BRIDGE)
     assert real_node.links() == LINKS
-
-
-def network(node: RealNode, name: str, *plugins: dict[str, Any]) -> None:
-    config = {"cniVersion": "1.0.0", "name": name, "plugins": list(plugins)}
-    metadata = {"namespace": "default", "name": name}
-    node.server.apply({**NAD, "metadata": metadata, "spec": {"config": json.dumps(config)}})
-
-
-def host_local(subnet: str) -> dict[str, Any]:
-    return {"type": "host-local", "subnet": subnet}
-
-
-def two_networks(node: RealNode) -> None:
-    bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": True}
-    network(node, "blue", {**bridge, "ipam": host_local("10.91.0.0/24")})
-    network(
-        node, "green", {"type": "macvlan", "master": "eth0", "ipam": host_local("10.92.0.0/24")}, {"type": "tuning"}
-    )
-
-
-def status(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(pod["metadata"]["annotations"][STATUS])
-    return found
-
-
-def leftovers(node: RealNode) -> list[str]:
-    """Files about attachments, addresses, links of pods, rules for them."""
-    files = [f"{STORE}/{name}" for name in node.files(STORE) if not name.startswith("networks/")]
-    networks = "/var/lib/cni/networks"
-    files += [name for name in node.files(networks) if not name.endswith("/lock") and "/last_reserved" not in name]
-    links = sorted(set(node.links()) - {*LINKS, BRIDGE})
-    rules = [line for line in node.machine.run("iptables-save").splitlines() if "10.91." in line or "10.88." in line]
-    results = node.files("/var/lib/cni/results")
-    return files + links + rules + results
 
 
 def test_a_pod_with_two_networks_runs_and_nothing_is_left_of_it(multus: Multus) -> None:

@@ -1,0 +1,69 @@
+"""Networks for the pods of a real node, and what is left of pods."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from tests.e2e.cluster.multus import STORE
+from tests.e2e.cluster.real_node import LINKS, RealNode
+from tests.e2e.node import NAD
+
+BRIDGE: Final = "br-blue"
+_STATUS: Final = "k8s.v1.cni.cncf.io/network-status"
+_ADDRESSES: Final = "/var/lib/cni/networks"
+_FAILURES: Final = {"FailedCreatePodSandBox", "FailedKillPod", "NetworkNotReleased", "FailedAddingInterface"}
+
+
+def network(node: RealNode, name: str, *plugins: dict[str, Any]) -> None:
+    """Define a network of the namespace `default`."""
+    config = {"cniVersion": "1.0.0", "name": name, "plugins": list(plugins)}
+    metadata = {"namespace": "default", "name": name}
+    node.server.apply({**NAD, "metadata": metadata, "spec": {"config": json.dumps(config)}})
+
+
+def host_local(subnet: str) -> dict[str, Any]:
+    """IPAM of the node's own."""
+    return {"type": "host-local", "subnet": subnet}
+
+
+def two_networks(node: RealNode) -> None:
+    """`blue`, of a bridge, and `green`, of macvlan."""
+    bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": True}
+    network(node, "blue", {**bridge, "ipam": host_local("10.91.0.0/24")})
+    network(
+        node, "green", {"type": "macvlan", "master": "eth0", "ipam": host_local("10.92.0.0/24")}, {"type": "tuning"}
+    )
+
+
+def status(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the annotation of a pod says of its networks."""
+    found: list[dict[str, Any]] = json.loads(pod["metadata"]["annotations"][_STATUS])
+    return found
+
+
+def addresses(node: RealNode) -> list[str]:
+    """`NETWORK/ADDRESS` of all that host-local has given away."""
+    return [
+        name for name in node.files(_ADDRESSES) if not name.endswith("/lock") and "/last_reserved" not in name
+    ]  # fmt: skip
+
+
+def leftovers(node: RealNode) -> list[str]:
+    """Files about attachments, addresses, links of pods, rules for them."""
+    files = [f"{STORE}/{name}" for name in node.files(STORE) if not name.startswith("networks/")]
+    links = sorted(set(node.links()) - {*LINKS, BRIDGE})
+    rules = [line for line in node.machine.run("iptables-save").splitlines() if "10.91." in line or "10.88." in line]
+    results = node.files("/var/lib/cni/results")
+    return files + addresses(node) + links + rules + results
+
+
+def failures(node: RealNode, namespace: str = "default") -> list[str]:
+    """The Events about pods that could not be started or ended."""
+    found = node.server.request("GET", f"/api/v1/namespaces/{namespace}/events")["items"]
+    return [f"{item['reason']} {item['message']}" for item in found if item["reason"] in _FAILURES]
+
+
+def forget_events(node: RealNode, namespace: str = "default") -> None:
+    """Delete the Events of a namespace, those of earlier tests."""
+    node.server.request("DELETE", f"/api/v1/namespaces/{namespace}/events")

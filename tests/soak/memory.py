@@ -1,0 +1,124 @@
+"""A burst of ADDs with large plugins under a memory limit: all succeed, and the kernel ends nothing.
+
+    python -m tests.soak.memory [--limit 128] [--adds 60] [--processes 0]
+
+The daemon and its plugins share a control group of so many MiB; each plugin takes 40 MB (tests/soak/big_plugin.py).
+`--processes`: `maxDelegateProcesses`, 0 for the daemon's own choice. Exit status 1, with a line for each thing wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.e2e.node import Node
+from tests.soak.churn import Outcome, report
+from tests.soak.memory_group import MemoryGroup, NoMemoryGroupError
+
+MIB = 1024 * 1024
+BIG = Path(__file__).with_name("big_plugin.py")
+REPEATS = 20
+"""A kubelet repeats an ADD that was too early, for ever."""
+
+
+def prepare(node: Node) -> None:
+    """Declare a cluster network of the large plugin."""
+    shutil.copy(BIG, node.bin_dir / "big")
+    (node.bin_dir / "big").chmod(0o755)
+    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "big"})
+
+
+class _Watch:
+    """The most memory that was in use, looked at a hundred times a second."""
+
+    def __init__(self, group: MemoryGroup) -> None:
+        self._group = group
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="memory")
+        self.most = 0
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._ending.wait(0.01):
+            self.most = max(self.most, self._group.anonymous())
+
+
+def run(node: Node, group: MemoryGroup, adds: int) -> Outcome:
+    """So many ADDs at once, each followed by its DEL, on a node that is prepared and whose daemon is in the group."""
+    wrong: list[str] = []
+    repeated = 0
+    for number in range(adds):
+        node.pod(f"p{number}")
+    node.start(timeout=60)
+    assert node.daemon is not None
+    before = group.anonymous()
+    netns = node.add_netns()
+
+    def one(number: int) -> None:
+        nonlocal repeated
+        for left in reversed(range(REPEATS)):
+            answer = node.cni("ADD", f"c{number}", netns, f"p{number}", timeout=300)
+            if answer.code == 0:
+                break
+            if answer.json["code"] != 11 or not left:
+                wrong.append(f"ADD of c{number}: {answer.json}")
+                break
+            repeated += 1
+        removed = node.cni("DEL", f"c{number}", netns, f"p{number}", timeout=300)
+        if removed.code or removed.stderr:
+            wrong.append(f"DEL of c{number}: {removed.stdout!r} {removed.stderr!r}")
+
+    began = time.monotonic()
+    with _Watch(group) as watch, ThreadPoolExecutor(adds) as pool:
+        for done in [pool.submit(one, number) for number in range(adds)]:
+            done.result()
+    seconds = time.monotonic() - began
+    if killed := group.killed():
+        wrong.append(f"the kernel has ended {killed} processes for want of memory")
+    if node.daemon.poll() is not None:
+        wrong.append(f"the daemon has ended: {node.daemon.returncode}")
+    wrong += [f"file {name}" for name in node.leftovers()]
+    places = re.search(r"at most \d+ plugin processes at once: .*", node.log.read_text())
+    after = group.anonymous()
+    node.kill()
+    text = (
+        f"{adds} pairs in {seconds:.0f} s, {places[0] if places else ''}; anonymous memory: {before / MIB:.0f} MiB "
+        f"before, {watch.most / MIB:.0f} MiB at most, {after / MIB:.0f} MiB after; ADDs told to come back {repeated}"
+    )
+    return Outcome(text, wrong)
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.memory", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--limit", type=int, default=128, help="MiB")
+    parser.add_argument("--adds", type=int, default=60)
+    parser.add_argument("--processes", type=int, default=0)
+    given = parser.parse_args()
+    try:
+        group = MemoryGroup(given.limit * MIB)
+    except NoMemoryGroupError as error:
+        print(f"memory: not run: {error}")
+        return 1
+    settings = {"maxDelegateProcesses": given.processes}
+    with group, Node(settings=settings, wrapper=group.wrapper) as node:
+        prepare(node)
+        outcome = run(node, group, given.adds)
+    return report(f"memory, limit {given.limit} MiB, cgroup v{group.version}", outcome)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

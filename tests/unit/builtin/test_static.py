@@ -1,0 +1,64 @@
+import json
+
+import pytest
+
+from multus_daemon.builtin.runner import BuiltinRunner
+from multus_daemon.cni.errors import CniError
+from multus_daemon.ports import Invocation
+
+
+def invocation(verb, ipam, *, args="", **keys):
+    config = {"cniVersion": "1.0.0", "name": "n", "type": "ptp", "ipam": ipam, **keys}
+    return Invocation(verb, "c1", "/nowhere", "eth0", args, "/nowhere", json.dumps(config).encode())
+
+
+@pytest.mark.parametrize(
+    ("ipam", "expected"),
+    [
+        ({"type": "static", "name": "n", "addresses": [], "routes": [{"any": 1}], "dns": {}}, ""),
+        ({"addresses": [{"address": "x", "gateway": "y", "VERSION": "4"}, None]}, ""),
+        ({"addresses": "nonsense"}, ""),
+        ({"type": "static", "ranges": []}, "ipam.ranges: []"),
+        ({"addresses": [{"address": "x"}, {"interface": 1}]}, "ipam.addresses: interface: 1"),
+    ],
+)
+async def test_keys(tmp_path, ipam, expected):
+    # Those of the plugin that calls it are not its own.
+    found = await BuiltinRunner(tmp_path).unsupported("static", invocation("ADD", ipam, bridge="b", mtu=5))
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "addresses"),
+    [
+        ("IP=10.0.0.2/24", [{"address": "10.0.0.2/24"}]),
+        ("IP=10.0.0.2/24;GATEWAY=10.0.1.1", [{"address": "10.0.0.2/24"}]),
+        # Of several gateways in one network the last one.
+        ("IP=10.0.0.2/24;GATEWAY=10.0.0.1,10.0.0.9", [{"address": "10.0.0.2/24", "gateway": "10.0.0.9"}]),
+        (
+            "GATEWAY=fd00::1, 10.0.0.1;IP=10.0.0.2/24 , fd00::2/64",
+            [{"address": "10.0.0.2/24", "gateway": "10.0.0.1"}, {"address": "fd00::2/64", "gateway": "fd00::1"}],
+        ),
+    ],
+)
+async def test_cni_args(tmp_path, args, addresses):
+    printed = await BuiltinRunner(tmp_path).run("static", invocation("ADD", {"type": "static"}, args=args))
+    assert json.loads(printed) == {"cniVersion": "1.0.0", "ips": addresses}
+
+
+@pytest.mark.parametrize(
+    ("ipam", "args", "code"),
+    [
+        (None, "", 7),
+        ({"addresses": 5}, "", 6),
+        ({"addresses": [{"address": "10.0.0.1"}]}, "", 7),
+        ({"addresses": [{"address": "10.0.0.1/8", "gateway": "x"}]}, "", 6),
+        ({}, "IP=10.0.0.1", 4),
+        ({}, "GATEWAY=10.0.0", 4),
+        ({}, "MAC=x", 4),
+    ],
+)
+async def test_codes(tmp_path, ipam, args, code):
+    with pytest.raises(CniError) as caught:
+        await BuiltinRunner(tmp_path).run("static", invocation("ADD", ipam, args=args))
+    assert caught.value.code == code
