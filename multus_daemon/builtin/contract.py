@@ -27,7 +27,7 @@ class Call:
     host_root: Path
     """Where the host's files are found: `/`, or the daemon's chrootDir. Netns paths are not below it."""
     ipam: PluginRunner
-    """Runs the IPAM plugin that the configuration names."""
+    """Runs the plugins that this one calls: the IPAM plugin that the configuration names, flannel's delegate."""
     tools: HostTools | None = None
     """Runs `nft` and the like; None where that is not to be had, see `BuiltinPlugin.unsupported`."""
 

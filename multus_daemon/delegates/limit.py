@@ -31,7 +31,7 @@ OWN_BYTES: Final = 128 * MIB
 PROCESSES_PER_CORE: Final = 4
 """Plugins mostly wait: for the kernel's one lock for links, for an agent on the node."""
 FEWEST: Final = 2
-"""One for DEL alone, one for everything else."""
+"""One for DEL alone, one for everything else; but a memory limit that has no room for two plugins allows one."""
 MOST: Final = 64
 """Each has four descriptors of the daemon's, whose limit may be 1024."""
 
@@ -94,6 +94,10 @@ def automatic(memory_limit: int | None, host_memory: int | None, cores: int) -> 
     by_cores = min(MOST, PROCESSES_PER_CORE * cores)
     if memory_limit is not None and (host_memory is None or memory_limit < host_memory):
         room, source = memory_limit - OWN_BYTES, f"the memory limit of {memory_limit // MIB} MiB"
+        if room < FEWEST * PROCESS_BYTES:
+            # A second plugin beside a daemon of 70 MB would have the kernel end one of the three.
+            least = (OWN_BYTES + FEWEST * PROCESS_BYTES) // MIB
+            return Allowance(1, f"{source}; with {least} MiB or more a DEL has a place of its own")
     elif host_memory is not None:
         room, source = host_memory // 4, f"{host_memory // MIB} MiB of memory and no limit"
     else:

@@ -54,6 +54,39 @@ def test_killed_at_any_point_of_an_add_then_del_leaves_nothing(node: Node) -> No
     assert unfinished >= ROUNDS // 4, "the daemon was hardly ever killed in the middle: the sweep shows nothing"
 
 
+@pytest.mark.timeout(120)
+def test_killed_at_any_point_of_dels_the_shims_ask_the_successor(node: Node) -> None:
+    """None of them takes the way round by the spool, on which the runtime would have been told too early."""
+    node.pod("hello")
+    node.start()
+    before = node.links()
+    spaces = [node.add_netns() for _ in range(4)]
+    for number in range(10):
+        containers = [f"c{number}-{index}" for index in range(len(spaces))]
+        for container_id, netns in zip(containers, spaces, strict=True):
+            assert node.cni("ADD", container_id, netns, "hello").code == 0
+        shims = []
+        for container_id, netns in zip(containers, spaces, strict=True):
+            environment = node.environment("DEL", container_id, netns, "hello")
+            shim = subprocess.Popen(
+                [str(multus_shim.binary())], env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            assert shim.stdin is not None
+            shim.stdin.write(node.stdin)
+            shim.stdin.close()
+            shims.append(shim)
+        time.sleep(0.004 * number)
+        node.kill()
+        node.start()
+        for shim in shims:
+            assert shim.stderr is not None
+            with shim.stderr as remarks:
+                assert (shim.wait(timeout=30), remarks.read()) == (0, b""), f"round {number}"
+        assert [node.links(netns) for netns in spaces] == [["lo"]] * len(spaces), f"round {number}"
+        assert node.links() == before, f"round {number}"
+        assert node.leftovers() == [], f"round {number}"
+
+
 def test_an_add_after_a_crash_starts_afresh(node: Node) -> None:
     """The runtime may try the ADD of a container again whose first ADD the crash cut off."""
     node.pod("hello")

@@ -257,7 +257,7 @@ IPAM_CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "routes": (ENV, {"routes": [ROUTE, {"dst": "fd00::1/64", "other": 1}]}),
     "routes-null": (ENV, {"routes": None}),
     "ranges-are-lost": (ENV, {"ranges": [[{"subnet": "10.1.0.0/24"}]]}),
-    "one-more-range": (ENV, {"subnet": "10.9.0.0/24"}),
+    "one-more-range": (ENV, {"subnet": "fd55::/64"}),
 }
 
 

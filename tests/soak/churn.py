@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,11 @@ def _namespace(name: str) -> str:
     return "kube-system" if name == "cluster" else "default"
 
 
+def end_in_good_order() -> None:
+    """Let SIGTERM, as from `timeout`, take the node apart too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+
 def report(name: str, outcome: Outcome) -> int:
     """Print the outcome; the exit status."""
     print(f"{name}: {outcome.summary}")
@@ -77,6 +83,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--keep-logs", type=Path, help="copy the daemon's logs to this directory")
     given = parser.parse_args()
+    end_in_good_order()
     status = 0
     for mode in MODES:
         with Node(settings=settings(mode)) as node:

@@ -1,30 +1,35 @@
 """A burst of ADDs with large plugins under a memory limit: all succeed, and the kernel ends nothing.
 
-    python -m tests.soak.memory [--limit 128] [--adds 60] [--processes 0]
+    python -m tests.soak.memory [--limit 128] [--adds 60] [--beside 30] [--processes 0]
 
 The daemon and its plugins share a control group of so many MiB; each plugin takes 40 MB (tests/soak/big_plugin.py).
+`--beside`: MiB that another process in the group holds, which make of a standalone daemon of 40 MB one of a cluster.
 `--processes`: `maxDelegateProcesses`, 0 for the daemon's own choice. Exit status 1, with a line for each thing wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import re
 import shutil
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.e2e.node import Node
-from tests.soak.churn import Outcome, report
+from tests.soak.churn import Outcome, end_in_good_order, report
 from tests.soak.memory_group import MemoryGroup, NoMemoryGroupError
 
 MIB = 1024 * 1024
 BIG = Path(__file__).with_name("big_plugin.py")
 REPEATS = 20
-"""A kubelet repeats an ADD that was too early, for ever."""
+"""A kubelet repeats what was too early for ever."""
 
 
 def prepare(node: Node) -> None:
@@ -56,6 +61,25 @@ class _Watch:
             self.most = max(self.most, self._group.anonymous())
 
 
+@contextlib.contextmanager
+def held(group: MemoryGroup, mib: int) -> Iterator[None]:
+    """A process in the group that has so many MiB, its interpreter's included."""
+    own = 8
+    program = f"memory = bytearray(b'x') * ({max(0, mib - own)} << 20); print('.', flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-IS", "-c", f"open({str(group.path / 'cgroup.procs')!r}, 'w').write('0')\n{program}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        process.stdout.read(1)
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def run(node: Node, group: MemoryGroup, adds: int) -> Outcome:
     """So many ADDs at once, each followed by its DEL, on a node that is prepared and whose daemon is in the group."""
     wrong: list[str] = []
@@ -67,19 +91,23 @@ def run(node: Node, group: MemoryGroup, adds: int) -> Outcome:
     before = group.anonymous()
     netns = node.add_netns()
 
-    def one(number: int) -> None:
+    stdin = json.dumps(json.loads(node.stdin) | {"daemonWaitSeconds": 5}).encode()
+
+    def until_done(verb: str, number: int) -> None:
+        """As a kubelet has it: what is told to come back later comes back."""
         nonlocal repeated
         for left in reversed(range(REPEATS)):
-            answer = node.cni("ADD", f"c{number}", netns, f"p{number}", timeout=300)
+            answer = node.cni(verb, f"c{number}", netns, f"p{number}", stdin=stdin, timeout=300)
             if answer.code == 0:
-                break
-            if answer.json["code"] != 11 or not left:
-                wrong.append(f"ADD of c{number}: {answer.json}")
-                break
+                return
+            if answer.json["code"] != 11 or not left or group.killed():
+                wrong.append(f"{verb} of c{number}: {answer.json}")
+                return
             repeated += 1
-        removed = node.cni("DEL", f"c{number}", netns, f"p{number}", timeout=300)
-        if removed.code or removed.stderr:
-            wrong.append(f"DEL of c{number}: {removed.stdout!r} {removed.stderr!r}")
+
+    def one(number: int) -> None:
+        until_done("ADD", number)
+        until_done("DEL", number)
 
     began = time.monotonic()
     with _Watch(group) as watch, ThreadPoolExecutor(adds) as pool:
@@ -87,7 +115,7 @@ def run(node: Node, group: MemoryGroup, adds: int) -> Outcome:
             done.result()
     seconds = time.monotonic() - began
     if killed := group.killed():
-        wrong.append(f"the kernel has ended {killed} processes for want of memory")
+        wrong.insert(0, f"the kernel has ended {killed} processes for want of memory")
     if node.daemon.poll() is not None:
         wrong.append(f"the daemon has ended: {node.daemon.returncode}")
     wrong += [f"file {name}" for name in node.leftovers()]
@@ -96,7 +124,7 @@ def run(node: Node, group: MemoryGroup, adds: int) -> Outcome:
     node.kill()
     text = (
         f"{adds} pairs in {seconds:.0f} s, {places[0] if places else ''}; anonymous memory: {before / MIB:.0f} MiB "
-        f"before, {watch.most / MIB:.0f} MiB at most, {after / MIB:.0f} MiB after; ADDs told to come back {repeated}"
+        f"before, {watch.most / MIB:.0f} MiB at most, {after / MIB:.0f} MiB after; told to come back later {repeated}"
     )
     return Outcome(text, wrong)
 
@@ -106,15 +134,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.memory", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--limit", type=int, default=128, help="MiB")
     parser.add_argument("--adds", type=int, default=60)
+    parser.add_argument("--beside", type=int, default=30, help="MiB")
     parser.add_argument("--processes", type=int, default=0)
     given = parser.parse_args()
+    end_in_good_order()
     try:
         group = MemoryGroup(given.limit * MIB)
     except NoMemoryGroupError as error:
         print(f"memory: not run: {error}")
         return 1
     settings = {"maxDelegateProcesses": given.processes}
-    with group, Node(settings=settings, wrapper=group.wrapper) as node:
+    with group, held(group, given.beside), Node(settings=settings, wrapper=group.wrapper) as node:
         prepare(node)
         outcome = run(node, group, given.adds)
     return report(f"memory, limit {given.limit} MiB, cgroup v{group.version}", outcome)

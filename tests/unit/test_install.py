@@ -14,6 +14,7 @@ from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, Pod
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.install import InstallError
+from multus_daemon.netconf import generate
 from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
 
 OURS = b'{"cniVersion":"1.0.0","name":"multus-cni-network","type":"multus-shim"}'
@@ -145,6 +146,8 @@ def test_what_a_killed_install_left_is_swept(node: install.Node) -> None:
 def test_uninstall_takes_what_is_ours_and_nothing_else(node: install.Node) -> None:
     (node.conf_dir / "00-multus.conf").write_bytes(OURS)
     (node.conf_dir / "01-multus.conflist").write_bytes(OURS_AS_LIST)
+    (node.conf_dir / "02-waiting.conf").write_bytes(generate.PLACEHOLDER)
+    (node.conf_dir / "03-without-type.conf").write_bytes(b'{"name":"multus-cni-network"}')
     (node.conf_dir / "10-cluster.conflist").write_bytes(PRIMARY)
     (node.conf_dir / "00-multus.conf.bak").write_bytes(OURS)
     (node.conf_dir / "50-broken.conf").write_bytes(b"{")
@@ -155,7 +158,7 @@ def test_uninstall_takes_what_is_ours_and_nothing_else(node: install.Node) -> No
     attach(node, "c1", 1)
     done = install.uninstall(node, store_of(node), force=False, purge=False)
     assert sorted(path.name for path in node.conf_dir.iterdir()) == [
-        "00-multus.conf.bak", "10-cluster.conflist", "50-broken.conf",
+        "00-multus.conf.bak", "03-without-type.conf", "10-cluster.conflist", "50-broken.conf",
     ]  # fmt: skip
     assert [path.name for path in node.bin_dir.iterdir()] == ["bridge"]
     assert [path.name for path in node.socket_dir.iterdir()] == ["kubeconfig"]

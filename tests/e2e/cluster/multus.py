@@ -1,6 +1,6 @@
 """Our daemon on a real node: `MultusProcess`, a program of the node, and `MultusPod`, as the manifests install it.
 
-The first needs no image, and runs the sources as they are.
+The first needs no image, and runs the sources as they are. `UpstreamProcess` is the one that ours takes over from.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, Final
 import yaml
 
 import multus_shim
+from tests.e2e import build_tools
+from tests.e2e.apiserver import SERVICE_ADDRESS
 from tests.e2e.cluster.machine import MachineProcess
 from tests.e2e.cluster.real_node import NAME, RealNode
 
@@ -136,6 +138,81 @@ class MultusProcess(Multus):
         assert self._process is not None
         assert self._process.running, f"the daemon has ended:\n{self.log()}"
         return super()._serves()
+
+
+class UpstreamProcess(Multus):
+    """Upstream's v4.3 thick daemon (see `build_tools`), a program of the node, with the rights of its own manifest."""
+
+    _ACCOUNT: Final = "/run/secrets/kubernetes.io/serviceaccount"
+
+    def __init__(self, node: RealNode) -> None:
+        """Raises `build_tools.ToolError` where a program is missing."""
+        super().__init__(node)
+        self._daemon, self._shim = (build_tools.find(name) for name in build_tools.PREDECESSOR)
+        self._process: MachineProcess | None = None
+
+    def install(self) -> None:
+        server = self.node.server
+        for item in yaml.safe_load_all((_MANIFESTS / "base" / "crd.yaml").read_text()):
+            server.install_crd(item)
+        rules = [
+            {"apiGroups": ["k8s.cni.cncf.io"], "resources": ["*"], "verbs": ["*"]},
+            {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["get", "list", "watch", "update"]},
+            {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
+        ]
+        rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "multus"}}
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "multus"}
+        subject = {"kind": "ServiceAccount", "name": "multus", "namespace": _NAMESPACE}
+        server.apply(
+            {**rbac, "kind": "ClusterRole", "rules": rules},
+            {**rbac, "kind": "ClusterRoleBinding", "roleRef": reference, "subjects": [subject]},
+        )
+        account = self.node.machine.path(self._ACCOUNT)
+        account.mkdir(parents=True)
+        (account / "token").write_text(server.service_account_token(_NAMESPACE, "multus"))
+        (account / "ca.crt").write_bytes(server.ca_file.read_bytes())
+        (account / "namespace").write_text(_NAMESPACE)
+        self.node.machine.run("install", "-m", "0755", str(self._shim), "/opt/cni/bin/multus-shim")
+        config = self.node.machine.path(CONFIG)
+        config.parent.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "cniVersion": "0.3.1",
+            "cniConfigDir": "/etc/cni/net.d",
+            "multusAutoconfigDir": "/etc/cni/net.d",
+            "multusConfigFile": "auto",
+            "socketDir": "/run/multus/",
+            "logLevel": "verbose",
+            "logToStderr": True,
+        }
+        config.write_text(json.dumps(settings))
+
+    def start(self) -> None:
+        """Start it; back when it has written the runtime's configuration, which it does once it serves."""
+        env = {
+            "KUBERNETES_SERVICE_HOST": SERVICE_ADDRESS,
+            "KUBERNETES_SERVICE_PORT": "443",
+            "MULTUS_NODE_NAME": NAME,
+        }
+        self._process = self.node.machine.start("upstream", str(self._daemon), "-config", CONFIG, env=env)
+        self.node.wait_until(lambda: self.node.machine.path(GENERATED).exists(), "upstream's daemon serves")
+        self.node.wait_ready()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it; its exit status."""
+        assert self._process is not None, "the daemon does not run"
+        return self._process.stop(number)
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def uninstall(self) -> None:
+        if self._process is not None and self._process.running:
+            self.stop()
+        self._clear()
+        self.node.machine.run("rm", "-rf", self._ACCOUNT)
+
+    def log(self) -> str:
+        return (self.node.machine.logs / "upstream.log").read_text()
 
 
 class MultusPod(Multus):

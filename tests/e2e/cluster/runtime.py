@@ -29,6 +29,7 @@ class NetworkWatch:
         """`socket`: containerd's; `names`: of the networks that are looked for."""
         self._socket = socket
         self._names = names
+        self._answered = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._ask)
         self.seen: list[tuple[str, float]] = []
@@ -36,6 +37,7 @@ class NetworkWatch:
 
     def __enter__(self) -> NetworkWatch:
         self._thread.start()
+        assert self._answered.wait(timeout=30), "containerd does not answer"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,3 +63,4 @@ class NetworkWatch:
                 name = next((name for name in self._names if f'"Name":"{name}"'.encode() in answer), "")
                 if not self.seen or self.seen[-1][0] != name:
                     self.seen.append((name, time.monotonic() - self._begin))
+                self._answered.set()

@@ -20,8 +20,8 @@ INTERFACES = ["eth0", "fast", "lo", "net1"]
 
 @pytest.fixture
 def multus(multus_pod: MultusPod) -> MultusPod:
-    two_networks(multus_pod.node)
     multus_pod.start()
+    two_networks(multus_pod.node)
     return multus_pod
 
 

@@ -17,14 +17,13 @@ pytestmark = [pytest.mark.realnode, pytest.mark.timeout(240)]
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 FILE = "10-primary.conflist"
-ROUNDS = 5
+ROUNDS = 2
 
 
 @pytest.fixture
 def without_primary(multus_pod: MultusPod) -> Iterator[MultusPod]:
     """The DaemonSet's image is there, the node has no network."""
     node = multus_pod.node
-    two_networks(node)
     take_away(node)
     yield multus_pod
     node.primary(FILE, PRIMARY)
@@ -52,6 +51,7 @@ def test_no_pod_starts_on_the_wrong_network(without_primary: MultusPod) -> None:
     multus, node = without_primary, without_primary.node
     multus.apply()
     node.wait_until(lambda: is_waiting(multus), "the daemon waits for the primary network")
+    two_networks(node)
     names = waiting(node, 10)
     time.sleep(5)
     node.wait_ready(ready=False)

@@ -23,6 +23,7 @@ from multus_daemon.controllers import primary_config
 from multus_daemon.controllers.primary_config import GATE, PrimaryConfig
 from multus_daemon.delegates.conf_files import NodeConfFiles
 from multus_daemon.engine.verbs import INDICATOR_GATE
+from multus_daemon.netconf import generate
 from tests.fakes.cluster import FakeClusterStore
 
 
@@ -423,6 +424,58 @@ async def test_a_primary_that_comes_late_is_waited_for(tmp_path: Path) -> None:
         await node.until(node.is_generated)
 
 
+async def test_an_empty_directory_has_a_placeholder_until_there_is_a_primary(node: Node) -> None:
+    node.gates.close("pods", "not listed")
+    async with running(node.restarted()):
+        await node.until(node.ours.exists)
+        assert node.ours.read_bytes() == generate.PLACEHOLDER, "as soon as the daemon starts"
+        node.put()
+        await asyncio.sleep(0.1)
+        assert not node.is_generated(), "not before the daemon can serve"
+        node.gates.open("pods")
+        await node.until(node.is_generated)
+    assert node.gates.closed == {}
+    assert node.events() == ["Normal CNIConfigWritten"]
+    assert node.counts.calls == {"generated": 1}
+
+
+async def test_a_placeholder_takes_nothing_from_the_runtime(node: Node) -> None:
+    """Where it has a configuration already, be it another engine's, pods start with it now."""
+    node.put("87-podman-bridge.conflist", plugins=[{"type": "bridge"}])
+    await node.config.look()
+    assert os.listdir(node.directory) == ["87-podman-bridge.conflist"]
+    (node.directory / "87-podman-bridge.conflist").unlink()
+    await node.config.look()
+    assert os.listdir(node.directory) == ["00-multus.conf"]
+
+
+async def test_the_last_good_configuration_is_no_placeholders_place(node: Node) -> None:
+    primary = node.put()
+    await node.config.look()
+    good = node.ours.read_bytes()
+    for path in (primary, node.ours):
+        path.unlink()
+    await node.config.look()
+    assert node.ours.read_bytes() == good
+    node.ours.unlink()
+    await node.restarted().look()
+    assert node.ours.read_bytes() == generate.PLACEHOLDER, "a daemon that knows of none"
+
+
+async def test_a_placeholder_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    node = Node(tmp_path, cniConfigDir=str(tmp_path / "file" / "net.d"))
+    async with running(node.restarted(poll_seconds=0.05)):
+        await node.until(lambda: "00-multus.conf can't be kept" in node.gates.closed.get(GATE, ""))
+
+
+def test_containerd_can_not_take_the_placeholder_for_a_network() -> None:
+    """What go-cni refuses: no `type`. It has to be JSON all the same, for those who pass over what they don't know."""
+    found = json.loads(generate.PLACEHOLDER)
+    assert found["name"] == generate.NETWORK_NAME
+    assert not {"type", "plugins"} & set(found)
+
+
 async def test_changes_are_seen_by_the_watch(node: Node) -> None:
     async with running(node.config):
         await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
@@ -430,7 +483,7 @@ async def test_changes_are_seen_by_the_watch(node: Node) -> None:
         await asyncio.sleep(0.3)
         start = asyncio.get_running_loop().time()
         node.put()
-        await node.until(node.ours.exists, 5)
+        await node.until(node.is_generated, 5)
         node.put(capabilities={"portMappings": True})
         await node.until(lambda: "capabilities" in node.written, 5)
         node.ours.rename(node.directory / "00-multus.conf.cilium_bak")
@@ -617,6 +670,6 @@ async def test_what_is_said_is_said_once(node: Node, caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO)
     for _ in range(5):
         await node.config.look()
-    assert len(caplog.records) == 1
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"], "the place is kept; what is missing"
     assert node.counts.calls == {"primary_problem": 1}
     assert node.events() == ["Warning PrimaryNetworkProblem"]

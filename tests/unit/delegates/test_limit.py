@@ -30,7 +30,9 @@ GIB = 1024 * MIB
 @pytest.mark.parametrize(
     ("memory", "host", "cores", "processes", "reason"),
     [
-        (50 * MIB, 8 * GIB, 4, 2, "the memory limit of 50 MiB"),
+        (50 * MIB, 8 * GIB, 4, 1, "the memory limit of 50 MiB; with 256 MiB or more a DEL has a place of its own"),
+        (128 * MIB, 8 * GIB, 4, 1, "the memory limit of 128 MiB; with 256 MiB or more a DEL has a place of its own"),
+        (255 * MIB, 8 * GIB, 1, 1, "the memory limit of 255 MiB; with 256 MiB or more a DEL has a place of its own"),
         (256 * MIB, 8 * GIB, 4, 2, "the memory limit of 256 MiB"),
         (512 * MIB, 8 * GIB, 4, 6, "the memory limit of 512 MiB"),
         (1 * GIB, 8 * GIB, 4, 14, "the memory limit of 1024 MiB"),
@@ -145,26 +147,40 @@ async def test_a_container_with_twenty_networks_does_not_starve_others(bench):
     assert set(order[2:7]) >= {"p", "q", "r"}, order
 
 
-async def test_pods_of_several_networks_side_by_side_are_finished_in_the_order_of_their_beginning(bench):
+def add_to(container_id):
+    return Invocation("ADD", container_id, "/n", "eth0", "", "/bin", b"")
+
+
+async def test_pods_of_several_networks_side_by_side_are_finished_in_the_order_of_their_beginning():
     """Else, with much to do, all of them would be at their middle when the time of all is over."""
-    side = bench(1)
+    limited, order, busy = ProcessLimit(Allowance(1, "a test")), [], asyncio.Event()
+
+    async def network(pod):
+        async with limited.hold("slow", add_to(pod)):
+            order.append(pod)
+            await busy.wait()
+            await asyncio.sleep(0.01)
 
     async def pod(name):
         with one_turn():
-            await asyncio.gather(*(side.call("ADD", name) for _ in range(3)))
+            await asyncio.gather(*(network(name) for _ in range(3)))
 
-    before = side.task("ADD", "x", 0.5)
-    await side.until(side.order)
-    pods = [asyncio.create_task(pod(name)) for name in "abc"]
-    await side.until(lambda: side.value("multus_delegate_processes_waiting", verb="ADD") == 9)
-    assert side.order() == ["x"], "the places were given before all waited"
-    await asyncio.gather(before, *pods)
-    assert side.order() == list("xaaabbbccc")
+    tasks = [asyncio.create_task(network("x")), *(asyncio.create_task(pod(name)) for name in "abc")]
+    await asyncio.sleep(0.05)
+    assert order == ["x"]
+    busy.set()
+    await asyncio.gather(*tasks)
+    assert order == list("xaaabbbccc")
 
 
-async def test_the_wait_of_a_network_begins_when_those_before_it_have_their_places(bench):
-    side = bench(1, ADD=0.4)
-    await asyncio.gather(*(side.call("ADD", "c1", 0.25) for _ in range(4)))
+async def test_the_wait_of_a_network_begins_when_those_before_it_have_their_places():
+    limited = ProcessLimit(Allowance(1, "a test"), wait_seconds={"ADD": 0.8, "CHECK": 0.8})
+
+    async def network():
+        async with limited.hold("slow", add_to("c1")):
+            await asyncio.sleep(0.3)
+
+    await asyncio.gather(*(network() for _ in range(5)))
 
 
 async def test_status_and_gc_do_not_wait_behind_a_burst(bench):

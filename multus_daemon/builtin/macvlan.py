@@ -1,0 +1,264 @@
+"""`macvlan`: an interface on top of one of the host's (or of the container's own), with a MAC address of its own.
+
+The kernel state is that of the reference plugin (containernetworking/plugins `plugins/main/macvlan`), so that either
+can remove what the other made. Different on purpose: an ADD that fails leaves nothing behind; an interface that exists
+is found before anything is made; MAC addresses are compared in the kernel's spelling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from multus_daemon.builtin import checks, configuration, interfaces, ipam, veth
+from multus_daemon.builtin.contract import Call
+from multus_daemon.builtin.interfaces import step
+from multus_daemon.builtin.undo import Undo
+from multus_daemon.cni import gojson
+from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
+from multus_daemon.cni.result import Dns, Interface, Result, read_dns
+from multus_daemon.netlink import macvlan, ops, sysctl
+from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.netlink.ops import Session
+from multus_daemon.netlink.rtnl import Link, Rtnl
+
+_KEYS: Final = ("master", "mode", "mtu", "mac", "linkInContainer", "bcqueuelen")
+_DEFAULT_MODE: Final = "bridge"
+_QUEUE_MAX: Final = 2**32 - 1
+_NAME_ATTEMPTS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    master: str
+    """Empty: the interface of the default route."""
+    in_container: bool
+    """The master is the container's, not the host's."""
+    mode: str
+    mtu: int
+    """In bytes; 0: the master's."""
+    mac: str
+    """Empty: a random one."""
+    broadcast_queue: int
+    """In packets; 0: the kernel's default."""
+    dns: Dns
+    """Takes the place of what the IPAM plugin said, empty too."""
+
+
+@dataclass(slots=True)
+class _Made:
+    """What has been made so far, written by the thread that makes it and read by who undoes it after its end."""
+
+    temporary_name: str = ""
+    index: int = 0
+
+
+class Macvlan:
+    """The plugin."""
+
+    def unsupported(self, call: Call) -> str:
+        """As BuiltinPlugin."""
+        if found := configuration.unknown_key(call.fields, configuration.COMMON_KEYS.union(_KEYS)):
+            return found
+        mode = gojson.get_str(call.fields, "mode")
+        return "" if not mode or mode in macvlan.MODES else f'mode: "{mode}"'
+
+    async def add(self, call: Call) -> Result:
+        """Make the interface. Raises CniError, CancelledError; nothing is left then, addresses included.
+
+        It comes before the addresses: an IPAM plugin such as dhcp needs it.
+        """
+        config = _read(call)
+        master = await _master(call, config)
+        await interfaces.require_absent(call, kind="macvlan")
+        async with Undo() as undo:
+            made = _Made()
+            undo.arm("remove the interface", functools.partial(_undo, call, made))
+            create = functools.partial(_create, config=config, master=master, ifname=call.invocation.ifname, made=made)
+            link = await interfaces.in_pod(call, create)
+            wanted = Result(interfaces=(Interface(link.name, link.mac, sandbox=call.invocation.netns),))
+            if ipam.is_named(call):
+                undo.arm("release the addresses", functools.partial(ipam.delete, call))
+                answer = await ipam.add(call)
+                ips = tuple(replace(ip, interface=0) for ip in answer.ips)
+                wanted = replace(wanted, ips=ips, routes=answer.routes)
+            await interfaces.in_pod(call, functools.partial(_configure, link=link, wanted=wanted))
+        return replace(wanted, dns=config.dns)
+
+    async def delete(self, call: Call) -> None:
+        """Release the addresses, then remove the interface. Absent is done."""
+        if ipam.is_named(call):
+            await ipam.delete(call)
+        await veth.remove(call)
+
+    async def check(self, call: Call) -> None:
+        """Compare the interface, its addresses and routes with prevResult; the master is there."""
+        config = _read(call)
+        await _master(call, config)
+        if ipam.is_named(call):
+            await ipam.check(call)
+        previous = checks.previous_result(call, "macvlan")
+        expected = checks.container_interface(call, previous)
+
+        def compare(session: Session) -> None:
+            link = checks.check_link(session, expected, "macvlan")
+            if link.mode != config.mode:
+                raise InternalError(
+                    f"container macvlan mode {link.mode} does not match expected value: {config.mode}",
+                    f'interface "{link.name}"',
+                )
+            checks.check_addresses(session, link, previous)
+            checks.check_routes(session, previous)
+
+        await interfaces.in_pod(call, compare)
+
+    async def status(self, call: Call) -> None:
+        """Ready where the configuration is usable and the IPAM plugin, if there is one, is ready."""
+        _read(call)
+        if ipam.is_named(call):
+            await ipam.status(call)
+
+
+def _read(call: Call) -> _Config:
+    """runtimeConfig before CNI_ARGS before `mac`.
+
+    Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7).
+    """
+    fields = call.fields
+    try:
+        by_args = configuration.own_args(call.invocation.args, ("MAC",)).get("MAC")
+        runtime = gojson.get_object(fields, "runtimeConfig") or {}
+        mac = gojson.get_str(runtime, "mac") or by_args or gojson.get_str(fields, "mac")
+        queue = gojson.get_int(fields, "bcqueuelen") or 0
+        if not 0 <= queue <= _QUEUE_MAX:
+            raise gojson.JsonError(f"bcqueuelen: a number of 32 bits is needed, not {queue}")
+        config = _Config(
+            master=gojson.get_str(fields, "master") or "",
+            in_container=bool(gojson.get_bool(fields, "linkInContainer")),
+            mode=gojson.get_str(fields, "mode") or _DEFAULT_MODE,
+            mtu=gojson.get_int(fields, "mtu") or 0,
+            mac=configuration.mac_address(mac) if mac else "",
+            broadcast_queue=queue,
+            dns=read_dns(gojson.get_object(fields, "dns") or {}),
+        )
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
+    if config.mode not in macvlan.MODES:
+        raise InvalidNetworkConfigError(
+            f'unknown macvlan mode: "{config.mode}"', f"network {call.name!r}: one of {', '.join(macvlan.MODES)}"
+        )
+    return config
+
+
+# --- the master ------------------------------------------------------------------------------------------------------
+
+
+async def _master(call: Call, config: _Config) -> Link:
+    """The interface underneath, which allows the configured MTU. Raises CniError."""
+    find = functools.partial(_find_master, config=config)
+    if config.in_container:
+        return await interfaces.in_pod(call, lambda session: find(session.pod))
+    return await ops.on_host(find)
+
+
+def _find_master(kernel: Rtnl, *, config: _Config) -> Link:
+    if config.master:
+        with step(f'lookup master "{config.master}"'):
+            link = kernel.link(config.master)
+    else:
+        link = _of_default_route(kernel)
+    if not 0 <= config.mtu <= link.mtu:
+        raise InvalidNetworkConfigError(
+            f"invalid MTU {config.mtu}, must be [0, master MTU({link.mtu})]", f'the master is "{link.name}"'
+        )
+    return link
+
+
+def _of_default_route(kernel: Rtnl) -> Link:
+    with step("find the interface of the default route"):
+        routes = [route for family in (socket.AF_INET, socket.AF_INET6) for route in kernel.routes(family)]
+        for route in routes:
+            if route.oif and not route.dst.network.prefixlen:
+                return kernel.link_at(route.oif)
+    raise InternalError("no default route interface found", "set 'master' in the configuration")
+
+
+# --- in the pod's thread ---------------------------------------------------------------------------------------------
+
+
+def _create(session: Session, *, config: _Config, master: Link, ifname: str, made: _Made) -> Link:
+    """The interface, down."""
+    _add(session, config, master, made)
+    with step(f'find macvlan "{made.temporary_name}"'):
+        made.index = session.pod.link(made.temporary_name).index
+    with step(f'rename macvlan to "{ifname}"'):
+        session.pod.rename(made.index, ifname)
+        return session.pod.link(ifname)
+
+
+def _add(session: Session, config: _Config, master: Link, made: _Made) -> None:
+    # The kernel looks for the name in the namespace of the master as well: "eth0" would be taken there.
+    kernel = session.pod if config.in_container else session.host
+    with step(f'create macvlan on "{master.name}"'):
+        for attempt in range(1, _NAME_ATTEMPTS + 1):
+            made.temporary_name = f"veth{secrets.token_hex(4)}"
+            try:
+                kernel.add_macvlan(
+                    made.temporary_name,
+                    master.index,
+                    session.pod_netns,
+                    mode=config.mode,
+                    mtu=config.mtu,
+                    mac=config.mac,
+                    broadcast_queue=config.broadcast_queue,
+                )
+                return
+            except FileExistsError:
+                made.temporary_name = ""
+                if attempt == _NAME_ATTEMPTS:
+                    raise
+
+
+def _configure(session: Session, *, link: Link, wanted: Result) -> None:
+    """Addresses and routes, if there are any, and the interface up."""
+    if not wanted.ips:
+        with step(f'set "{link.name}" up'):
+            session.pod.set_up(link.index)
+        return
+    # So that neighbours forget whoever had the addresses before. As with the reference no failure: a kernel without
+    # IPv6, or a read-only /proc, does not have them.
+    for parts in (("ipv4", "conf", link.name, "arp_notify"), ("ipv6", "conf", link.name, "ndisc_notify")):
+        with contextlib.suppress(OSError):
+            sysctl.write(*parts, value="1")
+    interfaces.add_routes(session, interfaces.bring_up(session, link.name, wanted), wanted)
+
+
+async def _undo(call: Call, made: _Made) -> None:
+    """Remove what `_create` has made. It goes with its namespace."""
+
+    def work(session: Session) -> None:
+        with _absent_is_done():
+            session.pod.delete_link(made.index or session.pod.link(made.temporary_name).index)
+
+    if not made.temporary_name:
+        return
+    try:
+        await interfaces.in_pod(call, work)
+    except InvalidNetnsError as error:
+        if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
+            raise
+
+
+@contextlib.contextmanager
+def _absent_is_done() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise

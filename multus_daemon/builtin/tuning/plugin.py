@@ -1,0 +1,202 @@
+"""The verbs of tuning."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from multus_daemon.base.aio import in_thread
+from multus_daemon.builtin import interfaces
+from multus_daemon.builtin.contract import Call
+from multus_daemon.builtin.interfaces import step
+from multus_daemon.builtin.tuning import allowlist, backup, config
+from multus_daemon.builtin.tuning.config import Attributes, Sysctl, TuningConfig
+from multus_daemon.builtin.undo import Undo
+from multus_daemon.cni import gojson
+from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
+from multus_daemon.cni.result import Result
+from multus_daemon.netlink import sysctl
+from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.netlink.ops import Session
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Changed:
+    """What an ADD has changed so far, written by its thread and read by who undoes it after its end."""
+
+    sysctls: list[tuple[Sysctl, str]] = field(default_factory=list)
+    """Each with its value before."""
+    attributes: Attributes | None = None
+    """Those of before; None while no attribute has been touched."""
+
+
+class Tuning:
+    """The plugin."""
+
+    def unsupported(self, call: Call) -> str:
+        """As BuiltinPlugin."""
+        return config.unsupported(call)
+
+    async def add(self, call: Call) -> Result:
+        """Set what is configured; prevResult, with the new MAC address. Raises CniError; all is as it was then."""
+        settings = config.read(call)
+        if settings.sysctls:
+            await in_thread(allowlist.require_allowed, [item.key for item in settings.sysctls], call.host_root)
+        previous = _previous(call)
+        path = backup.path_of(call, settings.data_dir)
+        async with Undo() as undo:
+            if settings.attributes != Attributes():
+                with step("read the attributes of before"):
+                    before = await in_thread(backup.read, path)
+                undo.arm("put the backup back", functools.partial(in_thread, backup.write, path, before))
+            changed = _Changed()
+            undo.arm("put attributes and sysctls back", functools.partial(_put_back, call, changed))
+            work = functools.partial(
+                _apply, settings=settings, ifname=call.invocation.ifname, path=path, changed=changed
+            )
+            await interfaces.in_pod(call, work)
+        mac = settings.attributes.mac
+        if not mac:
+            return previous
+        return previous.replace_interfaces(
+            tuple(
+                replace(item, mac=mac) if item.name == call.invocation.ifname else item for item in previous.interfaces
+            )
+        )
+
+    async def delete(self, call: Call) -> None:
+        """Make the attributes what they were. Nothing that fails then is a failure, as with the reference plugin.
+
+        Sysctls stay: they end with the namespace.
+        """
+        path = backup.path_of(call, config.data_dir(call))
+        try:
+            content = await in_thread(backup.read, path)
+            if content is not None and await _restored(call, backup.decode(content)):
+                await in_thread(backup.write, path, None)
+        except (OSError, CniError, gojson.JsonError) as error:
+            _logger.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
+
+    async def check(self, call: Call) -> None:
+        """Compare sysctls and attributes with the configuration; promiscuous mode is off where it is not configured."""
+        settings = config.read(call)
+        _previous(call)
+        work = functools.partial(_compare, settings=settings, ifname=call.invocation.ifname)
+        await interfaces.in_pod(call, work)
+
+    async def status(self, call: Call) -> None:
+        """Always ready."""
+
+
+def _previous(call: Call) -> Result:
+    if call.prev_result is None:
+        raise InvalidNetworkConfigError(
+            "Required prevResult missing", f"network {call.name!r}: tuning stands behind other plugins in a list"
+        )
+    return call.prev_result
+
+
+async def _restored(call: Call, before: Attributes) -> bool:
+    """Whether nothing is left to restore: it is done, or there is no interface any more. Raises CniError."""
+    if not call.invocation.netns:
+        return True
+    work = functools.partial(_restore, ifname=call.invocation.ifname, before=before)
+    try:
+        failures = await interfaces.in_pod(call, work)
+    except InvalidNetnsError as error:
+        if isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent:
+            return True
+        raise
+    if failures:
+        raise InternalError("; ".join(failures))
+    return True
+
+
+async def _put_back(call: Call, changed: _Changed) -> None:
+    if not (changed.sysctls or changed.attributes):
+        return
+
+    def work(session: Session) -> list[str]:
+        failures = []
+        if changed.attributes is not None:
+            failures = _restore(session, ifname=call.invocation.ifname, before=changed.attributes)
+        for item, value in reversed(changed.sysctls):
+            with _noted(failures, f"sysctl {item.key}"):
+                sysctl.write(*item.parts, value=value)
+        return failures
+
+    if failures := await interfaces.in_pod(call, work):
+        raise InternalError("; ".join(failures))
+
+
+# --- in the pod's thread ---------------------------------------------------------------------------------------------
+
+
+def _apply(session: Session, *, settings: TuningConfig, ifname: str, path: Path, changed: _Changed) -> None:
+    for item in settings.sysctls:
+        # One that can only be written (net.ipv4.route.flush) is nothing that could be put back.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            changed.sysctls.append((item, sysctl.read(*item.parts)))
+        with step(f"set sysctl {item.key}"):
+            sysctl.write(*item.parts, value=item.value)
+    if settings.attributes == Attributes():
+        return
+    with step(f'get "{ifname}"'):
+        link = session.pod.link(ifname)
+    before = backup.of(link, settings.attributes)
+    with step(f'save the attributes of "{ifname}"'):
+        backup.write(path, backup.encode(before))
+    changed.attributes = before
+    for what, change in backup.changes(session.pod, link, settings.attributes):
+        with step(f'set {what} of "{ifname}"'):
+            change()
+
+
+def _restore(session: Session, *, ifname: str, before: Attributes) -> list[str]:
+    """Restore what can be; what could not. Nothing to do where there is no such interface."""
+    failures: list[str] = []
+    with _noted(failures, f'find "{ifname}"'):
+        link = session.pod.find_link(ifname)
+        for what, change in backup.changes(session.pod, link, before) if link else ():
+            with _noted(failures, what):
+                change()
+    return failures
+
+
+@contextlib.contextmanager
+def _noted(failures: list[str], what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        failures.append(f"failed to restore {what}: {error.strerror or error}")
+
+
+def _compare(session: Session, *, settings: TuningConfig, ifname: str) -> None:
+    for item in settings.sysctls:
+        with step(f"read sysctl {item.key}"):
+            value = sysctl.read(*item.parts)
+        if value.split() != item.value.split():
+            raise InternalError(
+                f"Error: Tuning configured value of {item.key} is {item.value}, current value is {value}"
+            )
+    with step(f'find "{ifname}"'):
+        link = session.pod.link(ifname)
+    wanted = settings.attributes
+    compared = [
+        ("Ethernet", wanted.mac or None, link.mac),
+        ("promiscuous mode", bool(wanted.promiscuous), link.is_promiscuous),
+        ("MTU", wanted.mtu or None, link.mtu),
+        ("all-multicast mode", wanted.allmulti, link.is_allmulti),
+        ("Transmit Queue Length", wanted.tx_queue_length, link.tx_queue_length),
+    ]
+    for what, configured, current in compared:
+        if configured is not None and configured != current:
+            raise InternalError(
+                f"Error: Tuning configured {what} of {ifname} is {configured}, current value is {current}"
+            )
