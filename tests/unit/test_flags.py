@@ -163,7 +163,7 @@ def test_errors_of_file_and_flags_are_told_together(tmp_path: Path, capsys: pyte
     ]
 
 
-@pytest.mark.parametrize("argv", [["--bin"], ["--bin-dirs=/x"], ["--name=x"], ["--connection-limit=1"], ["stray"]])
+@pytest.mark.parametrize("argv", [["--bin"], ["--bin-dirs=/x"], ["--name=x"], ["--enable-pprof"], ["stray"]])
 def test_what_is_no_flag(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["check-config", *argv])

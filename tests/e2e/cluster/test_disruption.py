@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.cluster.multus import MultusPod
 from tests.e2e.cluster.real_node import RealNode
-from tests.e2e.cluster.workload import addresses, failures, leftovers, status, two_networks
+from tests.e2e.cluster.workload import addresses, failures, leftovers, status, two_networks, wait_clean
 
 pytestmark = [pytest.mark.realnode, pytest.mark.timeout(300)]
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
@@ -84,7 +84,7 @@ def test_killed_while_pods_come_and_go(multus: MultusPod) -> None:
     assert_attached(node, second)
     assert multus.pid != killed
     node.remove_pods()
-    node.wait_until(lambda: leftovers(node) == [], "nothing is left")
+    wait_clean(node)
 
 
 def test_killed_in_the_middle_of_deletions(multus: MultusPod) -> None:
@@ -96,7 +96,7 @@ def test_killed_in_the_middle_of_deletions(multus: MultusPod) -> None:
     node.wait_until(lambda: len(addresses(node)) < 3 * len(names), "the first addresses are free")
     multus.kill()
     node.remove_pods()
-    node.wait_until(lambda: leftovers(node) == [], "nothing is left")
+    wait_clean(node)
     assert failures(node) == []
 
 
@@ -117,4 +117,4 @@ def test_after_a_reboot_pods_have_their_networks(multus: MultusPod) -> None:
     print(f"attached {time.monotonic() - begin:.0f} s after the start")
     assert_attached(node, names)
     node.remove_pods()
-    node.wait_until(lambda: leftovers(node) == [], "nothing is left")
+    wait_clean(node)

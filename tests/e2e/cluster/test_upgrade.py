@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.build_tools import ToolError
 from tests.e2e.cluster.multus import GENERATED, MultusPod, UpstreamProcess
 from tests.e2e.cluster.real_node import RealNode
-from tests.e2e.cluster.workload import addresses, failures, leftovers, status, two_networks
+from tests.e2e.cluster.workload import addresses, failures, status, two_networks, wait_clean
 
 pytestmark = [pytest.mark.realnode, pytest.mark.timeout(240)]
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
@@ -67,5 +67,5 @@ def test_live_pods_stay_and_are_deleted_new_ones_work(upstream: UpstreamProcess,
     node.in_pod("new", "ping", "-c1", "-W2", "10.91.0.1")
 
     node.remove_pods()
-    node.wait_until(lambda: leftovers(node) == [], "nothing is left")
+    wait_clean(node)
     assert failures(node) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, Final
 
 from tests.e2e.cluster.multus import STORE
@@ -56,6 +57,14 @@ def leftovers(node: RealNode) -> list[str]:
     rules = [line for line in node.machine.run("iptables-save").splitlines() if "10.91." in line or "10.88." in line]
     results = node.files("/var/lib/cni/results")
     return files + addresses(node) + links + rules + results
+
+
+def wait_clean(node: RealNode, timeout: float = 60) -> None:
+    """Wait until nothing is left of any pod."""
+    deadline = time.monotonic() + timeout
+    while left := leftovers(node):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
 
 
 def failures(node: RealNode, namespace: str = "default") -> list[str]:
