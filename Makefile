@@ -6,12 +6,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_daemon/__init__.py $(wildcard multus_shim/*)
 
-.PHONY: help demo test e2e check format bench clean
+.PHONY: help demo test e2e soak check format bench clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
 	@echo "make test    the whole test suite"
 	@echo "make e2e     tests against a real API server and node, and the upstream daemon; builds them once (Go 1.25 or newer, minutes)"
+	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about an hour"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make bench   measurements (bench/)"
 	@echo "make clean   removes the virtual environment and build results"
@@ -41,6 +42,13 @@ e2e: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
 	$(BIN)/python -m pytest tests/e2e -m "apiserver or realnode or image"
+
+soak: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.e2e.build_tools
+	$(BIN)/python -m tests.soak.churn
+	$(BIN)/python -m tests.soak.outages
+	$(BIN)/python -m tests.soak.memory
+	$(BIN)/python -m tests.soak.steady
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

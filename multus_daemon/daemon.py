@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from multus_daemon import __version__, logs
 from multus_daemon.base import cgroup, fs
 from multus_daemon.base.gates import Gates
-from multus_daemon.builtin.runner import BuiltinRunner
+from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.errors import CniError
 from multus_daemon.controllers.primary_config import PrimaryConfig
 from multus_daemon.controllers.reconcile import Reconcile
@@ -219,6 +219,12 @@ class Daemon:
         dispatcher = Dispatcher(process, builtin, plugins.builtin_plugins, observe=self._metrics.delegate)
         # A built-in's IPAM plugin is chosen as any other is.
         builtin.ipam = dispatcher
+        if shadowed := dispatcher.shadowed(PLUGINS):
+            log.info(
+                "builtinPlugins: prefer: these binaries run only for what the built-in of the name does not know, "
+                "and for what they have attached: %s",
+                ", ".join(sorted(shadowed.values())),
+            )
         cache = ResultCache(cni_dir)
         self._store = FileStore(cni_dir, cache)
         return Verbs(

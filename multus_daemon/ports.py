@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from multus_daemon.cni import args as cni_args
 from multus_daemon.cni.conf import NetworkConfig
@@ -19,6 +19,9 @@ from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, Pod
 from multus_daemon.cni.result import Result, Route
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.nad.device_info import DeviceInfo
+
+BUILT_IN: Final = "built-in"
+"""Where a plugin in this process is, as others are at a path."""
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -81,6 +84,11 @@ class Attachment:
     device_id: str = ""
     device_info: DeviceInfo | None = None
     """What is known of the device after the ADD, for the status; not kept in the record."""
+    served_by: dict[str, str] = field(default_factory=dict, compare=False)
+    """Which one ran the ADD, by plugin type: BUILT_IN, or the binary's path; IPAM plugins of built-ins included.
+
+    Filled in while the ADD runs, so that the undoing of a failed one knows it too; CHECK and DEL are by the same ones.
+    """
     asked: frozenset[str] = field(default=frozenset(), compare=False)
     """Those of `capability_args` that are the pod's own requests, not the runtime's; not kept in the record."""
 
@@ -133,6 +141,8 @@ class Invocation:
     path: str
     """CNI_PATH, directories joined by `:`, as the plugin is to see them."""
     stdin: bytes
+    served_by: dict[str, str] = field(default_factory=dict, compare=False)
+    """As in Attachment: ADD fills it in, CHECK and DEL go by it. Not for the plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +265,7 @@ class PluginRunner(Protocol):
     """Runs one CNI plugin for one verb, in a process or in this one."""
 
     def locate(self, plugin_type: str) -> str:
-        """Where the plugin would run, for messages and logs: a path, or `built-in`; empty if it is not to be had."""
+        """Where the plugin would run, for messages and logs: a path, or BUILT_IN; empty if it is not to be had."""
         ...
 
     async def run(self, plugin_type: str, invocation: Invocation) -> bytes:

@@ -163,8 +163,8 @@ class KubernetesSettings:
 class PluginSettings:
     """How delegates are run."""
 
-    builtin_plugins: Literal["off", "fallback", "prefer"] = _key("builtinPlugins", "fallback")
-    """Built-in plugins: never, where no binary is found, or before the binary."""
+    builtin_plugins: Literal["off", "fallback", "prefer"] = _key("builtinPlugins", "prefer")
+    """Built-in plugins: never, where no binary is found, or before the binary, for all that they know."""
     delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", 120.0)
     """How long one call of one plugin may take before its process group is ended."""
     gomaxprocs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = _key("pluginGomaxprocs", 2)

@@ -121,11 +121,12 @@ async def add(call: Call, addresses: Sequence[IpInterface]) -> None:
         ) from error
 
 
-async def remove(call: Call, addresses: Sequence[IpInterface] | None) -> None:
+async def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Sequence[IpInterface] = ()) -> None:
     """Remove the rules of both backends, as the configuration may have changed; none is done.
 
-    `addresses`: those that the interface had; None where the whole container has gone. Every backend is tried; then
-    the failures of those that the host can use are raised, as CniError.
+    `addresses`: those that the interface had; None where the whole container has gone, or all that it may have had but
+    those that are `spared`. Every backend is tried; then the failures of those that the host can use are raised, as
+    CniError.
     """
     tools, owner = _tools(call), owner_of(call)
     failures: list[str] = []
@@ -134,7 +135,7 @@ async def remove(call: Call, addresses: Sequence[IpInterface] | None) -> None:
         if mine == []:
             continue
         try:
-            await _remove_iptables(tools, version, owner, mine)
+            await _remove_iptables(tools, version, owner, mine, [item for item in spared if item.version == version])
         except ToolNotFoundError:
             pass
         except CniError as error:
@@ -160,11 +161,11 @@ async def forget(call: Call, removed: Removed) -> None:
         # No ADD has come past this either.
         return
     addresses = removed.addresses
-    if addresses is None and not removed.is_namespace_gone:
+    if addresses is None and not removed.is_namespace_gone and call.prev_result is not None:
         # Gone by itself, and another interface of the container may live: only what is known to be its own.
-        known = call.prev_result.ips if call.prev_result is not None else ()
-        addresses = tuple(ipaddress.ip_interface(ip.address) for ip in known)
-    await remove(call, addresses)
+        addresses = tuple(ipaddress.ip_interface(ip.address) for ip in call.prev_result.ips)
+    # Without a result the ADD was cut off, or the DEL of one that was, between interface and rules: all but what lives.
+    await remove(call, addresses, spared=removed.living)
 
 
 def _tools(call: Call) -> HostTools:
@@ -203,7 +204,11 @@ def _rules(version: int, owner: Owner, addresses: Sequence[IpInterface]) -> list
 
 
 async def _remove_iptables(
-    tools: HostTools, version: int, owner: Owner, addresses: Sequence[IpInterface] | None
+    tools: HostTools,
+    version: int,
+    owner: Owner,
+    addresses: Sequence[IpInterface] | None,
+    spared: Sequence[IpInterface],
 ) -> None:
     if not await _nat(tools, version, "-S", owner.chain):
         return
@@ -211,7 +216,8 @@ async def _remove_iptables(
     jumps = [jump for line in listed.stdout.decode().splitlines() if (jump := _jump(line, owner.chain))]
     # The host's address alone; older plugins wrote the network.
     sources = None if addresses is None else {network for item in addresses for network in (_host(item), item.network)}
-    gone = [jump for jump in jumps if sources is None or _source(jump) in sources]
+    living = {_host(item) for item in spared}
+    gone = [jump for jump in jumps if (_source(jump) not in living if sources is None else _source(jump) in sources)]
     changes = [("-D", *jump) for jump in gone]
     if len(gone) == len(jumps):
         changes += [("-F", owner.chain), ("-X", owner.chain)]

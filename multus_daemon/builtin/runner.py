@@ -21,11 +21,10 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
     UnsupportedFieldError,
 )
-from multus_daemon.ports import HostTools, Invocation, PluginRunner
+from multus_daemon.ports import BUILT_IN, HostTools, Invocation, PluginRunner
 
 logger = logging.getLogger(__name__)
 
-LOCATION: Final = "built-in"
 # Module and class. Imported when first used: as a command, `host-local` must not pay for the netlink library.
 PLUGINS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -68,7 +67,7 @@ class BuiltinRunner:
 
     def locate(self, plugin_type: str) -> str:
         """`built-in`, or empty for a type that is none."""
-        return LOCATION if plugin_type in PLUGINS or plugin_type in self._instances else ""
+        return BUILT_IN if plugin_type in PLUGINS or plugin_type in self._instances else ""
 
     async def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
         """As BuiltinPlugins. A configuration that can't be used is left for `run` to refuse: empty."""
@@ -104,7 +103,7 @@ class BuiltinRunner:
             if isinstance(error, TimeoutError) and limit.expired():
                 raise TryAgainLaterError(
                     f'plugin "{plugin_type}" did not end within {self._timeout:g} s and was ended',
-                    f"{LOCATION}, {invocation.verb}",
+                    f"{BUILT_IN}, {invocation.verb}",
                 ) from error
             raise InternalError(str(error) or type(error).__name__) from error
 

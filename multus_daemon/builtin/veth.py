@@ -20,7 +20,7 @@ from multus_daemon.cni.errors import InternalError, InvalidNetnsError
 from multus_daemon.netlink import ops, sysctl
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import IpInterface, Link, Rtnl
+from multus_daemon.netlink.rtnl import ANY_LINK, IpInterface, Link, Rtnl
 
 _NAME_ATTEMPTS: Final = 10
 
@@ -39,6 +39,8 @@ class Removed:
     is_namespace_gone: bool = False
     addresses: tuple[IpInterface, ...] | None = None
     """Those that the link had, without the link-local ones; None where there was no link."""
+    living: tuple[IpInterface, ...] = ()
+    """Where there was no link: the addresses of the namespace's other links."""
 
 
 def make(session: Session, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -> Link:
@@ -96,21 +98,23 @@ async def remove(call: Call) -> Removed:
     if not call.invocation.netns:
         return Removed(is_namespace_gone=True)
     try:
-        addresses = await interfaces.in_pod(call, functools.partial(_remove, ifname=call.invocation.ifname))
+        return await interfaces.in_pod(call, functools.partial(_remove, ifname=call.invocation.ifname))
     except InvalidNetnsError as error:
         if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
             raise
         return Removed(is_namespace_gone=True)
-    return Removed(addresses=addresses)
 
 
-def _remove(session: Session, *, ifname: str) -> tuple[IpInterface, ...] | None:
+def _remove(session: Session, *, ifname: str) -> Removed:
     found: list[IpInterface] | None = None
     with step(f'remove "{ifname}"'), _absent_is_done():
         link = session.pod.link(ifname)
         found = [item.address for item in session.pod.addresses(link.index)]
         session.pod.delete_link(link.index)
-    return None if found is None else tuple(address for address in found if not address.ip.is_link_local)
+    if found is None:
+        with step("list the addresses of other interfaces"):
+            return Removed(living=tuple(item.address for item in session.pod.addresses(ANY_LINK)))
+    return Removed(addresses=tuple(address for address in found if not address.ip.is_link_local))
 
 
 @contextlib.contextmanager

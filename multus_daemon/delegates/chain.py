@@ -211,6 +211,7 @@ class Chain:
             args=args.render(attachment.cni_args),
             path=self._bin_path,
             stdin=stdin,
+            served_by=attachment.served_by,
         )
 
 

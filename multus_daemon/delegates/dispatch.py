@@ -1,28 +1,36 @@
 """Chooses how a plugin runs: its binary, or the built-in of the same name.
 
-A built-in that does not know all that a configuration asks for leaves the call to the binary, if there is one. A DEL
-of the reference `bridge` or `ptp` in a namespace that is gone is followed by the built-in's, which removes what it
-leaves.
+A built-in that does not know all that a configuration asks for leaves the call to the binary, if there is one. CHECK
+and DEL are done by the one that did the ADD, whatever has been set or installed since; only `off` means never, and who
+is not to be had any more is replaced by the other. A DEL of the reference `bridge` or `ptp` whose interface is gone is
+followed by the built-in's, which removes what it leaves.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, TypeAlias
 
 from multus_daemon.base.aio import in_thread
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import IfName
 from multus_daemon.delegates.find import PluginNotFoundError
-from multus_daemon.netlink import netns
-from multus_daemon.ports import BuiltinPlugins, Invocation, PluginRunner
+from multus_daemon.netlink import netns, ops
+from multus_daemon.ports import BUILT_IN, BuiltinPlugins, Invocation, PluginRunner
 
 logger = logging.getLogger(__name__)
 
 # They ask the interface which addresses they masquerade, so a DEL after it leaves the rules of iptables behind. Each
-# DEL from the spool comes after it, as the runtime has removed the namespace by then.
+# DEL from the spool comes after it, as the runtime has removed the namespace by then; so does one that is repeated
+# because the first was killed, with the daemon, between interface and rules.
 _MASQUERADING: Final = frozenset({"bridge", "ptp"})
+
+# They are about what an ADD has made.
+_FOLLOWING: Final = frozenset({"CHECK", "DEL"})
+BINARY: Final = "binary"
+"""What `served_by` says for a binary of which no more is known: an upstream daemon ran it."""
 
 Mode: TypeAlias = Literal["off", "fallback", "prefer"]
 
@@ -47,6 +55,7 @@ class Dispatcher:
         self._process = process
         self._builtin = builtin
         self._mode: Mode = mode
+        self._preferred = BUILT_IN if mode == "prefer" else BINARY
         self._observe = observe
 
     def locate(self, plugin_type: str) -> str:
@@ -76,28 +85,36 @@ class Dispatcher:
         finally:
             self._observe(plugin_type, invocation.verb, outcome, time.monotonic() - began)
 
+    def shadowed(self, plugin_types: Iterable[str]) -> dict[str, str]:
+        """Those of the types that a built-in serves though there is a binary, with its path. May touch the disk."""
+        if self._mode != "prefer":
+            return {}
+        found = {name: self._process.locate(name) for name in plugin_types if self._builtin.locate(name)}
+        return {name: path for name, path in found.items() if path}
+
     async def _choose(self, plugin_type: str, invocation: Invocation) -> bytes:
-        if self._mode == "prefer" and await self._prefers_builtin(plugin_type, invocation):
-            return await self._builtin.run(plugin_type, invocation)
+        if await self._is_for_builtin(plugin_type, invocation):
+            return await self._run_builtin(plugin_type, invocation)
+        if invocation.verb == "ADD" and (binary := self._process.locate(plugin_type)):
+            # Also where it fails: what it has made by then is for its own DEL.
+            invocation.served_by[plugin_type] = binary
+        may_leave = invocation.verb == "DEL" and plugin_type in _MASQUERADING and self._mode != "off"
+        had_interface = may_leave and await _has_interface(invocation)
         try:
             stdout = await self._process.run(plugin_type, invocation)
         except PluginNotFoundError:
             # Not looked up first: the search is the runner's, and the file could go in between.
-            if self._mode != "fallback" or not self._builtin.locate(plugin_type):
+            if self._mode == "off" or not self._builtin.locate(plugin_type):
                 raise
-        else:
+            if _added_by(plugin_type, invocation) not in ("", BUILT_IN):
+                _log_replaced(plugin_type, invocation, BUILT_IN)
+            return await self._run_builtin(plugin_type, invocation)
+        if may_leave and not (had_interface and await in_thread(netns.is_netns, invocation.netns)):
             await self._remove_rules(plugin_type, invocation)
-            return stdout
-        return await self._builtin.run(plugin_type, invocation)
+        return stdout
 
     async def _remove_rules(self, plugin_type: str, invocation: Invocation) -> None:
         """After a DEL by a binary. What fails here is logged: the plugin has said that the DEL is done."""
-        if invocation.verb != "DEL" or plugin_type not in _MASQUERADING or self._mode == "off":
-            return
-        if invocation.netns:
-            lives = await in_thread(netns.is_netns, invocation.netns)
-            if lives:
-                return
         try:
             await self._builtin.run(plugin_type, invocation)
         except CniError as error:
@@ -108,8 +125,13 @@ class Dispatcher:
                 error,
             )
 
-    async def _prefers_builtin(self, plugin_type: str, invocation: Invocation) -> bool:
-        if not self._builtin.locate(plugin_type):
+    async def _is_for_builtin(self, plugin_type: str, invocation: Invocation) -> bool:
+        added_by = _added_by(plugin_type, invocation)
+        if self._mode == "off" or not self._builtin.locate(plugin_type):
+            if added_by == BUILT_IN:
+                _log_replaced(plugin_type, invocation, BINARY)
+            return False
+        if (added_by or self._preferred) != BUILT_IN:
             return False
         unsupported = await self._builtin.unsupported(plugin_type, invocation)
         if not unsupported:
@@ -118,3 +140,35 @@ class Dispatcher:
         if binary := self._process.locate(plugin_type):
             logger.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, unsupported)
         return not binary
+
+    async def _run_builtin(self, plugin_type: str, invocation: Invocation) -> bytes:
+        if invocation.verb == "ADD":
+            invocation.served_by[plugin_type] = BUILT_IN
+        return await self._builtin.run(plugin_type, invocation)
+
+
+async def _has_interface(invocation: Invocation) -> bool:
+    """Whether the interface is there; also where its namespace can't be entered."""
+    if not invocation.netns:
+        return False
+    try:
+        return bool(await ops.KernelLinks().existing_links(invocation.netns, [IfName(invocation.ifname)]))
+    except OSError:
+        return True
+
+
+def _added_by(plugin_type: str, invocation: Invocation) -> str:
+    """Who did the ADD that the call is about; empty where it is about none, or nobody knows."""
+    return invocation.served_by.get(plugin_type, "") if invocation.verb in _FOLLOWING else ""
+
+
+def _log_replaced(plugin_type: str, invocation: Invocation, other: str) -> None:
+    logger.warning(
+        "container %s, interface %s: %s of %s by the %s, as what did the ADD (%s) is not to be had",
+        invocation.container_id,
+        invocation.ifname,
+        invocation.verb,
+        plugin_type,
+        other,
+        invocation.served_by[plugin_type],
+    )

@@ -47,6 +47,7 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     default_route: list[str] | None = None
     resource_name: str = ""
     device_id: str = ""
+    served_by: dict[str, str] = {}
 
 
 class _Record(msgspec.Struct, frozen=True, rename="camel"):
@@ -99,6 +100,8 @@ def _encode(attachment: Attachment) -> _Attachment:
         default_route=None if attachment.default_route is None else list(attachment.default_route),
         resource_name=attachment.resource_name,
         device_id=attachment.device_id,
+        # A copy: beside this thread the ADD of another network of the container may go on.
+        served_by=attachment.served_by.copy(),
     )
 
 
@@ -149,4 +152,5 @@ def _decode(fields: _Attachment) -> Attachment:
         default_route=None if fields.default_route is None else tuple(fields.default_route),
         resource_name=fields.resource_name,
         device_id=fields.device_id,
+        served_by=dict(fields.served_by),
     )

@@ -19,6 +19,7 @@ from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.cache import Entry
+from multus_daemon.delegates.dispatch import BINARY
 from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
 
 logger = logging.getLogger(__name__)
@@ -139,8 +140,14 @@ def _element(index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) ->
         capability_args=entry.capability_args if entry else _requested_capabilities(fields),
         cni_args=entry.cni_args if entry else (),
         result=_result(entry, config) if entry else None,
+        # Upstream has no built-ins.
+        served_by=dict.fromkeys(_types(config), BINARY),
     )
     return attachment, entry
+
+
+def _types(config: NetworkConfig) -> list[str]:
+    return [name for plugin in config.plugins for name in (plugin.type, plugin.ipam_type) if name]
 
 
 def _network_name(fields: Mapping[str, Any]) -> str:

@@ -42,6 +42,7 @@ IFF_PROMISC: Final = 0x100
 IFF_ALLMULTI: Final = 0x200
 IFA_F_DADFAILED: Final = 0x08
 IFA_F_TENTATIVE: Final = 0x40
+ANY_LINK: Final = 0
 OPERSTATE_UP: Final = "UP"
 TABLE_MAIN: Final = 254
 SCOPE_GLOBAL: Final = 0
@@ -290,12 +291,12 @@ class Rtnl:
     # --- addresses ---------------------------------------------------------------------------------------------------
 
     def addresses(self, index: int, family: int = socket.AF_UNSPEC) -> list[Address]:
-        """The link's addresses, of one family or of both, IPv4 first."""
+        """The link's addresses, or those of ANY_LINK, of one family or of both, IPv4 first."""
         message = ifaddrmsg()
         message["family"], message["index"] = family, index
         found = self._socket.dump(RTM_GETADDR, message, answer=ifaddrmsg)
         # Kernels before 4.20 do not filter.
-        return [_address(item) for item in found if item["index"] == index]
+        return [_address(item) for item in found if index in (ANY_LINK, item["index"])]
 
     def add_address(self, index: int, address: IpInterface, *, broadcast: bool = True) -> None:
         """Add an address of global scope; `broadcast`: with the broadcast address that an IPv4 network has."""

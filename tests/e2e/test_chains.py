@@ -126,6 +126,7 @@ def test_a_broken_file_in_the_folder_is_named_and_nothing_is_attached(folder: No
 def test_tuning_in_a_folder_reaches_the_pods_own_interface(folder: Node, reference: Path, chain: str) -> None:
     if chain != "cluster":
         folder.settings |= {"auxiliaryCNIChainName": chain}
+    folder.settings |= {"builtinPlugins": "fallback"}
     (folder.bin_dir / "tuning").symlink_to(reference / "tuning")
     sysctl = {"net.ipv4.conf.eth0.arp_filter": "1"}
     write(folder.root / "net.d" / chain / "tuning.conf", {"type": "tuning", "name": "tuning", "sysctl": sysctl})
@@ -176,6 +177,7 @@ def test_a_network_of_the_cluster_has_no_folder(folder: Node) -> None:
 @pytest.mark.weak_spot(21)
 def test_the_auxiliary_chain_tunes_the_pods_own_interface(folder: Node, reference: Path) -> None:
     folder.settings |= {"auxiliaryCNIChainName": "policy"}
+    folder.settings |= {"builtinPlugins": "fallback"}
     (folder.bin_dir / "tuning").symlink_to(reference / "tuning")
     sysctl = {"net.ipv4.conf.IFNAME.arp_filter": "1"}
     path = write(folder.root / "net.d" / "policy" / "10.conf", {"type": "tuning", "sysctl": sysctl})

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -295,13 +296,33 @@ def test_metrics_tell_of_verbs_and_delegates(make_node: Callable[..., Node]) -> 
         assert f'multus_delegate_duration_seconds_count{{outcome="success",type="{plugin}",verb="ADD"}} 1.0' in text
 
 
-def test_a_binary_comes_before_the_built_in_of_its_name(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("setting", "keys"),
+    [("fallback", {}), ("off", {}), ("prefer", {"vendorKey": 5})],
+    ids=["fallback", "off", "prefer-unknown-key"],
+)
+def test_a_binary_comes_before_the_built_in_of_its_name(
+    make_node: Callable[..., Node], setting: str, keys: dict[str, Any]
+) -> None:
+    node = make_node(settings={"builtinPlugins": setting})
+    node.plugin("host-local", "exit 1")
+    node.ptp("cluster", "10.81.0.0/24", **keys)
     node.plugin("ptp", """echo '{"code": 117, "msg": "the binary was asked"}'; exit 1""")
     node.pod("hello")
     node.start()
     answer = node.cni("ADD", "c1", node.add_netns(), "hello")
     assert (answer.code, answer.json["code"]) == (1, 117)
     assert answer.json["msg"].startswith("the binary was asked")
+
+
+def test_a_built_in_comes_before_a_binary_and_the_log_says_so(node: Node) -> None:
+    node.plugin("ptp", "exit 1")
+    node.plugin("vendor", "exit 1")
+    node.pod("hello")
+    node.start()
+    assert node.cni("ADD", "c1", node.add_netns(), "hello").code == 0
+    (line,) = [line for line in node.log.read_text().splitlines() if "builtinPlugins: prefer" in line]
+    assert line.endswith(str(node.bin_dir / "ptp"))
 
 
 def test_sixteen_pods_at_once(node: Node) -> None:

@@ -258,9 +258,9 @@ def takeover(api_server: ApiServer, api_namespace: str, make_node: Callable[...,
     [
         ("conf", signal.SIGTERM, "ours", {}),
         ("conflist", signal.SIGKILL, "upstream", {"chrootDir": "/"}),
-        ("conflist", signal.SIGTERM, "ours", {"builtinPlugins": "prefer"}),
+        ("conflist", signal.SIGTERM, "ours", {"builtinPlugins": "off"}),
     ],
-    ids=["conf-sigterm", "conflist-sigkill-chroot-upstream-shim", "conflist-sigterm-built-in"],
+    ids=["conf-sigterm", "conflist-sigkill-chroot-upstream-shim", "conflist-sigterm-binaries"],
 )
 @pytest.mark.weak_spot(1)
 @pytest.mark.weak_spot(6)

@@ -19,7 +19,7 @@ ADDRESSES = ("10.1.1.11/24", "10.1.1.12/24")
 @pytest.fixture
 def nodes(make_node: Callable[..., Node], reference: Path) -> list[Node]:
     """Two nodes, started, with a cluster network of their own and `default/macvlan` over the link between them."""
-    made = [make_node() for _ in ADDRESSES]
+    made = [make_node(settings={"builtinPlugins": "fallback"}) for _ in ADDRESSES]
     first, second = (Path(node.host).name for node in made)
     peer = ["peer", "name", UPLINK, "netns", second]
     subprocess.run(["ip", "-n", first, "link", "add", UPLINK, "type", "veth", *peer], check=True)

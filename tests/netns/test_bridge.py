@@ -393,6 +393,24 @@ async def test_a_container_whose_namespace_has_gone_leaves_no_rules(
 
 
 @pytest.mark.parametrize("backend", ["iptables", "nftables"])
+async def test_a_del_that_was_cut_off_after_the_interface_is_finished_by_the_next(
+    backend: str, host: Any, netns: Any, call: MakeCall, ipam: Any
+) -> None:
+    """That of an ADD which was cut off too: there is no result, and the interface can't be asked any more."""
+    keys: dict[str, Any] = {"isGateway": True, "ipMasq": True, "ipMasqBackend": backend}
+    await Bridge().add(call("ADD", netns.path, **keys))
+    next_address(ipam, 3)
+    await Bridge().add(call("ADD", netns.path, ifname="net1", **keys))
+    netns.run("ip", "link", "delete", "eth0")
+    await Bridge().delete(call("DEL", netns.path, **keys))
+    left = rules(host)
+    assert ("10.213.7.3" in left, "10.213.7.2 " in left) == (True, False)
+    netns.run("ip", "link", "delete", "net1")
+    await Bridge().delete(call("DEL", netns.path, ifname="net1", **keys))
+    assert not [line for line in rules(host).splitlines() if "CNI-" in line or "container1" in line]
+
+
+@pytest.mark.parametrize("backend", ["iptables", "nftables"])
 @pytest.mark.parametrize("is_repeated", [False, True])
 async def test_two_interfaces_on_one_network_are_masqueraded_apart(
     is_repeated: bool, backend: str, host: Any, netns: Any, outside: Any, call: MakeCall, ipam: Any

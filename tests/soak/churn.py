@@ -1,6 +1,6 @@
 """Pods come and go, 16 at a time, while the daemon is killed every second or so: nothing may be left of them.
 
-    python -m tests.soak.churn [--pairs 2000] [--at-once 16]
+    python -m tests.soak.churn [--pairs 2000] [--at-once 16] [--modes prefer fallback]
 
 Half of the pairs with the common plugins built in (`builtinPlugins: prefer`), half with the reference binaries.
 
@@ -81,13 +81,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.churn", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--keep-logs", type=Path, help="copy the daemon's logs to this directory")
     given = parser.parse_args()
     end_in_good_order()
     status = 0
-    for mode in MODES:
+    for mode in given.modes:
         with Node(settings=settings(mode)) as node:
-            status |= report(f"churn, builtinPlugins {mode}", run(node, given.pairs // len(MODES), given.at_once))
+            status |= report(f"churn, builtinPlugins {mode}", run(node, given.pairs // len(given.modes), given.at_once))
             if given.keep_logs:
                 shutil.copy(node.log, given.keep_logs / f"churn-{mode}.log")
     return status

@@ -1,13 +1,20 @@
-"""Ends the daemon again and again, as the kernel does: kill -9, then a new one."""
+"""Ends the daemon again and again, as the kernel does: kill -9, then a new one.
+
+Each second time, by chance, with every plugin that it runs, as when its container ends; else they live on without it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
 import threading
 import time
 from types import TracebackType
 
 from tests.e2e.node import Node
+from tests.soak.remains import processes
 
 
 class Killer:
@@ -43,7 +50,14 @@ class Killer:
             while not self._ending.wait(random.uniform(*self._pause)):
                 self._node.kill()
                 self.kills += 1
+                if random.random() < 0.5:
+                    self._kill_plugins()
                 time.sleep(random.choice((0, 0, 0.2)))
                 self._node.start(timeout=90, ready=self._ready)
         except BaseException as error:
             self._error = error
+
+    def _kill_plugins(self) -> None:
+        for line in processes(self._node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.partition(":")[0]), signal.SIGKILL)

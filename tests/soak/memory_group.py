@@ -5,8 +5,11 @@ https://docs.kernel.org/admin-guide/cgroup-v1/memory.html, https://docs.kernel.o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
+import time
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -17,7 +20,7 @@ class NoMemoryGroupError(Exception):
 
 
 class MemoryGroup:
-    """Use it as a context manager; what is in it must have ended when the block does."""
+    """Use it as a context manager; what is still in it when the block ends is killed."""
 
     def __init__(self, limit: int) -> None:
         """`limit` in bytes, for everything in the group together. Raises NoMemoryGroupError."""
@@ -82,4 +85,10 @@ class MemoryGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
+        deadline = time.monotonic() + 10
+        while (left := (self.path / "cgroup.procs").read_text().split()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.05)
         self.path.rmdir()

@@ -41,7 +41,7 @@ def test_names_are_derived(key: str, flag: str) -> None:
 
 
 VALUES: dict[str, tuple[str, Any]] = {
-    "builtin-plugins": ("prefer", "prefer"),
+    "builtin-plugins": ("off", "off"),
     "capabilities": ('{"mac":true}', {"mac": True}),
     "default-networks": ("a, b,", ["a", "b"]),
     "delegate-timeout-seconds": ("1.5", 1.5),

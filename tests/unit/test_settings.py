@@ -64,7 +64,7 @@ DEFAULTS: dict[str, Any] = {
     "attachConcurrency": 4,
     "auxiliaryCNIChainName": "",
     "binDir": "/opt/cni/bin",
-    "builtinPlugins": "fallback",
+    "builtinPlugins": "prefer",
     "capabilities": {},
     "chrootDir": "",
     "kubeletDir": "/var/lib/kubelet",

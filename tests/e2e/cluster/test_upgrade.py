@@ -35,7 +35,12 @@ def upstream(multus_pod: MultusPod) -> Iterator[UpstreamProcess]:
 
 def state(node: RealNode, pod: str) -> tuple[str, Any, Any]:
     """Everything that another attachment would change."""
-    return (node.sandboxes(pod)[-1].identifier, node.ip("address", pod=pod), node.ip("route", pod=pod))
+    links = [
+        # The addresses of IPv6 are found by the kernel in its own time.
+        (link["ifname"], link["address"], [item["local"] for item in link["addr_info"] if item["family"] == "inet"])
+        for link in node.ip("address", pod=pod)
+    ]
+    return node.sandboxes(pod)[-1].identifier, links, node.ip("-4", "route", pod=pod)
 
 
 def test_live_pods_stay_and_are_deleted_new_ones_work(upstream: UpstreamProcess, multus_pod: MultusPod) -> None:

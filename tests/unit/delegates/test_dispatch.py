@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
 
-from multus_daemon.cni.errors import InvalidNetworkConfigError, TryAgainLaterError
+from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.find import PluginNotFoundError
+from multus_daemon.netlink.ops import KernelLinks
 from multus_daemon.ports import Invocation
 from tests.fakes.runner import FakePluginRunner
 
@@ -82,20 +84,28 @@ async def test_a_failing_binary_is_not_replaced(process, builtin):
 
 
 @pytest.mark.parametrize(
-    ("mode", "name", "verb", "netns", "follows"),
+    ("mode", "name", "verb", "netns", "ifname", "follows"),
     [
-        ("fallback", "ptp", "DEL", "", True),
-        ("fallback", "bridge", "DEL", "/run/netns/of-nobody", True),
-        ("fallback", "bridge", "DEL", OWN_NETNS, False),
-        ("fallback", "macvlan", "DEL", "", False),
-        ("fallback", "ptp", "CHECK", "", False),
-        ("off", "ptp", "DEL", "", False),
+        ("fallback", "ptp", "DEL", "", "lo", True),
+        ("fallback", "bridge", "DEL", "/run/netns/of-nobody", "lo", True),
+        ("fallback", "bridge", "DEL", OWN_NETNS, "lo", False),
+        # Its first DEL was killed when the interface was gone and the rules were not.
+        ("fallback", "bridge", "DEL", OWN_NETNS, "gone0", True),
+        ("fallback", "macvlan", "DEL", "", "lo", False),
+        ("fallback", "ptp", "CHECK", "", "lo", False),
+        ("off", "ptp", "DEL", "", "lo", False),
     ],
 )
-async def test_the_builtin_removes_what_a_reference_plugin_leaves_in_a_namespace_that_is_gone(
-    process, builtin, mode, name, verb, netns, follows
+async def test_the_builtin_removes_what_a_reference_plugin_leaves_whose_interface_is_gone(
+    process, builtin, monkeypatch, mode, name, verb, netns, ifname, follows
 ):
-    call = replace(CALL, verb=verb, netns=netns)
+    async def existing(_self, path, ifnames):
+        if path != OWN_NETNS:
+            raise OSError("no namespace")
+        return [name for name in ifnames if name == "lo"]
+
+    monkeypatch.setattr(KernelLinks, "existing_links", existing)
+    call = replace(CALL, verb=verb, netns=netns, ifname=ifname)
     process.answers[name, verb] = b"binary"
     assert await Dispatcher(process, builtin, mode).run(name, call) == b"binary"
     assert process.order == [(name, verb)]
@@ -126,3 +136,76 @@ async def test_observed(process, builtin, error, outcome):
     [(plugin_type, verb, seen, seconds)] = heard
     assert (plugin_type, verb, seen) == ("both", "ADD", outcome)
     assert 0 <= seconds < 1
+
+
+# --- CHECK and DEL by the one that did the ADD ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "expected"),
+    [
+        ("off", "both", {"both": "/a/both"}),
+        ("fallback", "both", {"both": "/a/both"}),
+        ("fallback", "builtin", {"builtin": "built-in"}),
+        ("prefer", "both", {"both": "built-in"}),
+        ("prefer", "binary", {"binary": "/a/binary"}),
+        ("prefer", "none", {}),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_add_is_recorded_also_where_it_fails(process, builtin, mode, name, expected, fails):
+    call = replace(CALL, served_by={})
+    if fails:
+        process.answers[name, "ADD"] = builtin.answers[name, "ADD"] = CniError(111, "no")
+    with contextlib.suppress(CniError):
+        await Dispatcher(process, builtin, mode).run(name, call)
+    assert call.served_by == expected
+
+
+@pytest.mark.parametrize("verb", ["CHECK", "DEL"])
+@pytest.mark.parametrize(
+    ("mode", "name", "added_by", "ran", "replaced"),
+    [
+        ("prefer", "both", "/a/both", "process", False),
+        ("prefer", "both", "binary", "process", False),
+        ("prefer", "both", "/elsewhere/both", "process", False),
+        ("prefer", "builtin", "/a/builtin", "builtin", True),
+        ("fallback", "both", "built-in", "builtin", False),
+        ("fallback", "builtin", "built-in", "builtin", False),
+        ("fallback", "builtin", "/a/builtin", "builtin", True),
+        # Never is never.
+        ("off", "both", "built-in", "process", True),
+        # A built-in that this daemon does not have.
+        ("prefer", "binary", "built-in", "process", True),
+        # Nobody knows: as an ADD.
+        ("prefer", "both", "", "builtin", False),
+        ("fallback", "both", "", "process", False),
+    ],
+)
+async def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, name, added_by, ran, replaced):
+    call = replace(CALL, verb=verb, served_by={name: added_by} if added_by else {})
+    await Dispatcher(process, builtin, mode).run(name, call)
+    # A binary that is not there has been asked for.
+    asked = {"process": [(name, verb)], "builtin": []} if ran == "process" else {"builtin": [(name, verb)]}
+    assert builtin.order == asked["builtin"]
+    if "process" in asked:
+        assert process.order == asked["process"]
+    assert ("is not to be had" in caplog.text) == replaced
+
+
+async def test_a_new_add_does_not_go_by_the_last_one(process, builtin):
+    call = replace(CALL, served_by={"both": "/a/both"})
+    assert await Dispatcher(process, builtin, "prefer").run("both", call) == b"built-in"
+    assert call.served_by == {"both": "built-in"}
+
+
+async def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(process, builtin):
+    builtin.not_supported = {"both": "newKey: 5"}
+    call = replace(CALL, verb="DEL", served_by={"both": "built-in"})
+    await Dispatcher(process, builtin, "prefer").run("both", call)
+    assert (process.order, builtin.order) == ([("both", "DEL")], [])
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("prefer", {"both": "/a/both"}), ("fallback", {}), ("off", {})])
+def test_shadowed(process, builtin, mode, expected):
+    assert Dispatcher(process, builtin, mode).shadowed(["both", "binary", "builtin", "none"]) == expected

@@ -355,6 +355,8 @@ def test_take_over(store, cni_dir, name, expected):
 def test_take_over_of_a_failed_add(store, cni_dir):
     """The same network twice: both elements are there, no result is."""
     record = store.recover(left_by_upstream(cni_dir, "0.3.1/same-network-twice/ADD"))
+    # It has no built-ins, so CHECK and DEL are for the binaries.
+    assert {location for item in record.attachments for location in item.served_by.values()} == {"binary"}
     assert [item[2] for item in summary(record)] == ["eth0", "net1", "net2"]
     assert all(item.result is None for item in record.attachments)
     assert not record.complete
@@ -605,3 +607,17 @@ def test_an_upstream_file_with_more_networks_than_a_pod_can_have(store, cni_dir)
     (cni_dir / "c0ffee").write_bytes(b"[" + b"{}," * 1024 + b"{}]")
     with pytest.raises(CorruptRecordError, match="1025 elements"):
         store.load("c0ffee")
+
+
+def test_who_did_the_add_is_kept(store):
+    record = small()
+    record.attachments[0].served_by.update({"ptp": "built-in", "host-local": "/opt/cni/bin/host-local"})
+    store.save(record)
+    (found,) = store.load("c0ffee").attachments
+    assert found.served_by == {"ptp": "built-in", "host-local": "/opt/cni/bin/host-local"}
+
+
+def test_a_record_without_that_can_be_read(store, cni_dir):
+    store.save(small())
+    assert b"servedBy" not in own_path(cni_dir).read_bytes()
+    assert store.load("c0ffee").attachments[0].served_by == {}
