@@ -62,6 +62,7 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.add_latency
+	$(BIN)/python -m bench.builtin_plugins
 	$(BIN)/python -m bench.networks
 
 clean:

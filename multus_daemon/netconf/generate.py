@@ -25,8 +25,8 @@ PLACEHOLDER: Final = (
 )
 """What keeps the place of `00-multus.conf` on a node that has no configuration yet.
 
-Without a `type` it is no configuration: containerd, which looks at the first file only (go-cni, `loadFromConfDir`), says
-that there is no network, also when the cluster network's file has come and ours is about to be written. CRI-O,
+Without a `type` it is no configuration: containerd, which looks at the first file only (go-cni, `loadFromConfDir`),
+says that there is no network, also when the cluster network's file has come and ours is about to be written. CRI-O,
 cri-dockerd and those who add to the first configuration pass it over.
 """
 

@@ -226,6 +226,32 @@ async def test_both_at_once(tmp_path):
     assert set(files(tmp_path)) == {"lock", "last_reserved_ip.0"}
 
 
+async def test_both_in_turns_under_load(tmp_path):
+    """Few addresses, given and taken back all the time: each is somebody's alone, and none is lost."""
+    config = network(tmp_path, subnet="10.50.0.0/28")
+    runs = [ours, reference]
+    held = set()
+
+    async def worker(number):
+        for turn in range(5):
+            adds, deletes = runs[(number + turn) % 2], runs[(number + turn // 2) % 2]
+            name = f"w{number}t{turn}"
+            code, stdout = await adds("ADD", name, config)
+            assert code == 0, stdout
+            address = json.loads(stdout)["ips"][0]["address"]
+            assert address not in held
+            held.add(address)
+            assert (await deletes("CHECK", name, config))[0] == 0
+            held.remove(address)
+            assert (await deletes("DEL", name, config))[0] == 0
+
+    await asyncio.gather(*(worker(number) for number in range(12)))
+    assert set(files(tmp_path)) == {"lock", "last_reserved_ip.0"}
+    # All 13 of the subnet are there to be had.
+    got = await _many([ours, reference], "ADD", config, [f"c{number}" for number in range(13)])
+    assert len(set(got)) == 13
+
+
 async def command(verb, container_id, config, args=""):
     """Ours as a program of its own."""
     process = await asyncio.create_subprocess_exec(

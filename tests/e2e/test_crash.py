@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,31 @@ def test_killed_at_any_point_of_dels_the_shims_ask_the_successor(node: Node) -> 
         assert [node.links(netns) for netns in spaces] == [["lo"]] * len(spaces), f"round {number}"
         assert node.links() == before, f"round {number}"
         assert node.leftovers() == [], f"round {number}"
+
+
+@pytest.mark.parametrize("plugin", ["bridge", "ptp"])
+def test_rules_of_an_interface_that_a_killed_plugin_has_removed(node: Node, reference: Path, plugin: str) -> None:
+    """A kill of the daemon's container ends its plugins too: the reference ones between interface and iptables."""
+    node.settings["builtinPlugins"] = "fallback"
+    for name in (plugin, "host-local"):
+        (node.bin_dir / name).symlink_to(reference / name)
+    node.ptp("storage", "10.81.1.0/24", namespace="default", type=plugin, ipMasq=True)
+    node.pod("hello", "storage")
+    node.start()
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "hello").code == 0
+    assert rules(node)
+    node.ip("link", "delete", "net1", netns=netns)
+    assert node.cni("DEL", "c1", netns, "hello").code == 0
+    assert rules(node) == []
+    assert node.leftovers() == []
+
+
+def rules(node: Node) -> list[str]:
+    """Rules and chains of masquerading, on the node."""
+    command = ["ip", "netns", "exec", Path(node.host).name, "iptables-save", "-t", "nat"]
+    saved = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [line for line in saved.splitlines() if "CNI-" in line]
 
 
 def test_an_add_after_a_crash_starts_afresh(node: Node) -> None:

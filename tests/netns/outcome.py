@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.cni.errors import CniError
+from multus_daemon.delegates.dispatch import Dispatcher, Mode
+from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.ports import HostTools, Invocation, PluginRunner
 from tests.netns import reference
 
@@ -63,6 +66,15 @@ async def builtin(
         return Outcome(_decoded(await BuiltinRunner(host_root, ipam=ipam, tools=tools).run(plugin, invocation)))
     except CniError as error:
         return Outcome(msg=error.msg, code=error.code)
+
+
+def dispatched(
+    mode: Mode, tools: HostTools | None = None, *, bin_dirs: Sequence[Path] = (reference.DIRECTORY,)
+) -> Dispatcher:
+    """Built-ins and binaries, chosen as the daemon does."""
+    builtin = BuiltinRunner(Path("/"), tools=tools)
+    builtin.ipam = dispatcher = Dispatcher(ProcessRunner([str(directory) for directory in bin_dirs]), builtin, mode)
+    return dispatcher
 
 
 def program(

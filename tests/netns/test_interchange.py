@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
-from multus_daemon.delegates.dispatch import Dispatcher, Mode
-from multus_daemon.delegates.process import ProcessRunner
+from multus_daemon.delegates.dispatch import Mode
 from multus_daemon.ports import Attachment, HostTools, Sandbox
 from tests.netns import outcome, reference
 from tests.netns.test_differential import CASES, V4, V6
@@ -141,7 +139,7 @@ async def test_lists(
     def chain(mode: Mode) -> Chain:
         # From here on the machine's state has to do: nothing is said of who did the ADD.
         whole.served_by.clear()
-        return Chain(_dispatcher(mode, tools), cache, str(reference.DIRECTORY))
+        return Chain(outcome.dispatched(mode, tools), cache, str(reference.DIRECTORY))
 
     adding = chain(first)
     result = await adding.add(sandbox, whole)
@@ -170,12 +168,6 @@ async def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
     except CniError as error:
         if not (reference.is_old() and error.msg.startswith("could not check ipv6 dnat")):
             raise
-
-
-def _dispatcher(mode: Mode, tools: HostTools) -> Dispatcher:
-    builtin = BuiltinRunner(Path("/"), tools=tools)
-    builtin.ipam = Dispatcher(ProcessRunner([str(reference.DIRECTORY)]), builtin, mode)
-    return builtin.ipam
 
 
 @reference.needs("ptp", "host-local")

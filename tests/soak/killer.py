@@ -1,6 +1,6 @@
 """Ends the daemon again and again, as the kernel does: kill -9, then a new one.
 
-Each second time, by chance, with every plugin that it runs, as when its container ends; else they live on without it.
+With every plugin that it runs, as when its container ends, or so that they live on without it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from types import TracebackType
 
+import multus_shim
 from tests.e2e.node import Node
 from tests.soak.remains import processes
 
@@ -20,11 +21,17 @@ from tests.soak.remains import processes
 class Killer:
     """A context manager: in its block the daemon is killed `pause` seconds after it was ready, and started anew."""
 
-    def __init__(self, node: Node, pause: tuple[float, float] = (0.5, 1.5), *, ready: bool = True) -> None:
-        """`ready`: whether a new daemon is waited for until it is ready, or only until it listens."""
+    def __init__(
+        self, node: Node, pause: tuple[float, float] = (0.5, 1.5), *, ready: bool = True, with_plugins: float = 0.5
+    ) -> None:
+        """`ready`: whether a new daemon is waited for until it is ready, or only until it listens.
+
+        `with_plugins`: how often plugins are killed with it, from 0 to 1.
+        """
         self._node = node
         self._pause = pause
         self._ready = ready
+        self._with_plugins = with_plugins
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="killer")
         self._error: BaseException | None = None
@@ -50,14 +57,19 @@ class Killer:
             while not self._ending.wait(random.uniform(*self._pause)):
                 self._node.kill()
                 self.kills += 1
-                if random.random() < 0.5:
+                if random.random() < self._with_plugins:
                     self._kill_plugins()
                 time.sleep(random.choice((0, 0, 0.2)))
                 self._node.start(timeout=90, ready=self._ready)
         except BaseException as error:
+            daemon = self._node.daemon
+            error.add_note(f"exit status of the daemon: {daemon and daemon.poll()} (negative: the signal)")
             self._error = error
 
     def _kill_plugins(self) -> None:
         for line in processes(self._node):
+            if str(multus_shim.binary()) in line:
+                # The runtime's: it has the plugins' environment.
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line.partition(":")[0]), signal.SIGKILL)

@@ -119,8 +119,8 @@ def run(cluster: Cluster, pairs: int, at_once: int = 16) -> Outcome:
     remains = Remains(node)
     with (
         Outages(cluster) as outages,
-        # In the outages' time it need not get ready.
-        Killer(node, (2, 6), ready=False) as killer,
+        # In the outages' time it need not get ready. A plugin that hangs for ever would without it, too.
+        Killer(node, (2, 6), ready=False, with_plugins=1) as killer,
     ):
         seconds = load.run(pairs, lambda: killer.has_failed)
     left = remains.settled(load.kept)

@@ -25,6 +25,8 @@ def multus(multus_pod: MultusPod) -> Iterator[MultusPod]:
     yield multus_pod
     multus_pod.node.remove_pods()
     multus_pod.node.kubectl("delete", "--ignore-not-found", "-f", UNINSTALL)
+    # containerd's own, by the name of a network that it does not have any more when the pod goes.
+    multus_pod.node.machine.run("sh", "-c", "rm -f /var/lib/cni/results/multus-cni-network-*")
 
 
 def uninstaller_log(node: RealNode) -> str:
