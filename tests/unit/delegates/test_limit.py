@@ -192,7 +192,9 @@ async def test_status_and_gc_do_not_wait_behind_a_burst(bench):
     calls += [side.task("ADD", f"c{number}") for number in range(3)]
     calls += [side.task("STATUS", ""), side.task("GC", "")]
     await asyncio.gather(*calls)
-    assert side.order() == ["check", "", "", "c0", "c1", "c2", "check2"]
+    order = side.order()
+    # The ADDs look for their plugin in threads first, so any of them may be the first in line.
+    assert order[:3] + sorted(order[3:6]) + order[6:] == ["check", "", "", "c0", "c1", "c2", "check2"]
 
 
 async def test_waiting_in_vain(bench):
