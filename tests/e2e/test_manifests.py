@@ -109,3 +109,25 @@ def test_it_takes_the_place_of_upstreams_daemon_set(kubectl: Kubectl) -> None:
     finally:
         # No controller is there to wait for.
         kubectl("-n", "kube-system", "delete", "daemonset", "kube-multus-ds", "--ignore-not-found", "--wait=false")
+
+
+def test_networks_are_listed_with_their_resource(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", MANIFESTS / "base" / "crd.yaml")
+    kubectl("wait", "--for=condition=Established", "crd/network-attachment-definitions.k8s.cni.cncf.io")
+    network = {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {
+            "name": "sriov",
+            "namespace": "default",
+            "annotations": {"k8s.v1.cni.cncf.io/resourceName": "vendor.example/vf"},
+        },
+        "spec": {"config": '{"type":"sriov"}'},
+    }
+    kubectl("apply", "-f", "-", stdin=json.dumps(network))
+    try:
+        head, row = kubectl("--namespace=default", "get", "nad", "--output=wide").splitlines()
+        assert head.split() == ["NAME", "RESOURCE", "CONFIG", "AGE"]
+        assert row.split()[:3] == ["sriov", "vendor.example/vf", '{"type":"sriov"}']
+    finally:
+        kubectl("--namespace=default", "delete", "nad", "sriov")

@@ -189,10 +189,10 @@ def test_the_schema_takes_every_definition_that_exists() -> None:
 def test_printer_columns_point_into_the_object() -> None:
     (crd,) = documents("base/crd.yaml")
     columns = crd["spec"]["versions"][0]["additionalPrinterColumns"]
-    assert [column["name"] for column in columns] == ["Age"]
+    assert [column["name"] for column in columns] == ["Resource", "Config", "Age"]
     for column in columns:
-        assert set(column) == {"name", "type", "jsonPath"}
-        assert column["jsonPath"].startswith(".")
+        assert set(column) - {"description", "priority"} == {"name", "type", "jsonPath"}
+        assert column["jsonPath"].startswith((".spec.", ".metadata."))
 
 
 # --- the DaemonSet ---------------------------------------------------------------------------------------------------
