@@ -36,7 +36,10 @@ class Kubectl:
             [self._program, "--kubeconfig", self._kubeconfig, *arguments],
             input=stdin, capture_output=True, text=True, timeout=50, check=False,
         )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, "")
+        # Other tests of the run make the same objects without kubectl; it says so of each, and takes them over.
+        others = "is missing the kubectl.kubernetes.io/last-applied-configuration annotation"
+        said = [line for line in done.stderr.splitlines() if others not in line]
+        assert (done.returncode, said) == (0, [])
         return done.stdout
 
 

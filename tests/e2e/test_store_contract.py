@@ -47,7 +47,7 @@ class RealHarness:
             annotations=dict(pod.annotations),
             hostNetwork=pod.host_network,
         )
-        declared = replace(pod, uid=PodUid(made["metadata"]["uid"]), phase="Pending")
+        declared = replace(pod, uid=PodUid(made["metadata"]["uid"]), phase=made["status"]["phase"])
         await self._until_known(self.store.pods, (pod.namespace, pod.name), declared)
         return declared
 

@@ -50,10 +50,10 @@ class Upstream:
         """The runtime's configuration, with keys that the runtime adds, such as `runtimeConfig`.
 
         It is the file that whichever daemon generated; where that is gone, as upstream's is when it ends in good order,
-        what the runtime has read of it.
+        what the runtime has read of it. What only keeps the place of a configuration has no type; no runtime reads it.
         """
-        found = self._generated.read_bytes() if self._generated.exists() else b""
-        return json.dumps(json.loads(found or self._config) | keys).encode()
+        found = json.loads(self._generated.read_bytes()) if self._generated.exists() else {}
+        return json.dumps((found if found.get("type") else json.loads(self._config)) | keys).encode()
 
     def cni(self, verb: str, container: str, netns: str, pod: str, namespace: str, uid: str, stdin: bytes) -> Answer:
         """Run upstream's shim as the runtime does, whoever serves its socket."""
