@@ -31,6 +31,10 @@ class Call:
     tools: HostTools | None = None
     """Runs `nft` and the like; None where that is not to be had, see `BuiltinPlugin.unsupported`."""
 
+    def on_host(self, path: str) -> Path:
+        """An absolute path of the configuration, as seen from here."""
+        return self.host_root / path.lstrip("/")
+
 
 class BuiltinPlugin(Protocol):
     """A plugin of the CNI SPEC. GC needs no code: the reference plugins have none, which counts as success."""

@@ -7,6 +7,7 @@ interface and what the kernel said.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import socket
@@ -196,3 +197,13 @@ def enable_forwarding(ips: tuple[IpConfig, ...]) -> None:
     if any(not ip.is_ipv4 for ip in ips):
         with step("enable IPv6 forwarding on the host"):
             sysctl.ensure("ipv6", "conf", "all", "forwarding", value="1")
+
+
+@contextlib.contextmanager
+def absent_is_done() -> Iterator[None]:
+    """A link that is not there counts as removed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise

@@ -8,17 +8,15 @@ is found before anything is made; MAC addresses are compared in the kernel's spe
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import secrets
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from multus_daemon.builtin import checks, configuration, interfaces, ipam, veth
 from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import step
+from multus_daemon.builtin.interfaces import absent_is_done, step
 from multus_daemon.builtin.undo import Undo
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
@@ -243,7 +241,7 @@ async def _undo(call: Call, made: _Made) -> None:
     """Remove what `_create` has made. It goes with its namespace."""
 
     def work(session: Session) -> None:
-        with _absent_is_done():
+        with absent_is_done():
             session.pod.delete_link(made.index or session.pod.link(made.temporary_name).index)
 
     if not made.temporary_name:
@@ -252,13 +250,4 @@ async def _undo(call: Call, made: _Made) -> None:
         await interfaces.in_pod(call, work)
     except InvalidNetnsError as error:
         if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
-            raise
-
-
-@contextlib.contextmanager
-def _absent_is_done() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENODEV:
             raise

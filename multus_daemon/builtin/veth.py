@@ -6,16 +6,14 @@ The functions that take a `Session` run in its thread; they raise InternalError.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon.builtin import interfaces
 from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import step
+from multus_daemon.builtin.interfaces import absent_is_done, step
 from multus_daemon.cni.errors import InternalError, InvalidNetnsError
 from multus_daemon.netlink import ops, sysctl
 from multus_daemon.netlink.netns import NamespaceError
@@ -86,7 +84,7 @@ async def undo(pair: Pair) -> None:
     """Remove what `make` has made: by the host's end, which is there whatever became of the container's namespace."""
 
     def work(host: Rtnl) -> None:
-        with _absent_is_done():
+        with absent_is_done():
             host.delete_link(host.link(pair.host_name).index)
 
     if pair.host_name:
@@ -107,7 +105,7 @@ async def remove(call: Call) -> Removed:
 
 def _remove(session: Session, *, ifname: str) -> Removed:
     found: list[IpInterface] | None = None
-    with step(f'remove "{ifname}"'), _absent_is_done():
+    with step(f'remove "{ifname}"'), absent_is_done():
         link = session.pod.link(ifname)
         found = [item.address for item in session.pod.addresses(link.index)]
         session.pod.delete_link(link.index)
@@ -115,12 +113,3 @@ def _remove(session: Session, *, ifname: str) -> Removed:
         with step("list the addresses of other interfaces"):
             return Removed(living=tuple(item.address for item in session.pod.addresses(ANY_LINK)))
     return Removed(addresses=tuple(address for address in found if not address.ip.is_link_local))
-
-
-@contextlib.contextmanager
-def _absent_is_done() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENODEV:
-            raise

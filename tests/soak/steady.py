@@ -3,7 +3,7 @@
     python -m tests.soak.steady [--pairs 10000] [--at-once 4]
 
 Prints its figures each tenth of the way, then the slope of a line through those after the first tenth. Exit status 1
-where memory grows by more than 6 MiB over that line, or descriptors or threads do, or anything is left.
+where memory grows by more than 2 MiB over that line, or descriptors or threads do, or anything is left.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from tests.soak.churn import Outcome, end_in_good_order, report, settings
 from tests.soak.load import Kind, Load, mixed
 from tests.soak.remains import Remains
 
-GROWTH_MAX = 6 * 1024
-"""KiB, over the line that fits from the first tenth to the end: room for two steps of 2 MiB, as CPython makes when it
-copies its table of interned strings. Too coarse for less than half a KiB a pod: run more pairs for that.
-"""
+GROWTH_MAX = 2 * 1024
+"""KiB, over the line that fits from the first tenth to the end."""
 SAMPLES = 100
 _KIB = 1024
 

@@ -60,11 +60,6 @@ class BridgeConfig:
     dns: Dns | None
     """Replaces what the IPAM plugin said; None: it stays."""
 
-    @property
-    def has_vlans(self) -> bool:
-        """The port is in some VLAN by configuration."""
-        return bool(self.vlan or self.trunk)
-
 
 def unsupported(call: Call) -> str:
     """What the configuration asks for that is not known here; empty: nothing. Raises JsonError."""

@@ -106,7 +106,7 @@ async def _compose(call: Call) -> _Delegate:
 
 async def _subnets(call: Call, path: str) -> subnet.Subnets:
     try:
-        content = await in_thread(fs.read_limited, _below(call.host_root, path), limit=_SUBNET_LIMIT)
+        content = await in_thread(fs.read_limited, call.on_host(path), limit=_SUBNET_LIMIT)
         return subnet.read(content.decode("utf-8", "replace"), path)
     except (OSError, subnet.SubnetError) as error:
         reason = f"open {path}: {error.strerror}" if isinstance(error, OSError) else str(error)
@@ -121,12 +121,7 @@ def _saved_at(call: Call) -> Path:
         directory = gojson.get_str(call.fields, "dataDir")
     except gojson.JsonError as error:
         raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
-    return _below(call.host_root, DEFAULT_DATA_DIR if directory is None else directory) / call.invocation.container_id
-
-
-def _below(host_root: Path, path: str) -> Path:
-    """A path of the configuration, as seen from here."""
-    return host_root / path.lstrip("/")
+    return call.on_host(DEFAULT_DATA_DIR if directory is None else directory) / call.invocation.container_id
 
 
 def _load(path: Path) -> bytes | None:

@@ -44,7 +44,7 @@ class HostLocal:
         When cancelled, the file work that has begun is awaited first; what it took is left for DEL.
         """
         settings = _settings(call)
-        resolv_conf = _below(call.host_root, settings.resolv_conf) if settings.resolv_conf else None
+        resolv_conf = call.on_host(settings.resolv_conf) if settings.resolv_conf else None
 
         def work(leases: store.LeaseDirectory) -> Result:
             dns = Dns() if resolv_conf is None else read_resolv_conf(resolv_conf)
@@ -73,7 +73,7 @@ class HostLocal:
     async def _locked(
         self, call: Call, settings: config.HostLocalConfig, work: Callable[[store.LeaseDirectory], T]
     ) -> T:
-        directory = _below(call.host_root, settings.data_dir) / settings.name
+        directory = call.on_host(settings.data_dir) / settings.name
         owner = store.Owner(call.invocation.container_id, call.invocation.ifname)
         given_up = threading.Event()
         deadline = time.monotonic() + self._lock_timeout
@@ -112,11 +112,6 @@ async def _finish(task: asyncio.Task[T], given_up: threading.Event) -> T:
 
 def _settings(call: Call) -> config.HostLocalConfig:
     return config.read(call.fields, name=call.name, cni_version=call.cni_version, args=call.invocation.args)
-
-
-def _below(host_root: Path, path: str) -> Path:
-    """A path of the configuration, as seen from here."""
-    return host_root / path.lstrip("/")
 
 
 def read_resolv_conf(path: Path) -> Dns:

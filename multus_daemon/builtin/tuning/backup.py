@@ -24,7 +24,7 @@ _LIMIT: Final = 64 * 1024
 def path_of(call: Call, data_dir: str) -> Path:
     """The file of a call's interface."""
     name = f"{call.invocation.container_id}_{call.invocation.ifname}.json"
-    return call.host_root / data_dir.lstrip("/") / name
+    return call.on_host(data_dir) / name
 
 
 def of(link: Link, wanted: Attributes) -> Attributes:
