@@ -5,6 +5,7 @@ The first needs no image, and runs the sources as they are. `UpstreamProcess` is
 
 from __future__ import annotations
 
+import abc
 import http.client
 import json
 import signal
@@ -29,31 +30,31 @@ _NAMESPACE: Final = "kube-system"
 _DAEMON_SET: Final = "daemonset/kube-multus-ds"
 
 
-class Multus:
+class Multus(abc.ABC):
     """What both have."""
 
     def __init__(self, node: RealNode) -> None:
         self.node = node
 
+    @abc.abstractmethod
     def install(self) -> None:
         """Everything that an administrator does before the daemon starts."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def start(self) -> None:
         """Start it; back when it is ready, the runtime's configuration is in place and the node is Ready."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def kill(self) -> None:
         """SIGKILL."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def uninstall(self) -> None:
         """Take everything off the node and out of the cluster but the definitions of objects."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def log(self) -> str:
         """All that it has logged."""
-        raise NotImplementedError
 
     def readyz(self) -> tuple[int, str]:
         """Status and body of `/readyz`; status 0 where nobody listens."""
