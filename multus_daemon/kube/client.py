@@ -216,8 +216,7 @@ class ApiClient:
                     yield response
                     return
                 finally:
-                    # Puts the connection back where the body was read to its end, closes it otherwise.
-                    response.release()
+                    _let_go(response)
 
     def _can_refresh(self, transport: _Transport) -> bool:
         """Whether there may be better credentials than those which the server has just refused."""
@@ -259,6 +258,16 @@ class ApiClient:
         if old:
             await old.retire()
         return new
+
+
+def _let_go(response: Any) -> None:
+    """Put the connection back where the body was read to its end; end it otherwise, without a word to the server."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        # Closing it in good order waits 30 s for a server that may be gone to say goodbye in TLS, and nobody waits
+        # for that: the connection would outlive the client.
+        connection.transport.abort()
+    response.release()
 
 
 async def _whole(response: Any, what: str) -> bytes:

@@ -2,7 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
+import json
+import socket
 import ssl
+import threading
+import warnings
 
 import pytest
 
@@ -86,3 +91,39 @@ async def test_a_server_that_is_not_ours_gets_no_token(server, authority, tmp_pa
                 with pytest.raises(ApiUnavailableError, match="certificate verify failed"):
                     await client.request("GET", "/api/v1/pods")
     assert len(server.requests) == 1
+
+
+def test_a_watch_that_is_given_up_leaves_no_connection_to_a_server_that_is_gone(authority, tmp_path):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pair = authority.server()
+    context.load_cert_chain(pair.certificate, pair.key)
+    seen = threading.Event()
+
+    def serve(listener):
+        # One line, and then nothing at all, not even the end of TLS.
+        connection = context.wrap_socket(listener.accept()[0], server_side=True)
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n")
+            seen.wait(10)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=serve, args=(listener,))
+        serving.start()
+        fake = FakeApiServer()
+        fake.port = listener.getsockname()[1]
+        kubeconfig = fake.kubeconfig(tmp_path / "k", ca=authority.certificate)
+        kubeconfig.write_text(json.dumps(json.loads(kubeconfig.read_text())).replace("http:", "https:"))
+
+        async def watch():
+            async with ApiClient(Kubeconfig(kubeconfig)) as client:
+                async with contextlib.aclosing(client.lines("/api/v1/pods", {"watch": "1"})) as lines:
+                    assert await anext(lines) == b"{}"
+
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", ResourceWarning)
+            asyncio.run(watch())
+            gc.collect()
+        seen.set()
+        serving.join(10)
+    assert [str(warning.message) for warning in warned] == []
