@@ -86,17 +86,27 @@ def fuzz_shim(seconds: int, work: Path) -> int:
     return 0
 
 
-def _build_shim(work: Path, library: Path) -> Path:
-    """The shim's parsers, with libFuzzer around them, compiled in `work`."""
+def compile_shim(work: Path, *, check_only: bool = False) -> Path:
+    """The object file of the shim's parsers and libFuzzer's entry into them, made in `work`; or only a look for errors.
+
+    Raises CalledProcessError.
+    """
     here = Path(__file__).parent
-    sources, program = work / "shim-sources", work / "shim-fuzzer"
+    sources, made = work / "shim-sources", work / "shim.o"
     sources.mkdir(parents=True, exist_ok=True)
     for path in [*(here.parent.parent / "multus_shim").glob("*.zig"), here / "shim.zig"]:
         shutil.copyfile(path, sources / ("fuzz.zig" if path.parent == here else path.name))
     zig = [sys.executable, "-m", "ziglang", "build-obj", "-O", "safe", "-ffuzz", "-fcompiler-rt", "-fPIC"]
-    subprocess.run([*zig, f"-femit-bin={work}/shim.o", str(sources / "fuzz.zig")], check=True)
-    subprocess.run(["gcc", "-c", str(here / "shim.c"), "-o", f"{work}/shim-main.o"], check=True)
-    objects = [f"{work}/shim-main.o", f"{work}/shim.o", str(library), "-lpthread", "-ldl", "-lm"]
+    emit = "-fno-emit-bin" if check_only else f"-femit-bin={made}"
+    subprocess.run([*zig, emit, str(sources / "fuzz.zig")], check=True)
+    return made
+
+
+def _build_shim(work: Path, library: Path) -> Path:
+    """The same with libFuzzer around it, a program."""
+    program, parsers = work / "shim-fuzzer", compile_shim(work)
+    subprocess.run(["gcc", "-c", str(Path(__file__).parent / "shim.c"), "-o", f"{work}/shim-main.o"], check=True)
+    objects = [f"{work}/shim-main.o", str(parsers), str(library), "-lpthread", "-ldl", "-lm"]
     subprocess.run(["g++", "-o", str(program), *objects], check=True)
     return program
 

@@ -28,7 +28,7 @@ fn reply(bytes: []const u8) text.Error!void {
     defer free(&out);
     switch (try daemon.exchange(pair[0], "", "", .in(10_000))) {
         .late => @panic("the end of the reply was not seen"),
-        .broken, .unanswered => |why| try quoted(why, &out),
+        .broken, .cut => |why| try quoted(why, &out),
         .reply => |whole| {
             if (whole.body.len > bytes.len) @panic("a body that was not sent");
             _ = whole.forStdout();

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from multus_shim import build
+from tests.fuzz.__main__ import compile_shim
 
 MACHINES = {"x86_64": 62, "aarch64": 183, "armv7": 40, "ppc64le": 21, "s390x": 22, "riscv64": 243}
 """ELF e_machine of each architecture."""
@@ -54,6 +55,13 @@ def test_all_architectures(tree: pathlib.Path, tmp_path: pathlib.Path) -> None:
     began = time.monotonic()
     subprocess.run(command, cwd=tree, capture_output=True, check=True)
     assert time.monotonic() - began < 10  # nothing is compiled again
+
+
+@pytest.mark.timeout(300)
+def test_what_is_fuzzed_is_the_present_shim(tmp_path: pathlib.Path) -> None:
+    if not zig():
+        pytest.skip(f"no Zig compiler: pip install ziglang=={build.ZIG}")
+    compile_shim(tmp_path, check_only=True)
 
 
 def test_names_and_machines_agree() -> None:
