@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from multus_daemon import __version__, logs
-from multus_daemon.base import cgroup, fs
+from multus_daemon.base import cgroup, fs, malloc
 from multus_daemon.base.gates import Gates
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.errors import CniError
@@ -68,6 +68,7 @@ class Cluster(ClusterStore, Protocol):
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
+    malloc.settle()
     configure_logs(settings)
     if standalone is not None and not standalone.is_dir():
         raise StartError(f"--standalone {standalone}: no such directory")
@@ -130,6 +131,9 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
         async with connection.client:
             await connection.load()
             store = KubeStore(connection.client, await connection.node_name(), gates, observer=metrics.cluster)
+            metrics.cluster.ask_staleness("pods", lambda: store.pods.stale_seconds)
+            metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
+            metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
             try:
                 await Daemon(settings, store, gates, metrics).serve({"credentials": connection.run()})
             finally:
@@ -216,7 +220,13 @@ class Daemon:
         except (OSError, ValueError) as error:
             raise StartError(str(error)) from error
         builtin = BuiltinRunner(Path(paths.chroot_dir or "/"), tools=tools)
-        dispatcher = Dispatcher(process, builtin, plugins.builtin_plugins, observe=self._metrics.delegate)
+        dispatcher = Dispatcher(
+            process,
+            builtin,
+            plugins.builtin_plugins,
+            excepted=plugins.builtin_plugins_except,
+            observe=self._metrics.delegate,
+        )
         # A built-in's IPAM plugin is chosen as any other is.
         builtin.ipam = dispatcher
         if shadowed := dispatcher.shadowed(PLUGINS):
@@ -224,6 +234,12 @@ class Daemon:
                 "builtinPlugins: prefer: these binaries run only for what the built-in of the name does not know, "
                 "and for what they have attached: %s",
                 ", ".join(sorted(shadowed.values())),
+            )
+        if missing := {name for name in plugins.builtin_plugins_except if not dispatcher.locate(name)}:
+            log.warning(
+                "builtinPluginsExcept: no binary in %s, networks of these types can't be attached: %s",
+                paths.bin_dir,
+                ", ".join(sorted(missing)),
             )
         cache = ResultCache(cni_dir)
         self._store = FileStore(cni_dir, cache)

@@ -98,7 +98,7 @@ def _sort(hint: Any) -> str:
         [hint] = [option for option in get_args(hint) if option is not type(None)]
     if get_origin(hint) is Literal:
         return "|".join(get_args(hint))
-    if get_origin(hint) is tuple and get_args(hint)[0] is str:
+    if get_origin(hint) is tuple and (get_args(hint)[0] is str or get_origin(get_args(hint)[0]) is Literal):
         return "A,B,..."
     return {str: "TEXT", bool: "BOOL", int: "NUMBER", float: "NUMBER"}.get(hint, "JSON")
 

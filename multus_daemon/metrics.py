@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.gc_collector import GCCollector
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -187,6 +187,13 @@ class ClusterMetrics:
         self._objects = Gauge(
             "multus_informer_objects", "Objects at the last complete list", ["resource"], registry=registry
         )
+        self._stale = Gauge(
+            "multus_informer_stale_seconds",
+            "For how long what is known may be outdated; 0 while it is watched, +Inf before the first answer",
+            ["resource"],
+            registry=registry,
+        )
+        self._registry = registry
         self._written = counter("multus_network_status_written_total", "network-status annotations written")
         self._retried = counter("multus_network_status_retried_total", "network-status annotations put off")
         self._dropped = counter("multus_network_status_dropped_total", "network-status annotations given up")
@@ -195,6 +202,17 @@ class ClusterMetrics:
         )
         self._events = counter("multus_events_written_total", "Events made or counted up")
         self._lost_events = counter("multus_events_dropped_total", "Messages that are in no Event")
+
+    def ask_staleness(self, resource: str, seconds: Callable[[], float]) -> None:
+        """Ask `seconds` at each scrape how long ago changes were last heard of; it is called in a thread."""
+        self._stale.labels(resource).set_function(seconds)
+
+    def ask_certificate(self, expires: Callable[[], float | None]) -> None:
+        """Ask `expires` at each scrape when the node's own certificate ends: Unix time, None where there is none.
+
+        It is called in a thread.
+        """
+        self._registry.register(_CertificateExpiry(expires))
 
     def listed(self, resource: str, objects: int) -> None:
         """Everything was listed; so many objects are known."""
@@ -375,6 +393,22 @@ class PrimaryMetrics:
     def primary_problem(self) -> None:
         """A problem has come up."""
         self._problems.inc()
+
+
+class _CertificateExpiry(Collector):
+    """One gauge, and no sample where there is no certificate: 0 would be one that has long expired."""
+
+    def __init__(self, expires: Callable[[], float | None]) -> None:
+        self._expires = expires
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "multus_client_certificate_expiration_timestamp_seconds",
+            "When the client certificate of this node's own (perNodeCertificate) ends, Unix time",
+        )
+        if (moment := self._expires()) is not None:
+            family.add_metric([], moment)
+        yield family
 
 
 def _known(value: str, known: frozenset[str]) -> str:

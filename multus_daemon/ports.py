@@ -127,6 +127,10 @@ class ContainerRecord:
         """`namespace/name` of the pod."""
         return f"{self.pod_namespace}/{self.pod_name}"
 
+    def in_netns(self, netns: str) -> ContainerRecord:
+        """The same with another path of the container's namespace; empty: nothing may be touched in it."""
+        return replace(self, sandbox=replace(self.sandbox, netns=netns))
+
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
@@ -190,7 +194,27 @@ class ToolNotFoundError(LookupError):
 # --- protocols -------------------------------------------------------------------------------------------------------
 
 
-class ClusterStore(Protocol):
+EVENT_MESSAGE_MAX: Final = 1000
+"""Characters that a message should have at most: several that come together make one Event."""
+
+
+class NodeEvents(Protocol):
+    """Where Events about the node go."""
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """Queue an Event about the node, `kind` Normal or Warning. Never blocks, never raises."""
+        ...
+
+
+class Events(NodeEvents, Protocol):
+    """Where Events go."""
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        """Queue an Event about the pod, as `node_event` does."""
+        ...
+
+
+class ClusterStore(Events, Protocol):
     """Pods and networks as declared, and what is reported back about them."""
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
@@ -219,14 +243,6 @@ class ClusterStore(Protocol):
         the store then goes on in the background until it is written, replaced by a newer value, or the pod is gone.
         Refuses, as StatusWriteError and for good, to write to another incarnation of the pod (UID differs).
         """
-        ...
-
-    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """Queue an Event about the pod, `kind` Normal or Warning. Never blocks, never raises."""
-        ...
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        """Queue an Event about the node, as `event` does."""
         ...
 
 
@@ -303,7 +319,7 @@ class HostTools(Protocol):
 class DelegateRunner(Protocol):
     """Runs every plugin of one attachment by the rules of libcni."""
 
-    def validate(self, attachment: Attachment) -> None:
+    def validate(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """Everything about the attachment that can be known to fail before anything is touched. Raises CniError."""
         ...
 
@@ -402,6 +418,10 @@ class LinkOps(Protocol):
 
     def is_netns(self, path: str) -> bool:
         """True where `path` is a network namespace that exists."""
+        ...
+
+    def netns_problem(self, path: str) -> str:
+        """Why `path` can't be used as a network namespace, to be put behind it in a message; empty where it is one."""
         ...
 
     async def vanished(self, paths: Collection[str]) -> set[str]:

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -24,6 +24,8 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 LogLevel = Literal["panic", "error", "verbose", "debug"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+BuiltinPlugin = Literal["bridge", "flannel", "host-local", "loopback", "macvlan", "passthru", "ptp", "static", "tuning"]
+"""The types of plugins that are built in."""
 
 Flags = Mapping[str, tuple[str, Any]]
 """What the command line sets: key -> the flag as it was spelt, for errors, and the value as JSON has it."""
@@ -165,6 +167,8 @@ class PluginSettings:
 
     builtin_plugins: Literal["off", "fallback", "prefer"] = _key("builtinPlugins", "prefer")
     """Built-in plugins: never, where no binary is found, or before the binary, for all that they know."""
+    builtin_plugins_except: tuple[BuiltinPlugin, ...] = _key("builtinPluginsExcept", ())
+    """Types of plugins, IPAM ones included, that the binary serves as with `off`, whatever `builtinPlugins` says."""
     delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", 120.0)
     """How long one call of one plugin may take before its process group is ended."""
     gomaxprocs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = _key("pluginGomaxprocs", 2)
@@ -348,8 +352,15 @@ def _read_group(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, 
         try:
             arguments[item.name] = msgspec.convert(values[key], hints[item.name])
         except msgspec.ValidationError as error:
-            problems.append(f"{names.get(key, key)}: {error}")
+            problems.append(f"{names.get(key, key)}: {error}{_choices(error, hints[item.name])}")
     return kind(**arguments)
+
+
+def _choices(error: msgspec.ValidationError, hint: Any) -> str:
+    """What could have been said; empty where it is not a matter of choosing. The library does not tell."""
+    literal = next((option for option in (hint, *get_args(hint)) if get_origin(option) is Literal), None)
+    # The library has one exception for all faults, and no code in it.
+    return f"; known: {', '.join(get_args(literal))}" if literal and str(error).startswith("Invalid enum value") else ""
 
 
 def load(path: Path, flags: Flags | None = None) -> Settings:

@@ -212,9 +212,10 @@ def read_dns(fields: Mapping[str, Any]) -> Dns:
 
 
 def cidr(text: str | None, where: str) -> str:
-    """An address with its prefix length, host bits kept, as Go's ParseCIDR takes it: `::ffff:a.b.c.d` is IPv4.
+    """An address with its prefix length, host bits kept, as Go reads one and prints it again.
 
-    Raises gojson.JsonError.
+    Of `::ffff:a.b.c.d/n` Go's `net.IPNet` prints the IPv4 address and the last 32 bits of the mask, which are none
+    where n is below 96: `::ffff:0:0/0` is 0.0.0.0/0. Raises gojson.JsonError.
     """
     if text is None or "/" not in text or "%" in text:
         raise gojson.JsonError(f"{where}: an address with a prefix length is needed, not {text!r}")
@@ -223,8 +224,8 @@ def cidr(text: str | None, where: str) -> str:
         raise gojson.JsonError(f"{where}: {text!r} has no prefix length")
     try:
         ip, bits = ipaddress.ip_interface(text).ip, int(length)
-        if ip.version == 6 and ip.ipv4_mapped and bits >= _MAPPED_PREFIX:
-            return f"{ip.ipv4_mapped}/{bits - _MAPPED_PREFIX}"
+        if ip.version == 6 and ip.ipv4_mapped:
+            return f"{ip.ipv4_mapped}/{max(bits - _MAPPED_PREFIX, 0)}"
         return f"{ip}/{bits}"
     except ValueError as error:
         raise gojson.JsonError(f"{where}: {address!r}/{length} is no address in CIDR notation") from error

@@ -21,7 +21,7 @@ from multus_daemon.base.aio import backoff
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import stale
 from multus_daemon.engine.orphans import Findings, Orphan, Unattached
-from multus_daemon.ports import Pod
+from multus_daemon.ports import EVENT_MESSAGE_MAX, Events
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ CONTAINER_SECONDS: Final = 30.0
 BLIND_SECONDS: Final = 15.0
 """To the next run where it is not known which pods there are."""
 RETRY_SECONDS: Final = (60.0, 3600.0)
-_MESSAGE_MAX: Final = 1000
 
 
 class Observer(Protocol):
@@ -47,18 +46,6 @@ class Observer(Protocol):
 
     def unattached(self, pods: int) -> None:
         """So many pods run without networks that they asked for."""
-        ...
-
-
-class Events(Protocol):
-    """Where Events go; see `ports.ClusterStore`."""
-
-    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """Queue an Event about the pod."""
-        ...
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        """Queue an Event about the node."""
         ...
 
 
@@ -168,7 +155,7 @@ class Reconcile:
         failure = self._failures.get(container_id)
         if failure is None:
             failure = self._failures[container_id] = _Failure(0.0)
-            self._events.node_event("Warning", "OrphanNotDeleted", text[:_MESSAGE_MAX])
+            self._events.node_event("Warning", "OrphanNotDeleted", text[:EVENT_MESSAGE_MAX])
         delay = next(failure.delays)
         failure.due = _now() + delay
         log.warning("%s; tried again in %.0f s", text, delay)
@@ -186,7 +173,7 @@ class Reconcile:
                     "while the runtime did not use Multus? delete it, so that it is made again"
                 )
                 log.warning("pod %s: %s", item.pod, text)
-                self._events.event(item.pod, "Warning", "NetworksMissing", text[:_MESSAGE_MAX])
+                self._events.event(item.pod, "Warning", "NetworksMissing", text[:EVENT_MESSAGE_MAX])
         self._told = (self._told & lacking) | {item.pod.uid for item in confirmed}
         self._lacking = set(lacking)
 

@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 from multus_daemon.base import fs
 from multus_daemon.base.aio import backoff
+from multus_daemon.ports import EVENT_MESSAGE_MAX, NodeEvents
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +55,6 @@ class Observer(Protocol):
 
     def entry(self, outcome: str) -> None:
         """An entry was `served`, has `failed`, or was `rejected`."""
-        ...
-
-
-class NodeEvents(Protocol):
-    """Where Events about the node go."""
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`."""
         ...
 
 
@@ -216,7 +209,7 @@ class SpoolReplay:
         text = f"{path} is no DEL that could be served, and is set aside in {REJECTED}/: {problem}"
         log.error("%s", text)
         self._observer.entry("rejected")
-        self._events.node_event("Warning", "SpoolEntryRejected", text[:1000])
+        self._events.node_event("Warning", "SpoolEntryRejected", text[:EVENT_MESSAGE_MAX])
 
 
 def _read(path: Path) -> bytes:

@@ -7,8 +7,8 @@ import ipaddress
 import socket
 from typing import Any
 
+from multus_daemon.netlink.inet import Route
 from multus_daemon.netlink.ops import Session, in_pod
-from multus_daemon.netlink.rtnl import Route
 
 
 def look(netns: str) -> dict[str, Any]:

@@ -20,9 +20,11 @@ from multus_daemon.cni import args, gojson, result
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Result
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 KIND: Final = "cniCacheV1"
+FILE_NAME_MAX_BYTES: Final = 255
+"""NAME_MAX of linux/limits.h, as ext4, xfs, btrfs and tmpfs have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,13 @@ def decode(data: bytes) -> Entry:
     )
 
 
+def name_problem(network: str, container_id: str, ifname: str) -> str:
+    """Why the network's result can't be cached for the container: its name is too long; empty if it can be."""
+    length, rest = (len(text.encode("utf-8", "surrogatepass")) for text in (network, f"-{container_id}-{ifname}"))
+    room = FILE_NAME_MAX_BYTES - rest
+    return f"network name is too long: {length} bytes, and {room} is the most here" if length > room else ""
+
+
 class ResultCache:
     """The directory `<cniDir>/results`."""
 
@@ -118,6 +127,8 @@ class ResultCache:
 
     def remove(self, network: str, container_id: str, ifname: str) -> None:
         """Forget the entry; absent is done. Raises as `write` does."""
+        if name_problem(network, container_id, ifname):
+            return
         fs.remove(self._path(network, container_id, ifname))
 
     def read_result(self, network: str, container_id: str, ifname: str, implied_version: str) -> Result | None:
@@ -125,6 +136,8 @@ class ResultCache:
 
         A file of no kind is a result by itself, as libcni before 0.8 wrote it.
         """
+        if name_problem(network, container_id, ifname):
+            return None
         try:
             data = fs.read_limited(self._path(network, container_id, ifname), follow=False)
             try:
@@ -137,7 +150,7 @@ class ResultCache:
         except FileNotFoundError:
             return None
         except (OSError, CniError, gojson.JsonError) as error:
-            logger.warning("cached result of %s for %s, %s, can't be read: %s", network, container_id, ifname, error)
+            log.warning("cached result of %s for %s, %s, can't be read: %s", network, container_id, ifname, error)
             return None
 
     def entries(self, container_id: str) -> list[Entry]:
@@ -159,7 +172,7 @@ class ResultCache:
             try:
                 entry = decode(fs.read_limited(self._directory / name, follow=False))
             except (OSError, gojson.JsonError) as error:
-                logger.warning("cached result %s can't be read: %s", self._directory / name, error)
+                log.warning("cached result %s can't be read: %s", self._directory / name, error)
                 continue
             if entry.container_id == container_id:
                 found.append(entry)
@@ -194,7 +207,7 @@ class ResultCache:
         except FileNotFoundError:
             pass
         if unreadable:
-            logger.warning("%d cached results in %s can't be read", unreadable, self._directory)
+            log.warning("%d cached results in %s can't be read", unreadable, self._directory)
         return found
 
 

@@ -23,10 +23,10 @@ from multus_daemon.cni.errors import (
 )
 from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.cni.result import Result
-from multus_daemon.delegates.cache import Entry, ResultCache
+from multus_daemon.delegates.cache import FILE_NAME_MAX_BYTES, Entry, ResultCache, name_problem
 from multus_daemon.ports import Attachment, Invocation, PluginRunner, Sandbox
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Chain:
@@ -37,22 +37,29 @@ class Chain:
         self._cache = cache
         self._bin_path = bin_path
 
-    def validate(self, attachment: Attachment) -> None:
+    def validate(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """Names, version, and that every plugin and every IPAM plugin is to be had. Touches nothing.
 
         Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name), IncompatibleVersionError.
         """
         try:
-            self._validate(attachment)
+            self._validate(sandbox, attachment)
         except CniError as error:
             raise error.with_context(_place(attachment)) from error
 
-    def _validate(self, attachment: Attachment) -> None:
+    def _validate(self, sandbox: Sandbox, attachment: Attachment) -> None:
         config = attachment.config
         if problem := names.network_name_problem(config.name):
             raise InvalidNetworkConfigError(problem, config.name)
         if problem := names.ifname_problem(attachment.ifname):
             raise InvalidEnvironmentError(problem, attachment.ifname)
+        # Other than in the reference, whose ADD fails when every plugin is through.
+        if problem := name_problem(config.name, sandbox.container_id, attachment.ifname):
+            raise InvalidNetworkConfigError(
+                problem,
+                f"its result's file is named <network>-<container>-<interface>, {FILE_NAME_MAX_BYTES} bytes at most; "
+                "shorten 'name' in the network's configuration",
+            )
         if not versions.is_supported(config.cni_version):
             raise IncompatibleVersionError(
                 f'unsupported CNI version "{config.cni_version}"', f"known are {', '.join(versions.SUPPORTED)}"
@@ -115,7 +122,7 @@ class Chain:
                 previous = None if stored is None else _object(stored, config)
             except IncompatibleVersionError as error:
                 # As libcni: a result that can't be converted must not be what keeps a network attached.
-                logger.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
+                log.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
         failures: list[CniError] = []
         for plugin in reversed(config.plugins):
             try:
@@ -123,7 +130,7 @@ class Chain:
                 await self._runner.run(plugin.type, self._invocation("DEL", sandbox, attachment, stdin))
             except UnknownContainerError as error:
                 # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
-                logger.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
+                log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
             except CniError as error:
                 failures.append(_placed(error, plugin, attachment, "DEL"))
         if failures:
@@ -132,7 +139,7 @@ class Chain:
             await asyncio.to_thread(self._cache.remove, config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
             # The network is detached, which is what was asked for; the file alone does no harm.
-            logger.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
+            log.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
 
     async def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """CHECK in the list's order, each plugin with the stored result. The first failure ends it.

@@ -19,7 +19,7 @@ from multus_daemon.nad import device_info
 from multus_daemon.nad.device_info import DeviceInfo
 from multus_daemon.ports import Attachment
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 64 * 1024
 # As plugins see it, and the specification has it. `/var/run` is a link to `/run` on most hosts.

@@ -2,15 +2,16 @@
 
 A built-in that does not know all that a configuration asks for leaves the call to the binary, if there is one. CHECK
 and DEL are done by the one that did the ADD, whatever has been set or installed since; only `off` means never, and who
-is not to be had any more is replaced by the other. A DEL of the reference `bridge` or `ptp` whose interface is gone is
-followed by the built-in's, which removes what it leaves.
+is not to be had any more is replaced by the other. A type can be excepted: its binary serves it as with `off`, and the
+built-in only checks and removes what it has made itself. A DEL of the reference `bridge` or `ptp` whose interface is
+gone is followed by the built-in's, which removes what it leaves.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Literal, TypeAlias
 
 from multus_daemon.base.aio import in_thread
@@ -20,7 +21,7 @@ from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.netlink import netns, ops
 from multus_daemon.ports import BUILT_IN, BuiltinPlugins, Invocation, PluginRunner
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # They ask the interface which addresses they masquerade, so a DEL after it leaves the rules of iptables behind. Each
 # DEL from the spool comes after it, as the runtime has removed the namespace by then; so does one that is repeated
@@ -46,21 +47,27 @@ class Dispatcher:
     """The PluginRunner that the chain uses.
 
     `off`: binaries only. `fallback`: the built-in where there is no binary. `prefer`: the built-in where there is one
-    that knows all of the configuration.
+    that knows all of the configuration. `excepted`: types of which only the binary is to be had for an ADD.
     """
 
     def __init__(
-        self, process: PluginRunner, builtin: BuiltinPlugins, mode: Mode, *, observe: Observe = observe_nothing
+        self,
+        process: PluginRunner,
+        builtin: BuiltinPlugins,
+        mode: Mode,
+        *,
+        excepted: Collection[str] = (),
+        observe: Observe = observe_nothing,
     ) -> None:
         self._process = process
         self._builtin = builtin
         self._mode: Mode = mode
-        self._preferred = BUILT_IN if mode == "prefer" else BINARY
+        self._excepted = frozenset(excepted)
         self._observe = observe
 
     def locate(self, plugin_type: str) -> str:
         """As PluginRunner, of the one that would be chosen, for a configuration that both know."""
-        match self._mode:
+        match self._mode_of(plugin_type):
             case "off":
                 return self._process.locate(plugin_type)
             case "fallback":
@@ -87,10 +94,13 @@ class Dispatcher:
 
     def shadowed(self, plugin_types: Iterable[str]) -> dict[str, str]:
         """Those of the types that a built-in serves though there is a binary, with its path. May touch the disk."""
-        if self._mode != "prefer":
-            return {}
-        found = {name: self._process.locate(name) for name in plugin_types if self._builtin.locate(name)}
+        preferred = [name for name in plugin_types if self._mode_of(name) == "prefer" and self._builtin.locate(name)]
+        found = {name: self._process.locate(name) for name in preferred}
         return {name: path for name, path in found.items() if path}
+
+    def _mode_of(self, plugin_type: str) -> Mode:
+        """The mode for what is attached anew."""
+        return "off" if plugin_type in self._excepted else self._mode
 
     async def _choose(self, plugin_type: str, invocation: Invocation) -> bytes:
         if await self._is_for_builtin(plugin_type, invocation):
@@ -98,13 +108,14 @@ class Dispatcher:
         if invocation.verb == "ADD" and (binary := self._process.locate(plugin_type)):
             # Also where it fails: what it has made by then is for its own DEL.
             invocation.served_by[plugin_type] = binary
-        may_leave = invocation.verb == "DEL" and plugin_type in _MASQUERADING and self._mode != "off"
+        mode = self._mode_of(plugin_type)
+        may_leave = invocation.verb == "DEL" and plugin_type in _MASQUERADING and mode != "off"
         had_interface = may_leave and await _has_interface(invocation)
         try:
             stdout = await self._process.run(plugin_type, invocation)
         except PluginNotFoundError:
             # Not looked up first: the search is the runner's, and the file could go in between.
-            if self._mode == "off" or not self._builtin.locate(plugin_type):
+            if mode == "off" or not self._builtin.locate(plugin_type):
                 raise
             if _added_by(plugin_type, invocation) not in ("", BUILT_IN):
                 _log_replaced(plugin_type, invocation, BUILT_IN)
@@ -118,7 +129,7 @@ class Dispatcher:
         try:
             await self._builtin.run(plugin_type, invocation)
         except CniError as error:
-            logger.warning(
+            log.warning(
                 "container %s: rules that plugin %s has left can't be removed: %s",
                 invocation.container_id,
                 plugin_type,
@@ -131,14 +142,15 @@ class Dispatcher:
             if added_by == BUILT_IN:
                 _log_replaced(plugin_type, invocation, BINARY)
             return False
-        if (added_by or self._preferred) != BUILT_IN:
+        preferred = BUILT_IN if self._mode_of(plugin_type) == "prefer" else BINARY
+        if (added_by or preferred) != BUILT_IN:
             return False
         unsupported = await self._builtin.unsupported(plugin_type, invocation)
         if not unsupported:
             return True
         # Without a binary the built-in says what is missing, or does the DEL.
         if binary := self._process.locate(plugin_type):
-            logger.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, unsupported)
+            log.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, unsupported)
         return not binary
 
     async def _run_builtin(self, plugin_type: str, invocation: Invocation) -> bytes:
@@ -163,7 +175,7 @@ def _added_by(plugin_type: str, invocation: Invocation) -> str:
 
 
 def _log_replaced(plugin_type: str, invocation: Invocation, other: str) -> None:
-    logger.warning(
+    log.warning(
         "container %s, interface %s: %s of %s by the %s, as what did the ADD (%s) is not to be had",
         invocation.container_id,
         invocation.ifname,

@@ -23,7 +23,7 @@ from multus_daemon.delegates import child, failure, find
 from multus_daemon.delegates.limit import ProcessLimit
 from multus_daemon.ports import Invocation
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # LC_ALL: the chroot program's messages are in plain English then, see _is_busy.
 MINIMAL_ENVIRON: Final[Mapping[str, str]] = {
@@ -145,7 +145,7 @@ class ProcessRunner:
         if end.returncode == 0:
             if end.stderr:
                 # The SPEC wants a plugin's stderr to end up in the runtime's log; ours is the daemon's.
-                logger.debug(
+                log.debug(
                     "plugin %s, %s, wrote to stderr: %s", plugin_type, verb, end.stderr.decode("utf-8", "replace")
                 )
             return end.stdout

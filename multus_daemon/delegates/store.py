@@ -25,7 +25,7 @@ from multus_daemon.delegates import upstream
 from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.ports import ContainerRecord, CorruptRecordError
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _SUFFIX: Final = ".json"
 
@@ -50,29 +50,29 @@ class FileStore:
         for directory in (self._directory, self._cni_dir / "results"):
             try:
                 if fs.repair_private_directory(directory):
-                    logger.warning("%s was open to others: its mode is 0700 again", directory)
+                    log.warning("%s was open to others: its mode is 0700 again", directory)
             except FileNotFoundError:
                 continue
             except (NotADirectoryError, PermissionError):
                 raise
             except OSError as error:
-                logger.error("%s is open to others, and its mode can't be changed: %s", directory, error)
+                log.error("%s is open to others, and its mode can't be changed: %s", directory, error)
         try:
             fs.sweep(self._directory)
             self._cache.sweep()
         except OSError as error:
-            logger.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
+            log.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
 
     def _refuse_writers(self) -> None:
         try:
             mode = stat.S_IMODE(self._cni_dir.stat().st_mode)
             if mode & 0o022:
-                logger.warning("others than root could write to %s: its mode %o is put right", self._cni_dir, mode)
+                log.warning("others than root could write to %s: its mode %o is put right", self._cni_dir, mode)
                 self._cni_dir.chmod(mode & ~0o022)
         except FileNotFoundError:
             pass
         except OSError as error:
-            logger.error("others can write to %s, and its mode can't be changed: %s", self._cni_dir, error)
+            log.error("others can write to %s, and its mode can't be changed: %s", self._cni_dir, error)
 
     def load(self, container_id: ContainerId) -> ContainerRecord | None:
         """Our own record; without one, what upstream's file of the container says. Looks at these two files only.
@@ -110,7 +110,7 @@ class FileStore:
             found = upstream.from_entries(container_id, entries)
             if found is None:
                 raise CorruptRecordError(f"{error}, and the result cache knows nothing of it") from error
-            logger.warning("container %s is taken from the result cache: %s", container_id, error)
+            log.warning("container %s is taken from the result cache: %s", container_id, error)
             return replace(found, foreign=True)
         record = record or upstream.from_entries(container_id, entries)
         return None if record is None else replace(record, foreign=True)
@@ -176,7 +176,7 @@ class FileStore:
         try:
             record = self._left_by_upstream(container_id, entries)
         except (CorruptRecordError, OSError) as error:
-            logger.warning("what was left of container %s: %s", container_id, error)
+            log.warning("what was left of container %s: %s", container_id, error)
             record = None
         record = record or upstream.from_entries(container_id, entries)
         return None if record is None else replace(record, foreign=True)

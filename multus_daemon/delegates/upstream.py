@@ -22,7 +22,7 @@ from multus_daemon.delegates.cache import Entry
 from multus_daemon.delegates.dispatch import BINARY
 from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # CNI_IFNAME of every Kubernetes runtime; upstream does not write it down.
 DEFAULT_IFNAME = IfName("eth0")
@@ -49,7 +49,7 @@ def from_delegates(container_id: ContainerId, data: bytes, entries: Sequence[Ent
         try:
             attachment, entry = _element(index, elements[index], unclaimed)
         except (CniError, gojson.JsonError) as error:
-            logger.warning("upstream's record of %s: element %d can't be used: %s", container_id, index, error)
+            log.warning("upstream's record of %s: element %d can't be used: %s", container_id, index, error)
             continue
         if entry is not None:
             unclaimed.remove(entry)
@@ -209,10 +209,10 @@ def _of_entry(entry: Entry, *, cluster_network: bool) -> Attachment | None:
     try:
         config = conf.parse(entry.config, default_name=entry.network)
     except CniError as error:
-        logger.warning("cached result of %s for %s can't be used: %s", entry.network, entry.container_id, error)
+        log.warning("cached result of %s for %s can't be used: %s", entry.network, entry.container_id, error)
         return None
     if names.ifname_problem(entry.ifname) or config.name != entry.network:
-        logger.warning("cached result of %s for %s contradicts itself", entry.network, entry.container_id)
+        log.warning("cached result of %s for %s contradicts itself", entry.network, entry.container_id)
         return None
     return Attachment(
         name=entry.network,
@@ -231,5 +231,5 @@ def _result(entry: Entry, config: NetworkConfig) -> Result | None:
     try:
         return result.from_object(entry.result, config.cni_version or versions.IMPLIED)
     except CniError as error:
-        logger.warning("cached result of %s for %s can't be read: %s", entry.network, entry.container_id, error)
+        log.warning("cached result of %s for %s can't be read: %s", entry.network, entry.container_id, error)
         return None

@@ -97,8 +97,8 @@ class Attacher:
 
     async def _validate(self, base: ContainerRecord, new: Sequence[Attachment], netns: str) -> None:
         """Everything that can be known to fail before anything is touched."""
-        if not self._links.is_netns(netns):
-            raise InvalidNetnsError(f"{netns} is no network namespace", f"pod {base.pod}: CNI_NETNS must be one")
+        if problem := self._links.netns_problem(netns):
+            raise InvalidNetnsError(f"{netns} {problem}", f"pod {base.pod}: CNI_NETNS must be one")
         owners = {item.ifname: item.name for item in base.attachments if not item.auxiliary}
         for attachment in new:
             if owner := owners.get(attachment.ifname):
@@ -107,7 +107,7 @@ class Attacher:
                     f"network {attachment.name} of pod {base.pod} needs that name",
                 )
             try:
-                self._runner.validate(attachment)
+                self._runner.validate(base.sandbox, attachment)
             except CniError as error:
                 raise error.with_context(f"pod {base.pod}") from error
         try:

@@ -29,8 +29,8 @@ class Checker:
 
     async def check_some(self, record: ContainerRecord, attachments: Sequence[Attachment], netns: str) -> None:
         """Run CHECK for these `attachments` of the record. Raises CniError."""
-        if not self._links.is_netns(netns):
-            raise InvalidNetnsError(f"{netns} is no network namespace", f"pod {record.pod}: CNI_NETNS must be one")
+        if problem := self._links.netns_problem(netns):
+            raise InvalidNetnsError(f"{netns} {problem}", f"pod {record.pod}: CNI_NETNS must be one")
         sandbox = Sandbox(record.sandbox.container_id, netns)
         for attachment in attachments:
             try:

@@ -278,7 +278,7 @@ class Collector:
     async def _records(self, run: _Run) -> dict[ContainerId, ContainerRecord]:
         """Every record as it is now, and what stays of another daemon's. Raises IoFailureError."""
         try:
-            own = await in_thread(lambda: stale.read(self._store, self._store.containers(foreign=False)))
+            own = await in_thread(stale.read_all, self._store)
         except OSError as error:
             raise IoFailureError(f"records of containers can't be read: {error}") from error
         return run.foreign | {container_id: record for container_id, record in own.items() if record is not None}

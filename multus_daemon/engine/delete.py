@@ -5,21 +5,19 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
-from multus_daemon.base.aio import in_thread
-from multus_daemon.cni.errors import CniError
+from multus_daemon.base.aio import Reads
+from multus_daemon.cni.errors import CniError, IoFailureError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import stale
-from multus_daemon.engine.detach import Detacher
+from multus_daemon.engine.detach import READ_SECONDS, Detacher
 from multus_daemon.engine.request import CniRequest
-from multus_daemon.ports import ClusterStore, ContainerRecord, DelegateStore, LinkOps, Pod
+from multus_daemon.ports import EVENT_MESSAGE_MAX, ClusterStore, ContainerRecord, DelegateStore, LinkOps, Pod
 
 log = logging.getLogger(__name__)
 
 EVENT: Final = "NetworkNotReleased"
-_MESSAGE_MAX: Final = 1000
 _REMEMBERED: Final = 1024
 
 
@@ -51,6 +49,7 @@ class Deleter:
         self._count_given_up = count_given_up
         # How many have failed, beside the count on record: the record may be what can't be read or written.
         self._failed: collections.OrderedDict[ContainerId, int] = collections.OrderedDict()
+        self._reads = Reads(READ_SECONDS)
 
     async def delete(self, request: CniRequest) -> None:
         """Detach what the record of the container names; a container without one is done. Raises CniError."""
@@ -71,7 +70,7 @@ class Deleter:
                     container_id,
                 )
                 return
-            netns = await in_thread(self._own_netns, record, netns)
+            netns = await self._own_netns(record, netns)
         try:
             await self._detacher.detach(record, netns, counts=True)
         except CniError as error:
@@ -95,11 +94,16 @@ class Deleter:
             return True
         return spooled > self._clock() and netns in await self._links.inhabited([netns])
 
-    def _own_netns(self, record: ContainerRecord, netns: str) -> str:
-        """The namespace, empty where a newer container is in it now."""
-        found = stale.read(self._store, self._store.containers(foreign=False))
-        placed = replace(record, sandbox=replace(record.sandbox, netns=netns))
-        return stale.without_followed(placed, [other for other in found.values() if other]).sandbox.netns
+    async def _own_netns(self, record: ContainerRecord, netns: str) -> str:
+        """The namespace, empty where a newer container is in it now. Raises IoFailureError (5)."""
+        try:
+            found = await self._reads.of("records", self._records)
+        except OSError as error:
+            raise IoFailureError(f"records of containers can't be read: {error}") from error
+        return stale.without_followed(record.in_netns(netns), found).sandbox.netns
+
+    def _records(self) -> list[ContainerRecord]:
+        return [record for record in stale.read_all(self._store).values() if record]
 
     # --- what never succeeds -----------------------------------------------------------------------------------------
 
@@ -131,9 +135,9 @@ class Deleter:
             self._count_given_up()
             pod = Pod(rest.pod_namespace, rest.pod_name, rest.pod_uid)
             if pod.name:
-                self._cluster.event(pod, "Warning", EVENT, text[:_MESSAGE_MAX])
+                self._cluster.event(pod, "Warning", EVENT, text[:EVENT_MESSAGE_MAX])
             else:
-                self._cluster.node_event("Warning", EVENT, f"container {container_id}: {text}"[:_MESSAGE_MAX])
+                self._cluster.node_event("Warning", EVENT, f"container {container_id}: {text}"[:EVENT_MESSAGE_MAX])
 
     def _unreadable_failed(self, container_id: ContainerId, error: CniError) -> None:
         """A DEL of a container whose record can't be read has failed. Raises `error`, but for the last try."""
@@ -144,4 +148,4 @@ class Deleter:
         log.error("%s", text)
         if failed == self._tries:
             self._count_given_up()
-            self._cluster.node_event("Warning", EVENT, text[:_MESSAGE_MAX])
+            self._cluster.node_event("Warning", EVENT, text[:EVENT_MESSAGE_MAX])

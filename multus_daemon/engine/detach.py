@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from multus_daemon.base.aio import in_thread, on_disk
+from multus_daemon.base.aio import Reads, on_disk
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError, from_code
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import schedule
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 DELETE_SECONDS: Final = 100.0
 """How long all networks of a container may take together; below the server's deadline of DEL."""
 
+READ_SECONDS: Final = 20.0
+"""How long to wait for the record of one container; below the 30 s for which the shim waits for a DEL."""
+
 
 class Detacher:
     """Detaches networks of one container. The caller holds the container's lock."""
@@ -42,6 +45,7 @@ class Detacher:
         self._links = links
         self._devices = devices
         self._at_once = at_once
+        self._reads = Reads(READ_SECONDS)
 
     async def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
         """The container's record; `search`: what another daemon left too, where it takes a search through its files.
@@ -52,11 +56,11 @@ class Detacher:
             damage: CorruptRecordError | None = None
             record: ContainerRecord | None = None
             try:
-                record = self._store.load(container_id)
+                record = await self._reads.of(container_id, self._store.load, container_id)
             except CorruptRecordError as error:
                 damage = error
             if damage or (record.foreign if record else search):
-                record = await in_thread(self._store.recover, container_id) or record
+                record = await self._reads.of(container_id, self._store.recover, container_id) or record
             if damage and record is None:
                 raise damage
         except CorruptRecordError as error:

@@ -63,8 +63,8 @@ class HotPlug:
         Without an interface name in the request, the next free `net<N>`; only for a network that the container does
         not have, since a client that repeats such a request would get one interface more each time.
         """
-        if not self._links.is_netns(request.netns):
-            raise InvalidNetnsError(f"{request.netns} is no network namespace", _of(request))
+        if problem := self._links.netns_problem(request.netns):
+            raise InvalidNetnsError(f"{request.netns} {problem}", _of(request))
         found = await self._detacher.find(request.container_id, search=True)
         record = _adopted(found) if found else None
         leftovers = []
@@ -161,8 +161,9 @@ class HotPlug:
         else:
             attachment = plugged(request, conf.parse(request.stdin), request.args.namespace, request.ifname)
             log.info(
-                "network %s of %s is not on record: DEL with the request's configuration", attachment.name, request
-            )
+                "network %s of %s is not on record: DEL with the request's configuration",
+                attachment.name, _of(request),
+            )  # fmt: skip
             await self._detacher.detach_unrecorded(request.sandbox, _of(request), attachment)
 
     async def _is_anothers(self, record: ContainerRecord, request: DelegateRequest) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from multus_daemon.base.aio import KeyedLock, in_thread
@@ -86,7 +86,7 @@ class Orphans:
     async def look(self) -> Findings:
         """What there is now; touches nothing. Raises OSError where records or processes can't be listed."""
         # First: a pod that comes later is in neither, one that is on record is known by then.
-        records = await in_thread(lambda: stale.read(self._store, self._store.containers(foreign=False)))
+        records = await in_thread(stale.read_all, self._store)
         pods: _Pods | None = None
         blind = ""
         try:
@@ -124,8 +124,7 @@ class Orphans:
                 continue
             if netns in vanished:
                 # Nothing may be done at that path either: it could be there again by then, as another's.
-                nowhere = replace(record, sandbox=replace(record.sandbox, netns=""))
-                found.append(Orphan(nowhere, "its network namespace is gone", is_certain=True))
+                found.append(Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True))
             elif netns and not (placed := stale.without_followed(record, by_netns[netns])).sandbox.netns:
                 found.append(Orphan(placed, "its network namespace is another container's now", is_certain=True))
             elif record.given_up:

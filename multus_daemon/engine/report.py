@@ -12,7 +12,7 @@ from multus_daemon.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.engine import unmet
 from multus_daemon.engine.resolve import MissingDefinitionError
 from multus_daemon.nad import status
-from multus_daemon.ports import Attachment, ClusterStore, ContainerRecord, Pod, StatusWriteError
+from multus_daemon.ports import EVENT_MESSAGE_MAX, Attachment, ClusterStore, ContainerRecord, Pod, StatusWriteError
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ NO_NETWORK: Final = "NoNetworkFound"
 INVALID: Final = "InvalidNetwork"
 FAILED: Final = "FailedAddingInterface"
 NO_STATUS: Final = "NetworkStatusNotWritten"
-_MESSAGE_MAX: Final = 1000
 
 
 class StatusRequiredError(TryAgainLaterError):
@@ -45,9 +44,9 @@ class Reporter:
 
         Raises StatusRequiredError (11).
         """
-        # Clients take the first entry for the cluster network's.
         # An auxiliary chain has no interface of its own, so there is nothing to tell of it.
         shown = [attachment for attachment in record.attachments if not attachment.auxiliary]
+        # Clients take the first entry for the cluster network's.
         attachments = sorted(shown, key=lambda attachment: attachment.hot_plugged)
         problem = await self._write_status(pod, attachments)
         for attachment in attachments:
@@ -71,7 +70,7 @@ class Reporter:
             yield
         except CniError as error:
             reason, message = _as_event(pod, error, reason)
-            self._cluster.event(pod, "Warning", reason, message[:_MESSAGE_MAX])
+            self._cluster.event(pod, "Warning", reason, message[:EVENT_MESSAGE_MAX])
             raise
 
     async def _write_status(self, pod: Pod, attachments: list[Attachment]) -> str:

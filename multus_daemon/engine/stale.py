@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Final, TypeVar
 
 from multus_daemon.cni.names import ContainerId
@@ -37,6 +36,11 @@ def read(store: DelegateStore, container_ids: Sequence[ContainerId]) -> dict[Con
     return found
 
 
+def read_all(store: DelegateStore) -> dict[ContainerId, ContainerRecord | None]:
+    """As `read`, of every container of ours."""
+    return read(store, store.containers(foreign=False))
+
+
 def _recovered(store: DelegateStore, container_id: ContainerId) -> ContainerRecord | None:
     try:
         return store.recover(container_id)
@@ -55,7 +59,7 @@ def without_followed(record: ContainerRecord, records: Iterable[ContainerRecord]
         is_other = other.sandbox.container_id != record.sandbox.container_id
         is_newer = other.sandbox.netns == record.sandbox.netns and other.created > record.created
         if is_other and is_newer and own & _ifnames(other):
-            return replace(record, sandbox=replace(record.sandbox, netns=""))
+            return record.in_netns("")
     return record
 
 

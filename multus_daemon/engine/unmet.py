@@ -146,7 +146,7 @@ def _is_address(wanted: str, shown: str) -> bool:
     address, slash, length = wanted.partition("/")
     ip, bits = ipaddress.ip_address(address), int(length or 0)
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
-        ip, bits = ip.ipv4_mapped, bits - 96
+        ip, bits = ip.ipv4_mapped, max(bits - 96, 0)
     found = ipaddress.ip_interface(shown)
     return found.ip == ip and (not slash or found.network.prefixlen == bits)
 

@@ -112,14 +112,7 @@ class Verbs:
         self._status = SharedCalls()
         self._requests = unmet.Requests(cluster, count_unmet)
         self._hotplug = HotPlug(
-            self._resolver,
-            self._attacher,
-            self._detacher,
-            self._checker,
-            self._reporter,
-            self._requests,
-            links,
-            clock,
+            self._resolver, self._attacher, self._detacher, self._checker, self._reporter, self._requests, links, clock
         )
 
     async def add(self, request: CniRequest) -> Result:

@@ -249,7 +249,8 @@ class CertificateManager:
     @property
     def expires(self) -> float | None:
         """When the certificate in use ends, Unix time; None where there is none."""
-        return self._held.pair.not_after if self._held else None
+        held = self._held
+        return held.pair.not_after if held else None
 
     @property
     def problem(self) -> str:

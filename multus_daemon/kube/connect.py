@@ -76,6 +76,11 @@ class Connection:
         """The name under which the cluster knows this node. Raises NodeNameError."""
         return await resolve_node_name(self.client, self._settings.node_name, self._environ, socket.gethostname())
 
+    @property
+    def certificate_expires(self) -> float | None:
+        """When this node's own certificate ends, Unix time; None where there is none. May be read in any thread."""
+        return self._manager.expires if self._manager else None
+
     async def run(self) -> None:
         """Renew what has to be renewed, for ever."""
         if self._manager is None:

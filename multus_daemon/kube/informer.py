@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Final, Generic, Protocol, TypeVar
@@ -96,6 +97,7 @@ class Informer(Generic[T]):
         self._answered = False
         self._stable = False
         self._wake = asyncio.Event()
+        # On the clock that needs no event loop: metrics are rendered in a thread.
         self._heard: float | None = None
         self.synced = asyncio.Event()
         """Set once everything has been listed."""
@@ -122,10 +124,13 @@ class Informer(Generic[T]):
 
     @property
     def stale_seconds(self) -> float:
-        """How long ago the API server was last heard of; 0 while connected, infinity where it never was."""
+        """How long ago the API server was last heard of; 0 while connected, infinity where it never was.
+
+        May be read in any thread.
+        """
         if self.connected:
             return 0.0
-        return float("inf") if self._heard is None else _now() - self._heard
+        return float("inf") if self._heard is None else time.monotonic() - self._heard
 
     async def wait_for(self, key: Key, predicate: Callable[[T], bool], timeout: float) -> T | None:
         """The object of that name as soon as it satisfies `predicate`; None after `timeout` seconds.
@@ -235,6 +240,7 @@ class Informer(Generic[T]):
         try:
             async with contextlib.aclosing(lines):
                 async for line in lines:
+                    self._heard = time.monotonic()
                     self._take(line)
                     self._stable, self._refusals = True, 0
         finally:
@@ -321,7 +327,7 @@ class Informer(Generic[T]):
     # --- the state of the connection ---
 
     def _mark_connected(self) -> None:
-        self._heard, self.problem, self._answered = _now(), "", True
+        self._heard, self.problem, self._answered = time.monotonic(), "", True
         if not self.connected:
             self.connected = True
             self._on_connected()

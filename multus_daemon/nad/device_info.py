@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any, Final
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
 
+_NAME_MAX_BYTES: Final = 255
+"""Of a file (NAME_MAX)."""
 _DRIVER: Final = ("vhost", "virtio")
 _PCI_EXTRAS: Final = ("pci-address", "pf-pci-address", "representor-device")
 # Type -> its keys in the order of the Go structs, and which of them are required.
@@ -88,5 +91,13 @@ def device_plugin_file(resource_name: str, device_id: str) -> str:
 
 
 def cni_file(network: str, container_id: str, ifname: str) -> str:
-    """The name of the file of one attachment; `network` is `<namespace>/<name>`, as upstream names it."""
-    return f"{network}-{container_id}_{ifname}".replace("/", "-")
+    """The name of the file of one attachment; `network` is `<namespace>/<name>`, as upstream names it.
+
+    One that no file system takes, of two long names, ends in its hash: plugins are told the path, and need not know why.
+    """
+    name = f"{network}-{container_id}_{ifname}".replace("/", "-")
+    encoded = name.encode("utf-8", "surrogatepass")
+    if len(encoded) <= _NAME_MAX_BYTES:
+        return name
+    ending = hashlib.sha256(encoded).hexdigest()[:32]
+    return f"{encoded[: _NAME_MAX_BYTES - len(ending) - 1].decode('utf-8', 'ignore')}-{ending}"

@@ -37,7 +37,7 @@ _SHARED: Final = frozenset({"/", "/run", "/var/run", "/tmp", "/var/tmp", "/host/
 # Seconds to read what a client still sends after it was answered, so that it gets to reading the answer.
 _LINGER = 2.0
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
 
 
@@ -102,10 +102,10 @@ def _edge(metrics: Metrics, allowed_uids: frozenset[int] | None) -> Any:
             response = _refusal(request, metrics, allowed_uids) or await handler(request)
         except web.HTTPException as error:
             # 404 above all; upstream's has no body.
-            _log.warning("%s %s: %d %s", request.method, request.path, error.status, error.reason)
+            log.warning("%s %s: %d %s", request.method, request.path, error.status, error.reason)
             response = web.Response(status=error.status)
         except Exception:
-            _log.exception("%s %s failed", request.method, request.path)
+            log.exception("%s %s failed", request.method, request.path)
             response = web.Response(status=500)
         response.force_close()
         metrics.request(request.path, response.status, request.method)
@@ -122,7 +122,7 @@ def _refusal(request: web.Request, metrics: Metrics, allowed_uids: frozenset[int
         return None
     metrics.refused_peer()
     who = f"user {caller.uid} (process {caller.pid})" if caller else "an unknown user"
-    _log.error("%s %s refused: called by %s", request.method, request.path, who)
+    log.error("%s %s refused: called by %s", request.method, request.path, who)
     error = InternalError(f"{who} may not call the multus daemon", "only root and the daemon's own user may")
     stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))
     return to_response(wire.encode_error(error, stdout=stdout, status=403))
@@ -221,7 +221,7 @@ class UnixServer:
                 raise ListenError(f"can't listen on {self.path}: {error}") from error
             raise
         self._runner = runner
-        _log.info("listening on %s", self.path)
+        log.info("listening on %s", self.path)
 
     async def stop(self, timeout: float) -> int:
         """Accept nothing more, wait up to `timeout` seconds for what runs; the number of verbs that were cut.
@@ -239,7 +239,7 @@ class UnixServer:
         await self._runner.cleanup()
         self._runner = self._site = self._inode = None
         if cut:
-            _log.error("stopped with %d CNI requests cut off after %g s", cut, timeout)
+            log.error("stopped with %d CNI requests cut off after %g s", cut, timeout)
         return cut
 
 
@@ -273,7 +273,7 @@ def _prepare_directory(directory: Path) -> None:
         raise ListenError(f"{directory} is no directory; check socketDir") from error
     status = directory.stat()
     if str(directory.resolve()) in _SHARED or status.st_mode & stat.S_ISVTX:
-        _log.warning("%s is shared with others and keeps its mode; give the socket a directory of its own", directory)
+        log.warning("%s is shared with others and keeps its mode; give the socket a directory of its own", directory)
     elif stat.S_IMODE(status.st_mode) != 0o700:
         directory.chmod(0o700)
 
@@ -305,7 +305,7 @@ def _withdraw(path: Path, inode: tuple[int, int] | None) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        _log.warning("can't remove %s: %s", path, error)
+        log.warning("can't remove %s: %s", path, error)
 
 
 # --- the metrics port ------------------------------------------------------------------------------------------------
@@ -345,14 +345,14 @@ class MetricsServer:
                 await site.start()
             except OSError as error:
                 await site.stop()
-                _log.error(
+                log.error(
                     "no metrics: can't listen on %s port %d: %s; next attempt in %.0f s",
                     self._address or "any address", self._asked_port, error.strerror or error, pause,
                 )  # fmt: skip
                 await asyncio.sleep(pause)
                 continue
             self.port = site.port
-            _log.info("metrics on %s port %d", self._address or "any address", self.port)
+            log.info("metrics on %s port %d", self._address or "any address", self.port)
             return
 
     async def _render(self, _request: web.Request) -> web.Response:

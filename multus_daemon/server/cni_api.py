@@ -31,7 +31,7 @@ from multus_daemon.server import wire
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # How often a drain looks whether the last request has ended, in seconds.
 _DRAIN_STEP = 0.02
@@ -168,7 +168,7 @@ class CniApi:
         try:
             call = decode(body)
         except CniError as error:
-            _log.error("CNI request refused: %s", error)
+            log.error("CNI request refused: %s", error)
             raise
         request = call.request
         names = {"verb": request.verb}
@@ -194,7 +194,7 @@ class CniApi:
 
     def _refuse_when_closed(self, verb: str) -> None:
         if self._closed:
-            _log.info("CNI %s refused: shutting down", verb)
+            log.info("CNI %s refused: shutting down", verb)
             raise StoppedError("multus daemon is shutting down", "its successor will take the request")
 
     async def _body(self, request: web.Request) -> bytes:
@@ -211,14 +211,14 @@ class CniApi:
         except Exception as cause:
             # A cut connection, bad chunks or bad compression: the client's fault, and aiohttp has no one base for it.
             error = IoFailureError(f"the request's body can't be read: {type(cause).__name__}: {cause}")
-        _log.error("CNI request refused: %s", error)
+        log.error("CNI request refused: %s", error)
         raise error
 
     async def _work(self, call: wire.Call, stdout: bool) -> wire.Answer:
         """Serve `call` and write its two log lines; the task of the request. Raises CniError and nothing else."""
         verb = call.request.verb
         started = time.monotonic()
-        _log.info("CNI %s started", verb)
+        log.info("CNI %s started", verb)
         failure: CniError | None = None
         traceback: BaseException | None = None
         try:
@@ -266,9 +266,9 @@ class CniApi:
         self._metrics.verb(verb, outcome, seconds)
         with logs.fields(outcome=outcome, seconds=f"{seconds:.3f}", code=failure.code if failure else None):
             if failure is None:
-                _log.info("CNI %s finished", verb)
+                log.info("CNI %s finished", verb)
             else:
-                _log.error("CNI %s failed: %s", verb, failure, exc_info=traceback)
+                log.error("CNI %s failed: %s", verb, failure, exc_info=traceback)
 
     async def _perform(self, call: wire.Call, stdout: bool) -> wire.Answer:
         request = call.request

@@ -340,6 +340,40 @@ def test_slow(make_node: Callable[..., Node]) -> None:
     assert node.leftovers() == []
 
 
+def test_a_record_whose_reading_hangs(make_node: Callable[..., Node], tmp_path: Path) -> None:
+    """Its own container waits, and nobody else."""
+    flag = tmp_path / "hangs"
+    program = str(Path(__file__).with_name("hanging_disk.py"))
+    node = make_node(wrapper=(sys.executable, program, "stuck.json", str(flag)))
+    node.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0")
+    node.pod("one")
+    node.pod("stuck")
+    node.start()
+    add(node, "one")
+    netns, stuck = node.add_netns(), node.add_netns()
+    flag.touch()
+    asked: list[float] = []
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(node.cni, verb, "stuck", stuck, "stuck") for verb in ("ADD", "CHECK")]
+        try:
+            time.sleep(0.2)
+            for _ in range(5):
+                begun = time.monotonic()
+                assert node.get("/healthz")[0] == 200
+                for verb in ("ADD", "CHECK", "DEL"):
+                    assert node.cni(verb, "other", netns, "one").code == 0
+                asked.append(time.monotonic() - begun)
+            assert not any(call.done() for call in waiting)
+        finally:
+            flag.unlink()
+        answers = [call.result() for call in waiting]
+    print(f"healthz, ADD, CHECK and DEL meanwhile: worst {max(asked):.3f} s")
+    assert max(asked) < 2
+    # Whichever of the two had the container first: a CHECK before the ADD finds nothing.
+    assert answers[0].code == 0, answers[0].stdout
+    assert node.cni("DEL", "stuck", stuck, "stuck").code == 0
+
+
 def test_the_result_is_the_one_that_was_stored(small: Node) -> None:
     """A repeated ADD on a full disk needs no write."""
     small.start()

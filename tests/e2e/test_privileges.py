@@ -155,3 +155,6 @@ def test_a_namespace_that_is_named_by_a_process(contained: Callable[..., Node], 
             program.kill()
     assert added.code == (1 if without else 0), added.stdout
     assert added.json.get("code") == (8 if without else None)
+    if without:
+        reason = "Permission denied (the daemon needs the capability SYS_PTRACE for this path;"
+        assert added.json["msg"].startswith(f"{netns} may not be opened: {reason}")

@@ -13,10 +13,15 @@ from tests.e2e.node import Node
 
 Make = Callable[..., Node]
 
+EXCEPT = "prefer but for two"
+SETTINGS: dict[str, dict[str, Any]] = {
+    EXCEPT: {"builtinPlugins": "prefer", "builtinPluginsExcept": ["ptp", "host-local"]}
+}
+
 
 def make(make_node: Make, reference: Path, setting: str) -> Node:
     """A node with a ptp network, whose ptp and host-local are there as binaries too; they note what they did."""
-    node = make_node(settings={"builtinPlugins": setting})
+    node = make_node(settings=SETTINGS.get(setting, {"builtinPlugins": setting}))
     for name in ("ptp", "host-local"):
         path = node.bin_dir / name
         path.write_text(f'#!/bin/sh\necho "{name} $CNI_COMMAND" >>{node.root}/calls\nexec {reference}/{name}\n')
@@ -49,6 +54,9 @@ def served_by(node: Node) -> dict[str, Any]:
         # `off` is never; what a built-in made can be removed by the binary.
         ("prefer", "off", False, "built-in", ["CHECK", "DEL"], True),
         ("off", "prefer", True, "ptp", ["ADD"], True),
+        # A type that is excepted: as `off` for what is new, and what a built-in made stays its own.
+        ("prefer", EXCEPT, False, "built-in", [], False),
+        (EXCEPT, "prefer", False, "ptp", ["ADD", "CHECK", "DEL"], False),
     ],
 )
 def test_after_a_restart(
@@ -74,7 +82,7 @@ def test_after_a_restart(
         assert served_by(node) == {"ptp": str(node.bin_dir / recorded)}
     assert node.stop() == 0
 
-    node.settings["builtinPlugins"] = then
+    node.settings |= {"builtinPluginsExcept": []} | SETTINGS.get(then, {"builtinPlugins": then})
     if removed:
         (node.bin_dir / "ptp").unlink()
     node.start()

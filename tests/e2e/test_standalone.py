@@ -325,6 +325,45 @@ def test_a_built_in_comes_before_a_binary_and_the_log_says_so(node: Node) -> Non
     assert line.endswith(str(node.bin_dir / "ptp"))
 
 
+def test_the_binary_of_an_excepted_type_comes_first(node: Node, reference: Path) -> None:
+    """The others stay built in: `ptp` here, which calls the binary for its addresses."""
+    node.settings["builtinPluginsExcept"] = ["host-local", "macvlan"]
+    calls = node.root / "calls"
+    binary = node.bin_dir / "host-local"
+    binary.write_text(f'#!/bin/sh\necho "$CNI_COMMAND" >>{calls}\nexec {reference}/host-local\n')
+    binary.chmod(0o755)
+    node.pod("hello")
+    node.start()
+    netns = node.add_netns()
+    for verb in ("ADD", "CHECK", "DEL"):
+        answer = node.cni(verb, "c1", netns, "hello")
+        assert answer.code == 0, answer.stdout
+    assert calls.read_text().split() == ["ADD", "CHECK", "DEL"]
+    assert node.leftovers() == []
+    [line] = [line for line in node.log.read_text().splitlines() if "builtinPluginsExcept" in line]
+    assert line.endswith("networks of these types can't be attached: macvlan")
+
+
+@pytest.mark.parametrize("cluster_network", [True, False])
+def test_too_long_a_name_is_refused_before_anything_runs(make_node: Callable[..., Node], cluster_network: bool) -> None:
+    node = make_node(settings={"builtinPlugins": "off"})
+    node.plugin("noop", f"echo $CNI_COMMAND >>{node.root}/calls; echo '{{}}'")
+    for name in ("cluster", "long"):
+        own = "n" * 250 if (name == "cluster") is cluster_network else name
+        config = {"cniVersion": "1.0.0", "name": own, "type": "noop"}
+        node.network(name, config, "kube-system" if name == "cluster" else "default")
+    node.pod("hello", "long")
+    node.start()
+    netns = node.add_netns()
+    answer = node.cni("ADD", "c1", netns, "hello")
+    assert (answer.code, answer.json["code"]) == (1, 7)
+    most = 255 - len("-c1-") - len("eth0" if cluster_network else "net1")
+    assert answer.json["msg"].startswith(f"network name is too long: 250 bytes, and {most} is the most here")
+    assert node.cni("DEL", "c1", netns, "hello").code == 0
+    assert not (node.root / "calls").exists()
+    assert node.leftovers() == []
+
+
 def test_sixteen_pods_at_once(node: Node) -> None:
     node.ptp("storage", "10.81.1.0/24", namespace="default")
     for number in range(16):

@@ -35,6 +35,10 @@ class FakeLinks:
         self._call("is_netns", path)
         return path in self.namespaces
 
+    def netns_problem(self, path: str) -> str:
+        self._call("netns_problem", path)
+        return "" if path in self.namespaces else "is no network namespace"
+
     async def vanished(self, paths: Collection[str]) -> set[str]:
         self._call("vanished", ",".join(sorted(paths)))
         return {path for path in paths if path not in self.namespaces and path not in self.unseen}

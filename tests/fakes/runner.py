@@ -126,7 +126,7 @@ class FakeDelegateRunner:
         """(verb, attachment name) of each call."""
         return [(call.verb, call.attachment.name) for call in self.calls]
 
-    def validate(self, attachment: Attachment) -> None:
+    def validate(self, sandbox: Sandbox, attachment: Attachment) -> None:
         self.validated.append(attachment)
         if error := self.fail.get(("VALIDATE", attachment.name)):
             raise error

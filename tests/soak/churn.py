@@ -54,7 +54,7 @@ def run(node: Node, pairs: int, at_once: int = 16, pause: tuple[float, float] = 
         seconds = load.run(pairs, lambda: killer.has_failed)
     left = remains.settled(load.kept)
     load.drop_kept()
-    text = f"{seconds:.0f} s, daemon killed {killer.kills} times, load {os.getloadavg()[0]:.1f}; {load.summary()}"
+    text = f"{seconds:.0f} s, daemon killed {killer.strikes} times, load {os.getloadavg()[0]:.1f}; {load.summary()}"
     return Outcome(text, [*load.wrong, *left])
 
 

@@ -9,17 +9,16 @@ import contextlib
 import os
 import random
 import signal
-import threading
 import time
-from types import TracebackType
 
 import multus_shim
 from tests.e2e.node import Node
+from tests.soak.disturbance import Disturbance
 from tests.soak.remains import processes
 
 
-class Killer:
-    """A context manager: in its block the daemon is killed `pause` seconds after it was ready, and started anew."""
+class Killer(Disturbance):
+    """In its block the daemon is killed `pause` seconds after it was ready, and started anew."""
 
     def __init__(
         self, node: Node, pause: tuple[float, float] = (0.5, 1.5), *, ready: bool = True, with_plugins: float = 0.5
@@ -28,43 +27,22 @@ class Killer:
 
         `with_plugins`: how often plugins are killed with it, from 0 to 1.
         """
+        super().__init__("killer", pause)
         self._node = node
-        self._pause = pause
         self._ready = ready
         self._with_plugins = with_plugins
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="killer")
-        self._error: BaseException | None = None
-        self.kills = 0
 
-    def __enter__(self) -> Killer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        self._ending.set()
-        self._thread.join()
-        if self._error and kind is None:
-            raise self._error
-
-    @property
-    def has_failed(self) -> bool:
-        """True where no daemon could be started any more."""
-        return self._error is not None
-
-    def _work(self) -> None:
+    def strike(self) -> None:
         try:
-            while not self._ending.wait(random.uniform(*self._pause)):
-                self._node.kill()
-                self.kills += 1
-                if random.random() < self._with_plugins:
-                    self._kill_plugins()
-                time.sleep(random.choice((0, 0, 0.2)))
-                self._node.start(timeout=90, ready=self._ready)
+            self._node.kill()
+            if random.random() < self._with_plugins:
+                self._kill_plugins()
+            time.sleep(random.choice((0, 0, 0.2)))
+            self._node.start(timeout=90, ready=self._ready)
         except BaseException as error:
             daemon = self._node.daemon
             error.add_note(f"exit status of the daemon: {daemon and daemon.poll()} (negative: the signal)")
-            self._error = error
+            raise
 
     def _kill_plugins(self) -> None:
         for line in processes(self._node):

@@ -1,6 +1,6 @@
 """As churn, in a cluster whose API server comes and goes, and with a plugin that misbehaves: nothing may be left.
 
-    python -m tests.soak.outages [--pairs 1000] [--at-once 16]
+    python -m tests.soak.outages [--pairs 2000] [--at-once 16]
 
 A real kube-apiserver is frozen, killed and started, or all connections to it are cut, at random; the daemon is killed
 every few seconds; a chained plugin fails, prints garbage or 100 MB, crashes, hangs, or leaves a child that keeps its
@@ -16,10 +16,9 @@ import os
 import random
 import shutil
 import sys
-import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.e2e.apiserver import ApiServer
@@ -29,6 +28,7 @@ from tests.e2e.conftest import REFERENCE
 from tests.e2e.node import Answer, Node
 from tests.e2e.test_kubernetes import Cluster
 from tests.soak.churn import Outcome, end_in_good_order, report
+from tests.soak.disturbance import Disturbance
 from tests.soak.killer import Killer
 from tests.soak.load import Kind, Load, mixed, stdin
 from tests.soak.remains import Remains
@@ -44,35 +44,17 @@ _MISBEHAVIOUR = Path(__file__).with_name("plugin.py")
 _WAYS = ("fail", "garbage", "crash", "flood", "hang", "hold")
 
 
-class Outages:
-    """A context manager: in its block the API server comes and goes."""
+class Outages(Disturbance):
+    """In its block the API server comes and goes."""
 
-    def __init__(self, cluster: Cluster, *, longest: float = 5.0) -> None:
+    def __init__(self, cluster: Cluster, *, longest: float = 3.0) -> None:
         """`longest`: for how many seconds it is away, at most."""
+        super().__init__("outages", (2, 6))
         self._server = cluster.server
         self._longest = longest
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="outages")
-        self._error: BaseException | None = None
-        self.number = 0
 
-    def __enter__(self) -> Outages:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        self._ending.set()
-        self._thread.join()
-        if self._error and kind is None:
-            raise self._error
-
-    def _work(self) -> None:
-        try:
-            while not self._ending.wait(random.uniform(0.5, 3)):
-                random.choice((self._freeze, self._kill, self._cut))(random.uniform(0.2, self._longest))
-                self.number += 1
-        except BaseException as error:
-            self._error = error
+    def strike(self) -> None:
+        random.choice((self._freeze, self._kill, self._cut))(random.uniform(0.2, self._longest))
 
     def _freeze(self, seconds: float) -> None:
         self._server.pause()
@@ -112,8 +94,10 @@ def run(cluster: Cluster, pairs: int, at_once: int = 16) -> Outcome:
         answer: Answer = cluster.cni(verb, pod, netns, container_id, stdin=stdin(node), timeout=300)
         return answer
 
+    # Twice: a third of the pods.
+    moody = misbehaving(node, cluster)
     kinds = mixed(node, REFERENCE, lambda name, config: cluster.definition(name, json.dumps(config)))
-    load = Load(node, [*kinds, misbehaving(node, cluster)], at_once, cluster.pod, call)
+    load = Load(node, [*kinds, moody, replace(moody, name="moodier")], at_once, cluster.pod, call)
     node.start(timeout=60)
     load.warm_up()
     remains = Remains(node)
@@ -126,7 +110,7 @@ def run(cluster: Cluster, pairs: int, at_once: int = 16) -> Outcome:
     left = remains.settled(load.kept)
     load.drop_kept()
     text = (
-        f"{seconds:.0f} s, API server away {outages.number} times, daemon killed {killer.kills} times, "
+        f"{seconds:.0f} s, API server away {outages.strikes} times, daemon killed {killer.strikes} times, "
         f"load {os.getloadavg()[0]:.1f}; {load.summary()}"
     )
     return Outcome(text, [*load.wrong, *left])
@@ -135,7 +119,7 @@ def run(cluster: Cluster, pairs: int, at_once: int = 16) -> Outcome:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.outages", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=1000)
+    parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--keep-logs", type=Path, help="copy the daemon's log to this directory")
     given = parser.parse_args()

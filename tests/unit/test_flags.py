@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from multus_daemon import cli, flags, settings
+
+LEVELS = "Invalid enum value 'info'; known: panic, error, verbose, debug"
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,7 @@ def test_names_are_derived(key: str, flag: str) -> None:
 
 VALUES: dict[str, tuple[str, Any]] = {
     "builtin-plugins": ("off", "off"),
+    "builtin-plugins-except": ("bridge, host-local", ["bridge", "host-local"]),
     "capabilities": ('{"mac":true}', {"mac": True}),
     "default-networks": ("a, b,", ["a", "b"]),
     "delegate-timeout-seconds": ("1.5", 1.5),
@@ -138,8 +141,13 @@ def test_flags_reach_requests_as_keys_of_the_file_do(tmp_path: Path) -> None:
     [
         (["-metrics-port", "x"], "--metrics-port: Expected `int | null`, got `str`"),
         (["--metrics-port=0"], "--metrics-port: Expected `int` >= 1"),
-        (["--multus-log-level=info"], "--multus-log-level: Invalid enum value 'info'"),
-        (["--log-level=info"], "--log-level: Invalid enum value 'info'"),
+        (["--multus-log-level=info"], f"--multus-log-level: {LEVELS}"),
+        (["--log-level=info"], f"--log-level: {LEVELS}"),
+        (
+            ["--builtin-plugins-except=ptp,ovs"],
+            "--builtin-plugins-except: Invalid enum value 'ovs' - at `$[1]`; "
+            f"known: {', '.join(get_args(settings.BuiltinPlugin))}",
+        ),
         (["--namespace-isolation=yes"], "--namespace-isolation: Expected `bool`, got `str`"),
         (["--delegates={"], "--delegates: Expected `array`, got `str`"),
         (["--capabilities", '{"a":1}'], "--capabilities: Expected `bool`, got `int` - at `$[...]`"),

@@ -198,3 +198,22 @@ def test_late_deletes(registry, metrics):
     for kind, number in kinds.items():
         assert registry.get_sample_value("multus_leftover_containers", {"kind": kind}) == number
     assert registry.get_sample_value("multus_pods_lacking_networks") == 5
+
+
+def test_how_old_is_what_is_known(registry, metrics):
+    name, labels = "multus_informer_stale_seconds", {"resource": "pods"}
+    assert registry.get_sample_value(name, labels) is None
+    ages = iter((math.inf, 0.0, 61.5))
+    metrics.cluster.ask_staleness("pods", lambda: next(ages))
+    assert 'multus_informer_stale_seconds{resource="pods"} +Inf\n' in exposition(metrics)
+    assert [registry.get_sample_value(name, labels) for _ in range(2)] == [0, 61.5]
+
+
+def test_the_end_of_the_nodes_certificate(registry, metrics):
+    name = "multus_client_certificate_expiration_timestamp_seconds"
+    assert name not in exposition(metrics)
+    ends = [None]
+    metrics.cluster.ask_certificate(lambda: ends[-1])
+    assert registry.get_sample_value(name) is None
+    ends.append(1_900_000_000.0)
+    assert f"{name} 1.9e+09\n" in exposition(metrics)

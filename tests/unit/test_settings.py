@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon import settings
+from multus_daemon.builtin.runner import PLUGINS
 from multus_daemon.settings import Settings, SettingsError
 
 # Every key of upstream's daemon-config.json (v4.3.0) with a value that upstream takes, and those that only its
@@ -65,6 +66,7 @@ DEFAULTS: dict[str, Any] = {
     "auxiliaryCNIChainName": "",
     "binDir": "/opt/cni/bin",
     "builtinPlugins": "prefer",
+    "builtinPluginsExcept": (),
     "capabilities": {},
     "chrootDir": "",
     "kubeletDir": "/var/lib/kubelet",
@@ -108,6 +110,9 @@ DEFAULTS: dict[str, Any] = {
     "systemNamespaces": ("kube-system",),
     "type": "multus-shim",
 }
+
+
+KNOWN = f"known: {', '.join(sorted(PLUGINS))}"
 
 
 def read(**fields: Any) -> Settings:
@@ -176,9 +181,9 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("metricsPort", True, "metricsPort: Expected `int | null`, got `bool`"),
         ("metricsPort", 10**30, "metricsPort: Expected `int` <= 65535"),
         ("metricsPort", 9091.5, "metricsPort: Expected `int | null`, got `float`"),
-        ("logLevel", "info", "logLevel: Invalid enum value 'info'"),
-        ("logLevel", "debug\n", "logLevel: Invalid enum value 'debug\\n'"),
-        ("logLevel", "", "logLevel: Invalid enum value ''"),
+        ("logLevel", "info", "logLevel: Invalid enum value 'info'; known: panic, error, verbose, debug"),
+        ("logLevel", "debug\n", "logLevel: Invalid enum value 'debug\\n'; known: panic, error, verbose, debug"),
+        ("logLevel", "", "logLevel: Invalid enum value ''; known: panic, error, verbose, debug"),
         ("logLevel", 1, "logLevel: Expected `str`, got `int`"),
         ("logToStderr", "true", "logToStderr: Expected `bool`, got `str`"),
         ("logToStderr", 1, "logToStderr: Expected `bool`, got `int`"),
@@ -192,7 +197,15 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("defaultNetworks", ["a", None], "defaultNetworks: Expected `str`, got `null` - at `$[1]`"),
         ("globalNamespaces", ["a"], "globalNamespaces: Expected `str`, got `array`"),
         ("namespaceIsolation", 0, "namespaceIsolation: Expected `bool`, got `int`"),
-        ("builtinPlugins", "always", "builtinPlugins: Invalid enum value 'always'"),
+        ("builtinPlugins", "always", "builtinPlugins: Invalid enum value 'always'; known: off, fallback, prefer"),
+        (
+            "builtinPluginsExcept",
+            ["bridge", "ovs"],
+            f"builtinPluginsExcept: Invalid enum value 'ovs' - at `$[1]`; {KNOWN}",
+        ),
+        ("builtinPluginsExcept", ["Bridge"], f"builtinPluginsExcept: Invalid enum value 'Bridge' - at `$[0]`; {KNOWN}"),
+        ("builtinPluginsExcept", "bridge", "builtinPluginsExcept: Expected `array`, got `str`"),
+        ("builtinPluginsExcept", [None], "builtinPluginsExcept: Expected `str`, got `null` - at `$[0]`"),
         ("delegateTimeoutSeconds", 0, "delegateTimeoutSeconds: Expected `float` > 0.0"),
         ("delegateTimeoutSeconds", 3601, "delegateTimeoutSeconds: Expected `float` <= 3600.0"),
         ("daemonWaitSeconds", -1, "daemonWaitSeconds: Expected `float` >= 0.0"),

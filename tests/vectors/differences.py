@@ -98,8 +98,9 @@ def _changed(ours: Expected | Callable[[str], str], before: str) -> Expected:
 # --- what becomes of upstream's text -------------------------------------------------------------------------------
 
 
-def _own_record(text: str) -> str:
-    return re.sub(r"(?m)^/var/lib/cni/multus/([^/\n]+)$", r"/var/lib/cni/multus/attachments/\1.json", text)
+def _substitute(pattern: str, by: str) -> Callable[[str], str]:
+    """`by` in place of each match; both as in `re.sub`."""
+    return lambda text: re.sub(pattern, by, text)
 
 
 def _header(name: str, value: str) -> Callable[[str], str]:
@@ -110,10 +111,6 @@ def _header(name: str, value: str) -> Callable[[str], str]:
         return "\n".join(sorted([*lines, *([f"{name}: {value}"] if value else [])]))
 
     return change
-
-
-def _as_json(text: str) -> str:
-    return text.replace("Content-Type: text/plain; charset=utf-8", "Content-Type: application/json")
 
 
 def _cache(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[str], str]:
@@ -150,17 +147,9 @@ def _only_what_was_asked_for(fields: dict[str, Any]) -> dict[str, Any]:
     return fields | {"config": json.dumps(ours), "cniArgs": args}
 
 
-def _explicit_default(text: str) -> str:
-    return re.sub(r'(\n    "mac": "[^"]*",)(?=\n    "dns")', r'\1\n    "default": false,', text)
-
-
 def _with_default_route(text: str) -> str:
     gateways = '[\n        "10.201.0.1"\n    ]'
     return text.removesuffix("\n}]") + f',\n    "gateway": {gateways},\n    "default-route": {gateways}\n}}]'
-
-
-def _without_routes(text: str) -> str:
-    return re.sub(r',\s*"routes":\s*\[[^]]*\]', "", text)
 
 
 # --- the table -----------------------------------------------------------------------------------------------------
@@ -209,14 +198,14 @@ TABLE: tuple[Difference, ...] = (
     Difference(
         ("*",),
         ("network-status",),
-        _explicit_default,
+        _substitute(r'(\n    "mac": "[^"]*",)(?=\n    "dns")', r'\1\n    "default": false,'),
         '`"default": false` at networks that are not the default one',
         "the specification asks for the key (5.3.5); upstream leaves a false one out",
     ),
     Difference(
         ("*",),
         ("remembered",),
-        _own_record,
+        _substitute(r"(?m)^/var/lib/cni/multus/([^/\n]+)$", r"/var/lib/cni/multus/attachments/\1.json"),
         "`<cniDir>/attachments/<id>.json` in place of `<cniDir>/<id>`",
         "upstream's file loses the keys of a conflist that its types do not have; ours keeps the bytes of each "
         "configuration. Upstream's files are read where there is no record of ours",
@@ -224,7 +213,7 @@ TABLE: tuple[Difference, ...] = (
     Difference(
         ("*/ADD", "*/ADD#2", "delegate/unknown verb", "http/POST /cni"),
         ("headers",),
-        _as_json,
+        _substitute("Content-Type: text/plain; charset=utf-8", "Content-Type: application/json"),
         "`Content-Type: application/json`",
         "every body is JSON; upstream's clients do not look at the type",
     ),
@@ -353,7 +342,7 @@ TABLE: tuple[Difference, ...] = (
     Difference(
         ("*/default-route/ADD",),
         ANSWER,
-        _without_routes,
+        _substitute(r',\s*"routes":\s*\[[^]]*\]', ""),
         "the cluster network's result is without the default route",
         "it has moved to the network that was asked for it; upstream's stays where it was",
     ),

@@ -14,7 +14,8 @@ from tests.e2e.certificates import OpensslError
 from tests.e2e.cluster import daemon_image
 from tests.e2e.cluster.images import ImageError
 from tests.e2e.cluster.multus import MultusPod
-from tests.e2e.cluster.real_node import LINKS, PRIMARY, NodeError, RealNode
+from tests.e2e.cluster.programs import NodeError
+from tests.e2e.cluster.real_node import LINKS, PRIMARY, RealNode
 from tests.e2e.cluster.workload import BRIDGE, forget_events
 
 

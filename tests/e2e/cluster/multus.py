@@ -11,6 +11,7 @@ import json
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,47 +78,24 @@ class Multus(abc.ABC):
         self.node.wait_ready()
 
     def _serves(self) -> bool:
-        return self.readyz()[0] == 200 and self.node.machine.path(GENERATED).exists()
+        return self._is_ready() and self.node.machine.path(GENERATED).exists()
+
+    def _is_ready(self) -> bool:
+        """Whether it says that it is."""
+        return self.readyz()[0] == 200
 
     def _clear(self) -> None:
         self.node.machine.run("rm", "-rf", GENERATED, str(Path(CONFIG).parent), STORE, "/opt/cni/bin/multus-shim")
 
 
-class MultusProcess(Multus):
-    """The daemon of the environment that the tests run in, with the rights that the manifests give it."""
+class _Process(Multus):
+    """A daemon that is a program of the node."""
 
-    def __init__(self, node: RealNode, **settings: Any) -> None:
+    def __init__(self, node: RealNode, name: str) -> None:
+        """`name`: of its log."""
         super().__init__(node)
-        self.settings: dict[str, Any] = {
-            "multusAutoconfigDir": "/etc/cni/net.d",
-            "multusConfigFile": "auto",
-            **settings,
-        }
+        self._name = name
         self._process: MachineProcess | None = None
-
-    def install(self) -> None:
-        """Definitions, rights, the shim, the configuration."""
-        for name in ("crd.yaml", "rbac.yaml"):
-            for item in filter(None, yaml.safe_load_all((_MANIFESTS / "base" / name).read_text())):
-                if item["kind"] == "CustomResourceDefinition":
-                    self.node.server.install_crd(item)
-                else:
-                    self.node.server.apply(item)
-        token = self.node.server.service_account_token("kube-system", "multus")
-        kubeconfig = self.node.server.kubeconfig_for_token(token)
-        self.node.machine.run("install", "-m", "0755", str(multus_shim.binary()), "/opt/cni/bin/multus-shim")
-        config = self.node.machine.path(CONFIG)
-        config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(json.dumps({"kubeconfig": str(kubeconfig), "nodeName": NAME, **self.settings}))
-
-    def launch(self) -> None:
-        """Start it; nothing is known yet about its readiness."""
-        command = [sys.executable, "-m", "multus_daemon.cli", "run", "--config", CONFIG]
-        self._process = self.node.machine.start("multus", *command, env={"PYTHONSAFEPATH": "1"})
-
-    def start(self) -> None:
-        self.launch()
-        self.wait_ready()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """End it; its exit status."""
@@ -133,7 +111,16 @@ class MultusProcess(Multus):
         self._clear()
 
     def log(self) -> str:
-        return (self.node.machine.logs / "multus.log").read_text()
+        return (self.node.machine.logs / f"{self._name}.log").read_text()
+
+    def _launch(self, *command: str, **env: str) -> None:
+        self._process = self.node.machine.start(self._name, *command, env=env)
+
+    def _configure(self, shim: Path, settings: Mapping[str, Any]) -> None:
+        self.node.machine.run("install", "-m", "0755", str(shim), "/opt/cni/bin/multus-shim")
+        config = self.node.machine.path(CONFIG)
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(json.dumps(settings))
 
     def _serves(self) -> bool:
         assert self._process is not None
@@ -141,16 +128,48 @@ class MultusProcess(Multus):
         return super()._serves()
 
 
-class UpstreamProcess(Multus):
+class MultusProcess(_Process):
+    """The daemon of the environment that the tests run in, with the rights that the manifests give it."""
+
+    def __init__(self, node: RealNode, **settings: Any) -> None:
+        super().__init__(node, "multus")
+        self.settings: dict[str, Any] = {
+            "multusAutoconfigDir": "/etc/cni/net.d",
+            "multusConfigFile": "auto",
+            **settings,
+        }
+
+    def install(self) -> None:
+        """Definitions, rights, the shim, the configuration."""
+        for name in ("crd.yaml", "rbac.yaml"):
+            for item in filter(None, yaml.safe_load_all((_MANIFESTS / "base" / name).read_text())):
+                if item["kind"] == "CustomResourceDefinition":
+                    self.node.server.install_crd(item)
+                else:
+                    self.node.server.apply(item)
+        token = self.node.server.service_account_token("kube-system", "multus")
+        kubeconfig = self.node.server.kubeconfig_for_token(token)
+        settings = {"kubeconfig": str(kubeconfig), "nodeName": NAME, **self.settings}
+        self._configure(multus_shim.binary(), settings)
+
+    def launch(self) -> None:
+        """Start it; nothing is known yet about its readiness."""
+        self._launch(sys.executable, "-m", "multus_daemon.cli", "run", "--config", CONFIG, PYTHONSAFEPATH="1")
+
+    def start(self) -> None:
+        self.launch()
+        self.wait_ready()
+
+
+class UpstreamProcess(_Process):
     """Upstream's v4.3 thick daemon (see `build_tools`), a program of the node, with the rights of its own manifest."""
 
     _ACCOUNT: Final = "/run/secrets/kubernetes.io/serviceaccount"
 
     def __init__(self, node: RealNode) -> None:
         """Raises `build_tools.ToolError` where a program is missing."""
-        super().__init__(node)
+        super().__init__(node, "upstream")
         self._daemon, self._shim = (build_tools.find(name) for name in build_tools.PREDECESSOR)
-        self._process: MachineProcess | None = None
 
     def install(self) -> None:
         server = self.node.server
@@ -173,9 +192,6 @@ class UpstreamProcess(Multus):
         (account / "token").write_text(server.service_account_token(_NAMESPACE, "multus"))
         (account / "ca.crt").write_bytes(server.ca_file.read_bytes())
         (account / "namespace").write_text(_NAMESPACE)
-        self.node.machine.run("install", "-m", "0755", str(self._shim), "/opt/cni/bin/multus-shim")
-        config = self.node.machine.path(CONFIG)
-        config.parent.mkdir(parents=True, exist_ok=True)
         settings = {
             "cniVersion": "0.3.1",
             "cniConfigDir": "/etc/cni/net.d",
@@ -185,35 +201,24 @@ class UpstreamProcess(Multus):
             "logLevel": "verbose",
             "logToStderr": True,
         }
-        config.write_text(json.dumps(settings))
+        self._configure(self._shim, settings)
 
     def start(self) -> None:
-        """Start it; back when it has written the runtime's configuration, which it does once it serves."""
         env = {
             "KUBERNETES_SERVICE_HOST": SERVICE_ADDRESS,
             "KUBERNETES_SERVICE_PORT": "443",
             "MULTUS_NODE_NAME": NAME,
         }
-        self._process = self.node.machine.start("upstream", str(self._daemon), "-config", CONFIG, env=env)
-        self.node.wait_until(lambda: self.node.machine.path(GENERATED).exists(), "upstream's daemon serves")
-        self.node.wait_ready()
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End it; its exit status."""
-        assert self._process is not None, "the daemon does not run"
-        return self._process.stop(number)
-
-    def kill(self) -> None:
-        self.stop(signal.SIGKILL)
+        self._launch(str(self._daemon), "-config", CONFIG, **env)
+        self.wait_ready()
 
     def uninstall(self) -> None:
-        if self._process is not None and self._process.running:
-            self.stop()
-        self._clear()
+        super().uninstall()
         self.node.machine.run("rm", "-rf", self._ACCOUNT)
 
-    def log(self) -> str:
-        return (self.node.machine.logs / "upstream.log").read_text()
+    def _is_ready(self) -> bool:
+        # It can't say: it writes the runtime's configuration once it serves.
+        return True
 
 
 class MultusPod(Multus):
@@ -226,7 +231,7 @@ class MultusPod(Multus):
 
     def install(self) -> None:
         """The image onto the node."""
-        self.node.import_image(self._image)
+        self.node.containerd.import_image(self._image)
 
     def apply(self) -> None:
         """Apply the manifest; back at once."""
@@ -255,8 +260,9 @@ class MultusPod(Multus):
     @property
     def pid(self) -> int:
         """The daemon's, as the node counts."""
-        tasks = self.node.ctr("tasks", "list").splitlines()[1:]
-        mine = self.node.ctr("containers", "list", "--quiet", 'labels."io.kubernetes.container.name"==kube-multus')
+        ctr = self.node.containerd.ctr
+        tasks = ctr("tasks", "list").splitlines()[1:]
+        mine = ctr("containers", "list", "--quiet", 'labels."io.kubernetes.container.name"==kube-multus')
         (found,) = (
             int(pid) for identifier, pid, state in map(str.split, tasks) if identifier in mine and state == "RUNNING"
         )

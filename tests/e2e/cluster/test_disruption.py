@@ -64,7 +64,7 @@ def test_a_rollout_while_forty_pods_come_and_go(multus: MultusPod) -> None:
     multus.rollout_restart()
     delete(node, first)
     multus.wait_rolled_out()
-    node.wait_until(lambda: not any(node.sandboxes(name) for name in first), "the sandboxes are gone", 120)
+    node.wait_until(lambda: not any(node.containerd.sandboxes(name) for name in first), "the sandboxes are gone", 120)
     assert_attached(node, second)
     node.remove_pods()
     assert leftovers(node) == []
@@ -105,15 +105,23 @@ def test_after_a_reboot_pods_have_their_networks(multus: MultusPod) -> None:
     names = [f"p{number}" for number in range(10)]
     make(node, names)
     assert_attached(node, names)
-    before = {name: node.sandboxes(name)[-1].identifier for name in names}
+    before = {name: node.containerd.sandboxes(name)[-1].identifier for name in names}
+    told = {name: status(node.server.get("v1", "Pod", name)) for name in names}
     node.reboot()
     begin = time.monotonic()
     node.wait_until(
-        lambda: all((found := node.sandboxes(name)) and found[-1].identifier != before[name] for name in names),
+        lambda: all(
+            (found := node.containerd.sandboxes(name)) and found[-1].identifier != before[name] for name in names
+        ),
         "the pods have new sandboxes",
         120,
     )
     node.wait_until(lambda: len(addresses(node)) == 3 * len(names), "the old addresses are free", 60)
+    # To the API the pods run all the time, so it is the status that tells that their new ADDs are through.
+    node.wait_until(
+        lambda: all(status(node.server.get("v1", "Pod", name)) != told[name] for name in names),
+        "the pods' new networks are told",
+    )
     print(f"attached {time.monotonic() - begin:.0f} s after the start")
     assert_attached(node, names)
     node.remove_pods()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.cluster import containerd
 from tests.e2e.cluster.multus import GENERATED, MultusPod
 from tests.e2e.cluster.real_node import NAME, PRIMARY, RealNode
 from tests.e2e.cluster.runtime import NetworkWatch
@@ -55,7 +56,7 @@ def test_no_pod_starts_on_the_wrong_network(without_primary: MultusPod) -> None:
     names = waiting(node, 10)
     time.sleep(5)
     node.wait_ready(ready=False)
-    with NetworkWatch(node.machine.path("/run/containerd/containerd.sock"), "primary", "multus-cni-network") as watch:
+    with NetworkWatch(node.machine.path(containerd.SOCKET), "primary", "multus-cni-network") as watch:
         node.primary(FILE, PRIMARY)
         node.wait_running(*names)
     assert watch.names() == ["", "multus-cni-network"]
@@ -73,9 +74,7 @@ def test_the_runtime_never_has_the_primary_networks_own_file(without_primary: Mu
     multus.apply()
     for _ in range(ROUNDS):
         node.wait_until(lambda: is_waiting(multus), "the daemon waits for the primary network")
-        with NetworkWatch(
-            node.machine.path("/run/containerd/containerd.sock"), "primary", "multus-cni-network"
-        ) as watch:
+        with NetworkWatch(node.machine.path(containerd.SOCKET), "primary", "multus-cni-network") as watch:
             node.primary(FILE, PRIMARY)
             node.wait_until(lambda found=watch: "multus-cni-network" in found.names(), "ours is the runtime's")
         print(f"{watch.seconds('primary') * 1000:.1f} ms, asked {watch.asked} times")

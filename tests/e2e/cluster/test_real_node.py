@@ -44,13 +44,13 @@ def test_a_pod_runs_with_an_address_and_nothing_is_left_of_it(real_node: RealNod
 def test_containers_outlive_containerd_and_the_kubelet(real_node: RealNode) -> None:
     real_node.pod("p1")
     real_node.wait_running("p1")
-    (before,) = real_node.sandboxes("p1")
+    (before,) = real_node.containerd.sandboxes("p1")
     real_node.kill_containerd()
     real_node.restart_kubelet()
     real_node.wait_ready()
     real_node.pod("p2")
     real_node.wait_running("p1", "p2")
-    assert real_node.sandboxes("p1") == [before]
+    assert real_node.containerd.sandboxes("p1") == [before]
     real_node.delete_pod("p1")
     real_node.delete_pod("p2")
     assert real_node.links() == LINKS
@@ -59,7 +59,7 @@ def test_containers_outlive_containerd_and_the_kubelet(real_node: RealNode) -> N
 def test_a_reboot_leaves_files_and_makes_new_sandboxes(real_node: RealNode) -> None:
     real_node.pod("p1")
     real_node.wait_running("p1")
-    (before,) = real_node.sandboxes("p1")
+    (before,) = real_node.containerd.sandboxes("p1")
     boot = real_node.machine.run("cat", "/proc/sys/kernel/random/boot_id")
     real_node.machine.path("/run/left").write_text("")
     real_node.machine.path("/var/left").write_text("")
@@ -67,8 +67,8 @@ def test_a_reboot_leaves_files_and_makes_new_sandboxes(real_node: RealNode) -> N
     assert not real_node.machine.path("/run/left").exists()
     assert real_node.machine.path("/var/left").exists()
     assert real_node.machine.run("cat", "/proc/sys/kernel/random/boot_id") != boot
-    real_node.wait_until(lambda: bool(real_node.sandboxes("p1")), "p1 has a sandbox again")
-    assert real_node.sandboxes("p1")[0].identifier != before.identifier
+    real_node.wait_until(lambda: bool(real_node.containerd.sandboxes("p1")), "p1 has a sandbox again")
+    assert real_node.containerd.sandboxes("p1")[0].identifier != before.identifier
     real_node.delete_pod("p1")
     assert real_node.links() == LINKS
     assert addresses(real_node) == []

@@ -40,7 +40,7 @@ def state(node: RealNode, pod: str) -> tuple[str, Any, Any]:
         (link["ifname"], link["address"], [item["local"] for item in link["addr_info"] if item["family"] == "inet"])
         for link in node.ip("address", pod=pod)
     ]
-    return node.sandboxes(pod)[-1].identifier, links, node.ip("-4", "route", pod=pod)
+    return node.containerd.sandboxes(pod)[-1].identifier, links, node.ip("-4", "route", pod=pod)
 
 
 def test_live_pods_stay_and_are_deleted_new_ones_work(upstream: UpstreamProcess, multus_pod: MultusPod) -> None:

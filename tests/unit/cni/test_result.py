@@ -237,12 +237,40 @@ def test_results_that_can_not_be_read(data: bytes, message: str) -> None:
         ("FD00::0:1/64", "fd00::1/64"),
         ("::/0", "::/0"),
         ("::ffff:10.1.2.3/120", "10.1.2.3/24"),
-        ("::ffff:a01:203/96", "10.1.2.3/0"),
         ("2001:db8:0:0:1:0:0:1/128", "2001:db8::1:0:0:1/128"),
     ],
 )
 def test_cidr(text: str, expected: str) -> None:
     assert result.cidr(text, "x") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("::ffff:0:0/0", "0.0.0.0/0"),
+        ("::ffff:0:0/95", "0.0.0.0/0"),
+        ("::ffff:0:0/96", "0.0.0.0/0"),
+        ("::ffff:10.1.2.3/0", "10.1.2.3/0"),
+        ("::ffff:10.1.2.3/64", "10.1.2.3/0"),
+        ("::ffff:a01:203/96", "10.1.2.3/0"),
+        ("::ffff:10.1.2.3/97", "10.1.2.3/1"),
+        ("0::ffff:0a01:0203/112", "10.1.2.3/16"),
+        ("::ffff:10.1.2.3/00120", "10.1.2.3/24"),
+        ("::ffff:10.1.2.3/128", "10.1.2.3/32"),
+        # Not mapped.
+        ("::10.1.2.3/96", "::a01:203/96"),
+        ("::ffff:0:0:0/80", "::ffff:0:0:0/80"),
+    ],
+)
+def test_mapped_prefixes(text: str, expected: str) -> None:
+    """What Go 1.26 prints for a `net.IPNet` of the address and the mask that ParseCIDR returns."""
+    assert result.cidr(text, "x") == expected
+
+
+def test_a_mapped_default_route() -> None:
+    found = result.from_object({"routes": [{"dst": "::ffff:0:0/0", "gw": "::ffff:10.0.0.1"}]}, "1.0.0")
+    assert found.routes == (Route("0.0.0.0/0", "10.0.0.1"),)
+    assert found.routes[0].is_default
 
 
 @pytest.mark.parametrize(

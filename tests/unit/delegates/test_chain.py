@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -255,7 +256,7 @@ class TestCheck:
 
 class TestValidate:
     def test_good(self, chain, runner):
-        chain.validate(attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"]))
+        chain.validate(SANDBOX, attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"]))
         assert runner.located == ["bridge", "host-local", "portmap"]
         assert runner.calls == []
 
@@ -263,18 +264,44 @@ class TestValidate:
     def test_plugin_missing(self, chain, runner, missing):
         runner.missing.add(missing)
         with pytest.raises(InvalidNetworkConfigError) as caught:
-            chain.validate(attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"]))
+            chain.validate(SANDBOX, attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"]))
         assert caught.value.msg.startswith(f'failed to find plugin "{missing}" in path [/a /b]')
         assert 'network="web/n1" interface="net1"' in caught.value.msg
 
     def test_version(self, chain):
         with pytest.raises(IncompatibleVersionError, match=r"0\.5\.0"):
-            chain.validate(attachment("0.5.0"))
+            chain.validate(SANDBOX, attachment("0.5.0"))
 
     @pytest.mark.parametrize("ifname", ["", "a" * 16, "a/b", ".."])
     def test_interface_name(self, chain, ifname):
         with pytest.raises(InvalidEnvironmentError):
-            chain.validate(Attachment("web/n1", attachment().config, ifname))
+            chain.validate(SANDBOX, Attachment("web/n1", attachment().config, ifname))
+
+    @pytest.mark.parametrize(("container_id", "ifname", "most"), [("c" * 64, "net1", 185), ("c" * 128, "i" * 15, 110)])
+    async def test_network_name(self, runner, cache, container_id, ifname, most):
+        """Up to the longest one that the file of its result can have."""
+        chain = Chain(runner, cache, "/a")
+        sandbox = Sandbox(container_id, "/n")
+        fits, long = (replace(attachment(name="n" * length), ifname=ifname) for length in (most, most + 1))
+        chain.validate(sandbox, fits)
+        await chain.add(sandbox, fits)
+        with pytest.raises(InvalidNetworkConfigError) as caught:
+            chain.validate(sandbox, long)
+        assert caught.value.code == 7
+        assert caught.value.msg.startswith(f"network name is too long: {most + 1} bytes, and {most} is the most here")
+
+    async def test_what_has_too_long_a_name_is_let_go_of_all_the_same(self, chain, runner, caplog):
+        # So that there are cached results to look through.
+        await chain.add(SANDBOX, attachment(plugins=["bridge"]))
+        runner.calls.clear()
+        long = attachment("1.1.0", name="n" * 250)
+        await chain.delete(SANDBOX, long)
+        await chain.check(SANDBOX, long.with_result(RESULT))
+        await chain.gc(long.config, [])
+        await chain.status(long.config)
+        assert [verb for name, verb in runner.order if name == "bridge"] == ["DEL", "CHECK", "GC", "STATUS"]
+        assert len(runner.order) == 12
+        assert caplog.text == ""
 
 
 def network(version="1.1.0", plugins=("bridge", "portmap", "tuning"), **extra):

@@ -110,7 +110,7 @@ async def test_add_check_delete(chain, sandbox, bridge, tmp_path, version, portm
         pytest.skip("portmap needs a working iptables: apt-get install iptables")
     whole = attachment(bridge, tmp_path, version, portmap=portmap)
     netns = os.path.basename(sandbox.netns)
-    chain.validate(whole)
+    chain.validate(sandbox, whole)
     try:
         result = await chain.add(sandbox, whole)
         [link] = ip("-n", netns, "addr", "show", "net1")

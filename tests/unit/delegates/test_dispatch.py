@@ -206,6 +206,46 @@ async def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(pro
     assert (process.order, builtin.order) == ([("both", "DEL")], [])
 
 
+# --- types that the binary serves whatever the mode is ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["ADD", "STATUS", "GC", "CHECK", "DEL"])
+@pytest.mark.parametrize("mode", ["prefer", "fallback", "off"])
+async def test_an_excepted_type_is_its_binarys(process, builtin, mode, verb):
+    dispatcher = Dispatcher(process, builtin, mode, excepted=["both"])
+    await dispatcher.run("both", replace(CALL, verb=verb))
+    assert (process.order, builtin.order) == ([("both", verb)], [])
+    assert dispatcher.locate("both") == "/a/both"
+    assert dispatcher.shadowed(["both"]) == {}
+
+
+@pytest.mark.parametrize("mode", ["prefer", "fallback"])
+async def test_an_excepted_type_without_its_binary_is_not_to_be_had(process, builtin, mode):
+    dispatcher = Dispatcher(process, builtin, mode, excepted=["builtin"])
+    assert dispatcher.locate("builtin") == ""
+    for call in (CALL, replace(CALL, verb="DEL", served_by={"builtin": "/a/builtin"})):
+        with pytest.raises(PluginNotFoundError):
+            await dispatcher.run("builtin", call)
+    assert builtin.calls == []
+
+
+@pytest.mark.parametrize("verb", ["CHECK", "DEL"])
+async def test_what_a_builtin_made_before_the_exception_is_its_own(process, builtin, verb):
+    dispatcher = Dispatcher(process, builtin, "prefer", excepted=["both"])
+    await dispatcher.run("both", replace(CALL, verb=verb, served_by={"both": "built-in"}))
+    assert (process.order, builtin.order) == ([], [("both", verb)])
+
+
+async def test_what_the_binary_of_an_excepted_type_leaves_is_its_own(process, builtin):
+    process.missing.discard("bridge")
+    await Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("bridge", replace(CALL, verb="DEL", netns=""))
+    assert builtin.calls == []
+
+
+async def test_other_types_go_by_the_mode(process, builtin):
+    assert await Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("both", CALL) == b"built-in"
+
+
 @pytest.mark.parametrize(("mode", "expected"), [("prefer", {"both": "/a/both"}), ("fallback", {}), ("off", {})])
 def test_shadowed(process, builtin, mode, expected):
     assert Dispatcher(process, builtin, mode).shadowed(["both", "binary", "builtin", "none"]) == expected

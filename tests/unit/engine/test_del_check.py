@@ -14,6 +14,9 @@ from multus_daemon.cni.errors import (
     IoFailureError,
     UnknownContainerError,
 )
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.engine import detach
+from multus_daemon.ports import ContainerRecord
 from tests.unit.engine.conftest import Engine
 
 
@@ -122,10 +125,10 @@ async def test_a_damaged_record_is_made_good_from_elsewhere(engine: Engine) -> N
     assert engine.runner.attached == set()
 
 
-async def test_the_store_is_written_beside_the_event_loop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_store_is_used_beside_the_event_loop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for the disk."""
     threads = []
-    for name in ("save", "remove", "recover"):
+    for name in ("load", "save", "remove", "recover"):
         real = getattr(engine.store, name)
 
         def noted(*arguments: Any, real: Any = real) -> Any:
@@ -138,8 +141,43 @@ async def test_the_store_is_written_beside_the_event_loop(engine: Engine, monkey
     await engine.verbs.unplug(engine.plug("DEL"))
     await engine.verbs.delete(engine.request("DEL"))
     await engine.verbs.delete(engine.request("DEL"))
-    assert len(threads) == 7
+    assert len(threads) == 12
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("method", ["load", "recover"])
+async def test_a_record_whose_reading_hangs_is_waited_for_a_while_only(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Its container gets an error, others notice nothing, and when the disk answers nothing is lost."""
+    await add(engine)
+    hangs, real = threading.Event(), getattr(engine.store, method)
+
+    def read(container_id: ContainerId) -> ContainerRecord | None:
+        if container_id == "c1":
+            hangs.wait(20)
+        found: ContainerRecord | None = real(container_id)
+        return found
+
+    monkeypatch.setattr(engine.store, method, read)
+    monkeypatch.setattr(detach, "READ_SECONDS", 0.2)
+    engine.verbs = engine.make_verbs()
+    if method == "recover":
+        engine.store.corrupt.add("c1")
+        engine.store.left["c1"] = engine.store.records["c1"]
+    try:
+        waiting = asyncio.create_task(engine.verbs.delete(engine.request("DEL")))
+        async with asyncio.timeout(0.15):
+            await engine.verbs.add(engine.request(container="c2"))
+        assert not waiting.done()
+        with pytest.raises(IoFailureError, match=r"record of container c1 can't be read: \[Errno 110\] the disk did"):
+            await waiting
+        assert engine.runner.attached != set()
+    finally:
+        hangs.set()
+    await engine.verbs.delete(engine.request("DEL"))
+    await engine.verbs.delete(engine.request("DEL", container="c2"))
+    assert engine.runner.attached == set()
 
 
 @pytest.mark.weak_spot(34)

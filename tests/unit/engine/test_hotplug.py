@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 from dataclasses import replace
 
 import pytest
@@ -340,6 +341,15 @@ async def test_del_of_what_is_not_on_record_takes_the_requests_configuration(eng
     assert (call.verb, call.attachment.name, call.attachment.ifname) == ("DEL", HOT, "net5")
     assert call.attachment.config.raw == engine.plug().stdin
     assert engine.store.records == {"c1": before}
+
+
+async def test_del_does_not_log_the_requests_configuration(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    await running(engine)
+    config = json.dumps({"cniVersion": "0.4.0", "name": "hot", "type": "fake", "password": "geheim"})
+    await engine.verbs.unplug(engine.plug("DEL", config=config))
+    assert "network web/hot of pod web/p1 is not on record" in caplog.text
+    assert "geheim" not in caplog.text
 
 
 # --- CHECK -----------------------------------------------------------------------------------------------------------

@@ -116,9 +116,11 @@ def test_a_watch_that_is_given_up_leaves_no_connection_to_a_server_that_is_gone(
         kubeconfig.write_text(json.dumps(json.loads(kubeconfig.read_text())).replace("http:", "https:"))
 
         async def watch():
-            async with ApiClient(Kubeconfig(kubeconfig)) as client:
-                async with contextlib.aclosing(client.lines("/api/v1/pods", {"watch": "1"})) as lines:
-                    assert await anext(lines) == b"{}"
+            async with (
+                ApiClient(Kubeconfig(kubeconfig)) as client,
+                contextlib.aclosing(client.lines("/api/v1/pods", {"watch": "1"})) as lines,
+            ):
+                assert await anext(lines) == b"{}"
 
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always", ResourceWarning)

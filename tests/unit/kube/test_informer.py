@@ -165,6 +165,20 @@ async def test_changes_while_the_watch_is_down(server, pods, running, until):
     assert server.count("GET", "limit=") == 1
 
 
+async def test_what_is_known_ages_from_the_last_word(server, pods, running, until):
+    async with running(pods.run()):
+        await until(lambda: server.watches)
+        await asyncio.sleep(0.01)
+        before = time.monotonic()
+        server.add_pod()
+        await until(lambda: pods.get(KEY))
+        await server.stop()
+        await until(lambda: not pods.connected)
+        # As metrics are rendered: where no event loop runs.
+        stale = await asyncio.to_thread(lambda: pods.stale_seconds)
+        assert 0 < stale < time.monotonic() - before
+
+
 async def test_410_lists_again(server, pods, running, until, observer):
     server.add_pod()
     server.add_pod("web-3")

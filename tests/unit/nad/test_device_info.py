@@ -59,3 +59,13 @@ def test_file_names() -> None:
     )
     assert device_info.device_plugin_file("a/b", "c/d") == "a-b-c-d-device.json"
     assert device_info.cni_file("web/net", "c0ffee", "net1") == "web-net-c0ffee_net1"
+
+
+def test_names_that_are_too_long_for_a_file_stay_apart():
+    name = "n" * 253
+    names = [device_info.cni_file(f"web/{name}", "c" * 64, ifname) for ifname in ("net1", "net2")]
+    assert len(set(names)) == 2
+    assert all(len(found) == 255 and found.startswith("web-nnn") for found in names)
+    longest = device_info.cni_file("n" * 185, "c" * 64, "net1")
+    assert longest == f"{'n' * 185}-{'c' * 64}_net1"
+    assert len(longest) == 255
