@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import errno
 import functools
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 # Disks serve many syncs at once. Threads are made when they are needed.
 _DISK: Final = ThreadPoolExecutor(16, thread_name_prefix="disk")
+# What reads does not queue behind what syncs.
+_READS: Final = ThreadPoolExecutor(16, thread_name_prefix="read")
 
 
 class KeyedLock:
@@ -165,6 +168,53 @@ async def _in_thread_of(pool: ThreadPoolExecutor | None, work: Callable[[], T]) 
         # Retrieved, so that asyncio does not report it as never retrieved.
         running.exception()
     raise cancelled
+
+
+class Reads:
+    """Reads of files that nobody has to wait for for ever: each on a thread, the wait for it with an end.
+
+    The thread of a disk that hangs can't be ended. Who asks for the same key again waits for it to come back, however
+    often that is, so that one file costs one thread.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: how long to wait for one read, those of the same key that are before it included."""
+        self._seconds = seconds
+        self._running: dict[Hashable, asyncio.Future[Any]] = {}
+
+    async def of(self, key: Hashable, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns or raises; never what it found for an earlier caller. Raises TimeoutError, an OSError.
+
+        The work of a caller who waits no more, cancelled or not, goes on: it must change nothing.
+        """
+        limit = asyncio.timeout(self._seconds)
+        try:
+            async with limit:
+                while before := self._running.get(key):
+                    await asyncio.wait([before])
+                return await self._read(key, functools.partial(work, *args, **kwargs))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(errno.ETIMEDOUT, f"the disk did not answer within {self._seconds:g} s") from error
+
+    async def _read(self, key: Hashable, work: Callable[[], T]) -> T:
+        call = _READS.submit(contextvars.copy_context().run, work)
+        running: asyncio.Future[T] = asyncio.wrap_future(call)
+        self._running[key] = running
+        running.add_done_callback(functools.partial(self._forget, key))
+        try:
+            await asyncio.wait([running])
+        finally:
+            # What has no thread yet needs none any more.
+            call.cancel()
+        return running.result()
+
+    def _forget(self, key: Hashable, running: asyncio.Future[Any]) -> None:
+        del self._running[key]
+        if not running.cancelled():
+            # Retrieved, so that asyncio does not report it as never retrieved.
+            running.exception()
 
 
 def backoff(first: float, last: float, *, jitter: float = 0.0) -> Iterator[float]:

@@ -52,19 +52,30 @@ def _memory_groups(root: Path) -> Iterator[tuple[Path, Path, int]]:
         version = 2 if number == "0" and not controllers else 1
         if version == 1 and "memory" not in controllers.split(","):
             continue
-        for mount in mounts:
-            if (mount.kind == "cgroup2") if version == 2 else (mount.kind == "cgroup" and "memory" in mount.options):
-                top = root / mount.point.relative_to("/")
-                yield _directory(top, mount.root, PurePosixPath(path)), top, version
+        fitting = [mount for mount in mounts if _has_memory(mount, version)]
+        # A mount of what is above this process's namespace, such as the host's in a container, is the last choice.
+        fitting.sort(key=lambda mount: ".." in mount.root.parts)
+        tops = [root / mount.point.relative_to("/") for mount in fitting]
+        for mount, top in zip(fitting, tops, strict=True):
+            if directory := _directory(top, mount.root, PurePosixPath(path)):
+                yield directory, top, version
                 break
+        else:
+            # The path is another namespace's: what is mounted is the nearest that can be known.
+            for top in tops[:1]:
+                yield top, top, version
 
 
-def _directory(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Path:
-    """Where the group is below the mount; the mount itself where it is not in there (another namespace's path)."""
-    if ".." in path.parts or not path.is_relative_to(mounted):
-        return top
-    directory = top / path.relative_to(mounted)
-    return directory if directory.is_dir() else top
+def _has_memory(mount: _Mount, version: int) -> bool:
+    return mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and "memory" in mount.options
+
+
+def _directory(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Path | None:
+    """Where the group is below the mount; None where it is not in there, or its name is not told (`..`)."""
+    if not path.is_relative_to(mounted) or ".." in (below := path.relative_to(mounted)).parts:
+        return None
+    directory = top / below
+    return directory if directory.is_dir() else None
 
 
 def _limits(group: Path, top: Path, version: int) -> Iterator[int]:

@@ -442,3 +442,95 @@ async def test_a_disk_that_hangs_keeps_only_those_waiting_that_wait_for_it() -> 
     finally:
         goes_on.set()
         await asyncio.gather(*stuck)
+
+
+# --- Reads -----------------------------------------------------------------------------------------------------------
+
+
+class Hanging:
+    """A disk that answers when it is told to; each answer is another one."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.begun = 0
+
+    def read(self) -> int:
+        self.begun += 1
+        number = self.begun
+        self.answers.wait(20)
+        return number
+
+
+async def test_a_read_returns_what_it_found_or_raises_and_sees_the_context() -> None:
+    field: contextvars.ContextVar[str] = contextvars.ContextVar("field")
+    field.set("seen")
+    reads = aio.Reads(5)
+    assert await reads.of("a", lambda: (field.get(), threading.current_thread() is threading.main_thread())) == (
+        "seen",
+        False,
+    )
+    with pytest.raises(ZeroDivisionError):
+        await reads.of("a", lambda: 1 // 0)
+
+
+async def test_the_wait_for_a_read_that_hangs_ends_and_others_do_not_notice() -> None:
+    disk, reads = Hanging(), aio.Reads(0.05)
+    try:
+        with pytest.raises(TimeoutError, match=r"\[Errno 110\] the disk did not answer within 0.05 s"):
+            await reads.of("a", disk.read)
+        async with asyncio.timeout(1):
+            assert await reads.of("b", lambda: "done") == "done"
+    finally:
+        disk.answers.set()
+
+
+async def test_an_error_of_time_that_the_disk_itself_has_is_its_own() -> None:
+    def fail() -> None:
+        raise TimeoutError(110, "of NFS")
+
+    with pytest.raises(TimeoutError, match="of NFS"):
+        await aio.Reads(5).of("a", fail)
+
+
+async def test_a_read_that_hangs_takes_one_thread_however_often_it_is_asked_for() -> None:
+    disk, reads = Hanging(), aio.Reads(0.02)
+    try:
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                await reads.of("a", disk.read)
+        assert disk.begun == 1
+    finally:
+        disk.answers.set()
+
+
+async def test_who_comes_after_a_read_that_hung_reads_anew(caplog: pytest.LogCaptureFixture) -> None:
+    """What has been found long ago may be of before a write."""
+    disk, reads = Hanging(), aio.Reads(5)
+    first = asyncio.create_task(reads.of("a", disk.read))
+    while not disk.begun:
+        await asyncio.sleep(0.001)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(reads.of("a", disk.read))
+    await turns()
+    disk.answers.set()
+    assert await second == 2
+    assert caplog.records == []
+
+
+async def test_a_read_without_a_thread_yet_is_dropped_with_its_caller() -> None:
+    """With every thread hanging, what waits for one does not become more and more."""
+    disk, late = Hanging(), Hanging()
+    late.answers.set()
+    reads = aio.Reads(0.05)
+    asked = [asyncio.create_task(reads.of(number, disk.read)) for number in range(16)]
+    try:
+        await asyncio.wait(asked)
+        with pytest.raises(TimeoutError):
+            await reads.of("late", late.read)
+    finally:
+        disk.answers.set()
+    assert await aio.Reads(5).of("after", lambda: "done") == "done"
+    assert late.begun == 0
+    assert [type(task.exception()) for task in asked] == [TimeoutError] * 16

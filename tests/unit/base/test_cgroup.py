@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,103 @@ def test_version_2_seen_from_the_host(host: Host, levels: dict[str, str], smalle
     # Above the mount nothing counts.
     host.write("/sys/fs/memory.max", "1\n")
     assert host.limit() == smallest
+
+
+# What kubelet and containerd make with the systemd driver, under a runtime that shows the whole hierarchy.
+SCOPE = (
+    "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f1e2d3c_4b5a_6978_8796_a5b4c3d2e1f0.slice/"
+    "cri-containerd-6c1f8a2b3d4e5f60718293a4b5c6d7e8f90123456789abcdef0123456789abcd.scope"
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "smallest"),
+    [
+        (("4294967296", "max", "max", "536870912"), 512 << 20),
+        # Of the pod, where all its containers have a limit; of the node's pods, where none has.
+        (("4294967296", "max", "268435456", "max"), 256 << 20),
+        (("4294967296", "max", "max", "max"), 4 << 30),
+        (("max", "max", "max", "max"), None),
+    ],
+)
+def test_version_2_as_kubelet_has_it(host: Host, limits: tuple[str, ...], smallest: int | None) -> None:
+    host.groups(f"0::/{SCOPE}\n", V2_MOUNT)
+    group = Path("/sys/fs/cgroup")
+    # The root has no limit, not even the file.
+    host.write(str(group / "cgroup.controllers"), "cpuset cpu io memory hugetlb pids rdma misc\n")
+    for name, limit in zip(SCOPE.split("/"), limits, strict=True):
+        group /= name
+        host.write(str(group / "memory.max"), f"{limit}\n")
+        host.write(str(group / "memory.high"), "max\n")
+    assert host.limit() == smallest
+
+
+OWN = "1264 1247 0:27 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw,nsdelegate\n"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_version_2_beside_the_hosts_mount(host: Host, first: bool) -> None:
+    """The container's own group is what counts, also where the node's root is mounted before it."""
+    nodes = "1201 1180 0:27 /../../../.. /hostroot/sys/fs/cgroup rw,nosuid master:11 - cgroup2 cgroup2 rw,nsdelegate\n"
+    host.groups(V2, nodes + OWN if first else OWN + nodes)
+    host.write("/sys/fs/cgroup/memory.max", "536870912\n")
+    host.write("/hostroot/sys/fs/cgroup/kubepods.slice/memory.max", "4294967296\n")
+    assert host.limit() == 512 << 20
+
+
+@pytest.mark.parametrize(
+    ("path", "mounted", "directory"),
+    [
+        # A process that was moved out of the group that its namespace began in: no name is told of what is above.
+        ("/../..", "/", ""),
+        ("/../..", "/../../..", ""),
+        ("/../..", "/../..", ""),
+        ("/../../other", "/../..", "other"),
+        ("/../../other/inner", "/../..", "other/inner"),
+        ("/../../other", "/..", ""),
+        ("/c/inner", "/c", "inner"),
+    ],
+)
+def test_version_2_in_nested_namespaces(host: Host, path: str, mounted: str, directory: str) -> None:
+    host.groups(f"0::{path}\n", V2_MOUNT.replace(" / /sys", f" {mounted} /sys"))
+    host.write("/sys/fs/cgroup/memory.max", "900000000\n")
+    if directory:
+        host.write(f"/sys/fs/cgroup/{directory}/memory.max", "800000000\n")
+    assert host.limit() == (800000000 if directory else 900000000)
+
+
+# Groups $2, $2/pod and $2/pod/c of the kernel's hierarchy with a limit each, and what is found: as the host sees them;
+# in a namespace that begins with the container; in one that begins with the pod; in one that begins with the container
+# which the process was moved out of. There is no memory.max where version 1 has the memory controller, so it is done by
+# another file of each group that the kernel reads and writes in the same way.
+HIERARCHY = r"""
+set -e
+cd "$3"; mount -t tmpfs none .; cd "$3"; mkdir outer inner; mount -t cgroup2 none outer
+top=$PWD/outer/$2
+trap 'echo $$ >outer/cgroup.procs; rmdir $top/pod/c $top/pod $top' EXIT
+mkdir -p $top/pod/c
+echo 157286400 >$top/cgroup.max.depth; echo 209715200 >$top/pod/cgroup.max.depth
+echo 262144000 >$top/pod/c/cgroup.max.depth
+limit="from multus_daemon.base import cgroup; cgroup._LIMITS_V2 = ('cgroup.max.depth',); print(cgroup.memory_limit())"
+into() { sh -c "echo \$PPID >$1/cgroup.procs"; }
+inside() { unshare --cgroup --mount sh -c "mount -t cgroup2 none inner; $1"'; exec "$0" -c "$1"' "$2" "$limit"; }
+export PYTHONPATH=$4
+(into $top/pod/c; "$1" -c "$limit"; inside : "$1")
+(into $top/pod; inside "echo \$\$ >$top/pod/c/cgroup.procs" "$1")
+(into $top/pod/c; inside "echo \$\$ >$top/cgroup.procs" "$1")
+"""
+
+
+def test_version_2_of_this_kernel(tmp_path: Path) -> None:
+    arguments = (sys.executable, f"multus-test-{os.getpid()}", str(tmp_path), str(Path(cgroup.__file__).parents[2]))
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+    probe = ["mount", "-t", "cgroup2", "none", str(tmp_path)]
+    if subprocess.run([*command, '"$@"', "sh", *probe], capture_output=True, timeout=20).returncode:
+        pytest.skip("needs root and a kernel with control groups of version 2")
+    done = subprocess.run([*command, HIERARCHY, "sh", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    host, container, pod, moved = (int(line) >> 20 for line in done.stdout.split())
+    assert (host, container, pod, moved) == (150, 250, 200, 250)
 
 
 def test_version_1_in_a_container(host: Host) -> None:
