@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--plugin", choices=("ptp", "bridge"), default="ptp")
-    parser.add_argument("--budget", type=float, default=1.0, help="of the time that the binaries take")
+    parser.add_argument("--budget", type=float, default=0.5, help="of the time that the binaries take")
     parser.add_argument("--in-place", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not all((REFERENCE / name).exists() for name in (options.plugin, "host-local")):

@@ -282,7 +282,11 @@ class Daemon:
 
     def _root_tasks(self) -> dict[str, Coroutine[Any, Any, Any]]:
         """What runs for as long as the daemon does; any of them ending is its end."""
-        tasks: dict[str, Coroutine[Any, Any, Any]] = {"cluster": self._cluster.run(), "spool": self._spool.run()}
+        tasks: dict[str, Coroutine[Any, Any, Any]] = {
+            "cluster": self._cluster.run(),
+            "spool": self._spool.run(),
+            "memory": malloc.keep_trimmed(),
+        }
         if self._reconcile is not None:
             tasks["reconcile"] = self._reconcile.run()
         if self._primary is not None:

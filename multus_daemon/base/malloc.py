@@ -2,11 +2,13 @@
 
 By itself glibc gives a block of 128 KiB or more a mapping of its own, which ends with it, but each one that is freed
 raises that bound to its size (mallopt(3), M_MMAP_THRESHOLD). From then on blocks of that size come from the heap of the
-thread that asks. Each thread has a heap, and what is freed in one is of no use to the others.
+thread that asks. Each thread has a heap, what is freed in one is of no use to the others, and of what is free in a heap
+only its end goes back to the kernel.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 from typing import Final
 
@@ -24,6 +26,8 @@ pairs, by any thread. Twelve threads that take such parts in turn grew by 1.9 Mi
 pairs; set like this, by nothing.
 """
 
+TRIM_SECONDS: Final = 60.0
+
 
 def settle() -> bool:
     """Set it for this process, before there are threads. False where malloc is not glibc's, and is left as it is."""
@@ -34,3 +38,16 @@ def settle() -> bool:
     # One heap: of threads that all wait for the interpreter's lock no two allocate at once.
     wanted = ((_M_MMAP_THRESHOLD, _LARGE), (_M_TRIM_THRESHOLD, _LARGE), (_M_ARENA_MAX, 1))
     return all(bool(mallopt(parameter, value)) for parameter, value in wanted)
+
+
+async def keep_trimmed(every: float = TRIM_SECONDS) -> None:
+    """Give the heap's free pages back each `every` seconds, for ever; a root task.
+
+    What is in use stays at 13.6 MB over thousands of ADDs; the holes between it do not, 5 MB after 4,000 of them. Done
+    on the event loop: it takes 1.4 to 4 ms for 1,600 holes.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    while True:
+        await asyncio.sleep(every)
+        if trim is not None:
+            trim(0)

@@ -10,9 +10,9 @@ from multus_daemon.builtin.interfaces import describe_route, step
 from multus_daemon.cni.errors import InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Interface, Result
 from multus_daemon.cni.result import Route as ResultRoute
-from multus_daemon.netlink import rtnl
+from multus_daemon.netlink import inet
+from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import Link
 
 
 def previous_result(call: Call, plugin: str) -> Result:
@@ -68,12 +68,12 @@ def check_routes(session: Session, previous: Result) -> None:
             raise InternalError(f"expected route '{text}' was not found in the routing table")
 
 
-def _fits(expected: ResultRoute, found: rtnl.Route) -> bool:
+def _fits(expected: ResultRoute, found: inet.Route) -> bool:
     if found.dst.network != ipaddress.ip_interface(expected.dst).network:
         return False
     return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
 
 
-def _routes(session: Session, ipv4: bool, table: int) -> list[rtnl.Route]:
+def _routes(session: Session, ipv4: bool, table: int) -> list[inet.Route]:
     with step("read the routing table"):
-        return session.pod.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table or rtnl.TABLE_MAIN)
+        return session.pod.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table or inet.TABLE_MAIN)

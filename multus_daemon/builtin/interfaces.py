@@ -12,17 +12,21 @@ import ipaddress
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError
 from multus_daemon.cni.result import IpConfig, Result
 from multus_daemon.cni.result import Route as ResultRoute
-from multus_daemon.netlink import ops, rtnl, sysctl
+from multus_daemon.netlink import inet, links, ops, sysctl
+from multus_daemon.netlink.inet import IpAddress
+from multus_daemon.netlink.links import OPERSTATE_UP, Link
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import IpAddress, Link
+from multus_daemon.netlink.rtnl import Rtnl
+from multus_daemon.netlink.transport import Request
 
 T = TypeVar("T")
 
@@ -32,14 +36,35 @@ _SETTLE_SECONDS: Final = 5.0
 _SETTLE_POLL_SECONDS: Final = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The namespace of a call, entered once for all of its work there."""
+
+    call: Call
+    entered: ops.Pod
+
+    async def run(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in the namespace. Raises InvalidNetnsError (8) and what `work` raises, place added."""
+        place = self.call.invocation
+        try:
+            return await self.entered.run(work)
+        except NamespaceError as error:
+            raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
+        except CniError as error:
+            raise error.with_context(f'interface "{place.ifname}" in netns "{place.netns}"') from error
+
+
+@contextlib.asynccontextmanager
+async def entered(call: Call) -> AsyncIterator[Pod]:
+    """The namespace of the call for the duration of the block; the first `Pod.run` enters it."""
+    async with ops.entered(call.invocation.netns) as pod:
+        yield Pod(call, pod)
+
+
 async def in_pod(call: Call, work: Callable[[Session], T]) -> T:
-    """Run `work` in the namespace of the call. Raises InvalidNetnsError (8) and what `work` raises, place added."""
-    try:
-        return await ops.in_pod(call.invocation.netns, work)
-    except NamespaceError as error:
-        raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
-    except CniError as error:
-        raise error.with_context(f'interface "{call.invocation.ifname}" in netns "{call.invocation.netns}"') from error
+    """Run one piece of work in the namespace of the call. As `Pod.run`."""
+    async with entered(call) as pod:
+        return await pod.run(work)
 
 
 @contextlib.contextmanager
@@ -52,45 +77,70 @@ def step(what: str) -> Iterator[None]:
         raise InternalError(f"failed to {what}: {error.strerror or error}{where}") from error
 
 
-async def require_absent(call: Call, *, kind: str) -> None:
-    """Raise InternalError where the interface exists already, before anything is touched; and as `in_pod` does.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A request to the kernel, with the words for it: `failed to <what>`."""
+
+    what: str
+    request: Request
+    tolerated: int = 0
+    """The errno that is no failure."""
+
+
+def apply(kernel: Rtnl, changes: Sequence[Change]) -> None:
+    """Have the kernel make `changes` at once, in order. Raises InternalError for the first that it refuses.
+
+    NB: it makes those behind that one nevertheless, so this is for what an ADD that fails takes back as a whole.
+    """
+    with step("make changes"):
+        errors = kernel.batch([change.request for change in changes])
+    for position, error in sorted(errors.items()):
+        if error.errno != changes[position].tolerated:
+            with step(changes[position].what):
+                raise error
+
+
+async def require_absent(pod: Pod, *, kind: str) -> None:
+    """Raise InternalError where the interface exists already, before anything is touched; and as `Pod.run` does.
 
     `kind` is what the plugin makes, in the message only.
     """
 
+    ifname = pod.call.invocation.ifname
+
     def look(session: Session) -> None:
         with step("look for the interface"):
-            found = session.pod.find_link(call.invocation.ifname)
+            found = session.pod.find_link(ifname)
         if found is not None:
             raise InternalError(
-                f'container {kind} name ("{call.invocation.ifname}") already exists',
+                f'container {kind} name ("{ifname}") already exists',
                 "an earlier ADD of this container was not followed by DEL, or two networks ask for the same name",
             )
 
-    await in_pod(call, look)
+    await pod.run(look)
 
 
 # --- addresses and routes --------------------------------------------------------------------------------------------
 
 
-def bring_up(session: Session, ifname: str, result: Result) -> Link:
-    """Give `ifname` the addresses of `result` that belong to it, then bring it up and let IPv6 settle.
+def bring_up(session: Session, link: Link, result: Result) -> None:
+    """Give the link the addresses of `result` that belong to it, then bring it up and let IPv6 settle.
 
     Addresses come first so that the link is never up without them. Addresses that name no interface are passed over.
     """
-    with step(f'find "{ifname}"'):
-        link = session.pod.link(ifname)
-    ips = _ips_of(ifname, result)
+    ips = _ips_of(link.name, result)
     if any(not ip.is_ipv4 for ip in ips):
-        enable_ipv6(ifname)
-    for ip in ips:
-        with step(f'add IP address {ip.address} to "{ifname}"'):
-            session.pod.add_address(link.index, ipaddress.ip_interface(ip.address))
-    with step(f'set "{ifname}" up'):
-        session.pod.set_up(link.index)
+        enable_ipv6(link.name)
+    changes = [
+        Change(
+            f'add IP address {ip.address} to "{link.name}"',
+            inet.add_address(link.index, ipaddress.ip_interface(ip.address)),
+        )
+        for ip in ips
+    ]
+    apply(session.pod, [*changes, Change(f'set "{link.name}" up', links.set_up(link.index))])
     if any(ip.gateway and ":" in ip.gateway for ip in ips):
         _settle(session, link)
-    return link
 
 
 def _ips_of(ifname: str, result: Result) -> list[IpConfig]:
@@ -143,32 +193,32 @@ def _settle(session: Session, link: Link) -> None:
     with step(f'read the state of "{link.name}"'):
         operstate = session.pod.link(link.name).operstate
     # Without a carrier the detection never runs: that is for the routes to fail on, or not.
-    if operstate == rtnl.OPERSTATE_UP:
+    if operstate == OPERSTATE_UP:
         raise InternalError(f"link {link.name} still has tentative addresses after {_SETTLE_SECONDS:g} seconds")
 
 
-def add_routes(session: Session, link: Link, result: Result) -> None:
+def routes(link: Link, result: Result) -> list[Change]:
     """Add the routes of `result` in their order, through the first gateway of their family where they name none.
 
     `mtu` and `advmss` are not applied, as with the reference plugins.
     """
     ips = _ips_of(link.name, result)
+    changes = []
     for route in result.routes:
         default = next((ip.gateway for ip in ips if ip.gateway and (":" not in ip.gateway) is route.is_ipv4), "")
         gateway = route.gw or default
-        with step(f"add route '{describe_route(route, gateway, link.name)}'"):
-            # Without EXCL: several default routes of one priority are one route with several next hops, or in turn.
-            session.pod.add_route(
-                rtnl.Route(
-                    dst=ipaddress.ip_interface(route.dst),
-                    oif=link.index,
-                    gateway=ipaddress.ip_address(gateway) if gateway else None,
-                    scope=route.scope or rtnl.SCOPE_GLOBAL,
-                    table=route.table or rtnl.TABLE_MAIN,
-                    priority=route.priority,
-                ),
-                exclusive=False,
-            )
+        wanted = inet.Route(
+            dst=ipaddress.ip_interface(route.dst),
+            oif=link.index,
+            gateway=ipaddress.ip_address(gateway) if gateway else None,
+            scope=route.scope or inet.SCOPE_GLOBAL,
+            table=route.table or inet.TABLE_MAIN,
+            priority=route.priority,
+        )
+        # Without EXCL: several default routes of one priority are one route with several next hops, or in turn.
+        request = inet.add_route(wanted, exclusive=False)
+        changes.append(Change(f"add route '{describe_route(route, gateway, link.name)}'", request))
+    return changes
 
 
 def describe_route(route: ResultRoute, gateway: str, ifname: str) -> str:
@@ -184,7 +234,7 @@ def describe_route(route: ResultRoute, gateway: str, ifname: str) -> str:
     return " ".join(parts)
 
 
-def host_network(address: IpAddress) -> rtnl.IpInterface:
+def host_network(address: IpAddress) -> inet.IpInterface:
     """The address with its full length: /32 or /128."""
     return ipaddress.ip_interface(address)
 

@@ -21,10 +21,11 @@ from multus_daemon.builtin.undo import Undo
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Dns, Interface, Result, read_dns
-from multus_daemon.netlink import macvlan, ops, sysctl
+from multus_daemon.netlink import ops, sysctl
+from multus_daemon.netlink.links import MODES, Link
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import Link, Rtnl
+from multus_daemon.netlink.rtnl import Rtnl
 
 _KEYS: Final = ("master", "mode", "mtu", "mac", "linkInContainer", "bcqueuelen")
 _DEFAULT_MODE: Final = "bridge"
@@ -65,7 +66,7 @@ class Macvlan:
         if found := configuration.unknown_key(call.fields, configuration.COMMON_KEYS.union(_KEYS)):
             return found
         mode = gojson.get_str(call.fields, "mode")
-        return "" if not mode or mode in macvlan.MODES else f'mode: "{mode}"'
+        return "" if not mode or mode in MODES else f'mode: "{mode}"'
 
     async def add(self, call: Call) -> Result:
         """Make the interface. Raises CniError, CancelledError; nothing is left then, addresses included.
@@ -74,19 +75,19 @@ class Macvlan:
         """
         config = _read(call)
         master = await _master(call, config)
-        await interfaces.require_absent(call, kind="macvlan")
-        async with Undo() as undo:
+        async with interfaces.entered(call) as pod, Undo() as undo:
+            await interfaces.require_absent(pod, kind="macvlan")
             made = _Made()
             undo.arm("remove the interface", functools.partial(_undo, call, made))
             create = functools.partial(_create, config=config, master=master, ifname=call.invocation.ifname, made=made)
-            link = await interfaces.in_pod(call, create)
+            link = await pod.run(create)
             wanted = Result(interfaces=(Interface(link.name, link.mac, sandbox=call.invocation.netns),))
             if ipam.is_named(call):
                 undo.arm("release the addresses", functools.partial(ipam.delete, call))
                 answer = await ipam.add(call)
                 ips = tuple(replace(ip, interface=0) for ip in answer.ips)
                 wanted = replace(wanted, ips=ips, routes=answer.routes)
-            await interfaces.in_pod(call, functools.partial(_configure, link=link, wanted=wanted))
+            await pod.run(functools.partial(_configure, link=link, wanted=wanted))
         return replace(wanted, dns=config.dns)
 
     async def delete(self, call: Call) -> None:
@@ -147,9 +148,9 @@ def _read(call: Call) -> _Config:
         )
     except gojson.JsonError as error:
         raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
-    if config.mode not in macvlan.MODES:
+    if config.mode not in MODES:
         raise InvalidNetworkConfigError(
-            f'unknown macvlan mode: "{config.mode}"', f"network {call.name!r}: one of {', '.join(macvlan.MODES)}"
+            f'unknown macvlan mode: "{config.mode}"', f"network {call.name!r}: one of {', '.join(MODES)}"
         )
     return config
 
@@ -234,7 +235,8 @@ def _configure(session: Session, *, link: Link, wanted: Result) -> None:
     for parts in (("ipv4", "conf", link.name, "arp_notify"), ("ipv6", "conf", link.name, "ndisc_notify")):
         with contextlib.suppress(OSError):
             sysctl.write(*parts, value="1")
-    interfaces.add_routes(session, interfaces.bring_up(session, link.name, wanted), wanted)
+    interfaces.bring_up(session, link, wanted)
+    interfaces.apply(session.pod, interfaces.routes(link, wanted))
 
 
 async def _undo(call: Call, made: _Made) -> None:

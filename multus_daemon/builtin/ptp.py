@@ -8,22 +8,24 @@ outside the address's network, and one that several addresses share, work.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import functools
 import ipaddress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from multus_daemon.builtin import checks, configuration, interfaces, ipam, masquerade, veth
 from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import host_network, step
+from multus_daemon.builtin.interfaces import Change, host_network
 from multus_daemon.builtin.undo import Undo
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Dns, Interface, IpConfig, Result
-from multus_daemon.netlink import rtnl
+from multus_daemon.netlink import inet
+from multus_daemon.netlink.inet import IpAddress, IpInterface
+from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import IpAddress, IpInterface, Link
 
 _KEYS: Final = ("mtu", *masquerade.KEYS)
 # Position of the container's end in the result's interfaces; the host's end comes first.
@@ -63,14 +65,14 @@ class Ptp:
         """Make the pair. Raises CniError, CancelledError; nothing is left then, addresses included."""
         config = _read(call)
         ipam.plugin_type(call)
-        await interfaces.require_absent(call, kind="veth")
-        async with Undo() as undo:
+        async with interfaces.entered(call) as pod, Undo() as undo:
+            await interfaces.require_absent(pod, kind="veth")
             undo.arm("release the addresses", functools.partial(ipam.delete, call))
             wanted = _with_container(await ipam.add(call), call)
             pair = veth.Pair()
             undo.arm("remove the veth pair", functools.partial(veth.undo, pair))
             work = functools.partial(_connect, ifname=call.invocation.ifname, wanted=wanted, mtu=config.mtu, pair=pair)
-            host, container = await interfaces.in_pod(call, work)
+            host, container = await pod.run(work)
             if config.masquerade:
                 addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
                 undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
@@ -91,17 +93,18 @@ class Ptp:
 
     async def check(self, call: Call) -> None:
         """Compare the container's side with prevResult; the host's side is not looked at, as in the reference."""
-        await interfaces.in_pod(call, lambda _session: None)
-        await ipam.check(call)
-        previous = checks.previous_result(call, "ptp")
-        expected = checks.container_interface(call, previous)
+        async with interfaces.entered(call) as pod:
+            await pod.run(lambda _session: None)
+            await ipam.check(call)
+            previous = checks.previous_result(call, "ptp")
+            expected = checks.container_interface(call, previous)
 
-        def compare(session: Session) -> None:
-            link = checks.check_link(session, expected, "veth")
-            checks.check_addresses(session, link, previous)
-            checks.check_routes(session, previous)
+            def compare(session: Session) -> None:
+                link = checks.check_link(session, expected, "veth")
+                checks.check_addresses(session, link, previous)
+                checks.check_routes(session, previous)
 
-        await interfaces.in_pod(call, compare)
+            await pod.run(compare)
 
     async def status(self, call: Call) -> None:
         """Ready where the configuration is usable and the IPAM plugin is ready."""
@@ -133,66 +136,75 @@ def _connect(session: Session, *, ifname: str, wanted: Result, mtu: int, pair: v
     """Everything that an ADD changes in the kernel; the host's and the container's end."""
     with session.on_host():
         interfaces.enable_forwarding(wanted.ips)
-    host = veth.make(session, ifname, pair, mtu=mtu)
-    container = interfaces.bring_up(session, ifname, wanted)
-    routed: set[IpAddress] = set()
-    # The host is off the container's subnet: nothing leads to it until this says so.
-    for address, gateway in _addresses(wanted.ips):
-        if gateway not in address.network:
-            _route_gateway(session, container, address, gateway, routed)
-    # The rest comes before the connected routes go, because these are what makes `via <gateway>` valid.
-    interfaces.add_routes(session, container, wanted)
-    _replace_connected_routes(session, container, wanted.ips, routed)
-    _set_up_host(session, host, wanted.ips)
+    host, container = veth.make(session, ifname, pair, mtu=mtu)
+    interfaces.bring_up(session, container, wanted)
+    interfaces.apply(session.pod, _container_routes(container, wanted))
+    interfaces.apply(session.host, list(_host_side(host, wanted.ips)))
     return host, container
+
+
+def _container_routes(link: Link, wanted: Result) -> list[Change]:
+    ends = _addresses(wanted.ips)
+    routed: set[IpAddress] = set()
+    return [
+        # The host is off the container's subnet: nothing leads to it until this says so.
+        *(
+            change
+            for address, gateway in ends
+            if gateway not in address.network
+            for change in _to_gateway(link, address, gateway, routed)
+        ),
+        # The rest comes before the connected routes go, because these are what makes `via <gateway>` valid.
+        *interfaces.routes(link, wanted),
+        *_in_place_of_connected_routes(link, ends, routed),
+    ]
 
 
 def _addresses(ips: tuple[IpConfig, ...]) -> list[tuple[IpInterface, IpAddress]]:
     return [(ipaddress.ip_interface(ip.address), ipaddress.ip_address(ip.gateway)) for ip in ips]
 
 
-def _route_gateway(
-    session: Session, link: Link, address: IpInterface, gateway: IpAddress, routed: set[IpAddress]
-) -> None:
+def _to_gateway(link: Link, address: IpInterface, gateway: IpAddress, routed: set[IpAddress]) -> list[Change]:
     """A route to the gateway alone, once for each gateway."""
     if gateway in routed:
-        return
+        return []
     routed.add(gateway)
-    route = rtnl.Route(host_network(gateway), link.index, source=address.ip, scope=rtnl.SCOPE_LINK)
-    with step(f"add route '{route.dst} dev {link.name} scope link src {address.ip}'"):
-        session.pod.add_route(route)
+    route = inet.Route(host_network(gateway), link.index, source=address.ip, scope=inet.SCOPE_LINK)
+    return [
+        Change(f"add route '{route.dst} dev {link.name} scope link src {address.ip}'", inet.add_route(route)),
+    ]
 
 
-def _replace_connected_routes(session: Session, link: Link, ips: tuple[IpConfig, ...], routed: set[IpAddress]) -> None:
+def _in_place_of_connected_routes(
+    link: Link, ends: Sequence[tuple[IpInterface, IpAddress]], routed: set[IpAddress]
+) -> Iterator[Change]:
     """Have the neighbours on the subnet be reached through the host instead of by ARP on the pair."""
-    done: set[rtnl.IpNetwork] = set()
-    for address, gateway in _addresses(ips):
+    done: set[inet.IpNetwork] = set()
+    for address, gateway in ends:
         network = address.network
         # An address of full length has no subnet; several addresses of one subnet have one route.
         replaces = network.prefixlen < network.max_prefixlen and network not in done
         done.add(network)
         subnet = ipaddress.ip_interface(network)
         if replaces:
-            with step(f"delete route '{network} dev {link.name}'"):
-                session.pod.delete_route(rtnl.Route(subnet, link.index, scope=rtnl.SCOPE_NOWHERE))
-        _route_gateway(session, link, address, gateway, routed)
+            connected = inet.Route(subnet, link.index, scope=inet.SCOPE_NOWHERE)
+            yield Change(f"delete route '{network} dev {link.name}'", inet.delete_route(connected))
+        yield from _to_gateway(link, address, gateway, routed)
         if replaces:
-            with step(f"add route '{network} via {gateway} dev {link.name} src {address.ip}'"):
-                session.pod.add_route(rtnl.Route(subnet, link.index, gateway=gateway, source=address.ip))
+            route = inet.Route(subnet, link.index, gateway=gateway, source=address.ip)
+            what = f"add route '{network} via {gateway} dev {link.name} src {address.ip}'"
+            yield Change(what, inet.add_route(route))
 
 
-def _set_up_host(session: Session, host: Link, ips: tuple[IpConfig, ...]) -> None:
+def _host_side(host: Link, ips: tuple[IpConfig, ...]) -> Iterator[Change]:
     """Let the host answer at each gateway's address, and find each container address behind its end."""
     gateways: set[IpAddress] = set()
     for address, gateway in _addresses(ips):
         if gateway not in gateways:
             gateways.add(gateway)
-            with step(f'add IP address {gateway} to "{host.name}" on the host'):
-                session.host.add_address(host.index, host_network(gateway), broadcast=False)
-        route = rtnl.Route(host_network(address.ip), host.index, scope=rtnl.SCOPE_HOST)
+            request = inet.add_address(host.index, host_network(gateway), broadcast=False)
+            yield Change(f'add IP address {gateway} to "{host.name}" on the host', request)
+        route = inet.Route(host_network(address.ip), host.index, scope=inet.SCOPE_HOST)
+        what = f"add route '{route.dst} dev {host.name} scope host' on the host"
         # There already, e.g. by an administrator: tolerated, as in the reference.
-        with (
-            step(f"add route '{route.dst} dev {host.name} scope host' on the host"),
-            contextlib.suppress(FileExistsError),
-        ):
-            session.host.add_route(route)
+        yield Change(what, inet.add_route(route), tolerated=errno.EEXIST)

@@ -16,16 +16,18 @@ from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import absent_is_done, step
 from multus_daemon.cni.errors import InternalError, InvalidNetnsError
 from multus_daemon.netlink import ops, sysctl
+from multus_daemon.netlink.inet import IpInterface
+from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import ANY_LINK, IpInterface, Link, Rtnl
+from multus_daemon.netlink.rtnl import ANY_LINK, Rtnl
 
 _NAME_ATTEMPTS: Final = 10
 
 
 @dataclass(slots=True)
 class Pair:
-    """What has been made so far, written by the thread that makes it and read by who undoes it after its end."""
+    """What may have been made so far, written by the thread that makes it and read by who undoes it after its end."""
 
     host_name: str = ""
 
@@ -41,16 +43,19 @@ class Removed:
     """Where there was no link: the addresses of the namespace's other links."""
 
 
-def make(session: Session, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -> Link:
-    """The pair, `ifname` with `mac` in the pod, the other end up on the host; the host's end."""
-    peer = pair.host_name = add(session.pod, ifname, session.host_netns, mtu=mtu, mac=mac)
+def make(session: Session, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -> tuple[Link, Link]:
+    """The pair, `ifname` with `mac` in the pod, the other end up on the host; the host's end and the pod's."""
+    told = add(session.pod, ifname, session.host_netns, pair, mtu=mtu, mac=mac)
+    peer = pair.host_name
+    with step(f'find "{ifname}"'):
+        container = told or session.pod.link(ifname)
     with step(f'find the host\'s end "{peer}"'):
         host = session.host.link(peer)
     with step(f'set "{peer}" up on the host'):
         session.host.set_up(host.index)
     with session.on_host():
         ignore_advertisements(peer)
-    return host
+    return host, container
 
 
 def ignore_advertisements(ifname: str) -> None:
@@ -60,15 +65,18 @@ def ignore_advertisements(ifname: str) -> None:
         sysctl.write("ipv6", "conf", ifname, "accept_ra", value="0")
 
 
-def add(kernel: Rtnl, ifname: str, peer_netns: int, *, mtu: int, mac: str = "") -> str:
-    """A pair, its other end in `peer_netns` under a random name; that name."""
+def add(kernel: Rtnl, ifname: str, peer_netns: int, pair: Pair, *, mtu: int, mac: str = "") -> Link | None:
+    """A pair, its other end in `peer_netns` under a random name, which is in `pair`; the end that is here, if told."""
     peer = ""
     for _ in range(_NAME_ATTEMPTS):
         peer = f"veth{secrets.token_hex(4)}"
+        # Before it is there: whether a request was done that failed otherwise is not always known.
+        pair.host_name = peer
         try:
-            kernel.add_veth(ifname, peer, peer_netns, mtu=mtu, mac=mac)
-            return peer
+            return kernel.add_veth(ifname, peer, peer_netns, mtu=mtu, mac=mac)
         except FileExistsError as error:
+            # Somebody else's.
+            pair.host_name = ""
             with step(f'find "{ifname}"'):
                 taken = kernel.find_link(ifname) is not None
             if taken:

@@ -93,7 +93,7 @@ def device_plugin_file(resource_name: str, device_id: str) -> str:
 def cni_file(network: str, container_id: str, ifname: str) -> str:
     """The name of the file of one attachment; `network` is `<namespace>/<name>`, as upstream names it.
 
-    One that no file system takes, of two long names, ends in its hash: plugins are told the path, and need not know why.
+    One that no file system takes, of two long names, ends in its hash: plugins are told the path, not how it is made.
     """
     name = f"{network}-{container_id}_{ifname}".replace("/", "-")
     encoded = name.encode("utf-8", "surrogatepass")

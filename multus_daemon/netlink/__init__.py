@@ -1,1 +1,1 @@
-"""The kernel: network namespaces, links, addresses, routes, sysctls. The only user of pyroute2."""
+"""The kernel: network namespaces, links, addresses, routes, sysctls. The only user of netlink sockets."""

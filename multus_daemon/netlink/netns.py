@@ -26,6 +26,8 @@ _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 # What opening a path fails with where it is certain that no namespace is there.
 _NO_NAMESPACE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL})
 
+_NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
+
 _logger = logging.getLogger(__name__)
 
 # os.setns is new in Python 3.12.
@@ -47,7 +49,7 @@ def open_path(path: str) -> int:
         # O_NONBLOCK: whatever is at the path, opening it returns at once (a FIFO would wait for its writer).
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        raise NamespaceError(error.errno, error.strerror, path) from error
+        raise NamespaceError(error.errno, f"{error.strerror}{_missing_right(error, path)}", path) from error
     except ValueError as error:
         raise NamespaceError(errno.EINVAL, str(error), path) from error
     try:
@@ -68,6 +70,14 @@ def _require_netns(descriptor: int, path: str) -> None:
         raise NamespaceError(errno.EINVAL, "not a network namespace, but a plain file", path) from error
     if kind != _CLONE_NEWNET:
         raise NamespaceError(errno.EINVAL, "not a network namespace, but one of another kind", path)
+
+
+def _missing_right(error: OSError, path: str) -> str:
+    """What the daemon may lack; looking below the /proc/<pid> of a container counts as tracing it (ptrace(2))."""
+    if error.errno not in _NO_RIGHT:
+        return ""
+    right = "SYS_PTRACE" if path.startswith("/proc/") else "DAC_OVERRIDE"
+    return f" (the daemon needs the capability {right} for this path; add it to its container's securityContext)"
 
 
 @contextlib.contextmanager
@@ -94,6 +104,15 @@ def is_netns(path: str) -> bool:
             return True
     except NamespaceError:
         return False
+
+
+def problem(path: str) -> str:
+    """Why `path` can't be used as a network namespace, to be put behind the path; empty where it is one."""
+    try:
+        with opened(path):
+            return ""
+    except NamespaceError as error:
+        return f"may not be opened: {error.strerror}" if error.errno in _NO_RIGHT else "is no network namespace"
 
 
 def vanished(paths: Collection[str]) -> set[str]:
@@ -173,6 +192,16 @@ def _sees_every_process() -> bool:
 def is_same(descriptor: int, other: int) -> bool:
     """True where both are the same namespace."""
     return os.path.sameopenfile(descriptor, other)
+
+
+def require_at(path: str, descriptor: int) -> None:
+    """Raise NamespaceError where `path` is not the namespace of `descriptor`, which was opened there."""
+    try:
+        found = _identity(os.stat(path))
+    except OSError as error:
+        raise NamespaceError(error.errno, error.strerror, path) from error
+    if found != _identity(os.fstat(descriptor)):
+        raise NamespaceError(errno.EINVAL, "not the network namespace any more that it has been", path)
 
 
 def enter(descriptor: int) -> None:

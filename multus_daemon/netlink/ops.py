@@ -1,6 +1,7 @@
 """Work in a pod's network namespace: one throw-away thread, in it the pod's side and the host's side of the kernel.
 
-A piece of work is a plain function that is given a `Session`; it blocks, and it is done when the call returns.
+A piece of work is a plain function that is given a `Session`; it blocks, and it is done when the call returns. Between
+two pieces thread, descriptors and sockets wait for the next.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import errno
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from multus_daemon.base.aio import in_thread
@@ -32,7 +33,8 @@ class Session:
         """Descriptor of the host's namespace, for links that are made there."""
         self.pod_netns = pod_netns
         """Descriptor of the pod's namespace, for links that are made on the host."""
-        self._abandoned = abandoned
+        self.abandoned = abandoned
+        """Set as soon as nobody waits for the work any more."""
         self._sockets = sockets
 
     @functools.cached_property
@@ -62,32 +64,63 @@ class Session:
 
     def pause(self, seconds: float) -> None:
         """Wait. Raises thread.AbandonedError as soon as nobody waits for the work any more."""
-        if self._abandoned.wait(seconds):
+        if self.abandoned.wait(seconds):
             raise thread.AbandonedError
 
 
+class Pod:
+    """A pod's namespace for the pieces of work of one attachment: entered once, by one thread; `entered` makes one."""
+
+    def __init__(self, path: str, worker: thread.Worker) -> None:
+        self._path = path
+        self._worker = worker
+        self._session: Session | None = None
+        self._opened = contextlib.ExitStack()
+
+    async def run(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in the namespace; what it returns, or raises.
+
+        Raises NamespaceError where the namespace can't be entered, is the daemon's own (errno EINVAL), or is not at its
+        path any more. A cancelled call raises CancelledError after the work has ended.
+        """
+        return await self._worker.run(lambda abandoned: work(self._in_thread(abandoned)))
+
+    def _in_thread(self, abandoned: threading.Event) -> Session:
+        if self._session is None:
+            self._session = self._enter(abandoned)
+        else:
+            namespaces.require_at(self._path, self._session.pod_netns)
+            self._session.abandoned = abandoned
+        return self._session
+
+    def _enter(self, abandoned: threading.Event) -> Session:
+        host = self._opened.enter_context(namespaces.own())
+        pod = self._opened.enter_context(namespaces.opened(self._path))
+        if namespaces.is_same(pod, host):
+            raise NamespaceError(errno.EINVAL, "the host's own network namespace, not a container's", self._path)
+        try:
+            namespaces.enter(pod)
+        except OSError as error:
+            raise NamespaceError(error.errno, error.strerror, self._path) from error
+        return Session(pod, host, abandoned, self._opened)
+
+    def close(self) -> None:
+        """Give descriptors and sockets back. Does not wait."""
+        self._opened.close()
+
+
+@contextlib.asynccontextmanager
+async def entered(path: str) -> AsyncIterator[Pod]:
+    """The namespace at `path` for the duration of the block. Raises nothing: the first `Pod.run` enters."""
+    async with thread.worker(f"netns {path}") as worker:
+        with contextlib.closing(Pod(path, worker)) as pod:
+            yield pod
+
+
 async def in_pod(path: str, work: Callable[[Session], T]) -> T:
-    """Run `work` in the namespace at `path`, in a thread that ends with it; what it returns, or raises.
-
-    Raises NamespaceError where the namespace can't be entered, or is the daemon's own (errno EINVAL). A cancelled call
-    raises CancelledError after the thread has ended.
-    """
-
-    def body(abandoned: threading.Event) -> T:
-        with contextlib.ExitStack() as stack:
-            host = stack.enter_context(namespaces.own())
-            pod = stack.enter_context(namespaces.opened(path))
-            if namespaces.is_same(pod, host):
-                raise NamespaceError(errno.EINVAL, "the host's own network namespace, not a container's", path)
-            try:
-                namespaces.enter(pod)
-            except OSError as error:
-                raise NamespaceError(error.errno, error.strerror, path) from error
-            # Closed before the descriptors are.
-            with contextlib.ExitStack() as sockets:
-                return work(Session(pod, host, abandoned, sockets))
-
-    return await thread.run(body, name=f"netns {path}")
+    """Run one piece of work in the namespace at `path`. As `Pod.run`."""
+    async with entered(path) as pod:
+        return await pod.run(work)
 
 
 async def on_host(work: Callable[[Rtnl], T]) -> T:
@@ -106,6 +139,10 @@ class KernelLinks:
     def is_netns(self, path: str) -> bool:
         """True where `path` is a network namespace that exists; two system calls that do not wait."""
         return namespaces.is_netns(path)
+
+    def netns_problem(self, path: str) -> str:
+        """See `ports.LinkOps`. As quick as `is_netns`."""
+        return namespaces.problem(path)
 
     async def vanished(self, paths: Collection[str]) -> set[str]:
         """See `ports.LinkOps`. In a thread, since a path may lie on any file system."""

@@ -19,24 +19,21 @@ import ipaddress
 import logging
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
-
-from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from multus_daemon.cni.names import IfName
 from multus_daemon.cni.result import Route as ResultRoute
-from multus_daemon.netlink.rtnl import SCOPE_NOWHERE, TABLE_MAIN, Route, Rtnl
-from multus_daemon.netlink.transport import NLM_F_CREATE
+from multus_daemon.netlink import attributes, inet
+from multus_daemon.netlink.attributes import attribute
+from multus_daemon.netlink.inet import RTM_DELROUTE, RTM_NEWROUTE, SCOPE_NOWHERE, TABLE_MAIN, Route
+from multus_daemon.netlink.rtnl import Rtnl
+from multus_daemon.netlink.transport import NLM_F_CREATE, Request
 
 _logger = logging.getLogger(__name__)
 
-_HEADER: Final = struct.Struct("=IHHII")
 # Family, prefix lengths of destination and source, TOS, table, protocol, scope, type, flags.
 _ROUTE: Final = struct.Struct("=8BI")
-_ATTRIBUTE: Final = struct.Struct("=HH")
-_KIND_MASK: Final = 0x3FFF
 # Length, flags, weight - 1, interface index.
 _NEXT_HOP: Final = struct.Struct("=HBBi")
 _UNSIGNED: Final = struct.Struct("=I")
@@ -83,14 +80,12 @@ class DefaultRoutes(Rtnl):
             undo.pop_all()
 
     def _clear(self, family: int, undo: contextlib.ExitStack) -> None:
-        message = rtmsg()
-        message["family"], message["table"] = family, TABLE_MAIN
-        message["attrs"] = [("RTA_TABLE", TABLE_MAIN)]
-        for found in self._socket.dump(RTM_GETROUTE, message, answer=_Found):
+        for body in self._socket.dump(inet.list_routes(family, TABLE_MAIN)):
+            found = _Found(body)
             if not found.is_default:
                 continue
             try:
-                self._socket.request_bytes(RTM_DELROUTE, found.deletion())
+                self._socket.request(Request(RTM_DELROUTE, found.deletion()))
             except OSError as error:
                 # It has gone by itself: its lease or its link has.
                 if error.errno != errno.ESRCH:
@@ -115,23 +110,18 @@ class DefaultRoutes(Rtnl):
     def _put_back(self, found: _Found) -> None:
         """Before those of the same metric: done in reverse order, each comes to where it was."""
         try:
-            self._socket.request_bytes(RTM_NEWROUTE, found.description(), NLM_F_CREATE)
+            self._socket.request(Request(RTM_NEWROUTE, found.description(), NLM_F_CREATE))
         except OSError as error:
             _logger.error("a default route of metric %d can't be put back: %s", found.metric, error)
 
 
 class _Found:
-    """A route as the kernel tells of it in `data`, whose netlink message begins at `offset`."""
+    """A route as the kernel tells of it, in what comes behind the header of an RTM_NEWROUTE. Raises OSError."""
 
-    def __init__(self, data: bytes, offset: int) -> None:
-        length = _HEADER.unpack_from(data, offset)[0]
-        self._body = data[offset + _HEADER.size : offset + length]
-
-    def decode(self) -> None:
-        """Take the body apart."""
-        self._fields = _ROUTE.unpack_from(self._body)
-        self._attributes = list(_attributes(self._body[_ROUTE.size :]))
-        self._values = {kind & _KIND_MASK: value for kind, value in self._attributes}
+    def __init__(self, body: bytes) -> None:
+        self._fields = _ROUTE.unpack_from(body)
+        self._attributes = list(attributes.each(body, _ROUTE.size))
+        self._values = {attributes.plain(kind): value for kind, value in self._attributes}
 
     @property
     def metric(self) -> int:
@@ -145,29 +135,28 @@ class _Found:
         return not destination and not source and (self._number(_RTA_TABLE) or table) == TABLE_MAIN
 
     def _number(self, kind: int) -> int:
-        value: int = _UNSIGNED.unpack(self._values[kind])[0] if kind in self._values else 0
-        return value
+        return attributes.to_number(self._values.get(kind))
 
     def deletion(self) -> bytes:
         """Takes the first default route of that metric and origin, all of its next hops; any of them will do."""
         family, _, _, tos, _, protocol, *_ = self._fields
         fields = _ROUTE.pack(family, 0, 0, tos, TABLE_MAIN, protocol, SCOPE_NOWHERE, 0, 0)
-        return fields + _attribute(_RTA_PRIORITY, _UNSIGNED.pack(self.metric))
+        return fields + attributes.number(_RTA_PRIORITY, self.metric)
 
     def description(self) -> bytes:
         """Makes the same route anew."""
         *fields, flags = self._fields
         parts = [_ROUTE.pack(*fields, flags & _RTNH_F_ONLINK)]
         for kind, value in self._attributes:
-            plain = kind & _KIND_MASK
+            plain = attributes.plain(kind)
             if plain == _RTA_CACHEINFO:
                 ticks = _UNSIGNED.unpack_from(value, _EXPIRES_OFFSET)[0]
                 if ticks:
-                    parts.append(_attribute(_RTA_EXPIRES, _UNSIGNED.pack(max(ticks // _TICKS, 1))))
+                    parts.append(attributes.number(_RTA_EXPIRES, max(ticks // _TICKS, 1)))
             elif plain == _RTA_MULTIPATH and _RTA_NH_ID not in self._values:
-                parts.append(_attribute(kind, _without_state(value)))
+                parts.append(attribute(kind, _without_state(value)))
             elif plain not in _OF_NEXT_HOP or _RTA_NH_ID not in self._values:
-                parts.append(_attribute(kind, value))
+                parts.append(attribute(kind, value))
         return b"".join(parts)
 
 
@@ -180,33 +169,13 @@ def _route(wanted: ResultRoute, oif: int) -> Route:
     )
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Kind and value of each attribute, in order."""
-    offset = 0
-    while offset + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, offset)
-        if not _ATTRIBUTE.size <= length <= len(data) - offset:
-            raise OSError(errno.EBADMSG, "netlink: an attribute of a route is cut off")
-        yield kind, data[offset + _ATTRIBUTE.size : offset + length]
-        offset += _aligned(length)
-
-
-def _attribute(kind: int, value: bytes) -> bytes:
-    length = _ATTRIBUTE.size + len(value)
-    return _ATTRIBUTE.pack(length, kind) + value.ljust(_aligned(length) - _ATTRIBUTE.size, b"\0")
-
-
 def _without_state(hops: bytes) -> bytes:
     """The next hops of RTA_MULTIPATH, of their flags only what is a setting."""
     parts, offset = [], 0
     while offset + _NEXT_HOP.size <= len(hops):
         length, flags, weight, oif = _NEXT_HOP.unpack_from(hops, offset)
-        end = offset + max(_aligned(length), _NEXT_HOP.size)
+        end = offset + max(attributes.aligned(length), _NEXT_HOP.size)
         parts.append(_NEXT_HOP.pack(length, flags & _RTNH_F_ONLINK, weight, oif))
         parts.append(hops[offset + _NEXT_HOP.size : end])
         offset = end
     return b"".join(parts)
-
-
-def _aligned(length: int) -> int:
-    return (length + 3) & ~3

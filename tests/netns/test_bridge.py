@@ -572,7 +572,7 @@ EVERYTHING: dict[str, Any] = {"isGateway": True, "ipMasq": True, "macspoofchk": 
         (Rtnl, "set_master"),
         (Rtnl, "set_port"),
         (Rtnl, "add_address"),
-        (Rtnl, "add_route"),
+        (Rtnl, "batch"),
         (Rtnl, "set_mac"),
         (Rtnl, "set_up"),
         (kernel, "_until_forwarding"),

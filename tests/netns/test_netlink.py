@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from multus_daemon.cni.names import IfName
+from multus_daemon.netlink import inet, ops, sysctl
 from multus_daemon.netlink import netns as namespaces
-from multus_daemon.netlink import ops, rtnl, sysctl
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import KernelLinks, Session
 from multus_daemon.netlink.thread import AbandonedError
@@ -47,6 +47,8 @@ def test_is_netns(netns: Any, tmp_path: Path) -> None:
         str(tmp_path),
     ):
         assert not links.is_netns(path)
+        assert links.netns_problem(path) == "is no network namespace"
+    assert links.netns_problem(netns.path) == ""
 
 
 async def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
@@ -196,10 +198,10 @@ async def test_routes_are_read_as_they_were_added(netns: Any) -> None:
         session.pod.add_address(link.index, ipaddress.ip_interface("10.213.7.2/24"))
         session.pod.set_up(link.index)
         wanted = [
-            rtnl.Route(ipaddress.ip_interface("0.0.0.0/0"), link.index, ipaddress.ip_address("10.213.7.1")),
-            rtnl.Route(ipaddress.ip_interface("10.99.0.0/16"), link.index, scope=rtnl.SCOPE_LINK, priority=7),
-            rtnl.Route(ipaddress.ip_interface("10.98.0.0/16"), link.index, scope=rtnl.SCOPE_LINK, table=100),
-            rtnl.Route(ipaddress.ip_interface("10.97.0.0/16"), link.index, scope=rtnl.SCOPE_LINK, table=1000),
+            inet.Route(ipaddress.ip_interface("0.0.0.0/0"), link.index, ipaddress.ip_address("10.213.7.1")),
+            inet.Route(ipaddress.ip_interface("10.99.0.0/16"), link.index, scope=inet.SCOPE_LINK, priority=7),
+            inet.Route(ipaddress.ip_interface("10.98.0.0/16"), link.index, scope=inet.SCOPE_LINK, table=100),
+            inet.Route(ipaddress.ip_interface("10.97.0.0/16"), link.index, scope=inet.SCOPE_LINK, table=1000),
         ]
         for route in wanted:
             session.pod.add_route(route)
@@ -286,3 +288,86 @@ async def test_a_thread_that_does_not_end_is_logged(
 def test_a_namespace_of_another_kind_is_named() -> None:
     with pytest.raises(NamespaceError, match="another kind: '/proc/self/ns/uts'"):
         namespaces.open_path("/proc/self/ns/uts")
+
+
+# --- one entry for several pieces of work ----------------------------------------------------------------------------
+
+
+async def test_a_namespace_is_entered_once(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    real = namespaces.open_path
+    monkeypatch.setattr(namespaces, "open_path", lambda path: opened.append(path) or real(path))
+    before = len(os.listdir("/proc/self/fd"))
+    async with ops.entered(netns.path) as pod:
+        first = await pod.run(lambda session: session.pod)
+        with pytest.raises(OSError, match="No such device"):
+            await pod.run(lambda session: session.pod.link("eth0"))
+        assert await pod.run(lambda session: session.pod) is first
+        for value in ("0", "1"):
+            netns.run("sysctl", "-qw", f"net.ipv4.conf.all.forwarding={value}")
+            assert await pod.run(lambda _session: sysctl.read("ipv4", "conf", "all", "forwarding")) == value
+    assert opened.count(netns.path) == 1
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("other", [False, True])
+async def test_a_namespace_that_goes_between_two_pieces_of_work(make_netns: Any, tmp_path: Path, other: bool) -> None:
+    path, first, second = tmp_path / "netns", make_netns(), make_netns()
+    path.symlink_to(first.path)
+    async with ops.entered(str(path)) as pod:
+        await pod.run(lambda _session: None)
+        path.unlink()
+        if other:
+            path.symlink_to(second.path)
+        with pytest.raises(NamespaceError) as caught:
+            await pod.run(lambda _session: None)
+    assert (caught.value.is_absent, caught.value.filename) == (not other, str(path))
+
+
+async def test_a_namespace_that_cant_be_entered_leaves_nothing_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("/nonexistent", "/proc/self/ns/net", "/dev/null"):
+        async with ops.entered(path) as pod:
+            with pytest.raises(NamespaceError):
+                await pod.run(lambda _session: None)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_batch_goes_on_behind_what_fails(netns: Any) -> None:
+    def work(session: Session) -> None:
+        lo = session.pod.link("lo").index
+        wanted = [ipaddress.ip_interface(text) for text in ("10.213.7.2/32", "10.213.7.2/32", "10.213.7.3/32")]
+        errors = session.pod.batch([inet.add_address(lo, address) for address in wanted])
+        assert {position: error.errno for position, error in errors.items()} == {1: errno.EEXIST}
+        errors = session.pod.batch([inet.delete_address(lo, address) for address in wanted])
+        assert {position: error.errno for position, error in errors.items()} == {1: errno.EADDRNOTAVAIL}
+        assert session.pod.batch([inet.add_address(lo, address) for address in wanted[1:]]) == {}
+        found = [str(item.address) for item in session.pod.addresses(lo, socket.AF_INET)]
+        assert found[-2:] == ["10.213.7.2/32", "10.213.7.3/32"]
+
+    await ops.in_pod(netns.path, work)
+
+
+async def test_a_large_batch_of_which_all_fail(netns: Any) -> None:
+    def work(session: Session) -> None:
+        requests = [
+            inet.delete_address(1, ipaddress.ip_interface(f"10.213.{n // 250}.{n % 250}/32")) for n in range(5000)
+        ]
+        assert len(session.pod.batch(requests)) == 5000
+        assert session.pod.link("lo").index == 1
+
+    await ops.in_pod(netns.path, work)
+
+
+async def test_a_new_pair_is_told_of_as_it_is(netns: Any) -> None:
+    def work(session: Session) -> None:
+        told = session.pod.add_veth("eth0", "veth1", session.host_netns, mtu=1400, mac="02:00:00:00:00:0a")
+        # Kernels before 6.2 do not tell.
+        if told is not None:
+            found = session.pod.link("eth0")
+            assert (told.index, told.name, told.mac, told.mtu, told.kind, told.peer) == (
+                *(found.index, "eth0", "02:00:00:00:00:0a", 1400, "veth"),
+                session.host.link("veth1").index,
+            )
+
+    await ops.in_pod(netns.path, work)

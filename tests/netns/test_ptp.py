@@ -26,6 +26,8 @@ from multus_daemon.cni.errors import (
 )
 from multus_daemon.cni.result import Dns, to_object
 from multus_daemon.netlink.rtnl import Rtnl
+from multus_daemon.netlink.transport import Socket
+from tests.netns import reference
 
 pytestmark = pytest.mark.netns
 
@@ -71,7 +73,12 @@ async def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeC
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     assert (pod_link["mtu"], host_link["mtu"]) == (1400, 1400)
-    assert (pod_link["operstate"], host_link["operstate"]) == ("UP", "UP")
+    assert all("LOWER_UP" in link["flags"] for link in (pod_link, host_link))
+    # The kernel brings this up to date by itself, later.
+    deadline = time.monotonic() + 10
+    while host.ip("link", "show", host_link["ifname"])[0]["operstate"] != "UP":
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
     assert routes(netns) == {
         "default gateway 10.213.7.1 dev eth0",
         "10.213.7.0/24 gateway 10.213.7.1 dev eth0 prefsrc 10.213.7.2",
@@ -238,11 +245,65 @@ async def test_a_failure_on_the_host_leaves_nothing(
     def refuse(*_arguments: Any, **_keywords: Any) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(ptp, "_set_up_host", refuse)
+    monkeypatch.setattr(ptp, "_host_side", refuse)
     with pytest.raises(PermissionError):
         await ptp.Ptp().add(make_call("ADD", netns.path))
     assert (host.links(), netns.links()) == (set(), set())
     assert ipam.verbs == ["ADD", "DEL"]
+
+
+async def test_a_kernel_that_does_not_tell_of_a_new_pair(
+    netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Rtnl.add_veth
+
+    def without_answer(*arguments: Any, **keywords: Any) -> None:
+        real(*arguments, **keywords)
+
+    monkeypatch.setattr(Rtnl, "add_veth", without_answer)
+    result = await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert result.interfaces[1].mac == netns.ip("link", "show", "eth0")[0]["address"]
+
+
+# The link is looked for, made, found and brought up on the host; the container's address, its routes; the host's.
+REQUESTS = 7
+
+
+@pytest.mark.parametrize("at", range(1, REQUESTS + 2))
+@pytest.mark.parametrize("is_done_first", [False, True])
+async def test_every_request_can_fail(
+    at: int,
+    is_done_first: bool,
+    host: Any,
+    netns: Any,
+    make_call: MakeCall,
+    ipam: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ipam.result |= {"routes": [{"dst": "0.0.0.0/0"}]}
+    real, calls = Socket._send, 0
+
+    def send(*arguments: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls != at:
+            return real(*arguments)
+        if is_done_first:
+            real(*arguments)
+        raise PermissionError(1, "Operation not permitted")
+
+    # Forwarding stays on, as with the reference.
+    host.run("sysctl", "-qw", "net.ipv4.ip_forward=1")
+    before = reference.state(host), reference.state(netns)
+    monkeypatch.setattr(Socket, "_send", send)
+    if at > REQUESTS:
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+        assert calls == REQUESTS
+        return
+    with pytest.raises(InternalError, match="Operation not permitted"):
+        await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert (reference.state(host), reference.state(netns)) == before
+    assert ipam.verbs == ([] if at == 1 else ["ADD", "DEL"])
 
 
 async def test_a_failing_undo_hides_neither_the_cause_nor_the_next_step(
@@ -281,6 +342,14 @@ async def test_a_link_that_appears_meanwhile_is_left_alone(
         await ptp.Ptp().add(make_call("ADD", netns.path))
     assert netns.links() == {"eth0", "other0"}
     assert (host.links(), ipam.verbs) == (set(), ["ADD", "DEL"])
+
+
+async def test_a_route_of_the_host_that_is_there_is_left_alone(host: Any, netns: Any, make_call: MakeCall) -> None:
+    host.run("ip", "link", "add", "here0", "type", "veth", "peer", "name", "here1")
+    host.run("ip", "link", "set", "here0", "up")
+    host.run("ip", "route", "add", "10.213.7.2/32", "dev", "here0")
+    await ptp.Ptp().add(make_call("ADD", netns.path))
+    assert [route["dev"] for route in host.ip("route", "show", "10.213.7.2/32")] == ["here0"]
 
 
 async def test_a_taken_host_name_is_tried_again(

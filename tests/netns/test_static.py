@@ -39,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "version-key": (static([V4 | {"version": "4"}]), ""),
     "any-case": ({"cniVersion": "1.0.0", "name": "n", "IPAM": {"Addresses": [{"ADDRESS": "10.1.2.3/24"}]}}, ""),
     "mapped": (static([{"address": "::ffff:10.1.2.3/120", "gateway": "::ffff:10.1.2.1"}]), ""),
+    "mapped-short": (static([{"address": "::ffff:10.1.2.3/64"}], ipam={"routes": [{"dst": "::ffff:0:0/0"}]}), ""),
     "no-ipam": ({"cniVersion": "1.0.0", "name": "n"}, ""),
     "null-ipam": ({"cniVersion": "1.0.0", "name": "n", "ipam": None}, ""),
     "no-cidr": (static([{"address": "10.1.2.3"}]), ""),

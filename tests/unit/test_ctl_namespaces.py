@@ -15,8 +15,8 @@ import pytest
 
 from multus_daemon.ctl import inside, namespaces
 from multus_daemon.netlink import netns
-from multus_daemon.netlink.ops import Session, in_pod
 from multus_daemon.netlink.inet import Route
+from multus_daemon.netlink.ops import Session, in_pod
 
 pytestmark = pytest.mark.netns
 

@@ -11,8 +11,8 @@ from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import step
 from multus_daemon.cni.errors import InternalError
 from multus_daemon.cni.result import Interface, Result
+from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import Link
 
 
 def comparison(call: Call, config: BridgeConfig) -> Callable[[Session], None]:

@@ -15,9 +15,10 @@ from multus_daemon.builtin.bridge.config import BridgeConfig
 from multus_daemon.builtin.interfaces import step
 from multus_daemon.cni.errors import InternalError
 from multus_daemon.cni.result import Result
-from multus_daemon.netlink import rtnl, sysctl
+from multus_daemon.netlink import sysctl
+from multus_daemon.netlink.inet import IpInterface
+from multus_daemon.netlink.links import OPERSTATE_UP, Link
 from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import IpInterface, Link
 
 # The reference looks five times within 2.55 s. The carrier is there in a millisecond as a rule.
 _PORT_UP_SECONDS: Final = 2.55
@@ -47,10 +48,8 @@ def connect(session: Session, *, config: BridgeConfig, ifname: str, pair: veth.P
             "an earlier ADD of this container was not followed by DEL, or two networks ask for the same name",
         )
     bridge = _ensure_bridge(session, config)
-    host = veth.make(session, ifname, pair, mtu=config.mtu, mac=config.mac)
+    host, container = veth.make(session, ifname, pair, mtu=config.mtu, mac=config.mac)
     _make_port(session, bridge, host, config)
-    with step(f'find "{ifname}"'):
-        container = session.pod.link(ifname)
     return Links(bridge, host, container)
 
 
@@ -59,8 +58,8 @@ def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: R
     ifname, gateway = links.container.name, None
     if config.is_layer3:
         _set_neighbour_discovery(ifname, config)
-        container = interfaces.bring_up(session, ifname, wanted)
-        interfaces.add_routes(session, container, wanted)
+        interfaces.bring_up(session, links.container, wanted)
+        interfaces.apply(session.pod, interfaces.routes(links.container, wanted))
         if config.is_gateway:
             gateway = _set_up_gateways(session, links.bridge, config, wanted)
     elif not config.disable_container_interface:
@@ -144,7 +143,7 @@ def _until_forwarding(session: Session, port: Link) -> Link:
     while True:
         with step(f'find "{port.name}"'):
             found = session.host.link(port.name)
-        if found.operstate == rtnl.OPERSTATE_UP:
+        if found.operstate == OPERSTATE_UP:
             return found
         if time.monotonic() >= deadline:
             raise InternalError(f"bridge port in error state: {found.operstate.lower()}", f'"{port.name}" is not up')
@@ -207,23 +206,23 @@ def _ensure_address(session: Session, link: Link, address: IpInterface, *, force
 
 def _ensure_vlan_interface(session: Session, bridge: Link, config: BridgeConfig) -> Link:
     """`<bridge>.<vlan>`, the end of a pair whose other end is a port in the VLAN; it stays, as the bridge does."""
-    name, kernel = f"{bridge.name}.{config.vlan}", session.host
+    name, kernel, pair = f"{bridge.name}.{config.vlan}", session.host, veth.Pair()
     with step(f'create vlan interface "{name}"'):
         found = kernel.find_link(name)
         if found is not None:
             return found
         try:
-            port_name = veth.add(kernel, name, session.host_netns, mtu=bridge.mtu)
+            veth.add(kernel, name, session.host_netns, pair, mtu=bridge.mtu)
         except InternalError:
             if found := kernel.find_link(name):
                 # Another ADD was quicker.
                 return found
             raise
         try:
-            link, port = kernel.link(name), kernel.link(port_name)
+            link, port = kernel.link(name), kernel.link(pair.host_name)
             kernel.set_up(port.index)
             with session.on_host():
-                veth.ignore_advertisements(port_name)
+                veth.ignore_advertisements(port.name)
             kernel.set_master(port.index, bridge.index)
             _set_vlans(session, port, config, trunk=())
             kernel.set_up(link.index)

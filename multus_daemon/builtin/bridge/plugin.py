@@ -17,7 +17,7 @@ from multus_daemon.builtin.undo import Undo
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import CniError, InternalError
 from multus_daemon.cni.result import Interface, IpConfig, Result, Route
-from multus_daemon.netlink.rtnl import Link
+from multus_daemon.netlink.links import Link
 
 _logger = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class Bridge:
         """
         settings = config.read(call)
         ifname = call.invocation.ifname
-        async with Undo() as undo:
+        async with interfaces.entered(call) as pod, Undo() as undo:
             pair = veth.Pair()
             undo.arm("remove the veth pair", functools.partial(veth.undo, pair))
             connect = functools.partial(kernel.connect, config=settings, ifname=ifname, pair=pair)
-            links = await interfaces.in_pod(call, connect)
+            links = await pod.run(connect)
             if settings.spoof_check:
                 undo.arm("remove the rules against other MAC addresses", functools.partial(spoofing.remove, call))
                 await spoofing.add(call, links.host.name, links.container.mac)
@@ -52,7 +52,7 @@ class Bridge:
                 undo.arm("release the addresses", functools.partial(ipam.delete, call))
                 wanted = _with_gateways(wanted, await ipam.add(call), settings)
             configure = functools.partial(kernel.configure, config=settings, links=links, wanted=wanted)
-            links = await interfaces.in_pod(call, configure)
+            links = await pod.run(configure)
             if settings.is_layer3 and settings.masquerade:
                 addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
                 undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
@@ -97,11 +97,11 @@ class Bridge:
     async def check(self, call: Call) -> None:
         """Compare bridge, port, container and the IPAM plugin's books with prevResult."""
         settings = config.read(call)
-        await interfaces.in_pod(call, lambda _session: None)
-        if settings.is_layer3:
-            await ipam.check(call)
-        compare = check.comparison(call, settings)
-        await interfaces.in_pod(call, compare)
+        async with interfaces.entered(call) as pod:
+            await pod.run(lambda _session: None)
+            if settings.is_layer3:
+                await ipam.check(call)
+            await pod.run(check.comparison(call, settings))
 
     async def status(self, call: Call) -> None:
         """Ready where the configuration is usable and the IPAM plugin, if there is one, is ready."""

@@ -12,6 +12,7 @@ counts as taken.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import os
@@ -106,9 +107,7 @@ class LeaseDirectory:
             os.unlink(_BESIDE, dir_fd=self._descriptor)
         self.taken.add(address)
         try:
-            self._write_beside(address.encode())
-            mark = f"{LAST_RESERVED_PREFIX}{index}"
-            os.rename(_BESIDE, mark, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+            self._mark(f"{LAST_RESERVED_PREFIX}{index}", address.encode())
         except BaseException:
             self.release(address)
             raise
@@ -128,12 +127,34 @@ class LeaseDirectory:
             os.close(descriptor)
 
     def sweep(self) -> None:
-        """Remove what a crash, or a failed rename, left beside: under the lock nobody else writes there.
+        """Remove what a crash left beside: under the lock nobody else writes there.
 
         It may be a second name of an address file, so it is never written to.
         """
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_BESIDE, dir_fd=self._descriptor)
+
+    def _mark(self, name: str, data: bytes) -> None:
+        """Written in place. Only the order depends on it, so what a crash leaves of it does no harm.
+
+        Put in place by rename(2), or emptied first, it would be on its way to the disk at once (ext4(5),
+        auto_da_alloc), for which this would wait: 0.7 ms instead of 0.02, more on a busy disk.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            # A link, to wherever.
+            os.unlink(name, dir_fd=self._descriptor)
+            descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
+        try:
+            os.write(descriptor, data)
+            if os.fstat(descriptor).st_size > len(data):
+                os.ftruncate(descriptor, len(data))
+        finally:
+            os.close(descriptor)
 
     def _write_beside(self, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

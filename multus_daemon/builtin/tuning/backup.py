@@ -16,7 +16,8 @@ from multus_daemon.builtin import configuration
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.tuning.config import Attributes, number
 from multus_daemon.cni import gojson
-from multus_daemon.netlink.rtnl import Link, Rtnl
+from multus_daemon.netlink.links import Link
+from multus_daemon.netlink.rtnl import Rtnl
 
 _LIMIT: Final = 64 * 1024
 

@@ -5,23 +5,24 @@ import textwrap
 
 import pytest
 
-# As a daemon's threads do it with the table of interned strings: each copies it in turn, and frees the one before.
-PROGRAM = """
-    import pathlib, re, sys, threading
+HEAD = """
+    import asyncio, contextlib, pathlib, re, sys, threading
     from multus_daemon.base import malloc
-
-    if sys.argv[1] == "set":
-        assert malloc.settle()
 
     def anonymous():
         return int(re.search(r"(?m)^Anonymous: +(\\d+)", pathlib.Path("/proc/self/smaps_rollup").read_text())[1])
 
+    if sys.argv[1] == "settled":
+        assert malloc.settle()
+"""
+
+# As a daemon's threads do it with the table of interned strings: each copies it in turn, and frees the one before.
+COPIES = """
     go_on, arrived = threading.Event(), threading.Semaphore(0)
     table = bytearray(2_000_000)
 
     def copy():
         global table
-        small = [bytes(1000) for _ in range(100)]
         # Smaller each time, as what malloc's bound rises to has whole pages.
         table = bytearray(len(table) - 100)
         arrived.release()
@@ -35,17 +36,38 @@ PROGRAM = """
     go_on.set()
 """
 
+# 8 MB of holes between small blocks that stay.
+HOLES = """
+    async def trimmed(seconds):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(malloc.keep_trimmed(0.01), seconds)
 
-def grown(how: str) -> int:
-    """KiB by which a process has grown after eight threads have replaced a block of 2 MB."""
-    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), how]
-    return int(subprocess.run(program, stdout=subprocess.PIPE, check=True, timeout=30).stdout)
+    asyncio.run(trimmed(0.01))
+    before = anonymous()
+    blocks = [bytearray(8000 if number % 2 else 600) for number in range(2000)]
+    del blocks[1::2]
+    if sys.argv[1] == "trimmed":
+        asyncio.run(trimmed(0.2))
+    print(anonymous() - before)
+"""
+
+
+def grown(program: str, how: str) -> int:
+    """KiB by which a process has grown at the end of the program."""
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("needs glibc: other C libraries are left as they are")
+    command = [sys.executable, "-c", textwrap.dedent(HEAD) + textwrap.dedent(program), how]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=30).stdout)
 
 
 def test_a_large_block_that_is_freed_goes_back_whichever_thread_made_it() -> None:
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("needs glibc: other C libraries have no mallopt")
-    by_default, settled = grown("default"), grown("set")
+    settled = grown(COPIES, "settled")
     assert settled < 2000
     # What is mended is there at all.
-    assert by_default > settled + 4000, (by_default, settled)
+    assert grown(COPIES, "default") > settled + 4000
+
+
+def test_holes_in_the_heap_go_back() -> None:
+    trimmed = grown(HOLES, "trimmed")
+    assert trimmed < 5000
+    assert grown(HOLES, "default") > trimmed + 3000

@@ -5,10 +5,13 @@ import os
 import stat
 import threading
 import time
+from ipaddress import IPv4Address
 
 import pytest
 
 from multus_daemon.builtin.host_local import store
+from multus_daemon.builtin.host_local.allocator import candidates
+from multus_daemon.builtin.host_local.config import Range, RangeSet
 from multus_daemon.cni.errors import TryAgainLaterError
 
 OWNER = store.Owner("c1", "eth0")
@@ -106,9 +109,22 @@ def test_marks(tmp_path):
     (tmp_path / "last_reserved_ip.1").write_bytes(b"\xff")
     with locked(tmp_path) as leases:
         assert [leases.last_reserved(index) for index in range(3)] == ["10.0.0.9", "", ""]
+        # Shorter than the one before.
+        assert leases.reserve("10.0.0.200", 0)
+        assert leases.reserve("10.0.0.3", 0)
+        assert leases.last_reserved(0) == "10.0.0.3"
 
 
-@pytest.mark.parametrize("step", ["open", "write", "link", "unlink", "rename"])
+@pytest.mark.parametrize("torn", [b"10.0.0.", b"10.0.0.999", b"10.0.0.3\0\0"])
+def test_half_a_mark_is_none(tmp_path, torn):
+    (tmp_path / "last_reserved_ip.0").write_bytes(torn)
+    with locked(tmp_path) as leases:
+        first, gateway = int(IPv4Address("10.0.0.2")), IPv4Address("10.0.0.1")
+        range_set = RangeSet((Range(4, 24, first, first + 250, gateway),))
+        assert next(candidates(range_set, leases.last_reserved(0)))[0] == "10.0.0.2"
+
+
+@pytest.mark.parametrize("step", ["open", "write", "link", "unlink", "fstat"])
 def test_a_crash_at_any_step_leaves_no_address_without_an_owner(tmp_path, step):
     """A child dies at the step, without any clean-up; then the directory must still work."""
     for occurrence in (1, 2):
@@ -155,7 +171,7 @@ def _die_at(step, occurrence):
 
 def test_an_address_is_not_kept_when_its_mark_fails(tmp_path, monkeypatch):
     with locked(tmp_path) as leases:
-        monkeypatch.setattr(os, "rename", _raise)
+        monkeypatch.setattr(store.LeaseDirectory, "_mark", _raise)
         with pytest.raises(OSError, match="disk is full"):
             leases.reserve("10.0.0.2", 0)
         monkeypatch.undo()

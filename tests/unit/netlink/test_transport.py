@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Any
 
 import pytest
-from pyroute2.netlink.rtnl import RTM_GETADDR, RTM_NEWADDR
-from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 
-from multus_daemon.netlink import transport
-from multus_daemon.netlink.transport import NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR, NLM_F_MULTI, Socket
+from multus_daemon.netlink import inet, transport
+from multus_daemon.netlink.inet import RTM_GETADDR, RTM_NEWADDR
+from multus_daemon.netlink.transport import (
+    NLM_F_ACK,
+    NLM_F_ACK_TLVS,
+    NLM_F_CAPPED,
+    NLM_F_DUMP_INTR,
+    NLM_F_MULTI,
+    NLM_F_REQUEST,
+    Request,
+    Socket,
+)
 
 ERROR, DONE = 2, 3
+LIST = Request(RTM_GETADDR, b"\0" * 8)
+CHANGE = Request(RTM_NEWADDR, b"\0" * 8)
 
 
 def message(kind: int, sequence: int, payload: bytes = b"", flags: int = 0) -> bytes:
@@ -40,14 +49,14 @@ class FakeSocket:
         self.sent: list[bytes] = []
         self.closed = False
 
-    def settimeout(self, seconds: float) -> None: ...
-
-    def setsockopt(self, level: int, option: int, value: int) -> None: ...
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None: ...
 
     def send(self, data: bytes) -> None:
         self.sent.append(bytes(data))
 
     def recv(self, size: int) -> bytes:
+        if not self.datagrams:
+            raise BlockingIOError
         return self.datagrams.pop(0)
 
     def close(self) -> None:
@@ -60,8 +69,8 @@ def make(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> tuple[Socket, Fa
     return Socket(), fake
 
 
-def found(objects: list[Any]) -> list[str]:
-    return [item.get_attr("IFA_LOCAL") for item in objects]
+def found(bodies: list[bytes]) -> list[str]:
+    return [str(inet.decode_address(body)[1].address.ip) for body in bodies]
 
 
 def test_a_dump_over_several_datagrams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +80,7 @@ def test_a_dump_over_several_datagrams(monkeypatch: pytest.MonkeyPatch) -> None:
         address(1, "192.0.2.3"),
         message(DONE, 1, b"\0" * 4),
     )
-    assert found(kernel.dump(RTM_GETADDR, ifaddrmsg(), answer=ifaddrmsg)) == ["192.0.2.1", "192.0.2.2", "192.0.2.3"]
+    assert found(kernel.dump(LIST)) == ["192.0.2.1", "192.0.2.2", "192.0.2.3"]
     assert len(fake.sent) == 1
 
 
@@ -84,14 +93,14 @@ def test_an_interrupted_dump_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> 
         # The first attempt's leftovers do not count as the third's.
         address(1, "192.0.2.9") + address(3, "192.0.2.2") + message(DONE, 3, b"\0" * 4),
     )
-    assert found(kernel.dump(RTM_GETADDR, ifaddrmsg(), answer=ifaddrmsg)) == ["192.0.2.2"]
+    assert found(kernel.dump(LIST)) == ["192.0.2.2"]
     assert len(fake.sent) == 3
 
 
 def test_five_interrupted_dumps_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, fake = make(monkeypatch, *(message(DONE, number, b"\0" * 4, NLM_F_DUMP_INTR) for number in range(1, 9)))
     with pytest.raises(InterruptedError, match="interrupted 5 times"):
-        kernel.dump(RTM_GETADDR, ifaddrmsg(), answer=ifaddrmsg)
+        kernel.dump(LIST)
     assert len(fake.sent) == 5
 
 
@@ -112,27 +121,28 @@ def test_five_interrupted_dumps_are_an_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_errors(payload: bytes, flags: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, _ = make(monkeypatch, message(ERROR, 1, payload, flags))
     with pytest.raises(FileExistsError, match=text):
-        kernel.request(RTM_NEWADDR, ifaddrmsg())
+        kernel.request(CHANGE)
 
 
 def test_an_error_at_the_end_of_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, _ = make(monkeypatch, message(DONE, 1, struct.pack("=i", -2) + words("no table"), NLM_F_ACK_TLVS))
     with pytest.raises(FileNotFoundError, match="no table"):
-        kernel.dump(RTM_GETADDR, ifaddrmsg(), answer=ifaddrmsg)
+        kernel.dump(LIST)
 
 
 @pytest.mark.parametrize("length", [0, 15, 99])
 def test_a_message_that_is_cut_off(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, _ = make(monkeypatch, struct.pack("=IHHII", length, ERROR, 0, 1, 0) + b"\0" * 4)
     with pytest.raises(OSError, match="cut off"):
-        kernel.request(RTM_NEWADDR, ifaddrmsg())
+        kernel.request(CHANGE)
 
 
 def test_an_old_kernel_without_options_is_fine_and_a_refusal_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = iter([92, 92, 1])
 
-    def refuse(_self: FakeSocket, *_arguments: int) -> None:
-        raise OSError(next(codes), "")
+    def refuse(_self: FakeSocket, level: int, *_arguments: int) -> None:
+        if level == transport.SOL_NETLINK:
+            raise OSError(next(codes), "")
 
     monkeypatch.setattr(FakeSocket, "setsockopt", refuse)
     make(monkeypatch)
@@ -141,3 +151,63 @@ def test_an_old_kernel_without_options_is_fine_and_a_refusal_is_not(monkeypatch:
     with pytest.raises(PermissionError):
         Socket()
     assert fake.closed
+
+
+def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ask in (Socket.request, Socket.look_up, Socket.dump):
+        kernel, _ = make(monkeypatch)
+        with pytest.raises(TimeoutError, match="has not answered for 10 s"):
+            ask(kernel, CHANGE)
+    kernel, _ = make(monkeypatch)
+    with pytest.raises(TimeoutError):
+        kernel.batch([CHANGE])
+
+
+def test_what_comes_with_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, _ = make(monkeypatch, message(RTM_NEWADDR, 1, b"told"), message(ERROR, 1, b"\0" * 4 + b"\0" * 16))
+    assert kernel.request(CHANGE) == [b"told"]
+
+
+def test_a_lookup_is_over_with_its_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, fake = make(monkeypatch, message(RTM_NEWADDR, 9, b"late"), message(RTM_NEWADDR, 1, b"told"))
+    assert kernel.look_up(LIST) == b"told"
+    assert struct.unpack_from("=IHHII", fake.sent[0]) == (24, RTM_GETADDR, NLM_F_REQUEST, 1, 0)
+    kernel, _ = make(monkeypatch, message(ERROR, 1, struct.pack("=i", -19) + message(18, 1)))
+    with pytest.raises(OSError, match="No such device"):
+        kernel.look_up(LIST)
+
+
+def test_a_batch_is_one_datagram_and_its_errors_have_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, fake = make(
+        monkeypatch,
+        message(ERROR, 2, struct.pack("=i", -17) + message(16, 2)[:16] + words("taken"), NLM_F_CAPPED | NLM_F_ACK_TLVS),
+        message(ERROR, 99, struct.pack("=i", -1) + message(16, 99)),
+        message(ERROR, 3, struct.pack("=i", 0) + message(16, 3)),
+        message(ERROR, 5, struct.pack("=i", -1) + message(16, 5)),
+    )
+    requests = [Request(RTM_NEWADDR, bytes([number]) * 8, 0x400) for number in range(3)]
+    errors = kernel.batch(requests)
+    assert {position: str(error) for position, error in errors.items()} == {1: "[Errno 17] File exists (taken)"}
+    # Sent as one; only the last asks for an acknowledgement.
+    assert len(fake.sent) == 1
+    headers = [struct.unpack_from("=IHHII", fake.sent[0], 24 * number) for number in range(3)]
+    plain = 0x400 | NLM_F_REQUEST
+    assert headers == [
+        (24, RTM_NEWADDR, plain, 1, 0),
+        (24, RTM_NEWADDR, plain, 2, 0),
+        (24, RTM_NEWADDR, plain | NLM_F_ACK, 3, 0),
+    ]
+    # The next one, of which the last fails.
+    assert list(kernel.batch(requests[:2])) == [1]
+    assert kernel.batch([]) == {}
+    assert len(fake.sent) == 2
+
+
+def test_a_large_batch_is_several_datagrams(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(number: int, code: int = 0) -> bytes:
+        return message(ERROR, number, struct.pack("=i", -code) + message(16, number))
+
+    kernel, fake = make(monkeypatch, answer(100), answer(150, 17), answer(200), answer(230, 1))
+    errors = kernel.batch([CHANGE] * 230)
+    assert {position: error.errno for position, error in errors.items()} == {149: 17, 229: 1}
+    assert [len(sent) // 24 for sent in fake.sent] == [100, 100, 30]

@@ -1,0 +1,214 @@
+"""Addresses and routes of IPv4 and IPv6 as rtnetlink messages: requests, and the kernel's descriptions. Pure.
+
+Format: rtnetlink(7), struct ifaddrmsg and struct rtmsg, then attributes; linux/if_addr.h, linux/rtnetlink.h.
+Sent as the reference plugins send them: routes have protocol `boot`, an IPv4 address brings its broadcast address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from multus_daemon.netlink import attributes
+from multus_daemon.netlink.attributes import attribute, number
+from multus_daemon.netlink.transport import NLM_F_CREATE, NLM_F_EXCL, Request
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+RTM_NEWADDR: Final = 20
+RTM_DELADDR: Final = 21
+RTM_GETADDR: Final = 22
+RTM_NEWROUTE: Final = 24
+RTM_DELROUTE: Final = 25
+RTM_GETROUTE: Final = 26
+
+IFA_F_DADFAILED: Final = 0x08
+IFA_F_TENTATIVE: Final = 0x40
+TABLE_MAIN: Final = 254
+SCOPE_GLOBAL: Final = 0
+SCOPE_LINK: Final = 253
+SCOPE_HOST: Final = 254
+# In a request to delete: any scope.
+SCOPE_NOWHERE: Final = 255
+
+# Family, prefix length, flags, scope, index of the link.
+_ADDRESS: Final = struct.Struct("=BBBBI")
+# Family, prefix lengths of destination and source, TOS, table, protocol, scope, type, flags.
+_ROUTE: Final = struct.Struct("=8BI")
+# Length, flags, weight - 1, index of the link.
+_NEXT_HOP: Final = struct.Struct("=HBBi")
+
+_IFA_ADDRESS: Final = 1
+_IFA_LOCAL: Final = 2
+_IFA_BROADCAST: Final = 4
+_IFA_FLAGS: Final = 8
+_RTA_DST: Final = 1
+_RTA_OIF: Final = 4
+_RTA_GATEWAY: Final = 5
+_RTA_PRIORITY: Final = 6
+_RTA_PREFSRC: Final = 7
+_RTA_MULTIPATH: Final = 9
+_RTA_TABLE: Final = 15
+
+_TABLE_FIELD_MAX: Final = 255
+_PROTOCOL_BOOT: Final = 3
+_TYPE_UNICAST: Final = 1
+# From this prefix length on there is no broadcast address (RFC 3021).
+_NO_BROADCAST: Final = 31
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address of a link."""
+
+    address: IpInterface
+    flags: int
+
+    @property
+    def is_tentative(self) -> bool:
+        """True while duplicate address detection runs."""
+        return bool(self.flags & IFA_F_TENTATIVE)
+
+    @property
+    def is_duplicate(self) -> bool:
+        """True where duplicate address detection has found another owner."""
+        return bool(self.flags & IFA_F_DADFAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of one next hop. `dst` keeps its host bits: whether they are an error is for the kernel to say."""
+
+    dst: IpInterface
+    oif: int
+    """Index of the link."""
+    gateway: IpAddress | None = None
+    source: IpAddress | None = None
+    scope: int = SCOPE_GLOBAL
+    table: int = TABLE_MAIN
+    priority: int = 0
+
+
+def _family(address: IpInterface) -> int:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+
+def list_addresses(index: int, family: int) -> Request:
+    """A dump: the addresses of a link; kernels before 4.20 tell of all links."""
+    return Request(RTM_GETADDR, _ADDRESS.pack(family, 0, 0, 0, index))
+
+
+def add_address(index: int, address: IpInterface, *, broadcast: bool = True) -> Request:
+    """See `Rtnl.add_address`."""
+    network = address.network
+    more = b""
+    if broadcast and address.version == 4 and network.prefixlen < _NO_BROADCAST:
+        more = attribute(_IFA_BROADCAST, network.broadcast_address.packed)
+    return Request(RTM_NEWADDR, _address(index, address) + more, NLM_F_CREATE | NLM_F_EXCL)
+
+
+def delete_address(index: int, address: IpInterface) -> Request:
+    """See `Rtnl.delete_address`."""
+    return Request(RTM_DELADDR, _address(index, address))
+
+
+def _address(index: int, address: IpInterface) -> bytes:
+    packed = address.packed
+    fields = _ADDRESS.pack(_family(address), address.network.prefixlen, 0, 0, index)
+    return fields + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed)
+
+
+def decode_address(body: bytes) -> tuple[int, Address]:
+    """The link's index and the address. Raises OSError (EBADMSG), KeyError where there is no address."""
+    _, length, flags, _, index = _ADDRESS.unpack_from(body)
+    found = attributes.by_kind(body, _ADDRESS.size)
+    # IFA_LOCAL is the link's own address where IFA_ADDRESS is that of a point-to-point peer; IPv6 has only the latter.
+    packed = found.get(_IFA_LOCAL) or found[_IFA_ADDRESS]
+    more = found.get(_IFA_FLAGS)
+    return index, Address(_interface(packed, length), flags if more is None else attributes.to_number(more))
+
+
+def _interface(packed: bytes, length: int) -> IpInterface:
+    return ipaddress.ip_interface((packed, length))
+
+
+# --- routes ----------------------------------------------------------------------------------------------------------
+
+
+def add_route(route: Route, *, exclusive: bool = True) -> Request:
+    """See `Rtnl.add_route`."""
+    body = _route(route, protocol=_PROTOCOL_BOOT, kind=_TYPE_UNICAST)
+    return Request(RTM_NEWROUTE, body, NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0))
+
+
+def delete_route(route: Route) -> Request:
+    """See `Rtnl.delete_route`."""
+    return Request(RTM_DELROUTE, _route(route))
+
+
+def list_routes(family: int, table: int) -> Request:
+    """A dump: the routes of a table; kernels before 4.20 tell of all tables."""
+    fields = _ROUTE.pack(family, 0, 0, 0, _table_field(table), 0, 0, 0, 0)
+    return Request(RTM_GETROUTE, fields + number(_RTA_TABLE, table))
+
+
+def _route(route: Route, *, protocol: int = 0, kind: int = 0) -> bytes:
+    length = route.dst.network.prefixlen
+    table = _table_field(route.table)
+    return b"".join(
+        (
+            _ROUTE.pack(_family(route.dst), length, 0, 0, table, protocol, route.scope, kind, 0),
+            number(_RTA_OIF, route.oif),
+            attribute(_RTA_DST, route.dst.packed) if length else b"",
+            attribute(_RTA_GATEWAY, route.gateway.packed) if route.gateway is not None else b"",
+            attribute(_RTA_PREFSRC, route.source.packed) if route.source is not None else b"",
+            number(_RTA_PRIORITY, route.priority) if route.priority > 0 else b"",
+            number(_RTA_TABLE, route.table) if route.table > _TABLE_FIELD_MAX else b"",
+        )
+    )
+
+
+def _table_field(table: int) -> int:
+    """What the header's field of 8 bits says; 0 leaves it to the attribute RTA_TABLE."""
+    return table if table <= _TABLE_FIELD_MAX else 0
+
+
+def decode_routes(body: bytes) -> list[Route]:
+    """A route, once for each of its next hops. Raises OSError (EBADMSG)."""
+    family, length, _, _, table, _, scope, _, _ = _ROUTE.unpack_from(body)
+    found = attributes.by_kind(body, _ROUTE.size)
+    # A default route has no RTA_DST.
+    anywhere = bytes(4 if family == socket.AF_INET else 16)
+    source = found.get(_RTA_PREFSRC)
+    hops = list(_next_hops(found.get(_RTA_MULTIPATH, b"")))
+    return [
+        Route(
+            dst=_interface(found.get(_RTA_DST, anywhere), length),
+            oif=oif,
+            gateway=ipaddress.ip_address(gateway) if gateway else None,
+            source=ipaddress.ip_address(source) if source else None,
+            scope=scope,
+            table=attributes.to_number(found.get(_RTA_TABLE)) or table,
+            priority=attributes.to_number(found.get(_RTA_PRIORITY)),
+        )
+        for oif, gateway in hops or [(attributes.to_number(found.get(_RTA_OIF)), found.get(_RTA_GATEWAY))]
+    ]
+
+
+def _next_hops(data: bytes) -> list[tuple[int, bytes | None]]:
+    """Index of the link and gateway of each next hop of RTA_MULTIPATH (struct rtnexthop, then attributes)."""
+    hops, offset = [], 0
+    while offset + _NEXT_HOP.size <= len(data):
+        length, _, _, oif = _NEXT_HOP.unpack_from(data, offset)
+        inner = attributes.by_kind(data[offset + _NEXT_HOP.size : offset + length])
+        hops.append((oif, inner.get(_RTA_GATEWAY)))
+        offset += attributes.aligned(max(length, _NEXT_HOP.size))
+    return hops
