@@ -166,7 +166,7 @@ def require_same(found: list[str], expected: list[str]) -> None:
 
 
 def settled(netns: Any) -> list[Any]:
-    """The links, once those that are up have seen their carrier and no address is tentative."""
+    """The links, once those that are up have seen their carrier, and say so, and no address is tentative."""
     links: list[Any] = []
     for _ in range(100):
         links = netns.ip("-d", "addr", "show")
@@ -175,6 +175,8 @@ def settled(netns: Any) -> list[Any]:
             for link in links
             if ("UP" in link["flags"] and not {"LOWER_UP", "NO-CARRIER", "M-DOWN"} & set(link["flags"]))
             or (link["operstate"] == "DOWN" and "LOWER_UP" in link["flags"])
+            # The kernel's watch of carriers has not come by yet.
+            or (link["operstate"] == "UNKNOWN" and link.get("linkinfo", {}).get("info_kind") == "veth")
             or any("tentative" in item for item in link["addr_info"])
         ]
         if not waiting:

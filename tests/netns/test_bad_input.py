@@ -37,6 +37,13 @@ def leases(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.rglob("*") if path.is_file() and path.name[0].isdecimal())
 
 
+SUBNET_ENV = """FLANNEL_NETWORK=10.244.0.0/16
+FLANNEL_SUBNET=10.244.7.1/24
+FLANNEL_MTU=1450
+FLANNEL_IPMASQ=false
+"""
+
+
 class Case:
     """`keys` of the configuration; `code`: ours; `prepare`: a command in the host's namespace, `in_pod`: in the pod's.
 
@@ -133,7 +140,7 @@ def cases() -> dict[str, Case]:
             "static", {"ipam": {"type": "static", "addresses": [ADDRESS | {"gateway": "x"}]}}, "x", 6
         ),
         "flannel-no-subnets": Case("flannel", {"subnetFile": "/nowhere/subnet.env"}, "/nowhere/subnet.env"),
-        "flannel-delegate-has-a-name": Case("flannel", {"delegate": {"name": "x"}}, "name"),
+        "flannel-delegate-has-a-name": Case("flannel", {"delegate": {"name": "x"}}, "name", 7),
     }
     return found
 
@@ -164,6 +171,9 @@ class Side:
             self.config["ipam"] = ipam
         if case.plugin in ("tuning", "flannel"):
             self.config |= {"dataDir": str(directory / "data")}
+        if case.plugin == "flannel":
+            (directory / "subnet.env").write_text(SUBNET_ENV)
+            self.config = {"subnetFile": str(directory / "subnet.env")} | self.config
         if case.keys.get("ipam") == "exhausted":
             reference.run("host-local", "ADD", "/nowhere", self.config, container="another")
 
