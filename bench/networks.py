@@ -66,8 +66,9 @@ def main() -> None:
 
 
 def _node(kind: str, at_once: int) -> Node:
-    node = Node(settings={"logLevel": "error", "attachConcurrency": at_once})
-    if kind == "binaries":
+    mode = "off" if kind == "binaries" else "prefer"
+    node = Node(settings={"logLevel": "error", "attachConcurrency": at_once, "builtinPlugins": mode})
+    if mode == "off":
         for name in ("ptp", "host-local"):
             (node.bin_dir / name).symlink_to(REFERENCE / name)
     node.ptp("cluster", "10.88.0.0/24")

@@ -184,8 +184,8 @@ def dumps(value: Any, *, sort_keys: bool = True) -> bytes:
 
 def dumps_indented(value: Any, *, sort_keys: bool = True) -> bytes:
     """JSON with 4 spaces of indentation and no newline at the end, as `json.MarshalIndent` writes it."""
-    text = json.dumps(value, ensure_ascii=False, indent=4, sort_keys=sort_keys)
-    return _escape(text)
+    # json's own indentation is done in Python, which took 0.2 ms for a result.
+    return msgspec.json.format(dumps(value, sort_keys=sort_keys), indent=4)
 
 
 def _escape(text: str) -> bytes:

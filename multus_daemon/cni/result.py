@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from multus_daemon.cni import gojson, versions
@@ -223,10 +224,7 @@ def cidr(text: str | None, where: str) -> str:
     if not (length.isascii() and length.isdigit()):
         raise gojson.JsonError(f"{where}: {text!r} has no prefix length")
     try:
-        ip, bits = ipaddress.ip_interface(text).ip, int(length)
-        if ip.version == 6 and ip.ipv4_mapped:
-            return f"{ip.ipv4_mapped}/{max(bits - _MAPPED_PREFIX, 0)}"
-        return f"{ip}/{bits}"
+        return _printed_prefix(text)
     except ValueError as error:
         raise gojson.JsonError(f"{where}: {address!r}/{length} is no address in CIDR notation") from error
 
@@ -237,10 +235,27 @@ def _ip(text: str | None, where: str) -> str:
     try:
         if "%" in text:
             raise ValueError(text)
-        ip = ipaddress.ip_address(text)
-        return str(ip.ipv4_mapped if ip.version == 6 and ip.ipv4_mapped else ip)
+        return _printed_ip(text)
     except ValueError as error:
         raise gojson.JsonError(f"{where}: {text!r} is no IP address") from error
+
+
+# Remembered: a result is read several times on its way from the IPAM plugin to the status.
+@lru_cache(maxsize=512)
+def _printed_prefix(text: str) -> str:
+    """Raises ValueError."""
+    interface = ipaddress.ip_interface(text)
+    ip, bits = interface.ip, interface.network.prefixlen
+    if ip.version == 6 and ip.ipv4_mapped:
+        return f"{ip.ipv4_mapped}/{max(bits - _MAPPED_PREFIX, 0)}"
+    return f"{ip}/{bits}"
+
+
+@lru_cache(maxsize=512)
+def _printed_ip(text: str) -> str:
+    """Raises ValueError."""
+    ip = ipaddress.ip_address(text)
+    return str(ip.ipv4_mapped if ip.version == 6 and ip.ipv4_mapped else ip)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 SUPPORTED: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -13,6 +14,7 @@ IMPLIED: Final = "0.1.0"
 FIRST_WITH: Final = {"CHECK": (0, 4, 0), "STATUS": (1, 1, 0), "GC": (1, 1, 0)}
 
 
+@lru_cache(maxsize=64)
 def parse(version: str) -> tuple[int, int, int]:
     """`"0.3.1"` as numbers. One to three parts, missing ones are 0, the empty string is 0.1.0. Raises ValueError."""
     parts = (version or IMPLIED).split(".")
