@@ -13,6 +13,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from multus_daemon.base.aio import ended
@@ -39,7 +40,7 @@ class _Traits:
     """What is known of an attachment before it is made."""
 
     alone: bool
-    """True where nothing may run beside it."""
+    """True where nothing may run beside it; the rest is not looked for then."""
     shares: frozenset[tuple[str, str]]
     """What it uses and another may use too: kind and name."""
     words: frozenset[str]
@@ -135,6 +136,8 @@ def _failures(running: Mapping[asyncio.Task[None], int], done: Iterable[asyncio.
 
 
 def _traits(attachment: Attachment) -> _Traits:
+    if attachment.cluster_network or attachment.auxiliary or _is_serial(attachment):
+        return _Traits(True, frozenset(), frozenset())
     config = attachment.config
     shares = {("network", str(config.name))}
     words: set[str] = set()
@@ -152,8 +155,7 @@ def _traits(attachment: Attachment) -> _Traits:
             shares.add((key, text))
         if prefix := _prefix(text):
             shares.add(("prefix", prefix))
-    alone = attachment.cluster_network or attachment.auxiliary or _is_serial(attachment)
-    return _Traits(alone, frozenset(shares), frozenset(words))
+    return _Traits(False, frozenset(shares), frozenset(words))
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -181,6 +183,8 @@ def _unsaid(plugin: PluginConfig) -> set[tuple[str, str]]:
     return found
 
 
+# Remembered: the same few subnets and routes, for every pod.
+@lru_cache(maxsize=512)
 def _prefix(text: str) -> str:
     """The network of an address or prefix with a length, in one spelling; empty for any other text."""
     if "/" not in text:
