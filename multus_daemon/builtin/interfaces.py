@@ -30,7 +30,7 @@ from multus_daemon.netlink.transport import Request
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _SETTLE_SECONDS: Final = 5.0
 _SETTLE_POLL_SECONDS: Final = 0.05
@@ -165,7 +165,7 @@ def enable_ipv6(ifname: str) -> None:
         try:
             disabled = sysctl.read("ipv6", "conf", name, "disable_ipv6")
         except OSError as error:
-            _logger.warning("can't read whether IPv6 is disabled, trying without: %s", error)
+            log.warning("can't read whether IPv6 is disabled, trying without: %s", error)
             continue
         if disabled != "0":
             with step(f'enable IPv6 on "{name}"'):

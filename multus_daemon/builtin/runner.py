@@ -23,7 +23,7 @@ from multus_daemon.cni.errors import (
 )
 from multus_daemon.ports import BUILT_IN, HostTools, Invocation, PluginRunner
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # Module and class. Imported when first used: as a command, `host-local` must not pay for the netlink library.
 PLUGINS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -150,7 +150,7 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
     Raises UnsupportedFieldError.
     """
     if call.invocation.verb in ("DEL", "GC"):
-        logger.warning(
+        log.warning(
             "network %s: %s by the built-in %s, to which %s means nothing",
             call.name,
             call.invocation.verb,
@@ -194,6 +194,6 @@ def _prev_result(verb: str, config: skel.Configuration) -> cni_result.Result | N
         return None if fields is None else cni_result.from_object(fields, config.cni_version)
     except (gojson.JsonError, CniError) as error:
         if verb not in ("ADD", "CHECK"):
-            logger.warning("network %s: %s goes on without prevResult: %s", config.name, verb, error)
+            log.warning("network %s: %s goes on without prevResult: %s", config.name, verb, error)
             return None
         raise DecodingFailureError(f"could not parse prevResult: {error}") from error

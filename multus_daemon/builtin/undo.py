@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Undo:
@@ -31,7 +31,7 @@ class Undo:
             async with asyncio.timeout(self._seconds):
                 await step()
         except Exception as error:
-            _logger.warning("undo of a failed ADD: %s: %s", what, str(error) or type(error).__name__)
+            log.warning("undo of a failed ADD: %s: %s", what, str(error) or type(error).__name__)
 
     async def __aenter__(self) -> Undo:
         return self

@@ -28,7 +28,7 @@ _NO_NAMESPACE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL})
 
 _NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # os.setns is new in Python 3.12.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -152,7 +152,7 @@ def inhabited(paths: Collection[str]) -> set[str]:
     if not identities:
         return doubtful
     if not _sees_every_process():
-        _logger.warning("processes of containers can't be seen from here (hostPID): all namespaces count as in use")
+        log.warning("processes of containers can't be seen from here (hostPID): all namespaces count as in use")
         return doubtful | set(identities)
     lived_in: set[tuple[int, int]] = set()
     with os.scandir("/proc") as entries:
@@ -165,7 +165,7 @@ def inhabited(paths: Collection[str]) -> set[str]:
             # It has ended.
             continue
         except PermissionError:
-            _logger.warning("process %s may not be looked at (CAP_SYS_PTRACE): all namespaces count as in use", process)
+            log.warning("process %s may not be looked at (CAP_SYS_PTRACE): all namespaces count as in use", process)
             return doubtful | set(identities)
     return doubtful | {path for path, identity in identities.items() if identity in lived_in}
 

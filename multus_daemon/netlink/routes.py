@@ -30,7 +30,7 @@ from multus_daemon.netlink.inet import RTM_DELROUTE, RTM_NEWROUTE, SCOPE_NOWHERE
 from multus_daemon.netlink.rtnl import Rtnl
 from multus_daemon.netlink.transport import NLM_F_CREATE, Request
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # Family, prefix lengths of destination and source, TOS, table, protocol, scope, type, flags.
 _ROUTE: Final = struct.Struct("=8BI")
@@ -105,14 +105,14 @@ class DefaultRoutes(Rtnl):
         try:
             self.delete_route(route)
         except OSError as error:
-            _logger.error("default route via %s can't be taken back: %s", route.gateway, error)
+            log.error("default route via %s can't be taken back: %s", route.gateway, error)
 
     def _put_back(self, found: _Found) -> None:
         """Before those of the same metric: done in reverse order, each comes to where it was."""
         try:
             self._socket.request(Request(RTM_NEWROUTE, found.description(), NLM_F_CREATE))
         except OSError as error:
-            _logger.error("a default route of metric %d can't be put back: %s", found.metric, error)
+            log.error("a default route of metric %d can't be put back: %s", found.metric, error)
 
 
 class _Found:

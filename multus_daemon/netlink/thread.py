@@ -20,7 +20,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _STILL_RUNNING_SECONDS = 10.0
 AT_ONCE = 256
@@ -121,6 +121,6 @@ async def _ended(done: asyncio.Future[T], name: str) -> None:
         except asyncio.CancelledError:
             continue
         if not finished:
-            _logger.error("%s: cancelled, but the kernel has not let go of its thread yet", name)
+            log.error("%s: cancelled, but the kernel has not let go of its thread yet", name)
     # Retrieved, so that asyncio does not report an AbandonedError that nobody was to see.
     done.exception()

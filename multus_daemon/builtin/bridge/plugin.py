@@ -19,7 +19,7 @@ from multus_daemon.cni.errors import CniError, InternalError
 from multus_daemon.cni.result import Interface, IpConfig, Result, Route
 from multus_daemon.netlink.links import Link
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # Position of the container's end in the result's interfaces: behind the bridge and the host's end.
 _CONTAINER_INTERFACE: Final = 2
@@ -85,7 +85,7 @@ class Bridge:
                 await spoofing.remove(call)
         except (CniError, gojson.JsonError) as error:
             # As the reference: the rules are about a port that is no more.
-            _logger.warning("network %s: the rules against other MAC addresses stay: %s", call.name, error)
+            log.warning("network %s: the rules against other MAC addresses stay: %s", call.name, error)
         try:
             if ipam.is_named(call):
                 await masquerade.forget(call, removed)

@@ -21,7 +21,7 @@ from multus_daemon.cni.errors import DecodingFailureError, InternalError
 from multus_daemon.cni.result import Result
 from multus_daemon.netlink.ops import Session
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 DEFAULT_SUBNET_FILE: Final = "/run/flannel/subnet.env"
 DEFAULT_DATA_DIR: Final = "/var/lib/cni/flannel"
@@ -69,7 +69,7 @@ class Flannel:
             composed = _Delegate(delegate.type_of(saved), saved)
         except gojson.JsonError as error:
             # Refused, the DEL would come back for ever.
-            _logger.warning("network %s: failed to parse netconf %s: %s", call.name, path, error)
+            log.warning("network %s: failed to parse netconf %s: %s", call.name, path, error)
             return
         await _delete(call, composed)
         with step("remove the delegate's configuration"):

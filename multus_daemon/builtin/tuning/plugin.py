@@ -23,7 +23,7 @@ from multus_daemon.netlink import sysctl
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import Session
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Tuning:
             if content is not None and await _restored(call, backup.decode(content)):
                 await in_thread(backup.write, path, None)
         except (OSError, CniError, gojson.JsonError) as error:
-            _logger.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
+            log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
 
     async def check(self, call: Call) -> None:
         """Compare sysctls and attributes with the configuration; promiscuous mode is off where it is not configured."""
