@@ -22,7 +22,7 @@ from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Dns, Interface, Result, read_dns
 from multus_daemon.netlink import ops, sysctl
-from multus_daemon.netlink.links import MODES, Link
+from multus_daemon.netlink.links import MACVLAN_MODES, Link
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import Session
 from multus_daemon.netlink.rtnl import Rtnl
@@ -66,7 +66,7 @@ class Macvlan:
         if found := configuration.unknown_key(call.fields, configuration.COMMON_KEYS.union(_KEYS)):
             return found
         mode = gojson.get_str(call.fields, "mode")
-        return "" if not mode or mode in MODES else f'mode: "{mode}"'
+        return "" if not mode or mode in MACVLAN_MODES else f'mode: "{mode}"'
 
     async def add(self, call: Call) -> Result:
         """Make the interface. Raises CniError, CancelledError; nothing is left then, addresses included.
@@ -148,9 +148,9 @@ def _read(call: Call) -> _Config:
         )
     except gojson.JsonError as error:
         raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
-    if config.mode not in MODES:
+    if config.mode not in MACVLAN_MODES:
         raise InvalidNetworkConfigError(
-            f'unknown macvlan mode: "{config.mode}"', f"network {call.name!r}: one of {', '.join(MODES)}"
+            f'unknown macvlan mode: "{config.mode}"', f"network {call.name!r}: one of {', '.join(MACVLAN_MODES)}"
         )
     return config
 

@@ -14,7 +14,9 @@ PodUid = NewType("PodUid", str)
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 IFNAME_MAX_BYTES = 15
-# The store, the result cache and host-local make file names of it; ext4 and xfs end at 255 bytes.
+FILE_NAME_MAX_BYTES = 255
+"""NAME_MAX of linux/limits.h, as ext4, xfs, btrfs and tmpfs have it."""
+# The store, the result cache and host-local make file names of it, which end at FILE_NAME_MAX_BYTES.
 CONTAINER_ID_MAX_BYTES = 128
 
 

@@ -224,7 +224,7 @@ def cidr(text: str | None, where: str) -> str:
     if not (length.isascii() and length.isdigit()):
         raise gojson.JsonError(f"{where}: {text!r} has no prefix length")
     try:
-        return _printed_prefix(text)
+        return _printed_prefix(address, int(length))
     except ValueError as error:
         raise gojson.JsonError(f"{where}: {address!r}/{length} is no address in CIDR notation") from error
 
@@ -240,12 +240,12 @@ def _ip(text: str | None, where: str) -> str:
         raise gojson.JsonError(f"{where}: {text!r} is no IP address") from error
 
 
-# Remembered: a result is read several times on its way from the IPAM plugin to the status.
+# Remembered: a result is read several times on its way from the IPAM plugin to the status. What is no address is not
+# remembered, and an address is short.
 @lru_cache(maxsize=512)
-def _printed_prefix(text: str) -> str:
+def _printed_prefix(address: str, bits: int) -> str:
     """Raises ValueError."""
-    interface = ipaddress.ip_interface(text)
-    ip, bits = interface.ip, interface.network.prefixlen
+    ip = ipaddress.ip_interface(f"{address}/{bits}").ip
     if ip.version == 6 and ip.ipv4_mapped:
         return f"{ip.ipv4_mapped}/{max(bits - _MAPPED_PREFIX, 0)}"
     return f"{ip}/{bits}"

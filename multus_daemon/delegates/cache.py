@@ -18,13 +18,12 @@ from typing import Any, Final
 from multus_daemon.base import fs
 from multus_daemon.cni import args, gojson, result
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.cni.names import FILE_NAME_MAX_BYTES
 from multus_daemon.cni.result import Result
 
 log = logging.getLogger(__name__)
 
 KIND: Final = "cniCacheV1"
-FILE_NAME_MAX_BYTES: Final = 255
-"""NAME_MAX of linux/limits.h, as ext4, xfs, btrfs and tmpfs have it."""
 
 
 @dataclass(frozen=True, slots=True)

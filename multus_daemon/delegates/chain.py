@@ -21,9 +21,9 @@ from multus_daemon.cni.errors import (
     IoFailureError,
     UnknownContainerError,
 )
-from multus_daemon.cni.names import ContainerId, IfName
+from multus_daemon.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
 from multus_daemon.cni.result import Result
-from multus_daemon.delegates.cache import FILE_NAME_MAX_BYTES, Entry, ResultCache, name_problem
+from multus_daemon.delegates.cache import Entry, ResultCache, name_problem
 from multus_daemon.ports import Attachment, Invocation, PluginRunner, Sandbox
 
 log = logging.getLogger(__name__)

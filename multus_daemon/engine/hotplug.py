@@ -162,8 +162,9 @@ class HotPlug:
             attachment = plugged(request, conf.parse(request.stdin), request.args.namespace, request.ifname)
             log.info(
                 "network %s of %s is not on record: DEL with the request's configuration",
-                attachment.name, _of(request),
-            )  # fmt: skip
+                attachment.name,
+                _of(request),
+            )
             await self._detacher.detach_unrecorded(request.sandbox, _of(request), attachment)
 
     async def _is_anothers(self, record: ContainerRecord, request: DelegateRequest) -> bool:

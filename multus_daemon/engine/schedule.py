@@ -33,6 +33,8 @@ _TABLE_TAKERS: Final = frozenset({"sbr"})
 # What a plugin object is called, not what it is about.
 _LABELS: Final = frozenset({"name", "type", "cniversion"})
 _WORD: Final = re.compile(r"[\w.-]+")
+_PREFIX_MAX: Final = 64
+"""Characters; an IPv6 address with its length has 49 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +185,14 @@ def _unsaid(plugin: PluginConfig) -> set[tuple[str, str]]:
     return found
 
 
-# Remembered: the same few subnets and routes, for every pod.
-@lru_cache(maxsize=512)
 def _prefix(text: str) -> str:
     """The network of an address or prefix with a length, in one spelling; empty for any other text."""
-    if "/" not in text:
-        return ""
+    return _network(text) if "/" in text and len(text) <= _PREFIX_MAX else ""
+
+
+# Remembered: the same few subnets and routes, for every pod. Never by a long text: whoever writes networks writes it.
+@lru_cache(maxsize=512)
+def _network(text: str) -> str:
     try:
         return str(ipaddress.ip_interface(text).network)
     except ValueError:

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.cni.names import FILE_NAME_MAX_BYTES
 
-_NAME_MAX_BYTES: Final = 255
-"""Of a file (NAME_MAX)."""
 _DRIVER: Final = ("vhost", "virtio")
 _PCI_EXTRAS: Final = ("pci-address", "pf-pci-address", "representor-device")
 # Type -> its keys in the order of the Go structs, and which of them are required.
@@ -97,7 +96,7 @@ def cni_file(network: str, container_id: str, ifname: str) -> str:
     """
     name = f"{network}-{container_id}_{ifname}".replace("/", "-")
     encoded = name.encode("utf-8", "surrogatepass")
-    if len(encoded) <= _NAME_MAX_BYTES:
+    if len(encoded) <= FILE_NAME_MAX_BYTES:
         return name
     ending = hashlib.sha256(encoded).hexdigest()[:32]
-    return f"{encoded[: _NAME_MAX_BYTES - len(ending) - 1].decode('utf-8', 'ignore')}-{ending}"
+    return f"{encoded[: FILE_NAME_MAX_BYTES - len(ending) - 1].decode('utf-8', 'ignore')}-{ending}"

@@ -39,21 +39,21 @@ SCOPE_NOWHERE: Final = 255
 # Family, prefix length, flags, scope, index of the link.
 _ADDRESS: Final = struct.Struct("=BBBBI")
 # Family, prefix lengths of destination and source, TOS, table, protocol, scope, type, flags.
-_ROUTE: Final = struct.Struct("=8BI")
+ROUTE: Final = struct.Struct("=8BI")
 # Length, flags, weight - 1, index of the link.
-_NEXT_HOP: Final = struct.Struct("=HBBi")
+NEXT_HOP: Final = struct.Struct("=HBBi")
 
 _IFA_ADDRESS: Final = 1
 _IFA_LOCAL: Final = 2
 _IFA_BROADCAST: Final = 4
 _IFA_FLAGS: Final = 8
 _RTA_DST: Final = 1
-_RTA_OIF: Final = 4
-_RTA_GATEWAY: Final = 5
-_RTA_PRIORITY: Final = 6
+RTA_OIF: Final = 4
+RTA_GATEWAY: Final = 5
+RTA_PRIORITY: Final = 6
 _RTA_PREFSRC: Final = 7
-_RTA_MULTIPATH: Final = 9
-_RTA_TABLE: Final = 15
+RTA_MULTIPATH: Final = 9
+RTA_TABLE: Final = 15
 
 _TABLE_FIELD_MAX: Final = 255
 _PROTOCOL_BOOT: Final = 3
@@ -156,8 +156,8 @@ def delete_route(route: Route) -> Request:
 
 def list_routes(family: int, table: int) -> Request:
     """A dump: the routes of a table; kernels before 4.20 tell of all tables."""
-    fields = _ROUTE.pack(family, 0, 0, 0, _table_field(table), 0, 0, 0, 0)
-    return Request(RTM_GETROUTE, fields + number(_RTA_TABLE, table))
+    fields = ROUTE.pack(family, 0, 0, 0, _table_field(table), 0, 0, 0, 0)
+    return Request(RTM_GETROUTE, fields + number(RTA_TABLE, table))
 
 
 def _route(route: Route, *, protocol: int = 0, kind: int = 0) -> bytes:
@@ -165,13 +165,13 @@ def _route(route: Route, *, protocol: int = 0, kind: int = 0) -> bytes:
     table = _table_field(route.table)
     return b"".join(
         (
-            _ROUTE.pack(_family(route.dst), length, 0, 0, table, protocol, route.scope, kind, 0),
-            number(_RTA_OIF, route.oif),
+            ROUTE.pack(_family(route.dst), length, 0, 0, table, protocol, route.scope, kind, 0),
+            number(RTA_OIF, route.oif),
             attribute(_RTA_DST, route.dst.packed) if length else b"",
-            attribute(_RTA_GATEWAY, route.gateway.packed) if route.gateway is not None else b"",
+            attribute(RTA_GATEWAY, route.gateway.packed) if route.gateway is not None else b"",
             attribute(_RTA_PREFSRC, route.source.packed) if route.source is not None else b"",
-            number(_RTA_PRIORITY, route.priority) if route.priority > 0 else b"",
-            number(_RTA_TABLE, route.table) if route.table > _TABLE_FIELD_MAX else b"",
+            number(RTA_PRIORITY, route.priority) if route.priority > 0 else b"",
+            number(RTA_TABLE, route.table) if route.table > _TABLE_FIELD_MAX else b"",
         )
     )
 
@@ -183,12 +183,12 @@ def _table_field(table: int) -> int:
 
 def decode_routes(body: bytes) -> list[Route]:
     """A route, once for each of its next hops. Raises OSError (EBADMSG)."""
-    family, length, _, _, table, _, scope, _, _ = _ROUTE.unpack_from(body)
-    found = attributes.by_kind(body, _ROUTE.size)
+    family, length, _, _, table, _, scope, _, _ = ROUTE.unpack_from(body)
+    found = attributes.by_kind(body, ROUTE.size)
     # A default route has no RTA_DST.
     anywhere = bytes(4 if family == socket.AF_INET else 16)
     source = found.get(_RTA_PREFSRC)
-    hops = list(_next_hops(found.get(_RTA_MULTIPATH, b"")))
+    hops = list(_next_hops(found.get(RTA_MULTIPATH, b"")))
     return [
         Route(
             dst=_interface(found.get(_RTA_DST, anywhere), length),
@@ -196,19 +196,19 @@ def decode_routes(body: bytes) -> list[Route]:
             gateway=ipaddress.ip_address(gateway) if gateway else None,
             source=ipaddress.ip_address(source) if source else None,
             scope=scope,
-            table=attributes.to_number(found.get(_RTA_TABLE)) or table,
-            priority=attributes.to_number(found.get(_RTA_PRIORITY)),
+            table=attributes.to_number(found.get(RTA_TABLE)) or table,
+            priority=attributes.to_number(found.get(RTA_PRIORITY)),
         )
-        for oif, gateway in hops or [(attributes.to_number(found.get(_RTA_OIF)), found.get(_RTA_GATEWAY))]
+        for oif, gateway in hops or [(attributes.to_number(found.get(RTA_OIF)), found.get(RTA_GATEWAY))]
     ]
 
 
 def _next_hops(data: bytes) -> list[tuple[int, bytes | None]]:
     """Index of the link and gateway of each next hop of RTA_MULTIPATH (struct rtnexthop, then attributes)."""
     hops, offset = [], 0
-    while offset + _NEXT_HOP.size <= len(data):
-        length, _, _, oif = _NEXT_HOP.unpack_from(data, offset)
-        inner = attributes.by_kind(data[offset + _NEXT_HOP.size : offset + length])
-        hops.append((oif, inner.get(_RTA_GATEWAY)))
-        offset += attributes.aligned(max(length, _NEXT_HOP.size))
+    while offset + NEXT_HOP.size <= len(data):
+        length, _, _, oif = NEXT_HOP.unpack_from(data, offset)
+        inner = attributes.by_kind(data[offset + NEXT_HOP.size : offset + length])
+        hops.append((oif, inner.get(RTA_GATEWAY)))
+        offset += attributes.aligned(max(length, NEXT_HOP.size))
     return hops

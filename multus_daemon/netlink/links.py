@@ -24,8 +24,8 @@ IFF_UP: Final = 0x1
 IFF_PROMISC: Final = 0x100
 IFF_ALLMULTI: Final = 0x200
 OPERSTATE_UP: Final = "UP"
-MODES: Final[Mapping[str, int]] = MappingProxyType({"private": 1, "vepa": 2, "bridge": 4, "passthru": 8})
-"""Of a macvlan, by the names that ip-link(8) has; `source` is none of the reference plugin's."""
+MACVLAN_MODES: Final[Mapping[str, int]] = MappingProxyType({"private": 1, "vepa": 2, "bridge": 4, "passthru": 8})
+"""By the names that ip-link(8) has; `source` is none of the reference plugin's."""
 
 # Family, type of device, index, flags, mask of flags.
 _LINK: Final = struct.Struct("=BxHiII")
@@ -81,7 +81,7 @@ class Link:
     tx_queue_length: int = 0
     """In packets."""
     mode: str = ""
-    """Of a macvlan: one of `MODES`."""
+    """Of a macvlan: one of `MACVLAN_MODES`."""
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def add_macvlan(
     name: str, master: int, netns: int, *, mode: str, mtu: int = 0, mac: str = "", broadcast_queue: int = 0
 ) -> Request:
     """See `Rtnl.add_macvlan`."""
-    data = number(_IFLA_MACVLAN_MODE, MODES[mode])
+    data = number(_IFLA_MACVLAN_MODE, MACVLAN_MODES[mode])
     if broadcast_queue:
         data += number(_IFLA_MACVLAN_BC_QUEUE_LEN, broadcast_queue)
     own = (
@@ -226,4 +226,4 @@ def decode(body: bytes) -> Link:
 
 def _macvlan_mode(data: bytes) -> str:
     mode = attributes.to_number(attributes.by_kind(data).get(_IFLA_MACVLAN_MODE))
-    return next((name for name, value in MODES.items() if value == mode), "")
+    return next((name for name, value in MACVLAN_MODES.items() if value == mode), "")

@@ -26,31 +26,35 @@ from multus_daemon.cni.names import IfName
 from multus_daemon.cni.result import Route as ResultRoute
 from multus_daemon.netlink import attributes, inet
 from multus_daemon.netlink.attributes import attribute
-from multus_daemon.netlink.inet import RTM_DELROUTE, RTM_NEWROUTE, SCOPE_NOWHERE, TABLE_MAIN, Route
+from multus_daemon.netlink.inet import (
+    NEXT_HOP,
+    ROUTE,
+    RTA_GATEWAY,
+    RTA_MULTIPATH,
+    RTA_OIF,
+    RTA_PRIORITY,
+    RTA_TABLE,
+    RTM_DELROUTE,
+    RTM_NEWROUTE,
+    SCOPE_NOWHERE,
+    TABLE_MAIN,
+    Route,
+)
 from multus_daemon.netlink.rtnl import Rtnl
 from multus_daemon.netlink.transport import NLM_F_CREATE, Request
 
 log = logging.getLogger(__name__)
 
-# Family, prefix lengths of destination and source, TOS, table, protocol, scope, type, flags.
-_ROUTE: Final = struct.Struct("=8BI")
-# Length, flags, weight - 1, interface index.
-_NEXT_HOP: Final = struct.Struct("=HBBi")
 _UNSIGNED: Final = struct.Struct("=I")
 
-_RTA_OIF: Final = 4
-_RTA_GATEWAY: Final = 5
-_RTA_PRIORITY: Final = 6
-_RTA_MULTIPATH: Final = 9
 _RTA_CACHEINFO: Final = 12
-_RTA_TABLE: Final = 15
 _RTA_VIA: Final = 18
 _RTA_ENCAP_TYPE: Final = 21
 _RTA_ENCAP: Final = 22
 _RTA_EXPIRES: Final = 23
 _RTA_NH_ID: Final = 30
 # What an object of next hops says itself, and the kernel refuses beside its id.
-_OF_NEXT_HOP: Final = (_RTA_OIF, _RTA_GATEWAY, _RTA_MULTIPATH, _RTA_VIA, _RTA_ENCAP_TYPE, _RTA_ENCAP)
+_OF_NEXT_HOP: Final = (RTA_OIF, RTA_GATEWAY, RTA_MULTIPATH, _RTA_VIA, _RTA_ENCAP_TYPE, _RTA_ENCAP)
 
 # The flag of a next hop that is a setting; the others tell of its state, and the kernel takes none of them.
 _RTNH_F_ONLINK: Final = 0x4
@@ -119,20 +123,20 @@ class _Found:
     """A route as the kernel tells of it, in what comes behind the header of an RTM_NEWROUTE. Raises OSError."""
 
     def __init__(self, body: bytes) -> None:
-        self._fields = _ROUTE.unpack_from(body)
-        self._attributes = list(attributes.each(body, _ROUTE.size))
+        self._fields = ROUTE.unpack_from(body)
+        self._attributes = list(attributes.each(body, ROUTE.size))
         self._values = {attributes.plain(kind): value for kind, value in self._attributes}
 
     @property
     def metric(self) -> int:
-        return self._number(_RTA_PRIORITY)
+        return self._number(RTA_PRIORITY)
 
     @property
     def is_default(self) -> bool:
         """True for a default route of the main table, whatever the packet's source."""
         _, destination, source, _, table, *_ = self._fields
         # Kernels before 4.20 do not filter by table.
-        return not destination and not source and (self._number(_RTA_TABLE) or table) == TABLE_MAIN
+        return not destination and not source and (self._number(RTA_TABLE) or table) == TABLE_MAIN
 
     def _number(self, kind: int) -> int:
         return attributes.to_number(self._values.get(kind))
@@ -140,20 +144,20 @@ class _Found:
     def deletion(self) -> bytes:
         """Takes the first default route of that metric and origin, all of its next hops; any of them will do."""
         family, _, _, tos, _, protocol, *_ = self._fields
-        fields = _ROUTE.pack(family, 0, 0, tos, TABLE_MAIN, protocol, SCOPE_NOWHERE, 0, 0)
-        return fields + attributes.number(_RTA_PRIORITY, self.metric)
+        fields = ROUTE.pack(family, 0, 0, tos, TABLE_MAIN, protocol, SCOPE_NOWHERE, 0, 0)
+        return fields + attributes.number(RTA_PRIORITY, self.metric)
 
     def description(self) -> bytes:
         """Makes the same route anew."""
         *fields, flags = self._fields
-        parts = [_ROUTE.pack(*fields, flags & _RTNH_F_ONLINK)]
+        parts = [ROUTE.pack(*fields, flags & _RTNH_F_ONLINK)]
         for kind, value in self._attributes:
             plain = attributes.plain(kind)
             if plain == _RTA_CACHEINFO:
                 ticks = _UNSIGNED.unpack_from(value, _EXPIRES_OFFSET)[0]
                 if ticks:
                     parts.append(attributes.number(_RTA_EXPIRES, max(ticks // _TICKS, 1)))
-            elif plain == _RTA_MULTIPATH and _RTA_NH_ID not in self._values:
+            elif plain == RTA_MULTIPATH and _RTA_NH_ID not in self._values:
                 parts.append(attribute(kind, _without_state(value)))
             elif plain not in _OF_NEXT_HOP or _RTA_NH_ID not in self._values:
                 parts.append(attribute(kind, value))
@@ -172,10 +176,10 @@ def _route(wanted: ResultRoute, oif: int) -> Route:
 def _without_state(hops: bytes) -> bytes:
     """The next hops of RTA_MULTIPATH, of their flags only what is a setting."""
     parts, offset = [], 0
-    while offset + _NEXT_HOP.size <= len(hops):
-        length, flags, weight, oif = _NEXT_HOP.unpack_from(hops, offset)
-        end = offset + max(attributes.aligned(length), _NEXT_HOP.size)
-        parts.append(_NEXT_HOP.pack(length, flags & _RTNH_F_ONLINK, weight, oif))
-        parts.append(hops[offset + _NEXT_HOP.size : end])
+    while offset + NEXT_HOP.size <= len(hops):
+        length, flags, weight, oif = NEXT_HOP.unpack_from(hops, offset)
+        end = offset + max(attributes.aligned(length), NEXT_HOP.size)
+        parts.append(NEXT_HOP.pack(length, flags & _RTNH_F_ONLINK, weight, oif))
+        parts.append(hops[offset + NEXT_HOP.size : end])
         offset = end
     return b"".join(parts)

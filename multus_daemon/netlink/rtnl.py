@@ -69,8 +69,8 @@ class Rtnl:
     ) -> None:
         """A macvlan of the link with index `master`, `name` in the namespace of that descriptor.
 
-        `mode`: one of `links.MODES`; `mtu` in bytes, 0: the master's; `mac`: `aa:bb:cc:dd:ee:ff`, empty: a random
-        one; `broadcast_queue` in packets, 0: default. EEXIST where the name is taken, in either namespace.
+        `mode`: one of `links.MACVLAN_MODES`; `mtu` in bytes, 0: the master's; `mac`: `aa:bb:cc:dd:ee:ff`, empty: a
+        random one; `broadcast_queue` in packets, 0: default. EEXIST where the name is taken, in either namespace.
         """
         self._socket.request(
             links.add_macvlan(name, master, netns, mode=mode, mtu=mtu, mac=mac, broadcast_queue=broadcast_queue)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -129,6 +130,18 @@ def test_the_graph_of_a_whole_pod() -> None:
     assert before == (set(), {0}, {0}, {0, 1, 2}, {0}, {0, 1, 2, 3, 4})
     # In reverse: the auxiliary chain is number 0, the cluster network the last.
     assert backwards(before) == (set(), {0}, {0}, {0, 2}, {0, 2}, {0, 1, 2, 3, 4})
+
+
+def test_long_texts_of_networks_are_not_kept() -> None:
+    tracemalloc.start()
+    try:
+        predecessors([network("net1"), network("net2")])
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(100):
+            predecessors([network("net1", ipam(dataDir=f"/{number}/{'a' * 100_000}")), network("net2")])
+        assert tracemalloc.get_traced_memory()[0] - before < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_none() -> None:
