@@ -1,6 +1,7 @@
-"""Guards of the whole suite: no task outlives its test, no call of ours blocks the event loop.
+"""Tiers and guards of the whole suite.
 
-Warnings are errors by `pyproject.toml`.
+The tier of a test is a marker that its folder gives it. No task outlives its test, no call of ours blocks the event
+loop, and a test of the unit tier starts no process. Warnings are errors by `pyproject.toml`.
 """
 
 import asyncio
@@ -9,19 +10,72 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 from blockbuster import BlockBuster
 
+TESTS = Path(__file__).parent
+
 # `from tests.… import` works with `pytest` as with `python -m pytest`.
-if (root := str(Path(__file__).parents[1])) not in sys.path:
+if (root := str(TESTS.parent)) not in sys.path:
     sys.path.insert(0, root)
 
-# Timing on a loaded machine is no property of the code.
-hypothesis.settings.register_profile("suite", deadline=None)
-hypothesis.settings.load_profile("suite")
+# What `make unit`, `make test` (unit and integration) and `make e2e` select.
+TIERS = {
+    "unit": ("unit", "spec", "repo"),
+    "integration": ("contract", "fuzz", "netns", "shim", "system", "vectors"),
+    "e2e": ("e2e",),
+}
+_TIER_OF_FOLDER = {folder: tier for tier, folders in TIERS.items() for folder in folders}
+
+# Timing on a loaded machine is not a property of the code: no deadline for an example.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=15)
+hypothesis.settings.register_profile("full", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("full" if os.environ.get("CI") else "quick"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the tier of its folder below `tests/`."""
+    for item in items:
+        if TESTS not in item.path.parents:
+            continue  # A sample that a test of these guards has written elsewhere.
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder not in _TIER_OF_FOLDER:
+            raise pytest.UsageError(f"{item.path}: tests/{folder} is in no tier: add it to TIERS in tests/conftest.py")
+        item.add_marker(_TIER_OF_FOLDER[folder])
+
+
+class ProcessStartedError(AssertionError):
+    """A test of the unit tier has started a process."""
+
+
+_PROCESS_EVENTS = frozenset({"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"})
+_started_in_unit_test: list[str] | None = None
+
+
+def _forbid_processes(event: str, args: tuple[object, ...]) -> None:
+    if event in _PROCESS_EVENTS and _started_in_unit_test is not None:
+        _started_in_unit_test.append(f"{event} {args!r:.200}")
+        raise ProcessStartedError(_started_in_unit_test[-1])
+
+
+sys.addaudithook(_forbid_processes)
+
+
+@pytest.fixture(autouse=True)
+def no_processes_in_unit_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test of the unit tier that starts a process fails, also where the code under test swallows the exception."""
+    global _started_in_unit_test
+    if request.node.get_closest_marker("unit") is None:
+        yield
+        return
+    _started_in_unit_test = started = []
+    yield
+    _started_in_unit_test = None
+    assert not started, "a test of the unit tier starts no process; its place is tests/system"
 
 
 class _Every:

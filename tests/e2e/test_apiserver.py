@@ -20,7 +20,6 @@ from tests.e2e.apiserver import ApiServer
 from tests.e2e.certificates import Pair, openssl
 from tests.e2e.kube_client import ApiError, Client
 
-pytestmark = pytest.mark.apiserver
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 GROUP = "k8s.cni.cncf.io"

@@ -26,7 +26,7 @@ from tests.e2e.cluster import daemon_image
 MAX_BYTES = 300_000_000
 MACHINES = {"x86_64": 62, "aarch64": 183, "armv7l": 40, "ppc64le": 21, "s390x": 22, "riscv64": 243}
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass(frozen=True)

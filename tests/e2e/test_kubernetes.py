@@ -17,7 +17,6 @@ import yaml
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import NAD, Node
 
-pytestmark = pytest.mark.apiserver
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 ROOT = Path(__file__).parents[2]

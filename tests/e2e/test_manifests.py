@@ -13,7 +13,6 @@ from tests.e2e import build_tools
 from tests.e2e.apiserver import ApiServer
 from tests.repo.manifests import MANIFESTS, RENDERED, build
 
-pytestmark = pytest.mark.apiserver
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 FOLDERS = [MANIFESTS / "base", *sorted((MANIFESTS / "overlays").iterdir())]

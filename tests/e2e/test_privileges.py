@@ -17,8 +17,6 @@ import pytest
 from tests.e2e.node import Answer, Node
 from tests.repo.manifests import MANIFESTS, build
 
-pytestmark = pytest.mark.netns
-
 CONTAINER = """set -e
 mount --rbind / "$1"
 mount --make-rslave "$1"

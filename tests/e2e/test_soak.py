@@ -55,7 +55,6 @@ def test_churn(mode: str, make_node: MakeNode, reference: Path) -> None:
     assert outcome.wrong == [], outcome.summary
 
 
-@pytest.mark.apiserver
 @pytest.mark.timeout(240)
 def test_outages(make_node: MakeNode, reference: Path, api_server: ApiServer, api_namespace: str) -> None:
     cluster = Cluster(api_server, make_node(settings=dict(outages.SETTINGS), standalone=False), api_namespace)

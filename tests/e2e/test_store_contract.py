@@ -24,7 +24,6 @@ from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import NAD
 from tests.e2e.test_kubernetes import manifests
 
-pytestmark = pytest.mark.apiserver
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 NODE = "node-of-the-contract"

@@ -20,7 +20,6 @@ from tests.e2e.node import Answer, Node
 from tests.e2e.test_kubernetes import Cluster
 from tests.e2e.upstream import Upstream
 
-pytestmark = pytest.mark.apiserver
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 PORTS = [{"hostPort": 18080, "containerPort": 80, "protocol": "tcp"}]

@@ -16,8 +16,6 @@ import pytest
 from multus_daemon.ports import HostTools
 from tests.netns import outcome, reference
 
-pytestmark = pytest.mark.netns
-
 ADDRESS = {"address": "10.89.0.2/24", "gateway": "10.89.0.1"}
 STATIC = {"type": "static", "addresses": [ADDRESS]}
 UNKNOWN = 999

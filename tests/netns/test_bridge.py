@@ -34,8 +34,6 @@ from multus_daemon.netlink.rtnl import Rtnl
 from multus_daemon.ports import ToolExit, ToolNotFoundError
 from tests.netns.conftest import remove_netns
 
-pytestmark = pytest.mark.netns
-
 MakeCall = Callable[..., Call]
 
 V4 = {"address": "10.213.7.2/24", "gateway": "10.213.7.1"}

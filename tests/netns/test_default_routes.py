@@ -14,8 +14,6 @@ from multus_daemon.cni.result import Route
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import KernelLinks
 
-pytestmark = pytest.mark.netns
-
 V4 = Route("0.0.0.0/0", "10.214.1.254")
 V6 = Route("::/0", "fd14:1::fe")
 NET1 = IfName("net1")

@@ -16,8 +16,6 @@ from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.result import to_object
 from tests.netns import reference
 
-pytestmark = pytest.mark.netns
-
 MakeCall = Callable[..., Call]
 
 # Without what differs from link to link or from moment to moment. Debian's v1.1.1 also differs from v1.9.1, whose

@@ -18,8 +18,6 @@ from multus_daemon.cni.errors import CniError, InternalError, TryAgainLaterError
 from multus_daemon.cni.result import to_object
 from tests.netns import outcome, reference
 
-pytestmark = pytest.mark.netns
-
 MakeCall = Callable[..., Call]
 
 

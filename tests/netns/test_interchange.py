@@ -23,8 +23,6 @@ from multus_daemon.ports import Attachment, HostTools, Sandbox
 from tests.netns import outcome, reference
 from tests.netns.test_differential import CASES, V4, V6
 
-pytestmark = pytest.mark.netns
-
 MakeNetns = Callable[[], Any]
 
 MASQUERADING = {

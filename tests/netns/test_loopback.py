@@ -12,8 +12,6 @@ from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import InternalError, InvalidNetnsError
 from multus_daemon.cni.result import to_object
 
-pytestmark = pytest.mark.netns
-
 MakeCall = Callable[..., Call]
 
 

@@ -20,8 +20,6 @@ from multus_daemon.netlink.rtnl import Rtnl
 from tests.netns import outcome, reference
 from tests.netns.conftest import remove_netns
 
-pytestmark = pytest.mark.netns
-
 MakeCall = Callable[..., Call]
 
 MAC = "02:00:00:00:00:77"

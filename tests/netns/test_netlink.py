@@ -23,8 +23,6 @@ from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import KernelLinks, Session
 from multus_daemon.netlink.thread import AbandonedError
 
-pytestmark = pytest.mark.netns
-
 
 def test_is_netns(netns: Any, tmp_path: Path) -> None:
     links = KernelLinks()

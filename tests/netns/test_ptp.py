@@ -29,8 +29,6 @@ from multus_daemon.netlink.rtnl import Rtnl
 from multus_daemon.netlink.transport import Socket
 from tests.netns import reference
 
-pytestmark = pytest.mark.netns
-
 MakeCall = Callable[..., Call]
 
 DUAL: dict[str, Any] = {

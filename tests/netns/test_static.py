@@ -11,7 +11,7 @@ import pytest
 
 from tests.netns import outcome, reference
 
-pytestmark = [pytest.mark.netns, reference.needs("static")]
+pytestmark = reference.needs("static")
 
 V4 = {"address": "10.1.2.3/24", "gateway": "10.1.2.1"}
 V6 = {"address": "fd01::3/64", "gateway": "fd01::1"}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.netns import outcome, reference
 
-pytestmark = [pytest.mark.netns, reference.needs_new()]
+pytestmark = reference.needs_new()
 
 TYPES = ("ptp", "bridge", "macvlan", "loopback", "tuning", "host-local", "static")
 WITH_IPAM = ("ptp", "bridge", "macvlan")

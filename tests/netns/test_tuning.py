@@ -18,8 +18,6 @@ from multus_daemon.cni.errors import CniError, InternalError, InvalidNetworkConf
 from multus_daemon.netlink.rtnl import Rtnl
 from tests.netns import outcome, reference
 
-pytestmark = pytest.mark.netns
-
 MakeCall = Callable[..., Call]
 
 MAC = "02:00:00:00:00:77"

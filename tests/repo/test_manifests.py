@@ -1,9 +1,7 @@
 """The manifests that grant rights: each says what the daemon needs, and no more."""
 
-import json
+import functools
 import re
-import shutil
-import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,8 +11,7 @@ import yaml
 from multus_daemon import __version__, daemon, flags, probe, settings
 from multus_daemon.cli import HOST_BIN_DIR
 from multus_daemon.delegates import limit
-from tests.e2e import build_tools
-from tests.repo.manifests import MANIFESTS, RENDERED, build, identity, rendered
+from tests.repo.manifests import MANIFESTS, RENDERED, build, rendered
 
 ROOT = MANIFESTS.parent
 OVERLAYS = sorted(path for path in (MANIFESTS / "overlays").iterdir() if path.is_dir())
@@ -198,8 +195,14 @@ def test_printer_columns_point_into_the_object() -> None:
 # --- the DaemonSet ---------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def objects(folder: Path) -> list[dict[str, Any]]:
+    """What `folder` stands for; read only."""
+    return build(folder)
+
+
 def daemon_set(folder: Path) -> dict[str, Any]:
-    (found,) = [item for item in build(folder) if item["kind"] == "DaemonSet"]
+    (found,) = [item for item in objects(folder) if item["kind"] == "DaemonSet"]
     return found["spec"]["template"]["spec"]
 
 
@@ -209,7 +212,7 @@ def container(folder: Path) -> dict[str, Any]:
 
 
 def configuration(folder: Path) -> settings.Settings:
-    (found,) = [item for item in build(folder) if item["kind"] == "ConfigMap"]
+    (found,) = [item for item in objects(folder) if item["kind"] == "ConfigMap"]
     (data,) = found["data"].values()
     return settings.parse(data.encode(), str(folder))
 
@@ -227,16 +230,6 @@ def on_the_node(folder: Path, path: str) -> str:
     return str(PurePosixPath(found[at]) / PurePosixPath(path).relative_to(at)) if at else ""
 
 
-def kustomize() -> list[str]:
-    """The command line of the real one; empty where there is none."""
-    if program := shutil.which("kustomize"):
-        return [program, "build"]
-    try:
-        return [str(build_tools.find("kubectl")), "kustomize"]
-    except build_tools.ToolError:
-        return []
-
-
 def by_folder(path: Path) -> str:
     return path.name
 
@@ -244,23 +237,6 @@ def by_folder(path: Path) -> str:
 def test_the_plain_file_is_the_base() -> None:
     assert RENDERED.read_text() == rendered(), "python -m tests.repo.manifests > manifests/multus-daemonset.yaml"
     assert [item for item in yaml.safe_load_all(RENDERED.read_text()) if item] == build(MANIFESTS / "base")
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
-def test_kustomize_makes_the_same(folder: Path) -> None:
-    if not (command := kustomize()):
-        pytest.skip("needs kubectl (make e2e builds it) or kustomize")
-    done = subprocess.run([*command, folder], capture_output=True, text=True, check=True, timeout=50)
-
-    def sorted_lists(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: sorted_lists(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return sorted((sorted_lists(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
-        return value.strip() if isinstance(value, str) else value
-
-    made = {identity(item): sorted_lists(item) for item in yaml.safe_load_all(done.stdout)}
-    assert made == {identity(item): sorted_lists(item) for item in build(folder)}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)

@@ -55,7 +55,6 @@ def expected(record: Record, caller: replay.Caller) -> tuple[dict[str, differenc
     return differences.expected(record.id, replay.upstream(record, caller), before)
 
 
-@pytest.mark.netns
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.id)
 def test_record(record: Record, play: Play) -> None:
     callers = replay.callers(record)

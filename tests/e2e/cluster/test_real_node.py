@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.cluster.machine import Machine, sweep
 from tests.e2e.cluster.real_node import LINKS, RealNode
 
-pytestmark = [pytest.mark.realnode, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 STORE = "/var/lib/cni/networks/primary"

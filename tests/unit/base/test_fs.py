@@ -1,7 +1,6 @@
 import errno
 import os
 import stat
-import subprocess
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -265,7 +264,7 @@ class TestSweep:
     """What killed writers leave behind."""
 
     def test_the_temporary_file_of_a_dead_writer_goes_and_everything_else_stays(self, tmp_path: Path) -> None:
-        dead = _dead_pid()
+        dead = DEAD_PID
         gone = tmp_path / f".c1.json.{dead}-0123456789ab"
         own = tmp_path / f".c2.json.{os.getpid()}-0123456789ab"
         others = [tmp_path / ".c3.json.1-0123456789ab", tmp_path / "c4.json", tmp_path / ".hidden"]
@@ -288,10 +287,8 @@ class TestSweep:
         assert fs.sweep(tmp_path / "absent") == 0
 
 
-def _dead_pid() -> int:
-    child = subprocess.Popen(["true"])
-    child.wait()
-    return child.pid
+# The kernel's highest number of a process is 2**22: nobody has this one.
+DEAD_PID = 2**22 + 1
 
 
 def test_sweep_of_one_file_in_a_directory_of_many(tmp_path: Path) -> None:

@@ -267,4 +267,4 @@ class Allocator(RuleBasedStateMachine):
 
 
 TestAllocator = Allocator.TestCase
-TestAllocator.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAllocator.settings = settings(stateful_step_count=40, deadline=None)

@@ -1,8 +1,6 @@
 """`passthru`, in this process and as a command."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,23 +40,3 @@ async def test_it_does_not_pass_on_what_it_gets(tmp_path: Path, version: str) ->
 @pytest.mark.parametrize("verb", ["DEL", "CHECK", "STATUS", "GC"])
 async def test_the_other_verbs_do_nothing(tmp_path: Path, verb: str) -> None:
     assert await BuiltinRunner(tmp_path).run("passthru", invocation(verb, cniVersion="1.1.0")) == b""
-
-
-def test_as_a_command(tmp_path: Path) -> None:
-    env = {
-        "CNI_COMMAND": "ADD",
-        "CNI_CONTAINERID": "c1",
-        "CNI_NETNS": "/run/netns/none",
-        "CNI_IFNAME": "eth0",
-        "CNI_PATH": str(tmp_path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "multus_daemon.plugin", "passthru"],
-        env=env,
-        input=invocation("ADD", cniVersion="0.2.0").stdin,
-        capture_output=True,
-        cwd=Path(__file__).parents[3],
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert json.loads(done.stdout) == EMPTY["0.2.0"]

@@ -597,4 +597,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
+TestLife.settings = settings(stateful_step_count=20, deadline=None)

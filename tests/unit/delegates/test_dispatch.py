@@ -15,8 +15,12 @@ from multus_daemon.netlink.ops import KernelLinks
 from multus_daemon.ports import Invocation
 from tests.fakes.runner import FakePluginRunner
 
-CALL = Invocation("ADD", "c", "/n", "net1", "", "/a", b"{}")
 OWN_NETNS = "/proc/self/ns/net"
+
+
+def invocation(**changes) -> Invocation:
+    """An ADD with a `served_by` of its own, which the dispatcher writes to."""
+    return replace(Invocation("ADD", "c", "/n", "net1", "", "/a", b"{}"), **{"served_by": {}, **changes})
 
 
 @pytest.fixture
@@ -51,9 +55,9 @@ async def test_choice(process, builtin, mode, name, expected):
     dispatcher = Dispatcher(process, builtin, mode)
     if expected is None:
         with pytest.raises(PluginNotFoundError, match=f'^failed to find plugin "{name}" in path'):
-            await dispatcher.run(name, CALL)
+            await dispatcher.run(name, invocation())
     else:
-        assert await dispatcher.run(name, CALL) == expected
+        assert await dispatcher.run(name, invocation()) == expected
     where = {None: "", b"process": f"/a/{name}", b"built-in": "built-in"}
     assert dispatcher.locate(name) == where[expected]
 
@@ -71,7 +75,7 @@ async def test_choice(process, builtin, mode, name, expected):
 )
 async def test_what_the_builtin_does_not_know_is_left_to_the_binary(process, builtin, mode, name, expected):
     builtin.not_supported = {"both": "newKey: 5", "builtin": "newKey: 5"}
-    assert await Dispatcher(process, builtin, mode).run(name, CALL) == expected
+    assert await Dispatcher(process, builtin, mode).run(name, invocation()) == expected
     assert len(process.calls) + len(builtin.calls) == (2 if mode == "fallback" and name == "builtin" else 1)
 
 
@@ -79,7 +83,7 @@ async def test_a_failing_binary_is_not_replaced(process, builtin):
     """Only a missing one is: a plugin that has begun its work must not be followed by another."""
     process.answers["both", "ADD"] = InvalidNetworkConfigError("bad subnet")
     with pytest.raises(InvalidNetworkConfigError, match="bad subnet"):
-        await Dispatcher(process, builtin, "fallback").run("both", CALL)
+        await Dispatcher(process, builtin, "fallback").run("both", invocation())
     assert builtin.calls == []
 
 
@@ -105,7 +109,7 @@ async def test_the_builtin_removes_what_a_reference_plugin_leaves_whose_interfac
         return [name for name in ifnames if name == "lo"]
 
     monkeypatch.setattr(KernelLinks, "existing_links", existing)
-    call = replace(CALL, verb=verb, netns=netns, ifname=ifname)
+    call = invocation(verb=verb, netns=netns, ifname=ifname)
     process.answers[name, verb] = b"binary"
     assert await Dispatcher(process, builtin, mode).run(name, call) == b"binary"
     assert process.order == [(name, verb)]
@@ -114,7 +118,7 @@ async def test_the_builtin_removes_what_a_reference_plugin_leaves_whose_interfac
 
 async def test_rules_that_stay_do_not_fail_the_del(process, builtin, caplog):
     builtin.answers["ptp", "DEL"] = TryAgainLaterError("the lock of iptables is held")
-    await Dispatcher(process, builtin, "fallback").run("ptp", replace(CALL, verb="DEL", netns=""))
+    await Dispatcher(process, builtin, "fallback").run("ptp", invocation(verb="DEL", netns=""))
     assert "container c: rules that plugin ptp has left can't be removed: the lock" in caplog.text
 
 
@@ -132,7 +136,7 @@ async def test_observed(process, builtin, error, outcome):
     if error:
         process.answers["both", "ADD"] = error
     dispatcher = Dispatcher(process, builtin, "off", observe=lambda *args: heard.append(args))
-    await asyncio.gather(dispatcher.run("both", CALL), return_exceptions=True)
+    await asyncio.gather(dispatcher.run("both", invocation()), return_exceptions=True)
     [(plugin_type, verb, seen, seconds)] = heard
     assert (plugin_type, verb, seen) == ("both", "ADD", outcome)
     assert 0 <= seconds < 1
@@ -154,7 +158,7 @@ async def test_observed(process, builtin, error, outcome):
 )
 @pytest.mark.parametrize("fails", [False, True])
 async def test_the_add_is_recorded_also_where_it_fails(process, builtin, mode, name, expected, fails):
-    call = replace(CALL, served_by={})
+    call = invocation(served_by={})
     if fails:
         process.answers[name, "ADD"] = builtin.answers[name, "ADD"] = CniError(111, "no")
     with contextlib.suppress(CniError):
@@ -183,7 +187,7 @@ async def test_the_add_is_recorded_also_where_it_fails(process, builtin, mode, n
     ],
 )
 async def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, name, added_by, ran, replaced):
-    call = replace(CALL, verb=verb, served_by={name: added_by} if added_by else {})
+    call = invocation(verb=verb, served_by={name: added_by} if added_by else {})
     await Dispatcher(process, builtin, mode).run(name, call)
     # A binary that is not there has been asked for.
     asked = {"process": [(name, verb)], "builtin": []} if ran == "process" else {"builtin": [(name, verb)]}
@@ -194,14 +198,14 @@ async def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mod
 
 
 async def test_a_new_add_does_not_go_by_the_last_one(process, builtin):
-    call = replace(CALL, served_by={"both": "/a/both"})
+    call = invocation(served_by={"both": "/a/both"})
     assert await Dispatcher(process, builtin, "prefer").run("both", call) == b"built-in"
     assert call.served_by == {"both": "built-in"}
 
 
 async def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(process, builtin):
     builtin.not_supported = {"both": "newKey: 5"}
-    call = replace(CALL, verb="DEL", served_by={"both": "built-in"})
+    call = invocation(verb="DEL", served_by={"both": "built-in"})
     await Dispatcher(process, builtin, "prefer").run("both", call)
     assert (process.order, builtin.order) == ([("both", "DEL")], [])
 
@@ -213,7 +217,7 @@ async def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(pro
 @pytest.mark.parametrize("mode", ["prefer", "fallback", "off"])
 async def test_an_excepted_type_is_its_binarys(process, builtin, mode, verb):
     dispatcher = Dispatcher(process, builtin, mode, excepted=["both"])
-    await dispatcher.run("both", replace(CALL, verb=verb))
+    await dispatcher.run("both", invocation(verb=verb))
     assert (process.order, builtin.order) == ([("both", verb)], [])
     assert dispatcher.locate("both") == "/a/both"
     assert dispatcher.shadowed(["both"]) == {}
@@ -223,7 +227,7 @@ async def test_an_excepted_type_is_its_binarys(process, builtin, mode, verb):
 async def test_an_excepted_type_without_its_binary_is_not_to_be_had(process, builtin, mode):
     dispatcher = Dispatcher(process, builtin, mode, excepted=["builtin"])
     assert dispatcher.locate("builtin") == ""
-    for call in (CALL, replace(CALL, verb="DEL", served_by={"builtin": "/a/builtin"})):
+    for call in (invocation(), invocation(verb="DEL", served_by={"builtin": "/a/builtin"})):
         with pytest.raises(PluginNotFoundError):
             await dispatcher.run("builtin", call)
     assert builtin.calls == []
@@ -232,18 +236,18 @@ async def test_an_excepted_type_without_its_binary_is_not_to_be_had(process, bui
 @pytest.mark.parametrize("verb", ["CHECK", "DEL"])
 async def test_what_a_builtin_made_before_the_exception_is_its_own(process, builtin, verb):
     dispatcher = Dispatcher(process, builtin, "prefer", excepted=["both"])
-    await dispatcher.run("both", replace(CALL, verb=verb, served_by={"both": "built-in"}))
+    await dispatcher.run("both", invocation(verb=verb, served_by={"both": "built-in"}))
     assert (process.order, builtin.order) == ([], [("both", verb)])
 
 
 async def test_what_the_binary_of_an_excepted_type_leaves_is_its_own(process, builtin):
     process.missing.discard("bridge")
-    await Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("bridge", replace(CALL, verb="DEL", netns=""))
+    await Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("bridge", invocation(verb="DEL", netns=""))
     assert builtin.calls == []
 
 
 async def test_other_types_go_by_the_mode(process, builtin):
-    assert await Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("both", CALL) == b"built-in"
+    assert await Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("both", invocation()) == b"built-in"
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("prefer", {"both": "/a/both"}), ("fallback", {}), ("off", {})])

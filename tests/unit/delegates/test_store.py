@@ -22,7 +22,6 @@ from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.ports import Attachment, ContainerRecord, CorruptRecordError, Sandbox
-from tests.disks import make_read_only, make_writable
 from tests.fakes.runner import FakePluginRunner
 from tests.fakes.store import FakeDelegateStore
 
@@ -590,16 +589,6 @@ def test_what_could_not_be_read_again_is_not_written(store, cache, cni_dir, monk
     with pytest.raises(fs.FileTooLargeError):
         cache.write(Entry("c0ffee", b"x" * 300, "eth0", "n"))
     assert [path for path in cni_dir.rglob("*") if path.is_file()] == []
-
-
-def test_a_read_only_disk_does_not_keep_the_daemon_from_starting(small_disk, cache, caplog):
-    directory = small_disk / "attachments"
-    directory.mkdir(mode=0o700)
-    (directory / f".c0ffee.json.{os.getpid()}-0123456789ab").write_bytes(b"left")
-    make_read_only(small_disk)
-    FileStore(small_disk, ResultCache(small_disk)).sweep()
-    assert "can't be removed: [Errno 30] Read-only file system" in caplog.text
-    make_writable(small_disk)
 
 
 def test_an_upstream_file_with_more_networks_than_a_pod_can_have(store, cni_dir):

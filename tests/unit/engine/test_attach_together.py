@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon.cni.errors import CniError
@@ -251,7 +251,6 @@ async def outcome(engine: Engine, verb: str) -> tuple[Any, ...]:
     return end, engine.store.saved, engine.store.records, cluster.statuses, cluster.events, engine.runner.attached
 
 
-@settings(max_examples=50)
 @given(steps=STEPS, configs=CONFIGS, failing=FAILING, at_once=st.integers(2, 7))
 async def test_an_add_and_its_undoing(
     steps: dict[tuple[str, str], int], configs: dict[str, Any], failing: str, at_once: int
@@ -271,7 +270,6 @@ async def test_an_add_and_its_undoing(
     assert set(undone) == (begun if failing in names else set())
 
 
-@settings(max_examples=50)
 @given(steps=STEPS, configs=CONFIGS, failing=st.sets(FAILING, max_size=3), at_once=st.integers(2, 7))
 async def test_a_del(
     steps: dict[tuple[str, str], int], configs: dict[str, Any], failing: set[str], at_once: int

@@ -578,7 +578,7 @@ class Node(RuleBasedStateMachine):
 
 
 TestNode = Node.TestCase
-TestNode.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestNode.settings = settings(stateful_step_count=25, deadline=None)
 
 
 def test_a_warning_names_only_some(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

@@ -164,7 +164,9 @@ async def test_token_rotated_under_load(server, tmp_path, monkeypatch):
             for _ in range(8):
                 group.create_task(load())
             for number in range(1, 10):
-                await asyncio.sleep(0.05)
+                # After a number of requests, not of seconds: on a busy machine, one must not meet two rotations.
+                while done < 200 * number:
+                    await asyncio.sleep(0)
                 # As the kubelet does: in place in one step, and the old one is worth nothing from now on.
                 (tmp_path / "new").write_text(f"{number}\n")
                 (tmp_path / "new").rename(token)

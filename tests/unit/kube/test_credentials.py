@@ -126,14 +126,6 @@ def test_a_certificate_takes_the_place_of_all_credentials(tmp_path):
     assert access.configuration.ssl_ca_cert == str(tmp_path / "ca")
 
 
-def test_exec_plugin(tmp_path):
-    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "of exec"}}
-    (tmp_path / "plugin").write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
-    (tmp_path / "plugin").chmod(0o755)
-    user = {"exec": {"command": str(tmp_path / "plugin"), "apiVersion": "client.authentication.k8s.io/v1"}}
-    assert Kubeconfig(write(tmp_path / "k", user)).load().header() == "Bearer of exec"
-
-
 @pytest.mark.parametrize(
     "content",
     [

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import struct
-import subprocess
-import sys
 
 import pytest
 
@@ -67,9 +65,3 @@ def test_port_settings() -> None:
     inner = attribute(4, b"\1") + attribute(33, b"\0")
     request = links.set_port(9, hairpin=True, isolated=False)
     assert request == Request(RTM_SETLINK, HEADER + attribute(PROTINFO | 0x8000, inner))
-
-
-def test_a_daemon_without_vlans_does_not_load_pyroute2() -> None:
-    code = "import sys, multus_daemon.daemon; print('pyroute2' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

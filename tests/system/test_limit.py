@@ -21,7 +21,7 @@ from multus_daemon.ports import Invocation
 from multus_daemon.server.cni_api import Deadlines
 from multus_daemon.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "tests" / "fakes" / "plugin.py"
 GIB = 1024 * MIB
 

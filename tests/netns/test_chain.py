@@ -19,7 +19,6 @@ from multus_daemon.ports import Attachment, Sandbox
 DEBIAN = "/usr/lib/cni"
 
 pytestmark = [
-    pytest.mark.netns,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for network namespaces: run pytest as root"),
     pytest.mark.skipif(
         not os.path.exists(f"{DEBIAN}/bridge"),

@@ -18,8 +18,6 @@ from multus_daemon.netlink import netns
 from multus_daemon.netlink.inet import Route
 from multus_daemon.netlink.ops import Session, in_pod
 
-pytestmark = pytest.mark.netns
-
 
 @pytest.fixture
 def path(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:

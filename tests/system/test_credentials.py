@@ -1,0 +1,25 @@
+"""Credentials that a program hands out."""
+
+import json
+
+from multus_daemon.kube.credentials import Kubeconfig
+
+
+def write(path, user, cluster=None, **changes):
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443", **(cluster or {})}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+        **changes,
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_exec_plugin(tmp_path):
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "of exec"}}
+    (tmp_path / "plugin").write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    (tmp_path / "plugin").chmod(0o755)
+    user = {"exec": {"command": str(tmp_path / "plugin"), "apiVersion": "client.authentication.k8s.io/v1"}}
+    assert Kubeconfig(write(tmp_path / "k", user)).load().header() == "Bearer of exec"
