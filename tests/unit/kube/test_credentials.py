@@ -134,6 +134,7 @@ def test_exec_plugin(tmp_path):
     assert Kubeconfig(write(tmp_path / "k", user)).load().header() == "Bearer of exec"
 
 
+@pytest.mark.conformance("pods-17")
 @pytest.mark.parametrize(
     "content",
     [
