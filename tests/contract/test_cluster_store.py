@@ -77,6 +77,7 @@ async def test_unknown_network(harness: StoreHarness) -> None:
             await harness.store.network(namespace, name)
 
 
+@pytest.mark.conformance("pods-28")
 async def test_status_is_written_and_replaced(harness: StoreHarness) -> None:
     pod = await harness.put_pod(POD)
     assert await harness.read_status(pod) is None
@@ -87,6 +88,7 @@ async def test_status_is_written_and_replaced(harness: StoreHarness) -> None:
     assert after.annotations["other/key"] == "kept\n"
 
 
+@pytest.mark.conformance("pods-31")
 async def test_status_of_another_incarnation_is_refused(harness: StoreHarness) -> None:
     await harness.put_pod(POD)
     older = dataclasses.replace(POD, uid=PodUid("99999999-2222-3333-4444-555555555555"))

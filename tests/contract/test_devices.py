@@ -43,6 +43,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceSou
             yield KubeletDevices(tmp_path)
 
 
+@pytest.mark.conformance("programs-3")
 async def test_device_ids_by_resource_sorted(source: DeviceSource) -> None:
     assert await source.allocated(POD) == GIVEN
 

@@ -213,6 +213,7 @@ async def gone(pid):
 
 
 @pytest.mark.weak_spot(59)
+@pytest.mark.conformance("server-1")
 async def test_what_the_plugin_gets(bench, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("CNI_IFNAME", "outer")
@@ -517,6 +518,7 @@ def test_locate_is_seen_from_inside(bench):
     assert runner.locate("data") == ""
 
 
+@pytest.mark.conformance("server-1")
 async def test_an_absolute_link_leads_inside(bench):
     (bench.bin / "link").symlink_to(f"{bench.inside}/bin/steered")
     assert await bench.runner().run("link", bench.invocation(stdout="{}")) == b"{}"
@@ -529,6 +531,7 @@ async def test_not_found(bench):
     assert caught.value.msg == f'failed to find plugin "absent" in path [{bench.inside}/none {bench.inside}/bin]'
 
 
+@pytest.mark.conformance("server-2")
 @needs_root
 async def test_what_is_only_outside_of_the_chroot_is_not_found(tmp_path):
     (tmp_path / "usr" / "bin").mkdir(parents=True)
@@ -566,6 +569,7 @@ def test_relative_directories_are_refused(dirs, root):
         ProcessRunner(dirs, chroot_dir=root)
 
 
+@pytest.mark.conformance("server-2")
 @needs_root
 async def test_a_chroot_directory_that_is_missing(tmp_path):
     with pytest.raises(CniError):

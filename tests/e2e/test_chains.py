@@ -71,6 +71,7 @@ def less(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.weak_spot(1)
+@pytest.mark.conformance("e2e-6")
 def test_a_folder_completes_the_cluster_network_and_del_goes_by_what_add_found(folder: Node) -> None:
     directory = folder.root / "net.d" / "cluster"
     inline = {"cniVersion": "1.0.0", "name": "cluster", "plugins": [recording(folder, "base")]}
@@ -122,6 +123,7 @@ def test_a_broken_file_in_the_folder_is_named_and_nothing_is_attached(folder: No
     assert (folder.links(netns), calls(folder, "ADD"), folder.leftovers()) == (["lo"], [], [])
 
 
+@pytest.mark.conformance("e2e-6", "e2e-7")
 @pytest.mark.parametrize("chain", ["cluster", "vendor-cni-chain"], ids=["folder", "auxiliary"])
 def test_tuning_in_a_folder_reaches_the_pods_own_interface(folder: Node, reference: Path, chain: str) -> None:
     if chain != "cluster":
@@ -175,6 +177,7 @@ def test_a_network_of_the_cluster_has_no_folder(folder: Node) -> None:
 
 
 @pytest.mark.weak_spot(21)
+@pytest.mark.conformance("e2e-7")
 def test_the_auxiliary_chain_tunes_the_pods_own_interface(folder: Node, reference: Path) -> None:
     folder.settings |= {"auxiliaryCNIChainName": "policy"}
     folder.settings |= {"builtinPlugins": "fallback"}
@@ -220,6 +223,7 @@ def arp_filter(netns: str, ifname: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+@pytest.mark.npwg("7.1")
 def test_real_processes_read_what_the_specification_says_in_every_version(make_node: Callable[..., Node]) -> None:
     """Shim, daemon and plugins as programs; all combinations of versions are in tests/spec/test_versions.py."""
     node = make_node()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.e2e.node import Node
 
 
+@pytest.mark.conformance("e2e-5")
 def test_six_pods_at_once_with_a_limit_of_one(node: Node) -> None:
     # Fails where two of it run at once.
     alone = f"mkdir {node.root}/taken || exit 1; sleep 0.1; rmdir {node.root}/taken"

@@ -15,6 +15,7 @@ from tests.e2e.node import Node
 ROUNDS = 40
 
 
+@pytest.mark.weak_spot(28)
 @pytest.mark.timeout(180)
 def test_killed_at_any_point_of_an_add_then_del_leaves_nothing(node: Node) -> None:
     node.ptp("storage", "10.81.1.0/24", namespace="default")

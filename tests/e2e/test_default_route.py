@@ -53,9 +53,9 @@ def cached_routes(node: Node) -> dict[str, list[dict[str, str]]]:
     return {entry.ifname: (entry.result or {}).get("routes", []) for entry in entries}
 
 
-@pytest.mark.weak_spot(2)
-@pytest.mark.weak_spot(16)
-@pytest.mark.weak_spot(17)
+@pytest.mark.weak_spot(2, 16, 17)
+@pytest.mark.npwg("4.1.2.1.9a")
+@pytest.mark.conformance("routes-5", "e2e-4")
 @pytest.mark.parametrize("asked", [[V4], [V6], [V4, V6]], ids=["IPv4", "IPv6", "both"])
 def test_the_default_route_goes_where_the_pod_asked_for_it(node: Node, asked: list[str]) -> None:
     node.pod("hello", json.dumps([{"name": "storage", "default-route": asked}]))

@@ -78,6 +78,8 @@ def stdin(node: Node, verb: str, ifname: str) -> dict[str, Any]:
 
 
 @pytest.mark.weak_spot(14)
+@pytest.mark.npwg("DI 4.2-4.2.1")
+@pytest.mark.conformance("config-14")
 def test_two_networks_of_one_resource_get_two_devices(
     node: Node, kubelet: FakeKubelet, vf_network: Callable[[str], None], device_plugin: None
 ) -> None:
@@ -125,6 +127,7 @@ def test_more_networks_than_devices(node: Node, kubelet: FakeKubelet, vf_network
     assert node.leftovers() == []
 
 
+@pytest.mark.conformance("pods-25")
 def test_a_node_without_a_kubelet(node: Node, vf_network: Callable[[str], None]) -> None:
     node.settings["kubeletDir"] = str(node.root / "no-kubelet")
     vf_network("fast")

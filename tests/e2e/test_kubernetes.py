@@ -91,6 +91,7 @@ def cluster(api_server: ApiServer, api_namespace: str, make_node: Callable[..., 
         made.node.kill()
 
 
+@pytest.mark.conformance("verbs-18", "pods-29")
 def test_an_add_on_a_warm_cache_reads_nothing_patches_once_and_sends_one_event(cluster: Cluster) -> None:
     cluster.network("n1", "10.86.0.0/16")
     cluster.pod("p1", "n1")
@@ -115,6 +116,8 @@ def test_an_add_on_a_warm_cache_reads_nothing_patches_once_and_sends_one_event(c
     assert cluster.node.leftovers() == []
 
 
+@pytest.mark.npwg("5")
+@pytest.mark.conformance("e2e-1")
 def test_other_annotations_are_left_alone(cluster: Cluster) -> None:
     cluster.pod("p1", None, **{"example.com/kept": "yes"})
     cluster.node.start()
@@ -123,6 +126,7 @@ def test_other_annotations_are_left_alone(cluster: Cluster) -> None:
     assert STATUS in cluster.annotations("p1")
 
 
+@pytest.mark.conformance("verbs-19")
 def test_a_pod_that_is_made_after_the_add_began_is_waited_for(cluster: Cluster) -> None:
     cluster.node.start()
     netns = cluster.node.add_netns()
@@ -133,6 +137,8 @@ def test_a_pod_that_is_made_after_the_add_began_is_waited_for(cluster: Cluster) 
     assert answer.code == 0, answer.stdout
 
 
+@pytest.mark.weak_spot(4)
+@pytest.mark.conformance("verbs-26")
 def test_a_pod_that_is_gone_is_an_error_and_its_del_is_not(cluster: Cluster) -> None:
     cluster.node.start()
     netns = cluster.node.add_netns()
@@ -142,6 +148,7 @@ def test_a_pod_that_is_gone_is_an_error_and_its_del_is_not(cluster: Cluster) -> 
     assert cluster.cni("DEL", "ghost", netns).code == 0
 
 
+@pytest.mark.conformance("verbs-21")
 def test_a_pod_made_anew_under_the_same_name_is_not_confused(cluster: Cluster) -> None:
     cluster.pod("p1")
     old = cluster.uids["p1"]
@@ -156,6 +163,7 @@ def test_a_pod_made_anew_under_the_same_name_is_not_confused(cluster: Cluster) -
     assert cluster.cni("ADD", "p1", cluster.node.add_netns(), "c-new").code == 0
 
 
+@pytest.mark.conformance("e2e-3")
 def test_a_static_pod_has_another_uid_in_the_api(cluster: Cluster) -> None:
     cluster.pod("static", None, **{"kubernetes.io/config.source": "file", "kubernetes.io/config.mirror": "m"})
     cluster.node.start()

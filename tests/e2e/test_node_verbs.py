@@ -51,8 +51,7 @@ def addresses(node: Node) -> list[str]:
     return sorted(path.name for path in node.networks_dir.rglob("*") if path.is_file() and path.name[0].isdecimal())
 
 
-@pytest.mark.weak_spot(1)
-@pytest.mark.weak_spot(12)
+@pytest.mark.weak_spot(1, 12)
 @pytest.mark.parametrize(
     ("plugins", "version"),
     # Debian's reference plugins end at 1.0.0.
@@ -117,6 +116,7 @@ def test_a_container_with_a_process_keeps_its_networks(node: Node) -> None:
 
 
 @pytest.mark.weak_spot(12)
+@pytest.mark.conformance("server-7", "verbs-29", "verbs-30")
 def test_a_plugin_learns_what_is_attached_under_both_names(make_node: Callable[..., Node]) -> None:
     node = make_node(cni_version="1.1.0")
     node.network("cluster", {"cniVersion": "1.1.0", "name": "cluster", **fake_plugin(node)})
@@ -170,6 +170,7 @@ def test_what_another_daemon_left_is_collected(node: Node) -> None:
 
 
 @pytest.mark.weak_spot(11)
+@pytest.mark.conformance("verbs-27")
 @pytest.mark.parametrize("code", [50, 51])
 def test_the_code_of_a_plugins_status_arrives_at_the_runtime(make_node: Callable[..., Node], code: int) -> None:
     node = make_node(cni_version="1.1.0")
@@ -200,6 +201,7 @@ def test_status_of_a_node_that_is_ready_and_of_one_that_is_not(make_node: Callab
     assert answer.seconds < 5
 
 
+@pytest.mark.conformance("server-5", "server-6")
 @pytest.mark.parametrize("arguments", [{}, {"CNI_ARGS": ""}], ids=["unset", "empty"])
 @pytest.mark.parametrize("verb", ["STATUS", "GC"])
 def test_a_verb_of_the_node_needs_no_variable_of_a_container(

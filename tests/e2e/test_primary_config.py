@@ -73,8 +73,7 @@ def test_the_runtime_gets_the_primary_network_by_the_generated_file(cni: CniDire
     assert cni.node.leftovers() == []
 
 
-@pytest.mark.weak_spot(27)
-@pytest.mark.weak_spot(50)
+@pytest.mark.weak_spot(27, 50)
 def test_sigterm_kill_and_restart_remove_nothing(cni: CniDirectory) -> None:
     cni.put()
     cni.node.start()
@@ -131,8 +130,7 @@ def test_a_primary_that_comes_late(cni: CniDirectory) -> None:
     cni.node.wait_until(lambda: cni.node.get("/readyz")[0] == 200, "ready")
 
 
-@pytest.mark.weak_spot(24)
-@pytest.mark.weak_spot(26)
+@pytest.mark.weak_spot(24, 26)
 @pytest.mark.parametrize("content", [b'{"cniVersion":"1.0.0","na', b'{"name":"net","plugins":{}}', b"[]"])
 def test_a_broken_primary(cni: CniDirectory, content: bytes) -> None:
     cni.put()

@@ -116,6 +116,7 @@ def test_what_no_plugin_takes_is_told(plugged: Node) -> None:
         assert f'multus_requests_unmet_total{{request="{request}"}} {number}.0\n' in metrics
 
 
+@pytest.mark.npwg("4.1.2.1.3.2")
 @pytest.mark.parametrize(
     ("capabilities", "asked", "words"),
     [
@@ -139,6 +140,7 @@ def test_strict_requests_fail_the_add_and_leave_nothing(
 
 
 @pytest.mark.weak_spot(18)
+@pytest.mark.conformance("verbs-11")
 def test_ports_and_bandwidth_reach_check_and_del_and_the_runtimes_only_the_cluster_network(plugged: Node) -> None:
     mapping = {"hostPort": 18231, "containerPort": 80, "protocol": "tcp"}
     rates = {"ingressRate": 1_000_000, "ingressBurst": 2_000_000}

@@ -73,6 +73,7 @@ def marks(node: Node, verb: str) -> list[str]:
     return [line.replace(f" {verb}", "") for line in lines if f" {verb} " in line]
 
 
+@pytest.mark.npwg("7.3")
 @pytest.mark.parametrize("loaded", [1, 4], indirect=True)
 def test_six_networks(loaded: Node, request: pytest.FixtureRequest) -> None:
     node = loaded
@@ -100,6 +101,7 @@ def test_six_networks(loaded: Node, request: pytest.FixtureRequest) -> None:
     assert node.leftovers() == []
 
 
+@pytest.mark.npwg("7.2a")
 @pytest.mark.parametrize("loaded", [4], indirect=True)
 def test_one_of_six_fails_and_nothing_stays(loaded: Node) -> None:
     node = loaded

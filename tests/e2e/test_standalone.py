@@ -30,6 +30,7 @@ def addresses(node: Node, netns: str) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.conformance("server-8", "pods-18")
 def test_a_pod_gets_three_networks_and_leaves_nothing(node: Node) -> None:
     node.ptp("storage", "10.81.1.0/24", namespace="default")
     node.ptp("metrics", "10.81.2.0/24", namespace="default")
@@ -60,6 +61,7 @@ def test_a_pod_gets_three_networks_and_leaves_nothing(node: Node) -> None:
     assert node.cni("DEL", "c1", netns, "hello").code == 0, "DEL can be repeated"
 
 
+@pytest.mark.weak_spot(5)
 def test_check_finds_what_is_missing(node: Node) -> None:
     node.ptp("storage", "10.81.1.0/24", namespace="default")
     node.pod("hello", "storage")
@@ -80,6 +82,7 @@ def test_check_of_an_unknown_container_is_code_3(node: Node) -> None:
     assert (answer.code, answer.json["code"]) == (1, 3)
 
 
+@pytest.mark.weak_spot(6)
 def test_a_repeated_add_returns_the_stored_result_and_destroys_nothing(node: Node) -> None:
     node.ptp("storage", "10.81.1.0/24", namespace="default")
     node.pod("hello", "storage")
@@ -95,6 +98,7 @@ def test_a_repeated_add_returns_the_stored_result_and_destroys_nothing(node: Nod
     assert node.leftovers() == []
 
 
+@pytest.mark.npwg("7.2a")
 def test_one_network_fails_and_all_are_undone_with_the_cause_first(node: Node) -> None:
     node.ptp("storage", "10.81.1.0/24", namespace="default")
     node.ptp("full", "10.81.3.0/30", namespace="default")
@@ -147,6 +151,8 @@ def test_bad_requests_name_the_cause_and_attach_nothing(node: Node, networks: st
     assert node.get("/healthz")[0] == 200
 
 
+@pytest.mark.npwg("3.2c")
+@pytest.mark.conformance("verbs-15")
 def test_the_reference_plugins_as_single_conf_and_as_list_with_portmap(
     make_node: Callable[..., Node], reference: Path
 ) -> None:
@@ -209,6 +215,7 @@ def test_the_socket_is_private_and_its_directory_is_left_alone(node: Node) -> No
     assert foreign.exists()
 
 
+@pytest.mark.conformance("e2e-1")
 def test_a_pod_declared_just_now_is_known(node: Node) -> None:
     node.start()
     node.pod("late")
@@ -364,6 +371,7 @@ def test_too_long_a_name_is_refused_before_anything_runs(make_node: Callable[...
     assert node.leftovers() == []
 
 
+@pytest.mark.conformance("e2e-5")
 def test_sixteen_pods_at_once(node: Node) -> None:
     node.ptp("storage", "10.81.1.0/24", namespace="default")
     for number in range(16):

@@ -261,8 +261,7 @@ def takeover(api_server: ApiServer, api_namespace: str, make_node: Callable[...,
     ],
     ids=["conf-sigterm", "conflist-sigkill-chroot-upstream-shim", "conflist-sigterm-binaries"],
 )
-@pytest.mark.weak_spot(1)
-@pytest.mark.weak_spot(6)
+@pytest.mark.weak_spot(1, 6)
 def test_live_pods_are_checked_kept_and_deleted(
     takeover: Make, kind: str, number: signal.Signals, shim: str, settings: dict[str, Any]
 ) -> None:
@@ -327,8 +326,7 @@ def test_pods_whose_namespace_is_gone(takeover: Make) -> None:
         made.assert_clean(links, rules=[line for line in made.rules() if "CNI-DN-" not in line])
 
 
-@pytest.mark.weak_spot(1)
-@pytest.mark.weak_spot(32)
+@pytest.mark.weak_spot(1, 32)
 def test_what_upstreams_own_del_has_lost_is_freed_by_our_gc(takeover: Make) -> None:
     with takeover("conflist") as made:
         links = made.node.links()

@@ -43,6 +43,7 @@ def nodes(make_node: Callable[..., Node], reference: Path) -> list[Node]:
     return made
 
 
+@pytest.mark.conformance("e2e-2")
 def test_pods_of_two_nodes_reach_each_other_at_the_addresses_that_they_asked_for(nodes: list[Node]) -> None:
     spaces = [node.add_netns() for node in nodes]
     for node, netns, address in zip(nodes, spaces, ADDRESSES, strict=True):

@@ -102,6 +102,7 @@ async def check(chain, sandbox, whole):
             raise
 
 
+@pytest.mark.conformance("verbs-16")
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
 @pytest.mark.parametrize("portmap", [False, True], ids=["single", "list"])
 async def test_add_check_delete(chain, sandbox, bridge, tmp_path, version, portmap):

@@ -52,6 +52,8 @@ async def move(netns: Any, *routes: Route, ifname: IfName = NET1) -> None:
 
 
 @pytest.mark.weak_spot(2)
+@pytest.mark.npwg("4.1.2.1.9a")
+@pytest.mark.conformance("routes-1")
 @pytest.mark.parametrize("existing", [("via", "10.214.0.1", "dev", "eth0"), ("dev", "eth0")], ids=["gateway", "device"])
 async def test_ipv4(netns: Any, existing: Sequence[str]) -> None:
     """A default route without gateway on eth0 goes too."""
@@ -62,6 +64,7 @@ async def test_ipv4(netns: Any, existing: Sequence[str]) -> None:
 
 
 @pytest.mark.weak_spot(2)
+@pytest.mark.conformance("routes-1")
 async def test_ipv6(netns: Any) -> None:
     netns.run("ip", "-6", "route", "add", "default", "via", "fd14:0::1", "dev", "eth0")
     await move(netns, V6)
@@ -75,6 +78,7 @@ async def test_a_link_local_gateway(netns: Any) -> None:
     assert defaults(netns, 6) == [("fe80::1", "net1", 1024)]
 
 
+@pytest.mark.conformance("routes-2")
 async def test_both_families(netns: Any) -> None:
     netns.run("ip", "route", "add", "default", "via", "10.214.0.1")
     netns.run("ip", "-6", "route", "add", "default", "via", "fd14:0::1")
@@ -83,12 +87,14 @@ async def test_both_families(netns: Any) -> None:
     assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
 
 
+@pytest.mark.conformance("routes-2")
 async def test_without_a_default_route_before(netns: Any) -> None:
     await move(netns, V4, V6)
     assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
     assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
 
 
+@pytest.mark.npwg("4.1.2.1.9b")
 async def test_of_several_gateways_the_first_is_preferred(netns: Any) -> None:
     await move(
         netns,
@@ -143,6 +149,7 @@ def every_kind(netns: Any) -> None:
         netns.run("ip", *command.split())
 
 
+@pytest.mark.conformance("routes-1")
 async def test_every_kind_of_default_route_goes_and_no_other(netns: Any) -> None:
     every_kind(netns)
     others = [line for line in everything(netns) if not line.startswith("\t") and " default " not in line]
@@ -223,6 +230,7 @@ async def test_what_can_not_be_put_back_is_logged_and_the_cause_raised(
     assert "a default route of metric 0 can't be put back" in caplog.text
 
 
+@pytest.mark.weak_spot(54)
 async def test_a_link_that_is_not_there_changes_nothing(netns: Any) -> None:
     every_kind(netns)
     before = everything(netns)

@@ -1,99 +1,150 @@
-"""`docs/compatibility.md` names tests as its evidence: they exist, they are marked, and no weak spot is left out."""
+"""Every row of `docs/compatibility.md` has its evidence: tests that carry its marker, or a reason why not."""
 
-import ast
 import re
-from functools import cache
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "compatibility.md"
+from tests.repo import evidence
+from tests.repo.evidence import Mark, Row
+
 WEAK_SPOTS = range(1, 61)
+COLUMNS = {"weak_spot": 3, "npwg": 4, "conformance": 3}
 
-REFERENCE = re.compile(r"`(tests/[\w/.-]+\.(?:py|zig))(?:::([\w:]+))?`")
-# What stands in the last column where no test can.
-REASON = re.compile(r"^(no test|elsewhere|later): \S+")
+TEXT = evidence.DOCUMENT.read_text()
+ROWS = evidence.rows(TEXT)
+
+A_DOCUMENT = """\
+# Title
+
+## The weak spots of upstream
+
+| no | upstream | here |
+| --- | --- | --- |
+| 1 | bad | good |
+| 2 | bad | elsewhere: not ours |
+
+## Something else
+
+| 1 | 2 |
+| --- | --- |
+| 3 | 4 |
+"""
 
 
-def section(title: str) -> str:
-    text = DOCUMENT.read_text()
-    match = re.search(rf"(?ms)^## {re.escape(title)}$(.*?)(?=^## |\Z)", text)
-    assert match, f"{DOCUMENT.name} has no section {title!r}"
-    return match.group(1)
+@pytest.fixture(scope="module")
+def marks() -> list[Mark]:
+    return evidence.marks(evidence.ROOT)
 
 
-def rows(title: str) -> list[list[str]]:
-    """The cells of each table row of a section, without the heads."""
-    lines = section(title).splitlines()
-    ruled = [re.match(r"^\|[ :|-]+$", line) is not None for line in lines]
-    heads = {index for number, rule in enumerate(ruled) if rule for index in (number - 1, number)}
-    return [
-        [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-        for index, line in enumerate(lines)
-        if line.startswith("|") and index not in heads
+def write(root: Path, text: str) -> Path:
+    path = root / "tests" / "unit" / "test_it.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"import pytest\n\n{text}\n")
+    return root
+
+
+def test_every_row_is_whole_and_there_once() -> None:
+    assert {row.marker for row in ROWS} == set(COLUMNS)
+    ragged = [row.key for row in ROWS if len(row.cells) != COLUMNS[row.marker] or not all(row.cells)]
+    assert not ragged, "cells are divided by ' | ', which no text may have"
+    assert not [key for key, times in Counter(row.key for row in ROWS).items() if times > 1]
+    assert [row.cells[0] for row in ROWS if row.marker == "weak_spot"] == [str(number) for number in WEAK_SPOTS]
+
+
+def test_every_row_has_a_test_or_the_reason_why_not(marks: list[Mark]) -> None:
+    shown = {mark.key for mark in marks}
+    assert not [row.key for row in ROWS if row.key not in shown and not row.reason], "neither a test nor a reason"
+    assert not [row.key for row in ROWS if row.key in shown and row.reason], "a reason, though there is a test"
+
+
+def test_every_marker_names_a_row(marks: list[Mark]) -> None:
+    known = {row.key for row in ROWS}
+    assert not [mark for mark in marks if mark.key not in known]
+
+
+def test_the_document_names_no_test() -> None:
+    """A test that is renamed or moved must not change a document."""
+    assert not re.findall(r"\S*\btest_\w+\S*|tests/\S+\.(?:py|zig)\S*", TEXT)
+
+
+def test_rows_are_read_from_the_sections_with_evidence() -> None:
+    assert evidence.rows(A_DOCUMENT) == [
+        Row("weak_spot", ("1", "bad", "good")),
+        Row("weak_spot", ("2", "bad", "elsewhere: not ours")),
     ]
+    assert [row.reason for row in evidence.rows(A_DOCUMENT)] == ["", "elsewhere: not ours"]
 
 
-@cache
-def functions(path: Path) -> dict[str, str]:
-    """The source of each function of a test module, decorators included, by its name."""
-    text = path.read_text()
-    lines = text.splitlines()
-    found = {}
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            start = min([node.lineno, *(item.lineno for item in node.decorator_list)])
-            found[node.name] = "\n".join(lines[start - 1 : node.end_lineno])
-    return found
+def test_the_column_of_tests() -> None:
+    marks = [Mark("weak_spot", "1", "tests/test_a.py::test_b"), Mark("weak_spot", "1", "tests/test_a.py::test_c")]
+    changed = {
+        "| no | upstream | here |": "| no | upstream | here | shown by |",
+        "| --- | --- | --- |": "| --- | --- | --- | --- |",
+        "| 1 | bad | good |": "| 1 | bad | good | `tests/test_a.py::test_b`, `tests/test_a.py::test_c` |",
+        "| 2 | bad | elsewhere: not ours |": "| 2 | bad | elsewhere: not ours |  |",
+    }
+    expected = [changed.get(line, line) for line in A_DOCUMENT.splitlines()]
+    assert evidence.with_tests(A_DOCUMENT, marks).splitlines() == expected
 
 
-def references(text: str) -> list[tuple[Path, str]]:
-    return [(ROOT / path, name.rpartition("::")[2]) for path, name in REFERENCE.findall(text)]
+def test_marks_of_functions_methods_and_classes(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+@pytest.mark.weak_spot(3, 12)
+@pytest.mark.npwg("3.2a")
+@pytest.mark.parametrize("a", [1, 2])
+def test_one(a): ...
 
+@pytest.mark.conformance("verbs-1")
+class TestTwo:
+    @pytest.mark.conformance("verbs-2")
+    async def test_three(self): ...
 
-def test_every_test_that_is_named_exists() -> None:
-    missing = []
-    for path, name in references(DOCUMENT.read_text()):
-        exists = path.is_file() and (not name or path.suffix != ".py" or name in functions(path))
-        if not exists:
-            missing.append(f"{path.relative_to(ROOT)}::{name}")
-    assert not missing
+    def helper(self): ...
+
+def test_without(): ...
+""",
+    )
+    file = "tests/unit/test_it.py"
+    assert evidence.marks(tmp_path) == [
+        ("weak_spot", "3", f"{file}::test_one"),
+        ("weak_spot", "12", f"{file}::test_one"),
+        ("npwg", "3.2a", f"{file}::test_one"),
+        ("conformance", "verbs-1", f"{file}::TestTwo::test_three"),
+        ("conformance", "verbs-2", f"{file}::TestTwo::test_three"),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("title", "columns"),
-    [("The weak spots of upstream", 4), ("The multi-network specification", 4), ("The conformance catalogue", 3)],
+    ("text", "message"),
+    [
+        ("pytestmark = pytest.mark.weak_spot(1)", "3: a marker of evidence belongs above a test"),
+        ("@pytest.mark.weak_spot(1)\ndef helper(): ...", "3: a marker of evidence belongs above a test"),
+        (
+            "@pytest.mark.parametrize('a', [pytest.param(1, marks=pytest.mark.npwg('5'))])\ndef test_a(a): ...",
+            "3: a marker of evidence belongs above a test",
+        ),
+        ("@pytest.mark.weak_spot\ndef test_a(): ...", "3: a marker of evidence belongs above a test"),
+        ("@pytest.mark.weak_spot()\ndef test_a(): ...", "3: weak_spot takes one or more rows"),
+        ("@pytest.mark.npwg(ROW)\ndef test_a(): ...", "3: npwg takes one or more rows"),
+        ("@pytest.mark.npwg('5', row='6')\ndef test_a(): ...", "3: npwg takes one or more rows"),
+    ],
 )
-def test_every_row_has_its_evidence(title: str, columns: int) -> None:
-    found = rows(title)
-    assert found
-    ragged = [row[0] for row in found if len(row) != columns]
-    assert not ragged, "cells are divided by ' | ', which no text may have"
-    assert not [row[0] for row in found if not (references(row[-1]) or REASON.match(row[-1]))]
+def test_a_marker_that_cannot_be_read_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"tests/unit/test_it.py:{message}")):
+        evidence.marks(write(tmp_path, text))
 
 
-def test_every_weak_spot_is_listed_once() -> None:
-    assert [int(row[0]) for row in rows("The weak spots of upstream")] == list(WEAK_SPOTS)
-
-
-def test_a_test_of_a_weak_spot_carries_its_marker() -> None:
-    unmarked = []
-    for row in rows("The weak spots of upstream"):
-        named = [(path, name) for path, name in references(row[-1]) if name]
-        if named and not any(f"weak_spot({row[0]})" in functions(path)[name] for path, name in named):
-            unmarked.append(row[0])
-    assert not unmarked
-
-
-def test_every_marker_is_in_the_list() -> None:
-    listed = {row[0]: row[-1] for row in rows("The weak spots of upstream")}
-    unlisted = [
-        f"{number}: {path.relative_to(ROOT)}::{name}"
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if path != Path(__file__)
-        for name, source in functions(path).items()
-        for number in re.findall(r"weak_spot\((\d+)\)", source)
-        if not any(found.name == path.name for found, _ in references(listed[number]))
-    ]
-    assert not unlisted
+def test_the_command(capsys: pytest.CaptureFixture[str], marks: list[Mark]) -> None:
+    evidence.main(["npwg", "3.2a", "3.2d"])
+    written = capsys.readouterr()
+    assert written.out.splitlines() == [mark.test for mark in marks if mark.key == ("npwg", "3.2a")] != []
+    assert written.err.startswith("3.2d: elsewhere: ")
+    evidence.main([])
+    assert capsys.readouterr().out == evidence.with_tests(TEXT, marks)
+    with pytest.raises(SystemExit):
+        evidence.main(["weak_spot", "1", "99"])
+    assert "no row 99 of weak_spot" in capsys.readouterr().err

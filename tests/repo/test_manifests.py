@@ -152,6 +152,7 @@ def test_the_approver_may_approve_for_one_signer() -> None:
     assert rule["resourceNames"] == [approver.SIGNER]
 
 
+@pytest.mark.npwg("3.1")
 def test_the_custom_resource_is_what_clients_know() -> None:
     (crd,) = documents("base/crd.yaml")
     spec = crd["spec"]
@@ -171,6 +172,7 @@ def test_the_custom_resource_is_what_clients_know() -> None:
     assert "subresources" not in version
 
 
+@pytest.mark.npwg("3.2a")
 def test_the_schema_takes_every_definition_that_exists() -> None:
     (crd,) = documents("base/crd.yaml")
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -244,6 +244,7 @@ class TestSpool:
         self.expect_one(shim)
 
     @pytest.mark.weak_spot(3)
+    @pytest.mark.npwg("7.2b")
     def test_error_of_the_daemon_is_not_kept(self, shim: Shim, daemon: Stub) -> None:
         daemon.answer(b"HTTP/1.1 500 X\r\n" + STDOUT + b"Content-Length: 3\r\n\r\nbad")
         result = shim("DEL")

@@ -224,6 +224,7 @@ BROKEN_JSON = {
 }
 
 
+@pytest.mark.conformance("verbs-7")
 @pytest.mark.parametrize("stdin", BROKEN_JSON, ids=lambda b: repr(b)[2:-1][:24])
 def test_undecodable_stdin(shim: Shim, stdin: bytes) -> None:
     assert shim(stdin=stdin).error == {"code": 6, "msg": "error unmarshall network config: " + BROKEN_JSON[stdin]}

@@ -143,6 +143,7 @@ def of(calls: list[PluginCall], *plugins: str) -> list[PluginCall]:
 # --- 3: definitions --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.npwg("3.2a", "3.2b")
 @pytest.mark.parametrize("spec", [{}, {"spec": None}, {"spec": {}}, {"spec": {"config": None}}, {"spec": {"other": 1}}])
 async def test_a_definition_without_a_configuration_names_one_of_the_nodes(node: Node, spec: dict[str, Any]) -> None:
     """3.2."""
@@ -152,6 +153,7 @@ async def test_a_definition_without_a_configuration_names_one_of_the_nodes(node:
     assert [call.plugin_type for call in await node.call("ADD", "net-a")] == ["cluster", "first"]
 
 
+@pytest.mark.npwg("3.2c", "3.4.2")
 @pytest.mark.parametrize(
     "config",
     [
@@ -169,6 +171,7 @@ async def test_a_missing_name_is_that_of_the_definition(node: Node, config: dict
         assert {call.config["name"] for call in calls} == {"net-a"}
 
 
+@pytest.mark.npwg("3.4.3", "5.3.1")
 async def test_the_names_of_definition_and_configuration_may_differ(node: Node) -> None:
     """3.4.3."""
     node.define("net-a", {"cniVersion": "1.0.0", "name": "datacentre-7", "type": "main"})
@@ -181,6 +184,7 @@ def on_disk(node: Node, file: str, **fields: Any) -> None:
     (node.conf_dir / file).write_text(json.dumps({"cniVersion": "1.0.0", "name": "net-a"} | fields))
 
 
+@pytest.mark.npwg("3.4.1")
 async def test_a_definition_with_a_configuration_is_not_looked_up_on_the_node(node: Node) -> None:
     """3.4.1, first rule."""
     on_disk(node, "a.conflist", plugins=[{"type": "first"}])
@@ -188,6 +192,7 @@ async def test_a_definition_with_a_configuration_is_not_looked_up_on_the_node(no
     assert [call.plugin_type for call in await node.call("ADD", "net-a")] == ["cluster", "main"]
 
 
+@pytest.mark.npwg("3.4.1")
 async def test_a_list_on_the_node_comes_before_a_single_configuration(node: Node) -> None:
     """3.4.1, second and third rule."""
     on_disk(node, "a.conf", type="main")
@@ -198,6 +203,7 @@ async def test_a_list_on_the_node_comes_before_a_single_configuration(node: Node
     assert [call.plugin_type for call in await node.call("ADD", "net-a")] == ["cluster", "first", "second"]
 
 
+@pytest.mark.npwg("3.4.1")
 async def test_a_network_that_nobody_knows_fails(node: Node) -> None:
     """3.4.1, last rule."""
     on_disk(node, "a.conf", type="main", name="net-b")
@@ -210,6 +216,7 @@ async def test_a_network_that_nobody_knows_fails(node: Node) -> None:
 # --- 4: selection ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.npwg("4.1", "4.1.1", "4.1.2", "4.1.2.1.1-2", "5.3.1")
 @pytest.mark.parametrize(
     "annotation",
     ["net-a,net-b,other-ns/net-c", [{"name": "net-a"}, {"name": "net-b"}, {"name": "net-c", "namespace": "other-ns"}]],
@@ -229,6 +236,7 @@ async def test_both_formats(node: Node, annotation: Any) -> None:
     assert [entry["name"] for entry in node.status[1:]] == ["web/net-a", "web/net-b", "other-ns/net-c"]
 
 
+@pytest.mark.npwg("4.1.2.1")
 async def test_keys_of_others_are_passed_over(node: Node) -> None:
     """4.1.2.1."""
     node.single("net-a")
@@ -236,6 +244,9 @@ async def test_keys_of_others_are_passed_over(node: Node) -> None:
     assert call.config.keys() == {"cniVersion", "name", "type"}
 
 
+@pytest.mark.npwg(
+    "4.1.2.1.1-2", "4.1.2.1.3-10", "4.1.2.1.3a", "4.1.2.1.4", "4.1.2.1.5", "4.1.2.1.7", "4.1.2.1.8a", "4.1.2.1.10"
+)
 @pytest.mark.parametrize(("key", "value"), INVALID)
 async def test_an_invalid_value_fails_the_add_before_anything_is_attached(node: Node, key: str, value: Any) -> None:
     """4.1.2.1.x: the annotation shall be ignored. So it is, and the pod does not start without its networks."""
@@ -248,6 +259,7 @@ async def test_an_invalid_value_fails_the_add_before_anything_is_attached(node: 
     assert [reason for reason, _ in node.engine.warnings] == ["InvalidNetwork"]
 
 
+@pytest.mark.npwg("4.1.2.1.3.2", "4.1.2.1.4.2", "4.1.2.1.7", "4.1.2.1.7.2", "4.1.2.1.8.2a", "4.1.2.1.10.2")
 @pytest.mark.parametrize("key", REQUESTS)
 async def test_a_request_reaches_the_plugins_that_declare_it(node: Node, key: str) -> None:
     """4.1.2.1.3.2, .4.2, .7.2, .8.2, .10.2: in runtimeConfig, on ADD and DEL alike."""
@@ -262,6 +274,7 @@ async def test_a_request_reaches_the_plugins_that_declare_it(node: Node, key: st
         assert seen == {"first": None, "second": {capability: expected}}
 
 
+@pytest.mark.npwg("4.1.2.1.3.2", "4.1.2.1.4.2", "4.1.2.1.7.2", "4.1.2.1.8.2a", "4.1.2.1.10.2")
 @pytest.mark.parametrize("declares", ["nothing", "something else", "that it does not"])
 @pytest.mark.parametrize("key", REQUESTS)
 async def test_what_no_plugin_declares_fails_where_requests_are_strict(node: Node, key: str, declares: str) -> None:
@@ -278,6 +291,7 @@ async def test_what_no_plugin_declares_fails_where_requests_are_strict(node: Nod
     assert node.plugins.calls == []
 
 
+@pytest.mark.npwg("4.1.2.1.3.2")
 @pytest.mark.parametrize("key", REQUESTS)
 async def test_what_no_plugin_declares_is_told_where_requests_are_not_strict(node: Node, key: str) -> None:
     """As upstream, which says nothing."""
@@ -290,6 +304,7 @@ async def test_what_no_plugin_declares_is_told_where_requests_are_not_strict(nod
     assert message.startswith(key)
 
 
+@pytest.mark.npwg("4.1.2.1.3b")
 async def test_an_address_without_a_prefix_length_is_left_to_the_plugin(node: Node) -> None:
     """4.1.2.1.3."""
     node.single("net-a", capabilities={"ips": True})
@@ -298,6 +313,7 @@ async def test_an_address_without_a_prefix_length_is_left_to_the_plugin(node: No
         await node.call("ADD", [{"name": "net-a", "ips": [ADDRESS]}])
 
 
+@pytest.mark.npwg("4.1.2.1.5.1")
 async def test_a_requested_interface_name_is_that_of_every_call(node: Node) -> None:
     """4.1.2.1.5, .5.1."""
     node.define("net-a", {"cniVersion": "1.0.0", "name": "net-a", "plugins": [{"type": "first"}, {"type": "second"}]})
@@ -306,6 +322,7 @@ async def test_a_requested_interface_name_is_that_of_every_call(node: Node) -> N
         assert [call.invocation.ifname for call in calls] == ["data0", "data0"]
 
 
+@pytest.mark.npwg("4.2.1", "4.1.2.1.5")
 @pytest.mark.parametrize("taken", ["eth0", "data0", "net1"])
 async def test_an_interface_name_that_is_taken_fails(node: Node, taken: str) -> None:
     """4.1.2.1.5: by the cluster network, by another request, by a name that is generated."""
@@ -316,6 +333,7 @@ async def test_an_interface_name_that_is_taken_fails(node: Node, taken: str) -> 
     assert node.plugins.calls == []
 
 
+@pytest.mark.npwg("4.1.2.1.6", "4.1.2.1.6.2")
 async def test_cni_args_come_before_those_of_the_definition(node: Node) -> None:
     """4.1.2.1.6, .6.2; CNI CONVENTIONS puts them under `args.cni`."""
     node.single("net-a", args={"cni": {"spoofchk": "off", "vlan": 7}, "org.example": {"kept": True}})
@@ -327,6 +345,7 @@ async def test_cni_args_come_before_those_of_the_definition(node: Node) -> None:
         }
 
 
+@pytest.mark.npwg("4.1.2.1.9a", "4.1.2.1.9b", "5.3.6.4")
 async def test_the_default_route_goes_to_one_network(node: Node) -> None:
     """4.1.2.1.9, 5.3.6.4."""
     node.single("net-a")
@@ -338,6 +357,7 @@ async def test_the_default_route_goes_to_one_network(node: Node) -> None:
     assert [entry.get("default-route") for entry in node.status] == [None, None, ["10.1.0.1", "10.1.0.254"]]
 
 
+@pytest.mark.npwg("4.1.2.1.9a")
 async def test_two_networks_with_default_routes_are_refused(node: Node) -> None:
     """4.1.2.1.9."""
     node.single("net-a")
@@ -347,6 +367,7 @@ async def test_two_networks_with_default_routes_are_refused(node: Node) -> None:
     assert node.plugins.calls == []
 
 
+@pytest.mark.npwg("4.1.2.1.11")
 async def test_an_ipam_claim_is_no_hindrance_for_a_plugin_that_knows_none(node: Node) -> None:
     """4.1.2.1.11: a plugin that does follows the annotation by itself."""
     node.single("net-a")
@@ -355,6 +376,7 @@ async def test_an_ipam_claim_is_no_hindrance_for_a_plugin_that_knows_none(node: 
     assert await node.call("ADD", [{"name": "net-a", "ipam-claim-reference": "vm123.tenantblue"}]) == plain
 
 
+@pytest.mark.npwg("4.1.2.1.11.1")
 async def test_addresses_and_an_ipam_claim_exclude_each_other(node: Node) -> None:
     """4.1.2.1.11.1."""
     node.single("net-a", capabilities={"ips": True})
@@ -363,6 +385,7 @@ async def test_addresses_and_an_ipam_claim_exclude_each_other(node: Node) -> Non
     assert node.plugins.calls == []
 
 
+@pytest.mark.npwg("4.2", "4.2.1")
 async def test_the_same_network_twice_is_two_of_everything(node: Node) -> None:
     """4.2, 4.2.1, 4.2.2: (container, network, interface) is the same for all that is done to an attachment."""
     node.single("net-a")
@@ -388,6 +411,7 @@ def answer(node: Node, plugin: str, result: Mapping[str, Any]) -> None:
     node.plugins.answers[plugin, "ADD"] = json.dumps(result).encode()
 
 
+@pytest.mark.npwg("5", "5.1", "5.1.1a", "5.3.2", "5.3.3", "5.3.4", "5.3.6")
 async def test_the_status_is_that_of_the_first_interface_in_the_pod(node: Node) -> None:
     """5, 5.1.1, 5.3.2.1, 5.3.3.1, 5.3.4.1; further interfaces in the pod have entries of their own behind it."""
     node.single("net-a")
@@ -418,6 +442,7 @@ async def test_the_status_is_that_of_the_first_interface_in_the_pod(node: Node) 
     assert further["interface"] == "net1.7"
 
 
+@pytest.mark.npwg("5.1.1b", "5.2", "5.3.2", "5.3.3")
 @pytest.mark.parametrize(
     ("version", "result", "ips"),
     [
@@ -445,6 +470,7 @@ async def test_every_attachment_has_an_entry(
     )
 
 
+@pytest.mark.npwg("5.2", "5.3.5")
 @pytest.mark.parametrize("interfaces", [1, 2, 3])
 async def test_one_entry_is_the_default(node: Node, interfaces: int) -> None:
     """5.2, 5.3.5: there in each entry, and true in one."""
@@ -456,6 +482,7 @@ async def test_one_entry_is_the_default(node: Node, interfaces: int) -> None:
     assert [entry["default"] for entry in node.status] == [True] + [False] * (2 * interfaces - 1)
 
 
+@pytest.mark.npwg("5.3.7", "DI 4.2-4.2.1", "DI 5.1", "DI 6.1.1")
 async def test_device_information(node: Node) -> None:
     """5.3.7; device information SPEC 1.1.0, 4.2.1, 5.1, 6.1.1."""
     info = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:01:00.1"}}
@@ -478,6 +505,7 @@ async def test_device_information(node: Node) -> None:
 # --- 6 and 7: the cluster's network, and what goes wrong -------------------------------------------------------------
 
 
+@pytest.mark.npwg("6", "6.2")
 @pytest.mark.parametrize("annotation", ["", "[]", "net-a"])
 async def test_every_pod_gets_the_cluster_network_first(node: Node, annotation: str) -> None:
     """6, 6.2."""
@@ -488,6 +516,7 @@ async def test_every_pod_gets_the_cluster_network_first(node: Node, annotation: 
     assert [entry["name"] for entry in node.status if entry["default"]] == ["kube-system/cluster"]
 
 
+@pytest.mark.npwg("7.1")
 async def test_every_plugin_of_a_list_has_its_name_and_version(node: Node) -> None:
     """7.1."""
     plugins = [{"type": "first", "cniVersion": "9.9.9", "name": "own"}, {"type": "second"}]
@@ -504,6 +533,7 @@ def refuse(words: str) -> Callable[[Invocation], bytes]:
     return plugin
 
 
+@pytest.mark.npwg("7.2a")
 async def test_the_first_failure_ends_the_add_and_nothing_stays(node: Node) -> None:
     """7.2."""
     node.single("net-a")
@@ -514,6 +544,7 @@ async def test_the_first_failure_ends_the_add_and_nothing_stays(node: Node) -> N
     assert node.plugins.order == [("cluster", "ADD"), ("broken", "ADD"), ("broken", "DEL"), ("cluster", "DEL")]
 
 
+@pytest.mark.npwg("7.2b")
 @pytest.mark.parametrize("broken", ["main", "first", "cluster"])
 async def test_a_failed_detachment_stops_no_other_and_is_told(node: Node, broken: str) -> None:
     """7.2."""
@@ -527,6 +558,7 @@ async def test_a_failed_detachment_stops_no_other_and_is_told(node: Node, broken
     assert node.plugins.order == [("first", "DEL"), ("second", "DEL"), ("main", "DEL"), ("cluster", "DEL")]
 
 
+@pytest.mark.npwg("7.4")
 async def test_a_network_that_is_not_allowed_fails_the_add(node: Node) -> None:
     """7.4."""
     node.define("net-a", {"cniVersion": "1.0.0", "name": "net-a", "type": "main"}, namespace="other-ns")
@@ -536,6 +568,7 @@ async def test_a_network_that_is_not_allowed_fails_the_add(node: Node) -> None:
     assert node.plugins.calls == []
 
 
+@pytest.mark.npwg("7.5")
 async def test_the_runtimes_options_are_for_the_cluster_network_only(node: Node) -> None:
     """7.5."""
     capabilities = {"portMappings": True, "bandwidth": True, "ips": True, "dns": True}

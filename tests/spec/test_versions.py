@@ -114,6 +114,8 @@ def test_there_is_a_file_for_each_version_and_no_other() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == names
 
 
+@pytest.mark.npwg("7.1")
+@pytest.mark.conformance("server-8", "node-13", "verbs-6")
 @pytest.mark.parametrize("delegate", ALL)
 @pytest.mark.parametrize("runtime", ALL)
 async def test_add_check_and_del(node: Node, runtime: str, delegate: str) -> None:

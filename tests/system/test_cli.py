@@ -62,6 +62,7 @@ def test_a_missing_directory_of_manifests_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (3, f"multus-daemon: --standalone {tmp_path}/nope: no such directory\n")
 
 
+@pytest.mark.conformance("pods-18", "pods-33")
 @pytest.mark.parametrize("command", ["run", "cert-approver"])
 def test_without_a_cluster_it_says_what_to_set(command: str, tmp_path: Path) -> None:
     done = run(command, "--config", config(tmp_path))
@@ -70,6 +71,7 @@ def test_without_a_cluster_it_says_what_to_set(command: str, tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.conformance("pods-17")
 @pytest.mark.parametrize("command", ["run", "cert-approver"])
 def test_a_kubeconfig_that_is_not_there_is_named(command: str, tmp_path: Path) -> None:
     done = run(command, "--config", config(tmp_path), "--kubeconfig", "/nowhere/kubeconfig")

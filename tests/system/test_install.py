@@ -53,6 +53,7 @@ def elf(machine: int, order: str = "<") -> bytes:
     return b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + bytes(10) + struct.pack(f"{order}HH", 2, machine)
 
 
+@pytest.mark.conformance("programs-21")
 def test_the_shim_is_put_there_once(node: install.Node) -> None:
     assert install.install_shim(multus_shim.binary(), node.bin_dir) is True
     target = node.bin_dir / "multus-shim"
@@ -64,6 +65,7 @@ def test_the_shim_is_put_there_once(node: install.Node) -> None:
     assert [path.name for path in node.bin_dir.iterdir()] == ["multus-shim"]
 
 
+@pytest.mark.conformance("programs-21")
 def test_a_file_with_another_mode_is_replaced(node: install.Node) -> None:
     install.install_shim(multus_shim.binary(), node.bin_dir)
     (node.bin_dir / "multus-shim").chmod(0o644)
@@ -84,6 +86,7 @@ def test_a_shim_that_runs_can_be_replaced(node: install.Node) -> None:
             running.kill()
 
 
+@pytest.mark.conformance("programs-21")
 def test_there_is_a_whole_shim_at_every_moment(node: install.Node) -> None:
     target = node.bin_dir / "multus-shim"
     install.install_shim(multus_shim.binary(), node.bin_dir)

@@ -254,8 +254,7 @@ async def test_a_cancelled_wait_leaves_nothing(bench):
     assert side.order() == ["first", "third"]
 
 
-@pytest.mark.weak_spot(33)
-@pytest.mark.weak_spot(34)
+@pytest.mark.weak_spot(33, 34)
 def test_deadlines_nest():
     """The wait for a process and the plugin < the verb < the shim < the kubelet."""
     plugins = Settings().plugins.delegate_timeout_seconds

@@ -19,6 +19,7 @@ def line(message, *args, level=logging.INFO, **extra):
     return LineFormatter().format(record)
 
 
+@pytest.mark.conformance("programs-18")
 @pytest.mark.parametrize(
     ("level", "name"),
     [
@@ -95,6 +96,7 @@ async def test_fields_belong_to_the_task():
         assert inner.endswith(f" inner task={name}")
 
 
+@pytest.mark.conformance("programs-12", "programs-15")
 @pytest.mark.parametrize(
     ("level", "shown"),
     [
@@ -122,12 +124,14 @@ def test_other_packages_are_heard_from_warnings_on(capsys):
     assert "chatter" not in shown
 
 
+@pytest.mark.conformance("programs-17")
 def test_nothing_is_shown_where_nothing_is_wanted(capsys):
     logs.configure("debug", to_stderr=False)
     logging.getLogger("multus_daemon").error("x")
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.conformance("programs-13", "programs-20")
 def test_the_file_is_private_and_rotates(tmp_path, capsys):
     path = tmp_path / "multus.log"
     logs.configure("verbose", to_stderr=False, file=str(path), options={"maxSize": 1, "maxBackups": 2, "maxAge": 3})
@@ -167,6 +171,7 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
         assert len(match[1]) == int(match[2]) * 100
 
 
+@pytest.mark.conformance("programs-20")
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
@@ -182,6 +187,7 @@ def test_what_no_option_says_has_its_default(tmp_path, options, limits):
     assert (handler.maxBytes // 1024 // 1024, handler.backupCount) == limits
 
 
+@pytest.mark.conformance("programs-13")
 def test_an_old_log_is_continued(tmp_path):
     path = tmp_path / "multus.log"
     path.write_text("old\n")
@@ -190,6 +196,7 @@ def test_an_old_log_is_continued(tmp_path):
     assert re.fullmatch(rf"old\n{STAMP} \[verbose\] new\n", path.read_text())
 
 
+@pytest.mark.conformance("programs-17")
 def test_configuring_again_replaces_and_closes(tmp_path, capsys):
     logs.configure(file=str(tmp_path / "a.log"), to_stderr=True)
     [first] = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
@@ -200,6 +207,7 @@ def test_configuring_again_replaces_and_closes(tmp_path, capsys):
     assert (tmp_path / "a.log").read_text() == ""
 
 
+@pytest.mark.conformance("programs-16")
 def test_an_unknown_level_changes_nothing():
     logs.configure("error")
     with pytest.raises(ValueError, match="log level 'loud': one of panic, error, verbose, debug is needed"):
@@ -207,6 +215,7 @@ def test_an_unknown_level_changes_nothing():
     assert logging.getLogger("multus_daemon").level == logging.ERROR
 
 
+@pytest.mark.conformance("programs-14")
 def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path):
     logs.configure("error")
     before = logging.getLogger().handlers[:]

@@ -126,11 +126,14 @@ def problems(data: bytes) -> list[str]:
     return caught.value.problems
 
 
+@pytest.mark.weak_spot(46)
+@pytest.mark.conformance("config-11")
 def test_defaults() -> None:
     assert read() == Settings()
     assert read().effective() == DEFAULTS
 
 
+@pytest.mark.conformance("server-9", "server-11", "config-3", "config-4", "config-12")
 @pytest.mark.parametrize(("key", "value"), UPSTREAM.items())
 def test_every_upstream_key_has_an_effect_or_a_warning(key: str, value: Any) -> None:
     found = read(**{key: value})
@@ -169,6 +172,7 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
     assert len(found.warnings) == 1
 
 
+@pytest.mark.conformance("server-9", "programs-16")
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
@@ -248,10 +252,12 @@ def test_log_levels_in_any_case(value: str) -> None:
     assert found.logs.level == found.effective()["logLevel"] == value.lower()
 
 
+@pytest.mark.conformance("config-4")
 def test_log_options_are_found_by_the_documented_spelling() -> None:
     assert read(logOptions={"MaxSize": 7, "maxbackups": None}).logs.options == {"maxSize": 7}
 
 
+@pytest.mark.conformance("config-2")
 @pytest.mark.parametrize(
     "data",
     [b"", b"{", b"{}{}", b"\xff", b"\xef\xbb\xbf{}", b"[" * 100_000, b'{"a":' * 100_000, b'{"metricsPort":1e999}',

@@ -16,6 +16,7 @@ VALUES = st.text(st.characters(blacklist_characters=";", blacklist_categories=["
 )
 
 
+@pytest.mark.conformance("config-17")
 @pytest.mark.parametrize(
     ("text", "pairs"),
     [
@@ -38,6 +39,7 @@ def test_parse(text: str, pairs: args.Pairs) -> None:
     assert args.parse(text) == pairs
 
 
+@pytest.mark.conformance("pods-24")
 @pytest.mark.parametrize("text", ["A", "A=1;B", "=1", " =1", "A=1;=", "="])
 def test_parse_refuses(text: str) -> None:
     with pytest.raises(InvalidEnvironmentError, match="CNI_ARGS") as caught:
@@ -77,6 +79,7 @@ def test_the_last_of_equal_keys_counts() -> None:
     assert args.kubernetes("K8S_POD_NAME=a;K8S_POD_NAME=b").name == "b"
 
 
+@pytest.mark.conformance("config-17")
 def test_a_delegate_gets_the_five_keys_first_and_in_order() -> None:
     pod = args.kubernetes("X=1;K8S_POD_UID=u;K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns;IgnoreUnknown=0")
     assert args.render(args.for_delegate(pod, [("MAC", "02:00:00:00:00:01")])) == (

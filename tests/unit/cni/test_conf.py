@@ -55,6 +55,7 @@ def stdin(config: NetworkConfig, index: int = 0, **options: Any) -> dict[str, An
 # --- parse -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("config-23")
 def test_a_single_plugin() -> None:
     raw = b'{ "name":"net","type":"bridge", "cniVersion":"0.3.1","ipam":{"type":"host-local"},"unknown":[1.0]}\n'
     config = conf.parse(raw)
@@ -91,6 +92,7 @@ def test_a_type_wins_over_plugins() -> None:
     assert parse({"name": "net", "type": "", "plugins": [{"type": "b"}]}).is_list
 
 
+@pytest.mark.conformance("config-2")
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -201,6 +203,7 @@ def test_flags_refused(key: str, value: object) -> None:
         parse(listed({"type": "a"}, **{key: value}))
 
 
+@pytest.mark.conformance("pods-7")
 def test_a_missing_name_is_injected_into_the_bytes() -> None:
     for given_name in ({}, {"name": ""}, {"name": None}, {"Name": ""}):
         config = parse({**given_name, "type": "a", "keep": {"b": [1]}}, default_name="nad")
@@ -238,6 +241,7 @@ def test_parse_of_any_bytes(raw: bytes) -> None:
 # --- what a plugin gets ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("verbs-6")
 def test_stdin_has_name_and_version_of_the_network_whatever_the_plugin_object_says() -> None:
     config = parse(
         listed({"type": "a", "name": "own", "cniVersion": "0.1.0", "NAME": "x", "cniversion": "0.2.0", "k": 1})
@@ -329,6 +333,7 @@ def test_with_plugins_refuses(extra: bytes, code: int) -> None:
     assert caught.value.code == code
 
 
+@pytest.mark.conformance("config-15")
 @pytest.mark.parametrize("single", [True, False])
 def test_fields_are_set_in_every_plugin(single: bool) -> None:
     plugin = {"type": "a", "deviceid": "old", "args": {"cni": {"x": 1, "y": 1}, "other": 2}}
@@ -343,6 +348,7 @@ def test_fields_are_set_in_every_plugin(single: bool) -> None:
         assert config.plugins[1].fields == {"type": "b", "deviceID": "0000:00:01.0", "args": {"cni": {"y": 2, "z": 3}}}
 
 
+@pytest.mark.conformance("config-15")
 def test_fields_of_other_spellings_are_merged_too() -> None:
     config = parse({"name": "n", "type": "a", "Args": {"CNI": {"x": 1}}})
     assert conf.with_plugin_fields(config, {}, {"y": 2}).plugins[0].fields == {

@@ -170,6 +170,7 @@ def test_no_version_is_the_oldest() -> None:
     assert result.to_object(Result(ips=(IpConfig("10.0.0.1/8"),)), "")["cniVersion"] == "0.1.0"
 
 
+@pytest.mark.conformance("config-19", "routes-8")
 @pytest.mark.parametrize("version", ["0.5.0", "1.2.0", "1.0", "x", "1.1.0\n"])
 def test_unknown_versions(version: str) -> None:
     with pytest.raises(IncompatibleVersionError, match="unsupported CNI result version") as caught:

@@ -56,6 +56,7 @@ async def reason(vote: Election) -> str:
     return str(caught.value)
 
 
+@pytest.mark.conformance("node-10")
 async def test_the_first_by_name(directory: Path, vote: Election) -> None:
     put(directory, "10-testcni.conf")
     put(directory, "00-mycni.conf", name="first")
@@ -63,6 +64,7 @@ async def test_the_first_by_name(directory: Path, vote: Election) -> None:
     assert (found.path, found.config.name) == (directory / "00-mycni.conf", "first")
 
 
+@pytest.mark.conformance("node-10")
 async def test_what_is_no_primary_is_passed_over_and_named(
     directory: Path, vote: Election, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,6 +291,7 @@ def by_name(directory: Path, clock: Clock, name: str) -> Election:
     return Election(directory, NodeConfFiles(), named=name, plugin_type="multus-shim", clock=clock)
 
 
+@pytest.mark.conformance("node-8")
 @pytest.mark.parametrize("name", ["20-net.conf", "100-crio-bridge.conf", "30-net.json", "sub/net.conf", "/20-net.conf"])
 async def test_what_is_named_is_taken(directory: Path, clock: Clock, name: str) -> None:
     (directory / "sub").mkdir()

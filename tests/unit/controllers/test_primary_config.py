@@ -119,6 +119,7 @@ async def running(config: PrimaryConfig) -> AsyncIterator[asyncio.Task[None]]:
 # --- generating ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("node-8")
 async def test_generated_with_mode_0600_and_told(node: Node) -> None:
     primary = node.put()
     await node.config.look()
@@ -145,6 +146,7 @@ async def test_nothing_is_written_where_nothing_changes(node: Node) -> None:
 
 
 @pytest.mark.weak_spot(48)
+@pytest.mark.conformance("node-11")
 async def test_generated_anew_as_the_primary_changes(tmp_path: Path) -> None:
     node = Node(tmp_path, overrideNetworkName=True)
     node.put(capabilities={"portMappings": True})
@@ -180,6 +182,7 @@ async def test_the_runtimes_directory_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.weak_spot(49)
+@pytest.mark.npwg("6.1.1")
 async def test_unclean_and_linked_paths(tmp_path: Path) -> None:
     (tmp_path / "net.d").mkdir()
     (tmp_path / "link").symlink_to("net.d")
@@ -195,6 +198,7 @@ async def test_unclean_and_linked_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.weak_spot(30)
+@pytest.mark.conformance("node-9")
 async def test_the_primarys_file_is_never_written(tmp_path: Path) -> None:
     node = Node(tmp_path, forceCNIVersion=True, cniVersion="0.3.1")
     primary = node.put(number=12345678901234567890)
@@ -204,6 +208,7 @@ async def test_the_primarys_file_is_never_written(tmp_path: Path) -> None:
     assert node.written["cniVersion"] == "0.3.1"
 
 
+@pytest.mark.conformance("node-13")
 @pytest.mark.parametrize("version", ["0.3.1", "1.0.0"])
 async def test_no_version_of_the_primary_is_refused(tmp_path: Path, version: str) -> None:
     node = Node(tmp_path, cniVersion=version)
@@ -224,9 +229,7 @@ async def test_a_cni_version_that_there_is_not(tmp_path: Path) -> None:
 # --- what is broken --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.weak_spot(24)
-@pytest.mark.weak_spot(26)
-@pytest.mark.weak_spot(52)
+@pytest.mark.weak_spot(24, 26, 52)
 @pytest.mark.parametrize(
     "content",
     [
@@ -251,8 +254,7 @@ async def test_a_broken_primary_leaves_the_last_good_configuration(node: Node, c
     assert node.gates.closed == {}
 
 
-@pytest.mark.weak_spot(26)
-@pytest.mark.weak_spot(47)
+@pytest.mark.weak_spot(26, 47)
 async def test_after_a_restart_with_a_broken_primary_the_former_configuration_stays(node: Node) -> None:
     primary = node.put()
     await node.config.look()
@@ -402,8 +404,7 @@ async def test_not_before_the_daemon_can_serve(node: Node) -> None:
         await node.until(node.ours.exists, 2)
 
 
-@pytest.mark.weak_spot(27)
-@pytest.mark.weak_spot(50)
+@pytest.mark.weak_spot(27, 50)
 async def test_stopping_removes_nothing(node: Node) -> None:
     node.put()
     async with running(node.config):
@@ -414,6 +415,7 @@ async def test_stopping_removes_nothing(node: Node) -> None:
     assert unchanged(node.ours) == before
 
 
+@pytest.mark.npwg("6.1")
 async def test_a_primary_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     node = Node(tmp_path, multusAutoconfigDir=str(tmp_path / "later"))
     async with running(node.restarted(poll_seconds=0.05)):
@@ -478,6 +480,7 @@ def test_containerd_can_not_take_the_placeholder_for_a_network() -> None:
     assert not {"type", "plugins"} & set(found)
 
 
+@pytest.mark.conformance("node-11")
 async def test_changes_are_seen_by_the_watch(node: Node) -> None:
     async with running(node.config):
         await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
@@ -526,6 +529,8 @@ async def test_a_link_in_place_of_the_file_is_replaced(node: Node) -> None:
 
 
 @pytest.mark.weak_spot(49)
+@pytest.mark.npwg("6.1")
+@pytest.mark.conformance("config-12")
 async def test_the_indicator_is_waited_for(tmp_path: Path) -> None:
     indicator = tmp_path / "run" / "ready"
     node = Node(tmp_path, readinessindicatorfile=f"{tmp_path}//run/./ready")
@@ -574,8 +579,7 @@ def own_file(tmp_path: Path) -> tuple[Node, Path]:
     return Node(tmp_path, multusConfigFile=str(source)), source
 
 
-@pytest.mark.weak_spot(31)
-@pytest.mark.weak_spot(51)
+@pytest.mark.weak_spot(31, 51)
 async def test_a_file_of_the_operators_is_put_in_place_and_kept_up_to_date(tmp_path: Path) -> None:
     node, source = own_file(tmp_path)
     target = node.directory / source.name

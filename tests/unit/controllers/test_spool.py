@@ -213,6 +213,7 @@ def _foreign(path: Path) -> None:
     os.chown(path, 4711, 4711)
 
 
+@pytest.mark.weak_spot(36)
 @pytest.mark.parametrize("make", [_garbage, _link, _fifo, _huge, _foreign])
 async def test_what_cannot_be_served_is_set_aside_once_and_told_of(
     tmp_path: Path, world: World, replay: SpoolReplay, make: Callable[[Path], None]

@@ -66,6 +66,7 @@ class TestAdd:
         assert previous == [None, json.loads(BRIDGE_RESULT), json.loads(BRIDGE_RESULT)]
         assert result == Result(ips=(IpConfig("10.9.0.2/24"),))
 
+    @pytest.mark.conformance("config-16")
     async def test_invocation(self, chain, runner):
         await chain.add(SANDBOX, attachment())
         call = runner.calls[1].invocation
@@ -78,6 +79,7 @@ class TestAdd:
             "prevResult": 0,
         }
 
+    @pytest.mark.conformance("config-16")
     async def test_capabilities_go_to_those_that_declare_them(self, chain, runner):
         plugins = [
             {"type": "bridge", "capabilities": {"mac": True}},
@@ -157,6 +159,7 @@ class TestAdd:
 
 
 class TestDelete:
+    @pytest.mark.conformance("verbs-16")
     async def test_in_reverse_each_with_the_stored_result(self, chain, runner, cache):
         whole = attachment(plugins=["bridge", "portmap"])
         await chain.add(SANDBOX, whole)
@@ -222,6 +225,7 @@ class TestDelete:
 
 
 class TestCheck:
+    @pytest.mark.conformance("verbs-6")
     async def test_in_order_each_with_the_stored_result(self, chain, runner):
         await chain.check(SANDBOX, attachment().with_result(RESULT))
         assert runner.order == [("bridge", "CHECK"), ("portmap", "CHECK"), ("tuning", "CHECK")]
@@ -268,6 +272,7 @@ class TestValidate:
         assert caught.value.msg.startswith(f'failed to find plugin "{missing}" in path [/a /b]')
         assert 'network="web/n1" interface="net1"' in caught.value.msg
 
+    @pytest.mark.conformance("routes-8")
     def test_version(self, chain):
         with pytest.raises(IncompatibleVersionError, match=r"0\.5\.0"):
             chain.validate(SANDBOX, attachment("0.5.0"))
@@ -309,6 +314,7 @@ def network(version="1.1.0", plugins=("bridge", "portmap", "tuning"), **extra):
 
 
 class TestStatus:
+    @pytest.mark.conformance("verbs-25")
     async def test_each_plugin_gets_its_object_and_nothing_of_a_container(self, chain, runner):
         plugins = [{"type": "bridge", "capabilities": {"mac": True}, "mtu": 1400}, "portmap"]
         await chain.status(network(plugins=plugins))
@@ -318,6 +324,7 @@ class TestStatus:
         assert (call.container_id, call.netns, call.ifname, call.args, call.path) == ("", "", "", "", "/a:/b")
 
     @pytest.mark.weak_spot(11)
+    @pytest.mark.conformance("verbs-27")
     @pytest.mark.parametrize("code", [50, 51, 11, 117])
     async def test_the_first_failure_ends_it_with_its_code(self, chain, runner, code):
         runner.answers["portmap", "STATUS"] = errors.from_code(code, "no ranges left", "see the log")
@@ -338,6 +345,7 @@ BOTH_KEYS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 
 
 class TestGc:
+    @pytest.mark.conformance("verbs-29")
     @pytest.mark.parametrize("valid", [VALID, ()])
     async def test_both_names_of_the_key(self, chain, runner, valid):
         await chain.gc(network(), valid)

@@ -39,6 +39,7 @@ async def by_name(directory: Path, name: str) -> NetworkConfig | None:
     return await NodeConfFiles().by_name(str(directory), name)
 
 
+@pytest.mark.conformance("pods-6")
 async def test_the_name_in_the_file_counts_not_that_of_the_file(tmp_path: Path) -> None:
     write(tmp_path / "b.conf", single("a"))
     path = write(tmp_path / "a.conf", single("b", "macvlan"))
@@ -70,6 +71,7 @@ async def test_names_are_compared_exactly(tmp_path: Path) -> None:
     assert await by_name(tmp_path, "net") is None
 
 
+@pytest.mark.conformance("pods-15")
 async def test_no_such_network_or_directory(tmp_path: Path) -> None:
     write(tmp_path / "a.conf", single("a"))
     write(tmp_path / "b.conf", {"type": "nameless"})
@@ -77,6 +79,7 @@ async def test_no_such_network_or_directory(tmp_path: Path) -> None:
     assert await by_name(tmp_path / "none", "x") is None
 
 
+@pytest.mark.conformance("pods-8")
 async def test_a_broken_file_before_the_match_is_an_error_behind_it_is_not(tmp_path: Path) -> None:
     write(tmp_path / "10.conf", single("a"))
     write(tmp_path / "20.conf", "{ broken")
@@ -99,6 +102,7 @@ async def test_a_file_that_is_json_but_no_usable_network_is_no_hindrance_for_oth
     assert str(tmp_path / "10.conf") in caught.value.msg
 
 
+@pytest.mark.conformance("pods-15", "pods-23")
 @pytest.mark.parametrize("directory", ["/etc/\0", "/dev/null"])
 async def test_what_is_no_directory(directory: str) -> None:
     with pytest.raises(CniError, match=r"is no path|can't be listed"):

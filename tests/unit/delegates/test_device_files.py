@@ -68,6 +68,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.npwg("DI 4.1", "DI 4.2-4.2.1")
 async def test_the_device_plugins_file_is_copied_read_and_removed(host: Host) -> None:
     assert host.files.path(ATTACHMENT, ContainerId("c1")) == PATH
     host.device_plugin(json.dumps(INFO))
@@ -104,6 +105,7 @@ async def test_the_mode_that_an_administrator_chose_stays(host: Host) -> None:
     assert mode(host.base / "cni") == 0o750
 
 
+@pytest.mark.npwg("DI 5.1")
 async def test_without_a_device_plugins_file_the_plugins_write_one(host: Host) -> None:
     await host.files.prepare(ATTACHMENT, PATH)
     assert await host.files.read(PATH) is None

@@ -63,6 +63,7 @@ def own_path(cni_dir, container_id="c0ffee"):
 # --- our own format --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("verbs-23")
 def test_file_format(store, cni_dir):
     store.save(small())
     path = own_path(cni_dir)
@@ -164,6 +165,8 @@ def test_a_directory_that_others_can_read_is_closed(store, cni_dir):
     assert (cni_dir / "attachments").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.weak_spot(28)
+@pytest.mark.conformance("verbs-1")
 def test_a_failed_save_changes_nothing(store, cni_dir, monkeypatch):
     store.save(small())
     before = own_path(cni_dir).read_bytes()

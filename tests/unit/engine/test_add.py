@@ -28,6 +28,8 @@ def attached(engine: Engine) -> list[tuple[str, str]]:
     return sorted(engine.runner.attached)
 
 
+@pytest.mark.npwg("6.2")
+@pytest.mark.conformance("verbs-12", "pods-1")
 async def test_the_cluster_network_first_then_the_selected_ones_in_order(engine: Engine) -> None:
     engine.declare("n2,n1@blue")
     await engine.verbs.add(engine.request())
@@ -46,6 +48,7 @@ async def test_the_cluster_networks_result_is_returned(engine: Engine) -> None:
     assert await engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
 
 
+@pytest.mark.conformance("verbs-23")
 async def test_the_record_is_on_disk_before_the_first_plugin_runs(engine: Engine) -> None:
     engine.declare("n1")
     engine.runner.fail["ADD", "kube-system/cluster"] = KeyboardInterrupt()
@@ -65,6 +68,7 @@ async def test_after_success_the_record_has_every_result(engine: Engine) -> None
     assert record.attachments[1].result == engine.runner.results["web/n1"]
 
 
+@pytest.mark.conformance("verbs-9")
 @pytest.mark.parametrize(
     ("at_once", "failing", "undone"),
     [
@@ -132,6 +136,7 @@ async def test_every_delegate_is_validated_before_the_first_runs(engine: Engine)
     assert engine.store.saved == []
 
 
+@pytest.mark.npwg("4.1.2.1.5")
 async def test_a_name_that_the_pod_has_already_is_refused_before_anything(engine: Engine) -> None:
     engine.declare("n1@eth5")
     engine.links.namespaces[NETNS].add("eth5")
@@ -140,11 +145,13 @@ async def test_a_name_that_the_pod_has_already_is_refused_before_anything(engine
     assert engine.runner.calls == []
 
 
+@pytest.mark.conformance("verbs-5")
 async def test_a_netns_that_is_none_is_code_8(engine: Engine) -> None:
     with pytest.raises(InvalidNetnsError, match="^/nowhere is no network namespace"):
         await engine.verbs.add(engine.request(netns="/nowhere"))
 
 
+@pytest.mark.conformance("verbs-1")
 async def test_a_store_that_can_not_be_written_refuses_before_a_plugin_runs(engine: Engine) -> None:
     engine.store.fail_at[2] = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(IoFailureError, match="No space left"):
@@ -205,6 +212,7 @@ async def test_another_interface_name_for_a_live_container_is_refused(engine: En
     assert attached(engine) == [("kube-system/cluster", "eth0")]
 
 
+@pytest.mark.npwg("7.3")
 async def test_two_adds_for_one_container_go_one_after_the_other(engine: Engine) -> None:
     engine.runner.pause = 0.01
     await asyncio.gather(engine.verbs.add(engine.request()), engine.verbs.add(engine.request()))
@@ -224,6 +232,7 @@ async def test_two_containers_go_side_by_side(engine: Engine) -> None:
 # --- which networks --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("pods-10")
 async def test_default_networks_come_between_and_count_in_the_names(engine: Engine) -> None:
     engine.overlay["defaultNetworks"] = ["extra"]
     engine.cluster.put_network(definition("kube-system", "extra"))
@@ -236,12 +245,14 @@ async def test_default_networks_come_between_and_count_in_the_names(engine: Engi
     ]
 
 
+@pytest.mark.conformance("pods-11", "pods-22")
 async def test_system_namespaces_get_no_default_networks(engine: Engine) -> None:
     engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["web"]}
     await engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", "kube-system/cluster")]
 
 
+@pytest.mark.conformance("verbs-17", "pods-14")
 async def test_the_pods_own_default_network_takes_the_place_of_the_cluster_network(engine: Engine) -> None:
     engine.cluster.put_network(definition("kube-system", "other"))
     engine.declare("n1", annotations={DEFAULT_NETWORK_ANNOTATION: "other@main0"})
@@ -254,6 +265,7 @@ async def test_the_pods_own_default_network_takes_the_place_of_the_cluster_netwo
 
 
 @pytest.mark.weak_spot(8)
+@pytest.mark.conformance("config-13")
 async def test_system_namespaces_are_of_pods_not_their_names(engine: Engine) -> None:
     """Upstream compares the pod's name; a status is written for pods of system namespaces too, as it does."""
     engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["p1"]}
@@ -283,6 +295,8 @@ async def test_each_network_keeps_its_cni_version(engine: Engine, version: str) 
     assert engine.runner.calls[1].attachment.config.raw == json.dumps(fields).encode()
 
 
+@pytest.mark.weak_spot(10)
+@pytest.mark.conformance("verbs-17")
 @pytest.mark.parametrize("where", ["kube-system/other", "other"])
 async def test_isolation_lets_the_default_network_be_one_of_the_clusters(engine: Engine, where: str) -> None:
     engine.overlay["namespaceIsolation"] = True
@@ -303,6 +317,8 @@ async def test_a_default_network_must_be_exactly_one_that_exists(engine: Engine,
 
 
 @pytest.mark.weak_spot(10)
+@pytest.mark.npwg("7.4")
+@pytest.mark.conformance("pods-20")
 @pytest.mark.parametrize("annotation", ["default-network", "networks"])
 async def test_namespace_isolation_holds_for_both_annotations(engine: Engine, annotation: str) -> None:
     engine.overlay["namespaceIsolation"] = True
@@ -316,6 +332,7 @@ async def test_namespace_isolation_holds_for_both_annotations(engine: Engine, an
     assert engine.runner.calls == []
 
 
+@pytest.mark.conformance("pods-21")
 async def test_global_namespaces_are_in_reach(engine: Engine) -> None:
     engine.overlay |= {"namespaceIsolation": True, "globalNamespaces": "shared, default"}
     engine.cluster.put_network(definition("shared", "n1"))
@@ -324,6 +341,7 @@ async def test_global_namespaces_are_in_reach(engine: Engine) -> None:
     assert ("ADD", "shared/n1") in engine.runner.order
 
 
+@pytest.mark.conformance("pods-2")
 async def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -> None:
     engine.declare("nope")
     with pytest.raises(InvalidNetworkConfigError, match="^network web/nope does not exist .*pod web/p1"):
@@ -334,6 +352,7 @@ async def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -
 
 
 @pytest.mark.weak_spot(53)
+@pytest.mark.conformance("pods-13", "pods-15")
 async def test_a_missing_cluster_network_says_where_was_looked(engine: Engine) -> None:
     engine.overlay["clusterNetwork"] = "gone"
     with pytest.raises(InvalidNetworkConfigError, match="^clusterNetwork 'gone' does not exist") as caught:
@@ -341,6 +360,8 @@ async def test_a_missing_cluster_network_says_where_was_looked(engine: Engine) -
     assert "/etc/cni/multus/net.d" in caught.value.details
 
 
+@pytest.mark.npwg("3.2b")
+@pytest.mark.conformance("pods-6")
 async def test_a_definition_without_configuration_is_looked_up_on_the_node(engine: Engine) -> None:
     engine.cluster.put_network(definition("web", "on-disk", ""))
     raw = b'{"cniVersion":"0.3.1","name":"on-disk","type":"fake"}'
@@ -357,6 +378,7 @@ async def test_delegates_of_the_configuration_where_there_is_no_cluster_network(
     assert engine.runner.order == [("ADD", "a"), ("ADD", "b")]
 
 
+@pytest.mark.conformance("pods-16")
 async def test_the_pods_own_default_network_takes_the_place_of_the_first_delegate(engine: Engine) -> None:
     """The others stay, and defaultNetworks go with a clusterNetwork only, as ever."""
     engine.overlay |= {"clusterNetwork": "", "defaultNetworks": ["n1"]}
@@ -371,6 +393,8 @@ async def test_the_pods_own_default_network_takes_the_place_of_the_first_delegat
     assert [call.attachment.cluster_network for call in engine.runner.calls] == [True, False, False]
 
 
+@pytest.mark.npwg("6")
+@pytest.mark.conformance("config-9")
 async def test_no_network_at_all_is_an_error(engine: Engine) -> None:
     engine.overlay["clusterNetwork"] = ""
     with pytest.raises(InvalidNetworkConfigError, match="^no cluster network"):
@@ -395,6 +419,7 @@ async def test_the_same_network_twice_is_two_attachments(engine: Engine) -> None
 # --- what is asked of them -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("config-15", "config-20")
 async def test_requests_reach_the_delegate_and_the_record(engine: Engine) -> None:
     element = {"name": "n1", "ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09", "cni-args": {"a": 1}}
     engine.declare(json.dumps([element]))
@@ -418,6 +443,7 @@ async def test_the_runtimes_capabilities_reach_the_cluster_network_only(engine: 
 
 
 @pytest.mark.weak_spot(19)
+@pytest.mark.conformance("config-17")
 async def test_extra_cni_args_of_the_runtime_are_handed_on(engine: Engine) -> None:
     await engine.verbs.add(engine.request())
     pairs = engine.runner.calls[0].attachment.cni_args
@@ -446,6 +472,7 @@ async def test_a_store_that_is_away_is_try_again_later(engine: Engine) -> None:
         await engine.verbs.add(engine.request())
 
 
+@pytest.mark.conformance("verbs-20")
 async def test_another_incarnation_of_the_pod_is_refused(engine: Engine) -> None:
     engine.declare(uid="u2")
     with pytest.raises(TryAgainLaterError, match="^pod web/p1 has UID u2.*u1"):
@@ -454,6 +481,7 @@ async def test_another_incarnation_of_the_pod_is_refused(engine: Engine) -> None
     assert engine.cluster.events == []
 
 
+@pytest.mark.conformance("pods-30")
 async def test_a_request_without_a_uid_takes_the_pod_of_that_name(engine: Engine) -> None:
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     await engine.verbs.add(engine.request(uid=""))
@@ -462,6 +490,7 @@ async def test_a_request_without_a_uid_takes_the_pod_of_that_name(engine: Engine
 
 
 @pytest.mark.weak_spot(4)
+@pytest.mark.conformance("verbs-26")
 async def test_a_pod_that_has_gone_is_no_empty_success(engine: Engine) -> None:
     """Upstream answers with an address of 0.0.0.0/0 there, and the runtime goes on with it."""
     engine.cluster.pods.clear()
@@ -478,6 +507,7 @@ async def test_a_mirror_pods_annotation_must_be_there_for_another_uid(engine: En
         await engine.verbs.add(engine.request())
 
 
+@pytest.mark.conformance("e2e-3")
 async def test_a_static_pods_uid_may_differ(engine: Engine) -> None:
     engine.declare(uid="mirror", annotations={"kubernetes.io/config.source": "file"})
     await engine.verbs.add(engine.request())
@@ -487,6 +517,7 @@ async def test_a_static_pods_uid_may_differ(engine: Engine) -> None:
 # --- reporting -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("verbs-13")
 async def test_status_and_events_tell_of_every_network(engine: Engine) -> None:
     engine.declare("n1")
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
@@ -504,6 +535,7 @@ async def test_status_and_events_tell_of_every_network(engine: Engine) -> None:
 
 
 @pytest.mark.weak_spot(9)
+@pytest.mark.conformance("pods-32")
 async def test_a_status_that_can_not_be_written_does_not_fail_the_add(engine: Engine) -> None:
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.cluster.fail_at(3, StatusWriteError("conflict"))
@@ -533,6 +565,7 @@ async def test_a_required_status_that_is_written(engine: Engine) -> None:
 
 
 @pytest.mark.weak_spot(7)
+@pytest.mark.conformance("pods-32")
 @pytest.mark.parametrize("how", ["refused", "hangs"])
 async def test_a_required_status_that_can_not_be_written_undoes_everything(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str
@@ -583,6 +616,8 @@ HUGE = "x" * 200 * 1024
 
 
 @pytest.mark.weak_spot(23)
+@pytest.mark.npwg("4.1.2.1.3-10")
+@pytest.mark.conformance("pods-4")
 @pytest.mark.parametrize(
     ("networks", "code", "words"),
     [
@@ -654,6 +689,7 @@ async def test_a_broken_definition(engine: Engine, config: str, code: int, words
     assert engine.runner.calls == []
 
 
+@pytest.mark.conformance("pods-2")
 @pytest.mark.parametrize("network", ["nowhere/n1", "web/nope"])
 async def test_an_unknown_namespace_or_network_keeps_upstreams_reason(engine: Engine, network: str) -> None:
     engine.declare(f"n2,{network}")
@@ -665,6 +701,7 @@ async def test_an_unknown_namespace_or_network_keeps_upstreams_reason(engine: En
     assert message.startswith(f"cannot find a network-attachment-definition ({name}) in namespace ({namespace}): ")
 
 
+@pytest.mark.conformance("verbs-13")
 async def test_a_failed_plugin_is_told_once_and_nothing_as_added(engine: Engine) -> None:
     engine.declare("n1,n2")
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")

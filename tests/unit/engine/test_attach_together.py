@@ -86,6 +86,7 @@ async def test_the_cluster_network_is_the_first_and_goes_last() -> None:
     assert runner.log[-2:] == [("begin", "DEL", "kube-system/cluster"), ("end", "DEL", "kube-system/cluster")]
 
 
+@pytest.mark.npwg("7.3")
 async def test_a_bond_comes_after_its_links_and_goes_before_them() -> None:
     bond = {"type": "bond", "links": [{"name": "net1"}, {"name": "net3"}]}
     engine, runner = make(n4=bond)
@@ -129,6 +130,7 @@ async def test_what_is_told_has_the_order_of_the_list_whoever_was_first() -> Non
     ]
 
 
+@pytest.mark.npwg("7.2a")
 async def test_the_first_in_the_list_is_the_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:
     engine, runner = make()
     runner.steps = {("ADD", "web/n2"): 30}
@@ -251,6 +253,7 @@ async def outcome(engine: Engine, verb: str) -> tuple[Any, ...]:
     return end, engine.store.saved, engine.store.records, cluster.statuses, cluster.events, engine.runner.attached
 
 
+@pytest.mark.npwg("7.3")
 @given(steps=STEPS, configs=CONFIGS, failing=FAILING, at_once=st.integers(2, 7))
 async def test_an_add_and_its_undoing(
     steps: dict[tuple[str, str], int], configs: dict[str, Any], failing: str, at_once: int

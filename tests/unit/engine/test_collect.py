@@ -119,6 +119,7 @@ async def test_null_is_an_empty_list(engine: Engine) -> None:
 
 
 @pytest.mark.weak_spot(12)
+@pytest.mark.conformance("server-7", "verbs-30")
 async def test_a_fresh_node(engine: Engine) -> None:
     await engine.verbs.gc(listing())
     assert valid(engine) == {"cluster": ()}
@@ -339,6 +340,7 @@ async def test_an_add_waits_for_the_gc_of_its_network_or_is_told_to_it(engine: E
 # --- networks --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("verbs-29")
 async def test_each_network_learns_its_own_attachments_hot_plugged_included(engine: Engine) -> None:
     await add(engine, "c1", "n1")
     await add(engine, "c2", "n1@lan0")

@@ -27,6 +27,7 @@ async def add(engine: Engine) -> None:
 
 
 @pytest.mark.weak_spot(60)
+@pytest.mark.conformance("verbs-14", "pods-19")
 async def test_del_goes_in_reverse_and_asks_nobody(engine: Engine) -> None:
     await add(engine)
     engine.cluster.pods.clear()
@@ -67,6 +68,7 @@ async def test_del_without_a_namespace_still_runs_every_plugin(engine: Engine, n
 
 
 @pytest.mark.weak_spot(3)
+@pytest.mark.npwg("7.2b")
 async def test_one_failure_stops_nothing_is_reported_and_tried_again(engine: Engine) -> None:
     await add(engine)
     engine.runner.fail["DEL", "web/n2"] = CniError("address pool is busy", code=11)
@@ -181,6 +183,7 @@ async def test_a_record_whose_reading_hangs_is_waited_for_a_while_only(
 
 
 @pytest.mark.weak_spot(34)
+@pytest.mark.npwg("7.3")
 async def test_a_del_waits_for_the_add_of_its_container(engine: Engine) -> None:
     engine.declare("n1")
     engine.runner.pause = 0.01

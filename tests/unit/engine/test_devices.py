@@ -72,6 +72,7 @@ async def test_the_kubelet_is_not_asked_where_no_network_needs_it(engine: Engine
     assert await devices(engine, '[{"name":"n1","deviceID":"x"}]') == [("kube-system/cluster", ""), ("web/n1", "x")]
 
 
+@pytest.mark.conformance("config-14")
 @pytest.mark.parametrize("in_list", [False, True], ids=["single", "list"])
 async def test_every_plugin_is_told_the_device(engine: Engine, in_list: bool) -> None:
     plugins = [{"type": "a", "capabilities": {"deviceID": True}, "deviceID": "overwritten"}, {"type": "b"}]
@@ -127,6 +128,7 @@ async def test_more_networks_than_devices_fail_before_anything_is_touched(
     assert [reason for reason, _ in engine.warnings] == ["InvalidNetwork"]
 
 
+@pytest.mark.conformance("pods-25")
 async def test_a_kubelet_that_can_not_be_asked_is_try_again_later(engine: Engine) -> None:
     network(engine, "n1")
     engine.devices.fail = DevicesUnavailableError("the kubelet is away")
@@ -166,6 +168,7 @@ def with_claims(engine: Engine, networks: str, claims: dict[str, str]) -> None:
     engine.cluster.put_pod(Pod(Namespace("web"), PodName("p1"), PodUid("u1"), annotations, claims=claims))
 
 
+@pytest.mark.conformance("e2e-8")
 async def test_a_claim_from_a_template_goes_by_the_pods_own_name_for_it(engine: Engine) -> None:
     network(engine, "n1", "nic")
     network(engine, "n2", "p1-nic-x7f2")
@@ -187,6 +190,7 @@ async def test_a_claim_of_that_very_name_comes_first(engine: Engine) -> None:
 # --- device-info files -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.npwg("DI 6.1.1")
 async def test_the_device_info_comes_into_the_status_and_goes_with_the_attachment(engine: Engine) -> None:
     network(engine, "n1")
     given(engine, "0000:03:02.0")
@@ -202,6 +206,7 @@ async def test_the_device_info_comes_into_the_status_and_goes_with_the_attachmen
     assert engine.device_files.files == {}
 
 
+@pytest.mark.npwg("DI 5.1")
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_plugin_that_declares_the_capability_gets_a_path_without_any_device(
     engine: Engine, declared: bool
@@ -219,6 +224,7 @@ async def test_a_path_of_the_runtime_is_not_taken(engine: Engine) -> None:
     assert added(engine)[0].capability_args == {}
 
 
+@pytest.mark.npwg("DI 4.2-4.2.1")
 async def test_a_failed_add_takes_the_file_with_it(engine: Engine) -> None:
     network(engine, "n1")
     given(engine, "a")
@@ -241,6 +247,7 @@ async def test_a_file_that_can_not_be_prepared_fails_the_add(engine: Engine) -> 
     assert engine.runner.attached == set()
 
 
+@pytest.mark.npwg("5.3.7")
 @pytest.mark.parametrize("how", ["garbage", "unreadable"])
 async def test_device_info_that_can_not_be_used_is_left_out_of_the_status(
     engine: Engine, how: str, caplog: pytest.LogCaptureFixture

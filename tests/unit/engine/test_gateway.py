@@ -69,6 +69,7 @@ def kernel_calls(engine: Engine) -> list[str]:
 # --- what is asked of the kernel -------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("config-24")
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [
@@ -98,6 +99,7 @@ def test_gateways_become_default_routes_in_their_order(
     assert gateway.routes_of(Attachment("n", config, IfName("net1"), default_route=asked)) == wanted
 
 
+@pytest.mark.conformance("pods-5")
 async def test_the_default_gateway_can_be_set_on_an_additional_interface(engine: Engine) -> None:
     engine.declare('[{"name":"n1"},{"name":"n2","default-route":["10.1.0.254"]}]')
     await engine.verbs.add(engine.request())
@@ -120,6 +122,7 @@ async def test_it_is_done_once_after_every_add(engine: Engine, monkeypatch: pyte
 
 
 @pytest.mark.weak_spot(16)
+@pytest.mark.conformance("config-24", "e2e-4")
 @pytest.mark.parametrize("networks", ["n1,n2", asking()])
 async def test_without_a_gateway_nothing_is_touched_or_looked_at(engine: Engine, networks: str) -> None:
     """No key, and an empty list: upstream takes the default routes of every interface for the latter."""
@@ -134,6 +137,7 @@ async def test_without_a_gateway_nothing_is_touched_or_looked_at(engine: Engine,
 
 
 @pytest.mark.weak_spot(16)
+@pytest.mark.conformance("config-24")
 @pytest.mark.parametrize(
     ("gateways", "cluster", "n1", "n2"),
     [
@@ -176,6 +180,7 @@ async def test_every_result_says_what_the_kernel_was_told(
     )
 
 
+@pytest.mark.conformance("routes-5", "routes-6")
 async def test_the_plugins_own_default_routes_on_the_chosen_network_give_way(engine: Engine) -> None:
     table = Route("0.0.0.0/0", "10.1.0.7", table=100)
     duplicates = (Route("0.0.0.0/0", "10.1.0.5"), Route("0.0.0.0/0"), Route("0.0.0.0/0", "10.1.0.5", table=254))
@@ -233,6 +238,7 @@ async def test_the_pods_own_default_network_may_ask(engine: Engine) -> None:
     assert engine.links.default_routes == {(NETNS, True): [("eth0", Route("0.0.0.0/0", "10.1.0.254"))]}
 
 
+@pytest.mark.npwg("4.1.2.1.9a")
 async def test_of_both_annotations_one_element_may_name_gateways(engine: Engine) -> None:
     engine.cluster.put_network(definition("kube-system", "other"))
     chosen = {DEFAULT_NETWORK_ANNOTATION: asking("10.1.0.254", name="other")}
@@ -254,8 +260,7 @@ def undone(engine: Engine) -> bool:
     return not engine.runner.attached and not engine.store.records and "web/p1" not in engine.cluster.statuses
 
 
-@pytest.mark.weak_spot(7)
-@pytest.mark.weak_spot(54)
+@pytest.mark.weak_spot(7, 54)
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
@@ -297,6 +302,7 @@ async def test_a_namespace_that_has_gone_meanwhile_is_named(engine: Engine, monk
     assert undone(engine)
 
 
+@pytest.mark.weak_spot(7)
 async def test_a_result_that_can_not_be_remembered_undoes_everything(engine: Engine) -> None:
     engine.declare(asking("10.1.0.254"))
     engine.runner.fail["REMEMBER", "web/n1"] = IoFailureError("the result could not be stored")
@@ -365,6 +371,7 @@ async def test_a_crash_before_the_end_leaves_a_record_that_a_del_undoes(
 
 
 @pytest.mark.weak_spot(17)
+@pytest.mark.conformance("routes-3", "routes-4", "routes-5", "routes-7")
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
 @pytest.mark.parametrize("ipv4", [True, False])
 @pytest.mark.parametrize("others", [True, False])

@@ -241,6 +241,7 @@ async def test_an_unknown_pod_is_try_again_later(engine: Engine) -> None:
         await engine.verbs.plug(engine.plug())
 
 
+@pytest.mark.npwg("7.3")
 async def test_a_container_has_one_request_at_a_time(engine: Engine) -> None:
     await running(engine)
     engine.runner.pause = 0.01
@@ -396,6 +397,7 @@ async def test_a_repeated_add_of_the_runtime_does_not_look_at_it(engine: Engine)
     assert engine.runner.calls == []
 
 
+@pytest.mark.npwg("5.1")
 async def test_an_add_that_starts_afresh_leaves_it_in_and_tells_of_it(engine: Engine) -> None:
     await plugged(engine)
     engine.links.namespaces[NETNS] -= {"eth0", "net1"}

@@ -11,6 +11,8 @@ from tests.unit.engine.conftest import Engine
 REASON = "/run/ready (readinessindicatorfile) is not there: the primary network is not ready"
 
 
+@pytest.mark.npwg("6.1.2")
+@pytest.mark.conformance("server-11")
 async def test_no_add_begins(engine: Engine) -> None:
     engine.gates.close(INDICATOR_GATE, REASON)
     with pytest.raises(TryAgainLaterError, match="^/run/ready .readinessindicatorfile. is not there") as caught:
@@ -25,6 +27,8 @@ async def test_no_add_begins(engine: Engine) -> None:
     assert engine.store.containers() == ["c1"]
 
 
+@pytest.mark.npwg("6.1.2")
+@pytest.mark.conformance("server-11")
 async def test_what_is_attached_is_served(engine: Engine) -> None:
     result = await engine.verbs.add(engine.request())
     engine.gates.close(INDICATOR_GATE, REASON)

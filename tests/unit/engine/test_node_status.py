@@ -23,6 +23,7 @@ async def test_status_says_which_gate_is_closed(engine: Engine) -> None:
     assert engine.runner.network_calls == []
 
 
+@pytest.mark.conformance("verbs-25")
 async def test_the_cluster_network_is_asked_and_no_pod_and_no_other(engine: Engine) -> None:
     engine.overlay["defaultNetworks"] = ["n1"]
     await engine.verbs.status(STDIN)
@@ -56,6 +57,7 @@ async def test_a_cluster_network_that_is_not_there_is_code_50_and_named(engine: 
 
 
 @pytest.mark.weak_spot(11)
+@pytest.mark.conformance("verbs-28")
 @pytest.mark.parametrize("error", [PluginNotAvailableError("no ranges"), LimitedConnectivityError("cut off")])
 async def test_what_a_plugin_says_is_passed_on(engine: Engine, error: CniError) -> None:
     engine.runner.fail["STATUS", "cluster"] = error

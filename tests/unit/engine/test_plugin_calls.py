@@ -78,6 +78,7 @@ def single(name: str, plugin: str, version: str = "1.0.0", **more: Any) -> dict[
 # --- delegates of the configuration ----------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("verbs-2", "verbs-3", "pods-18", "config-8")
 @every_version
 async def test_delegates_are_called_in_order_and_deleted_in_reverse(node: Node, version: str) -> None:
     configs = [single("weave1", "weave", version), single("other1", "other", version, extra={"a": [1.5]})]
@@ -95,6 +96,7 @@ async def test_delegates_are_called_in_order_and_deleted_in_reverse(node: Node, 
     assert ["prevResult" in call.config for call in node.plugins.calls] == [version in HAS_CHECK] * 2
 
 
+@pytest.mark.conformance("verbs-4")
 @every_version
 async def test_a_plugin_without_an_interface(node: Node, version: str) -> None:
     """Its result has nothing in it."""
@@ -106,6 +108,7 @@ async def test_a_plugin_without_an_interface(node: Node, version: str) -> None:
     assert node.calls() == [("silent", "DEL", "net1"), ("weave", "DEL", "eth0")]
 
 
+@pytest.mark.conformance("verbs-9")
 @every_version
 async def test_the_second_delegate_fails(node: Node, version: str) -> None:
     node.delegates(single("weave1", "weave", version), single("other1", "other", version))
@@ -122,6 +125,7 @@ async def test_the_second_delegate_fails(node: Node, version: str) -> None:
     ]
 
 
+@pytest.mark.conformance("verbs-10")
 @every_version
 async def test_a_delegate_without_a_name_is_refused_before_any_plugin_runs(node: Node, version: str) -> None:
     node.delegates(single("weave1", "weave", version), single("", "other", version))
@@ -130,6 +134,7 @@ async def test_a_delegate_without_a_name_is_refused_before_any_plugin_runs(node:
     assert node.calls() == []
 
 
+@pytest.mark.conformance("verbs-15", "config-1")
 @every_version
 async def test_the_runtimes_port_mappings_reach_the_plugin_of_the_list_that_declares_them(
     node: Node, version: str
@@ -152,6 +157,7 @@ async def test_the_runtimes_port_mappings_reach_the_plugin_of_the_list_that_decl
 # --- networks of the cluster -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("verbs-11", "verbs-12", "config-20")
 @every_version
 async def test_what_a_pod_asks_for_reaches_the_plugin_that_declares_it(node: Node, version: str) -> None:
     declared = single("n1", "other", version, capabilities=dict.fromkeys(ASKED, True))
@@ -166,6 +172,7 @@ async def test_what_a_pod_asks_for_reaches_the_plugin_that_declares_it(node: Nod
     assert node.read()[0] == declared | {"runtimeConfig": ASKED}
 
 
+@pytest.mark.conformance("pods-7")
 async def test_a_configuration_without_a_name_has_that_of_its_definition(node: Node) -> None:
     node.engine.cluster.put_network(definition("web", "n1", '{"type":"mynet"}'))
     node.engine.declare("n1")
@@ -174,6 +181,7 @@ async def test_a_configuration_without_a_name_has_that_of_its_definition(node: N
     assert node.read()[1] == {"cniVersion": "0.1.0", "name": "n1", "type": "mynet"}
 
 
+@pytest.mark.conformance("verbs-22")
 @pytest.mark.parametrize("uid", ["u1", ""])
 async def test_the_variables_of_a_delegate(node: Node, uid: str) -> None:
     await node.call("ADD", uid=uid)
@@ -185,6 +193,7 @@ async def test_the_variables_of_a_delegate(node: Node, uid: str) -> None:
     assert (invocation.container_id, invocation.netns, invocation.path) == ("c1", NETNS, "/bin")
 
 
+@pytest.mark.conformance("pods-9", "pods-12")
 @pytest.mark.parametrize("way", ["definition", "name of a file", "path", "path of a list", "directory"])
 async def test_every_way_to_name_the_cluster_network(node: Node, way: str) -> None:
     directory = node.directory / "net.d"
@@ -208,6 +217,7 @@ async def test_every_way_to_name_the_cluster_network(node: Node, way: str) -> No
 # --- what is stored --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("verbs-24")
 @every_version
 async def test_a_lost_record_is_made_good_by_the_cached_results(node: Node, version: str) -> None:
     """Not by the pod's present annotation: it may name others, and the pod may be gone."""

@@ -190,6 +190,8 @@ class TestAuxiliaryChain:
 
 
 class TestForcedVersion:
+    @pytest.mark.weak_spot(30)
+    @pytest.mark.conformance("node-9")
     @pytest.mark.parametrize("raw", [SINGLE, LIST, '{"cniVersion":"0.4.0","name":"x","type":"a"}'])
     @pytest.mark.parametrize("version", ["0.3.1", "1.1.0"])
     async def test_the_cluster_network_speaks_ours(self, engine: Engine, node: Path, raw: str, version: str) -> None:
@@ -222,6 +224,7 @@ class TestForcedVersion:
 class TestListWithoutVersion:
     """CNI SPEC: lists came with 0.3.0, so one without a version is not one of 0.1.0."""
 
+    @pytest.mark.weak_spot(13)
     @pytest.mark.parametrize(
         ("top_level", "expected"), [("", "0.3.1"), ("0.1.0", "0.3.1"), ("0.3.0", "0.3.0"), ("1.1.0", "1.1.0")]
     )

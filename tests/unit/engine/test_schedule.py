@@ -71,6 +71,7 @@ def test_side_by_side(one: Attachment, other: Attachment) -> None:
 SLAVES = {"type": "bond", "linksInContainer": True, "links": [{"name": "net1"}, {"name": "net7"}]}
 
 
+@pytest.mark.npwg("7.3")
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -151,6 +151,7 @@ class TestCapability:
 
 
 class TestResult:
+    @pytest.mark.npwg("4.1.2.1.3.2")
     @pytest.mark.parametrize(
         ("asked", "result", "problem"),
         [
@@ -254,6 +255,7 @@ class TestRuntimeConfig:
         return [dict(item.capability_args) for item in engine.store.records["c1"].attachments]
 
     @pytest.mark.weak_spot(18)
+    @pytest.mark.conformance("config-22")
     async def test_it_goes_to_the_cluster_network_only(self, engine: Engine) -> None:
         engine.overlay["runtimeConfig"] = self.THEIRS
         engine.overlay["defaultNetworks"] = ["cluster"]
@@ -261,6 +263,7 @@ class TestRuntimeConfig:
         engine.declare("n1")
         assert await self.args(engine) == [self.THEIRS, {}, {}]
 
+    @pytest.mark.conformance("config-21")
     async def test_of_a_default_network_element_each_key_wins_and_ports_are_joined(self, engine: Engine) -> None:
         engine.overlay["runtimeConfig"] = self.THEIRS
         own = [{"hostPort": 8080, "containerPort": 90, "protocol": "TCP"}, {"hostPort": 53, "containerPort": 54}]

@@ -126,6 +126,7 @@ def test_a_certificate_takes_the_place_of_all_credentials(tmp_path):
     assert access.configuration.ssl_ca_cert == str(tmp_path / "ca")
 
 
+@pytest.mark.conformance("pods-17")
 @pytest.mark.parametrize(
     "content",
     [

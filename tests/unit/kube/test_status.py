@@ -24,6 +24,7 @@ def written(server, name="web-1"):
     return server.get("pods", "web", name)["metadata"].get("annotations", {}).get(ANNOTATION)
 
 
+@pytest.mark.conformance("pods-28")
 async def test_one_patch_of_our_annotation(server, writer, observer):
     pod = declare(server, annotations={"other": "kept"})
     await writer.write(pod, '[{"a": "ä \\u003c"}]', keep_trying=True)
@@ -46,6 +47,7 @@ async def test_tried_again_within_the_patience(server, client, observer, status)
 
 
 @pytest.mark.weak_spot(38)
+@pytest.mark.conformance("pods-32")
 async def test_impatience(server, writer, observer):
     pod = declare(server)
     server.fail(503, times=1000)
@@ -78,6 +80,7 @@ async def test_retry_after_is_heeded(server, writer):
     assert len(server.requests) == 1
 
 
+@pytest.mark.conformance("pods-31")
 async def test_another_incarnation(server, writer, observer):
     pod = declare(server)
     server.add_pod(uid="99999999-2222-3333-4444-555555555555")
@@ -104,6 +107,7 @@ async def test_a_value_that_is_no_annotation(server, writer):
     assert writer.pending == 0
 
 
+@pytest.mark.conformance("pods-32")
 async def test_everything_is_written_when_the_api_is_back(server, writer, observer, running, until):
     pods = [declare(server, f"p{number}") for number in range(60)]
     await server.stop()

@@ -30,6 +30,7 @@ def quick(store):
 # --- pods ---
 
 
+@pytest.mark.conformance("verbs-18")
 async def test_known_pod_without_a_request(server, store, until):
     uid = server.add_pod()["metadata"]["uid"]
     await until(lambda: store.pods.get(("web", "web-1")))
@@ -39,6 +40,8 @@ async def test_known_pod_without_a_request(server, store, until):
     assert len(server.requests) == before
 
 
+@pytest.mark.weak_spot(37)
+@pytest.mark.conformance("verbs-19")
 async def test_add_before_the_watch_event(server, store):
     task = asyncio.create_task(store.pod(*args()))
     await asyncio.sleep(0.05)
@@ -113,6 +116,7 @@ async def test_pod_deleted_while_waited_for(server, store, until):
             await task
 
 
+@pytest.mark.conformance("e2e-3")
 async def test_static_pods(server, store, until):
     """The kubelet's UID is a hash, the API's that of the mirror."""
     server.add_pod(annotations={"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "h4sh"})
@@ -202,6 +206,7 @@ async def test_names_that_nothing_can_have_are_not_asked_for(server, store, name
 # --- networks ---
 
 
+@pytest.mark.conformance("verbs-18")
 async def test_known_network_without_a_request(server, store, until):
     server.add_network(config='{"a": 1}')
     await until(lambda: store.networks.get(("web", "net1")))

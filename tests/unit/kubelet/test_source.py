@@ -46,6 +46,7 @@ async def allocated(kubelet: FakeKubelet, pod: Pod = POD) -> dict[str, list[str]
 # --- podresources ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("programs-1", "programs-3")
 @pytest.mark.parametrize(
     ("get", "calls"), [("answers", ["Get"]), ("unimplemented", ["List"]), ("disabled", ["Get", "List"])]
 )
@@ -67,6 +68,7 @@ async def test_devices_and_claims_of_all_containers_sorted(kubelet: FakeKubelet,
     assert kubelet.calls == calls
 
 
+@pytest.mark.conformance("programs-4", "e2e-8")
 async def test_a_claims_device_is_what_stands_behind_the_equals_sign(kubelet: FakeKubelet) -> None:
     names = ["cdi-kind=cdi-resource", "vendor.com/class=b", "no-equals-sign", "a=b=c", "kind=", "=device", ""]
     kubelet.add("p1", container("c", claims={"resource-claim": names}))
@@ -74,6 +76,7 @@ async def test_a_claims_device_is_what_stands_behind_the_equals_sign(kubelet: Fa
         assert await allocated(kubelet) == {"resource-claim": ["b", "cdi-resource"]}
 
 
+@pytest.mark.conformance("programs-7")
 @pytest.mark.parametrize("get", ["answers", "unimplemented", "disabled"])
 async def test_a_pod_that_the_kubelet_does_not_know_has_nothing(kubelet: FakeKubelet, get: str) -> None:
     kubelet.get = get
@@ -133,6 +136,7 @@ async def test_an_answer_that_is_too_large(kubelet: FakeKubelet) -> None:
         await allocated(kubelet)
 
 
+@pytest.mark.conformance("programs-5")
 @pytest.mark.parametrize("kind", ["file", "garbage", "nobody"])
 async def test_a_socket_that_no_kubelet_is_behind(tmp_path: Path, kind: str) -> None:
     write_checkpoint(tmp_path, [entry({"0": ["stale"]})])
@@ -167,6 +171,7 @@ async def test_a_directory_with_odd_characters(tmp_path: Path) -> None:
         assert await allocated(kubelet) == {VF: ["x"]}
 
 
+@pytest.mark.conformance("programs-6")
 @pytest.mark.parametrize(
     "pod", [Pod(Namespace(""), PodName("p1"), PodUid("u1")), Pod(Namespace("web"), PodName(""), PodUid("u1"))]
 )
@@ -204,6 +209,7 @@ def write_checkpoint(directory: Path, entries: list[dict[str, Any]] | None) -> P
     return path
 
 
+@pytest.mark.conformance("programs-8")
 @pytest.mark.parametrize(
     "device_ids",
     [
@@ -234,11 +240,13 @@ async def test_a_static_pod_is_known_by_the_kubelets_own_uid(tmp_path: Path) -> 
     assert await KubeletDevices(tmp_path).allocated(static) == {VF: ["own"]}
 
 
+@pytest.mark.conformance("programs-2", "programs-9")
 async def test_neither_socket_nor_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(DevicesUnavailableError, match="neither .* set kubeletDir"):
         await KubeletDevices(tmp_path).allocated(POD)
 
 
+@pytest.mark.conformance("programs-10")
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", '{"Data":{}}', '{"Data":{"PodDeviceEntries":[{"PodUID":7}]}}', '{"Data":' * 5000, b"\xff"],
@@ -258,6 +266,7 @@ async def test_a_checkpoint_that_is_too_large(tmp_path: Path, monkeypatch: pytes
         await KubeletDevices(tmp_path).allocated(POD)
 
 
+@pytest.mark.conformance("programs-11")
 async def test_a_pod_without_a_uid(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, [entry(["x"], uid="")])
     with pytest.raises(DevicesUnavailableError, match="by their UID"):

@@ -18,6 +18,7 @@ GOOD = [
 ]
 
 
+@pytest.mark.npwg("DI 3.1.1-2", "DI 3.1.3", "DI 3.1.4", "DI 3.1.5-6")
 @pytest.mark.parametrize("fields", GOOD, ids=lambda fields: fields["type"])
 def test_good(fields: dict[str, object]) -> None:
     found = device_info.parse(json.dumps(fields).encode())
@@ -25,6 +26,7 @@ def test_good(fields: dict[str, object]) -> None:
     assert found.to_object() == fields
 
 
+@pytest.mark.npwg("DI 3.1.1-2", "DI 3.1.3", "DI 3.1.4", "DI 3.1.5-6")
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
@@ -53,6 +55,7 @@ def test_any_bytes(data: bytes) -> None:
         device_info.parse(data)
 
 
+@pytest.mark.npwg("DI 4.1")
 def test_file_names() -> None:
     assert (
         device_info.device_plugin_file("intel.com/sriov", "0000:01:00.1") == "intel.com-sriov-0000:01:00.1-device.json"

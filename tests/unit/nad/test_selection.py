@@ -22,11 +22,14 @@ def one(**fields: object) -> NetworkSelection:
     return element
 
 
+@pytest.mark.conformance("pods-22")
 @pytest.mark.parametrize("text", ["", "[]", " [ ] "])
 def test_no_networks(text: str) -> None:
     assert parse(text) == ()
 
 
+@pytest.mark.npwg("3.3", "4.1.1", "4.1.2.1", "4.1.2.1.1-2")
+@pytest.mark.conformance("pods-1", "pods-3", "pods-27")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -50,6 +53,8 @@ def test_names(text: str, expected: list[tuple[str, str, str]]) -> None:
     assert [(found.namespace, found.name, found.interface) for found in parse(text)] == expected
 
 
+@pytest.mark.npwg("4.1.2.1.8a")
+@pytest.mark.conformance("config-20")
 def test_every_request_of_an_element() -> None:
     element = one(
         ips=["10.1.0.5/24", "fd00::5"],
@@ -93,14 +98,17 @@ def test_every_request_of_an_element() -> None:
     }
 
 
+@pytest.mark.npwg("4.1.2.1.3a")
 def test_an_element_that_asks_for_nothing_has_no_capability_args() -> None:
     assert one(ips=[], mac="", portMappings=[], deviceID=None).capability_args() == {}
 
 
+@pytest.mark.conformance("pods-3")
 def test_spellings_of_before_the_specification_ask_for_nothing() -> None:
     assert one(ipRequest="10.1.0.5", macRequest="02:00:00:00:00:07") == one()
 
 
+@pytest.mark.conformance("config-24")
 @pytest.mark.parametrize(
     ("value", "expected"), [(None, None), ([], ()), (["10.1.0.1", "fd00::1"], ("10.1.0.1", "fd00::1"))]
 )
@@ -108,15 +116,19 @@ def test_default_route_absent_and_empty_differ(value: object, expected: object) 
     assert one(**{"default-route": value}).default_route == expected
 
 
+@pytest.mark.npwg("4.1.2.1.11")
 def test_ipam_claim_reference_is_kept() -> None:
     assert one(**{"ipam-claim-reference": "vm-a.net1"}).ipam_claim_reference == "vm-a.net1"
 
 
+@pytest.mark.npwg("4.1.2.1.4")
 @pytest.mark.parametrize("mac", ["02:00:00:00:00:07", "02-00-00-00-00-0A", "0200.0000.000a"])
 def test_every_spelling_of_a_mac_is_taken(mac: str) -> None:
     assert one(mac=mac).mac == mac
 
 
+@pytest.mark.npwg("3.3")
+@pytest.mark.conformance("pods-26")
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -144,6 +156,7 @@ def test_short_form_refusals(text: str, problem: str) -> None:
     assert caught.value.code == 7
 
 
+@pytest.mark.conformance("pods-4")
 @pytest.mark.parametrize(
     "text",
     ['{"name":"net1"}', '"net1"', "[net1]", '[{"name":"net1"}] x', '[{"name":', "[null]", "[[]]", '["net1"]', "[1]"],
@@ -159,6 +172,7 @@ def test_null_element_is_named() -> None:
         parse('[{"name":"net1"},null]')
 
 
+@pytest.mark.npwg("3.3", "4.1.2.1.3-10", "4.1.2.1.6")
 @pytest.mark.parametrize(
     ("fields", "code", "problem"),
     [
@@ -318,6 +332,8 @@ def test_any_json_is_read_or_refused(elements: list[dict[str, object]]) -> None:
 _LABELS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 
 
+@pytest.mark.npwg("4.1")
+@pytest.mark.conformance("pods-3")
 @given(st.lists(st.tuples(_LABELS, _LABELS), min_size=1, max_size=20))
 def test_both_forms_say_the_same(names: list[tuple[str, str]]) -> None:
     short = parse(",".join(f"{namespace}/{name}@if{index}" for index, (namespace, name) in enumerate(names)))

@@ -50,6 +50,8 @@ TWO_NETWORKS = """\
 }]"""
 
 
+@pytest.mark.npwg("5")
+@pytest.mark.conformance("config-18")
 def test_the_bytes_of_upstream() -> None:
     entries = [
         *status.entries_for(
@@ -77,6 +79,7 @@ def test_the_bytes_of_upstream() -> None:
     assert text.replace('    "default": false,\n', "") == TWO_NETWORKS
 
 
+@pytest.mark.npwg("5.3", "5.3.6", "DI 3.1.3")
 def test_every_key_in_the_order_of_the_go_struct() -> None:
     device = device_info.parse(
         b'{"version":"1.1.0","pci":{"rdma-device":"mlx5_0","pci-address":"0000:01:00.1","x":"y"},"type":"pci"}'
@@ -112,6 +115,7 @@ def test_every_key_in_the_order_of_the_go_struct() -> None:
     assert status.render([entry]).startswith('[{\n    "name": "n\\u003cs\\u003e",\n    "interface"')
 
 
+@pytest.mark.npwg("5.3.2")
 def test_one_interface_outside_the_pod_shows_addresses_only() -> None:
     result = Result(interfaces=(Interface("br0", "02:00:00:00:00:01", mtu=9000),), ips=(IpConfig("10.1.0.2/24"),))
     assert status.entries_for("n", "net1", result, cluster_network=False) == [
@@ -119,6 +123,7 @@ def test_one_interface_outside_the_pod_shows_addresses_only() -> None:
     ]
 
 
+@pytest.mark.npwg("5.1.1b")
 @pytest.mark.parametrize("interfaces", [(), (Interface("a"), Interface("b", "02:00:00:00:00:01"))])
 @pytest.mark.parametrize("cluster_network", [True, False])
 def test_without_an_interface_in_the_pod_the_entry_is_a_minimal_one(
@@ -137,6 +142,7 @@ def test_nothing_at_all_is_an_entry_too() -> None:
     ]
 
 
+@pytest.mark.npwg("5.3.4")
 def test_a_hardware_address_stands_beside_the_interfaces_name_only() -> None:
     """SPEC 5.3.4."""
     result = Result(interfaces=(Interface("", "02:00:00:00:00:01", sandbox=NETNS),))
@@ -151,6 +157,7 @@ def several(*ips: IpConfig) -> Result:
     )
 
 
+@pytest.mark.npwg("5.1.1a", "5.3.3")
 def test_addresses_follow_their_interface() -> None:
     result = several(
         IpConfig("10.1.0.1/24", interface=1),
@@ -167,6 +174,7 @@ def test_addresses_follow_their_interface() -> None:
     ]
 
 
+@pytest.mark.npwg("5.3.5")
 @pytest.mark.parametrize(
     ("ips", "default"),
     [
@@ -183,6 +191,7 @@ def test_one_interface_of_the_cluster_network_is_the_default(ips: tuple[IpConfig
     assert [entry["default"] for entry in others] == [False, False]
 
 
+@pytest.mark.npwg("5.3.6.4")
 @pytest.mark.parametrize(("asked", "shown"), [((), []), (("10.1.0.9",), ["10.1.0.9"])])
 def test_default_route_is_shown_as_it_was_asked_for_an_empty_list_too(asked: tuple[str, ...], shown: list[str]) -> None:
     """SPEC 5.3.6.4."""

@@ -24,6 +24,7 @@ def generated(daemon: dict[str, Any], primary: dict[str, Any], path: str = PATH)
     return generate(found.given, conf.parse(json.dumps(primary).encode()), path).decode()
 
 
+@pytest.mark.conformance("node-1")
 @pytest.mark.parametrize(
     "record", [record for record in RECORDS if "generated-config" in record["name"]], ids=lambda record: record["name"]
 )
@@ -37,12 +38,14 @@ def test_the_five_records_are_there() -> None:
     assert sum("generated-config" in record["name"] for record in RECORDS) == 5
 
 
+@pytest.mark.conformance("node-1")
 def test_basic() -> None:
     assert generated({"cniVersion": "0.4.0", "name": "ignored"}, {"name": "a", "type": "x", "cniVersion": "1.0.0"}) == (
         '{"cniVersion":"0.4.0","name":"multus-cni-network","clusterNetwork":"' + PATH + '","type":"multus-shim"}'
     )
 
 
+@pytest.mark.conformance("node-12")
 def test_every_key_in_its_place() -> None:
     daemon = {
         "daemonWaitSeconds": 30,
@@ -113,6 +116,7 @@ CAPABILITIES: list[tuple[dict[str, Any], dict[str, bool] | None]] = [
 ]
 
 
+@pytest.mark.conformance("node-2", "node-3", "node-4", "node-5", "node-6", "node-7")
 @pytest.mark.parametrize(("primary", "capabilities"), CAPABILITIES)
 def test_capabilities_are_those_of_all_plugins(primary: dict[str, Any], capabilities: dict[str, bool] | None) -> None:
     assert json.loads(generated({}, {"name": "a", **primary})).get("capabilities") == capabilities
@@ -126,6 +130,7 @@ def test_configured_capabilities_stay_beside_those_of_the_primary() -> None:
 
 
 @pytest.mark.weak_spot(48)
+@pytest.mark.conformance("node-12")
 def test_capabilities_and_name_are_those_of_now() -> None:
     daemon = {"overrideNetworkName": True}
     before = json.loads(generated(daemon, {"name": "one", "type": "x", "capabilities": {"a": True}}))
@@ -134,6 +139,7 @@ def test_capabilities_and_name_are_those_of_now() -> None:
     assert (after["name"], after["capabilities"]) == ("two", {"b": True})
 
 
+@pytest.mark.conformance("node-13")
 @pytest.mark.parametrize(
     ("wanted", "primary", "version"),
     [

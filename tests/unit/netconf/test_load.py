@@ -16,6 +16,7 @@ def read(fields: object, **overlay: Any) -> NetConf:
     return load(json.dumps(fields).encode(), overlay)
 
 
+@pytest.mark.conformance("config-5")
 def test_defaults() -> None:
     assert load(b"{}", {}) == NetConf(
         name="",
@@ -33,6 +34,7 @@ def test_defaults() -> None:
     )
 
 
+@pytest.mark.conformance("config-1", "config-6")
 def test_every_key() -> None:
     found = read(
         {
@@ -84,30 +86,35 @@ def test_an_empty_list_of_system_namespaces_is_meant() -> None:
 # --- the daemon's keys over those of the request ---------------------------------------------------------------------
 
 
+@pytest.mark.conformance("server-9")
 @pytest.mark.parametrize("spelling", ["clusterNetwork", "ClusterNetwork", "clusternetwork"])
 @pytest.mark.parametrize("overlaid", ["clusterNetwork", "CLUSTERNETWORK"])
 def test_the_daemons_keys_win_in_any_case(spelling: str, overlaid: str) -> None:
     assert read({spelling: "request", "name": "n"}, **{overlaid: "daemon"}).cluster_network == "daemon"
 
 
+@pytest.mark.conformance("server-10")
 def test_no_second_spelling_in_the_request_gets_around_the_daemons_key() -> None:
     assert read({"clusterNetwork": "request", "CLUSTERNETWORK": "trick"}, clusterNetwork="daemon").cluster_network == (
         "daemon"
     )
 
 
+@pytest.mark.conformance("server-10")
 def test_other_keys_of_the_request_stay() -> None:
     found = read({"name": "n", "confDir": "/request", "clusterNetwork": "c"}, multusNamespace="daemon")
     assert (found.name, found.conf_dir, found.multus_namespace) == ("n", "/request", "daemon")
     assert found.cluster_network == "c"
 
 
+@pytest.mark.conformance("config-7")
 @pytest.mark.parametrize("previous", [{"cniVersion": "9.9.9"}, {"ips": [{"address": "10.1.0.2/24"}]}, {}, 1, None])
 def test_the_runtimes_previous_result_is_not_looked_at(previous: object) -> None:
     """It is the cluster network's, of which a record is kept: what counts for CHECK and DEL is in there."""
     assert read({"name": "n", "prevResult": previous}) == read({"name": "n"})
 
 
+@pytest.mark.conformance("server-10")
 def test_lists_and_objects_are_replaced_not_merged() -> None:
     found = read({"defaultNetworks": ["a"], "systemNamespaces": ["x"]}, defaultNetworks=["b"], systemNamespaces=[])
     assert (found.default_networks, found.system_namespaces) == (("b",), ())
@@ -122,6 +129,7 @@ def test_the_overlay_is_not_changed() -> None:
 # --- delegates -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("config-1", "config-23")
 def test_delegates() -> None:
     found = read({"delegates": [DELEGATE, {"name": "b", "plugins": [{"type": "x"}]}]})
     assert [(delegate.name, delegate.type, delegate.is_list) for delegate in found.delegates] == [
@@ -134,6 +142,7 @@ def test_delegates_are_passed_over_where_there_is_a_cluster_network() -> None:
     assert read({"clusterNetwork": "c", "delegates": [{"broken": 1}]}).delegates == ()
 
 
+@pytest.mark.conformance("config-10")
 @pytest.mark.parametrize(
     ("delegates", "kind", "message"),
     [
@@ -190,6 +199,7 @@ def test_valid_attachments_of_another_shape(key: str, value: object) -> None:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("config-2")
 @pytest.mark.parametrize(
     ("stdin", "message"),
     [
@@ -231,6 +241,7 @@ def test_load_raises_nothing_but_cni_errors(fields: dict[str, object], overlay: 
 # --- isolation -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("config-5")
 @pytest.mark.parametrize(
     ("isolation", "namespace", "expected"),
     [

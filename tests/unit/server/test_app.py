@@ -137,6 +137,7 @@ async def test_the_list_of_users_decides(make, tmp_path, verbs):
 # --- the socket's file -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("server-3")
 async def test_modes_of_the_socket_and_its_directory(make, tmp_path):
     directory = tmp_path / "a" / "run"
     old = os.umask(0)
@@ -152,6 +153,7 @@ async def test_modes_of_the_socket_and_its_directory(make, tmp_path):
 
 
 @pytest.mark.weak_spot(29)
+@pytest.mark.conformance("server-4")
 async def test_nothing_else_in_the_directory_is_touched(make, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "foreign").write_text("keep")
@@ -174,6 +176,7 @@ async def test_a_shared_directory_keeps_its_mode(make, tmp_path, caplog):
     await server.stop(1)
 
 
+@pytest.mark.conformance("server-4")
 async def test_a_stale_socket_is_replaced(make, tmp_path):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "multus.sock"))

@@ -204,6 +204,7 @@ async def test_bad_chunks(server, verbs, pause):
 # --- clients that hang up --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.weak_spot(34)
 async def test_a_client_that_hangs_up_does_not_cut_the_add(server, verbs, api, log):
     verbs.gate = asyncio.Event()
     _, writer = await asyncio.open_unix_connection(str(server.path))
@@ -366,6 +367,7 @@ async def test_probes_are_not_queued(metrics, gates, tmp_path):
     await server.stop(1)
 
 
+@pytest.mark.weak_spot(35)
 async def test_a_request_that_waits_in_vain_never_begins(metrics, monkeypatch):
     monkeypatch.setattr("multus_daemon.server.cni_api.WAIT_SECONDS", {"ADD": 0.1})
     verbs = FakeVerbs(gate=asyncio.Event())

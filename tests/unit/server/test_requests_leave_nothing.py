@@ -51,8 +51,7 @@ async def test_no_descriptor_and_no_thread_stays_where_a_log_file_is_set(engine,
     assert file.read_text().count("CNI ADD finished") == 45
 
 
-@pytest.mark.weak_spot(44)
-@pytest.mark.weak_spot(46)
+@pytest.mark.weak_spot(44, 46)
 @pytest.mark.parametrize("conf", [{}, {"logToStderr": True, "logLevel": "debug"}])
 async def test_a_request_changes_nothing_about_logging(server, tmp_path, capsys, conf):
     """Upstream logs to stderr from the first request on that does not forbid it."""

@@ -66,6 +66,7 @@ def test_there_are_recorded_results_of_every_kind_of_version():
     assert seen >= {"0.3.1", "0.4.0", "1.0.0"}
 
 
+@pytest.mark.conformance("verbs-7", "verbs-8", "pods-24")
 @pytest.mark.parametrize(
     ("data", "code", "start"),
     [
@@ -156,6 +157,7 @@ def test_interface_name_has_a_default(value):
     assert wire.decode(body(CNI_IFNAME=value)).request.ifname == "eth0"
 
 
+@pytest.mark.conformance("server-5")
 @pytest.mark.parametrize("verb", ["STATUS", "GC"])
 def test_node_verbs_need_only_the_configuration(verb):
     data = json.dumps({"env": {"CNI_COMMAND": verb}, "config": base64.b64encode(b'{"name":"a"}').decode()}).encode()

@@ -143,6 +143,7 @@ async def test_own_status_files_are_not_watched(tmp_path: pathlib.Path) -> None:
     assert not concerns("")
 
 
+@pytest.mark.conformance("pods-33")
 async def test_the_status_file_reads_like_a_pod(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
     declared = declare(tmp_path, "a")
