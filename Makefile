@@ -6,15 +6,25 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_daemon/__init__.py $(wildcard multus_shim/*)
 
-.PHONY: help demo test e2e soak check format bench clean
+# The tiers of tests/conftest.py, which marks each test by its folder. T takes the place of the folders: a path, or any
+# words that pytest knows, as in `make unit T="tests/unit/nad -n 0 --pdb"`.
+UNIT        := tests/unit tests/spec tests/repo
+INTEGRATION := tests/contract tests/fuzz tests/netns tests/shim tests/system tests/vectors
+E2E         := tests/e2e
+PYTEST      := $(BIN)/python -m pytest --numprocesses auto
+
+.PHONY: help demo unit test e2e watch soak check format bench compatibility clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
-	@echo "make test    the whole test suite"
-	@echo "make e2e     tests against a real API server and node, and the upstream daemon; builds them once (Go 1.25 or newer, minutes)"
+	@echo "make unit    pure code and the engine on fakes: no root, no process, no namespace; under a minute"
+	@echo "make test    the same, and real plugins, namespaces and the shim; under eight minutes"
+	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.25 or newer, minutes)"
+	@echo "make watch   the unit tests, again after every change"
 	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about an hour"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make bench   measurements (bench/)"
+	@echo "make compatibility   docs/compatibility.md with the tests that prove each row"
 	@echo "make clean   removes the virtual environment and build results"
 
 $(BIN)/python:
@@ -35,13 +45,19 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py
 
+unit: $(VENV)/.installed-dev
+	@HYPOTHESIS_PROFILE=quick $(PYTEST) -m unit $(or $(T),$(UNIT))
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not apiserver and not realnode and not image"
+	@$(PYTEST) -m "unit or integration" $(or $(T),$(UNIT) $(INTEGRATION))
 
 e2e: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
-	$(BIN)/python -m pytest tests/e2e -m "apiserver or realnode or image"
+	@$(BIN)/python -m pytest -m e2e $(or $(T),$(E2E))
+
+watch: $(VENV)/.installed-dev
+	@HYPOTHESIS_PROFILE=quick $(BIN)/watchfiles --filter python "$(PYTEST) -q -m unit $(or $(T),$(UNIT))" multus_daemon tests
 
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
@@ -64,6 +80,9 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.add_latency
 	$(BIN)/python -m bench.builtin_plugins
 	$(BIN)/python -m bench.networks
+
+compatibility:
+	@$(PYTHON) -m tests.repo.evidence
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
