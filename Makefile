@@ -14,7 +14,7 @@ help:
 	@echo "make e2e     tests against a real API server and node, and the upstream daemon; builds them once (Go 1.25 or newer, minutes)"
 	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about an hour"
 	@echo "make check   format, lint, types, import contracts"
-	@echo "make bench   measurements (bench/)"
+	@echo "make bench   measurements against their budgets (bench/); as root"
 	@echo "make clean   removes the virtual environment and build results"
 
 $(BIN)/python:
@@ -79,9 +79,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m bench.add_latency
-	$(BIN)/python -m bench.builtin_plugins
-	$(BIN)/python -m bench.networks
+	@$(BIN)/python -m bench
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
