@@ -42,7 +42,7 @@ def main(run: Callable[[str], Ended]) -> None:
             table.append(f"{'' if number else name:18}{'' if number else state:10}{finding}")
     print(f"{'bench':18}{'':10}result", *table, sep="\n")
     if "missed" in states or "failed" in states:
-        sys.exit("not every bench is within its budget")
+        sys.exit("not every bench ran within its budget")
     if "ok" not in states:
         sys.exit("nothing was measured")
 
