@@ -23,7 +23,7 @@ help:
 	@echo "make watch   the unit tests, again after every change"
 	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about an hour"
 	@echo "make check   format, lint, types, import contracts"
-	@echo "make bench   measurements (bench/)"
+	@echo "make bench   measurements against their budgets (bench/); as root"
 	@echo "make compatibility   docs/compatibility.md with the tests that prove each row"
 	@echo "make clean   removes the virtual environment and build results"
 
@@ -32,15 +32,33 @@ $(BIN)/python:
 	@echo "== making the virtual environment $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 
+# Install $(1), described as $(2). pip's output goes to a log, which is shown if pip fails. The seconds are counted
+# meanwhile. NB: a background job of sh ignores a terminal's Ctrl-C, so the counter looks whether its parent lives.
+define install
+@log=$(VENV)/pip.log; begun=$$(date +%s); \
+echo "== installing $(2)"; \
+( seconds=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do seconds=$$((seconds + 1)); \
+    if [ -t 1 ]; then printf '\r   %d s' $$seconds; elif [ $$((seconds % 15)) = 0 ]; then echo "   $$seconds s"; fi; \
+done ) & counter=$$!; \
+PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+  $(BIN)/python -m pip install --editable '$(1)' >$$log 2>&1; \
+status=$$?; kill $$counter; wait $$counter 2>/dev/null; \
+if [ $$status = 0 ]; then \
+  if [ -t 1 ]; then printf '\r'; fi; echo "   done in $$(($$(date +%s) - begun)) s"; exit 0; \
+fi; \
+{ echo; cat $$log; echo; \
+  echo "== pip failed with status $$status; its output is above, and in $$log"; \
+  echo "   pip needs a package index that it can reach. Remove the cause and run make again; to start from nothing,"; \
+  echo "   run \`make clean\` first."; } >&2; \
+exit 1
+@touch $@
+endef
+
 $(VENV)/.installed: $(BIN)/python $(SOURCES_OF_THE_INSTALL)
-	@echo "== installing multus-daemon and compiling the shim (the compiler is a wheel of 100 MB, fetched once)"
-	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --editable .
-	@touch $@
+	$(call install,.,multus-daemon and compiling the shim (the compiler is a wheel of 100 MB; it is fetched once))
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "== installing what the tests and checks need"
-	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --editable '.[dev]'
-	@touch $@
+	$(call install,.[dev],what the tests and checks need)
 
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py
@@ -77,9 +95,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m bench.add_latency
-	$(BIN)/python -m bench.builtin_plugins
-	$(BIN)/python -m bench.networks
+	@$(BIN)/python -m bench
 
 compatibility:
 	@$(PYTHON) -m tests.repo.evidence

@@ -5,7 +5,7 @@
 One pod, one ptp network with host-local addresses, no API server. Both sides are timed the same way, in turns, as a
 runtime sees them: from starting the program (shim, reference ptp) to its exit. The reference plugins come from
 CNI_REFERENCE_DIR, or Debian's containernetworking-plugins; without them only our side is measured. Needs root and
-iproute2. Exit status 1 where the median ADD is over `--budget` milliseconds.
+iproute2. Exit status 3 where the median ADD is over `--budget` milliseconds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench import verdict
 from tests.e2e.node import Node
 
 REFERENCE = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--budget", type=float, default=10.0, help="milliseconds for the median ADD")
     options = parser.parse_args()
+    verdict.require_node()
     with Node(settings={"logLevel": "error"}) as node:
         node.ptp("cluster", "10.83.0.0/16")
         node.pod("hello")
@@ -49,8 +51,7 @@ def main() -> None:
     median = statistics.median(times["ADD shim + daemon"])
     if "ADD reference ptp" in times:
         print(f"ADD: {median / statistics.median(times['ADD reference ptp']):.2f} x the reference plugins run directly")
-    if median > options.budget:
-        sys.exit(f"the median ADD takes {median:.2f} ms, over the budget of {options.budget} ms")
+    verdict.end(verdict.Result("the median ADD", median, options.budget, "ms"))
 
 
 def _ours(node: Node, netns: str, number: int) -> dict[str, float]:

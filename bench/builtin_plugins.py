@@ -5,7 +5,7 @@
 One network with host-local addresses in one pod. Both sides go through the dispatcher that the daemon uses, in turns
 and in an order that changes every round: `prefer` runs the built-ins, `off` starts the binaries, which start their
 IPAM plugin. The reference plugins come from CNI_REFERENCE_DIR, or Debian's containernetworking-plugins. Needs root and
-iproute2; runs in a network namespace of its own. Exit status 1 where the median of the quotients of each round's two
+iproute2; runs in a network namespace of its own. Exit status 3 where the median of the quotients of each round's two
 ADDs is over `--budget`. CPU time, that of the binaries included, tells more than time where the machine is busy.
 """
 
@@ -23,6 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench import verdict
 from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.delegates.dispatch import Dispatcher, Mode
 from multus_daemon.delegates.process import ProcessRunner
@@ -43,8 +44,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.5, help="of the time that the binaries take")
     parser.add_argument("--in-place", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    verdict.require_node()
     if not all((REFERENCE / name).exists() for name in (options.plugin, "host-local")):
-        sys.exit(f"no {options.plugin} and host-local in {REFERENCE}: set CNI_REFERENCE_DIR")
+        verdict.skip(
+            f"needs the reference plugins, but {options.plugin} and host-local are not both in {REFERENCE}: "
+            "install containernetworking-plugins, or set CNI_REFERENCE_DIR"
+        )
     if not options.in_place:
         # The namespace must be there before the first thread is.
         again = [sys.executable, "-m", "bench.builtin_plugins", *sys.argv[1:], "--in-place"]
@@ -61,8 +66,7 @@ def main() -> None:
     quotients = {what: _quotient(times[f"{what} built-in"], times[f"{what} binaries"]) for what in measured}
     for what, quotient in quotients.items():
         print(f"{what}: {quotient:.2f} x the binaries, the median of the rounds")
-    if quotients["ADD"] > options.budget:
-        sys.exit(f"ADD takes {quotients['ADD']:.2f} x the time of the binaries, over the budget of {options.budget}")
+    verdict.end(verdict.Result("ADD, the binaries' time being 1", quotients["ADD"], options.budget, "x"))
 
 
 def _quotient(ours: list[float], theirs: list[float]) -> float:

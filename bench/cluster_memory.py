@@ -4,13 +4,14 @@
 
 Three readings of the daemon's resident memory: on an empty cluster (idle), after all objects have come in by watch,
 and after a restart that lists them. `--here` of the pods run on the daemon's node. Needs root, iproute2, and the
-programs that `make e2e` builds. Exit status 1 where a reading is more than `--budget` MB over idle.
+programs that `make e2e` builds. Exit status 3 where a reading is more than `--budget` MB over idle.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,9 @@ from pathlib import Path
 
 import yaml
 
+from bench import verdict
 from tests.e2e.apiserver import ApiServer
+from tests.e2e.build_tools import ToolError
 from tests.e2e.node import NAD, Node
 
 NAMESPACE = "bench"
@@ -33,7 +36,14 @@ def main() -> None:
     parser.add_argument("--here", type=int, default=250)
     parser.add_argument("--budget", type=float, default=40.0, help="megabytes over idle")
     options = parser.parse_args()
-    with ApiServer() as server, Node(standalone=False, settings={"metricsPort": 9900}) as node:
+    verdict.require_node()
+    if shutil.which("openssl") is None:
+        verdict.skip("needs the program `openssl`: install openssl")
+    try:
+        server = ApiServer()
+    except ToolError as error:
+        verdict.skip(str(error))
+    with server, Node(standalone=False, settings={"metricsPort": 9900}) as node:
         prepare(server, node)
         with server.reachable_in(node.host):
             node.start()
@@ -48,8 +58,7 @@ def main() -> None:
     print(f"{options.networks} networks, {options.here} pods of this node among {options.pods}; MB resident")
     for name, value in (("idle", idle), ("after the watch", watched), ("after a restart", listed)):
         print(f"{name:20}{value:8.1f}{value - idle:+8.1f}")
-    if max(watched, listed) - idle > options.budget:
-        sys.exit(f"over the budget of {options.budget} MB above idle")
+    verdict.end(verdict.Result("memory above idle", max(watched, listed) - idle, options.budget, "MB"))
 
 
 def prepare(server: ApiServer, node: Node) -> None:
