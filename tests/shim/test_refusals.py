@@ -246,6 +246,7 @@ def test_keys_match_without_case_and_after_unescaping(shim: Shim, daemon: Stub, 
     assert shim(stdin=b'{"' + key.encode() + b'":"n",' + conf).code == 0
 
 
+@pytest.mark.waits
 def test_all_our_keys_match_without_case(shim: Shim, daemon: Stub) -> None:
     conf = {
         "NAME": "n",
