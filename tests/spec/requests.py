@@ -213,14 +213,16 @@ def _verbs() -> Iterator[Case]:
 def _order() -> Iterator[Case]:
     """Each is wrong in that way and in every later one."""
     refusal, but = _bad_interface("e:0")
-    changes: dict[str, str | None] = {"CNI_NETNS": None, "CNI_IFNAME": "e:0", "CNI_PATH": None}
-    yield Case("a bad value comes before missing variables", "ADD", changes, refusal, but, broken_configuration=True)
-    changes = {"CNI_CONTAINERID": "a b", "CNI_IFNAME": "e:0"}
-    refusal = Refusal("invalid characters in containerID", "a b")
-    yield Case("the container id comes before the interface", "ADD", changes, refusal, broken_configuration=True)
-    changes = {"CNI_NETNS": None}
-    refusal = Refusal("required env variables [CNI_NETNS] missing")
-    yield Case("the variables come before the configuration", "ADD", changes, refusal, broken_configuration=True)
+    invalid = Refusal("invalid characters in containerID", "a b")
+    missing = Refusal("required env variables [CNI_CONTAINERID] missing")
+    orders: tuple[tuple[str, dict[str, str | None], Refusal, dict[Implementation, Difference]], ...] = (
+        ("a bad value before missing ones", {"CNI_NETNS": None, "CNI_IFNAME": "e:0", "CNI_PATH": None}, refusal, but),
+        ("the container id before the interface", {"CNI_CONTAINERID": "a b", "CNI_IFNAME": "e:0"}, invalid, {}),
+        ("the variables before the configuration", {"CNI_CONTAINERID": None}, missing, {}),
+    )
+    for verb in CONTAINER_VERBS:
+        for name, *rest in orders:
+            yield Case(f"{verb}: {name}", verb, *rest, broken_configuration=True)
 
 
 CASES: Final = (*_missing_variables(), *_bad_values(), *_verbs(), *_order())
