@@ -14,6 +14,7 @@ import threading
 import time
 import typing
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -139,13 +140,15 @@ class Stub:
         data = b""
         while b"\r\n\r\n" not in data:
             data += self._some(conn)
-        head, _, body = data.partition(b"\r\n\r\n")
+        head, _, begun = data.partition(b"\r\n\r\n")
         line, *fields = head.decode("ascii").split("\r\n")
         headers = {k.strip().lower(): v.strip() for k, v in (f.split(":", 1) for f in fields)}
+        # Grows in place: bodies of 16 MiB come in pieces of 64 KiB.
+        body = bytearray(begun)
         while len(body) < int(headers["content-length"]):
             body += self._some(conn)
         credentials = conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        return Request(line, headers, body, int.from_bytes(credentials[:4], "little"))
+        return Request(line, headers, bytes(body), int.from_bytes(credentials[:4], "little"))
 
     @staticmethod
     def _some(conn: socket.socket) -> bytes:
@@ -200,6 +203,26 @@ class Shim:
         return Result(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
 
+@contextlib.contextmanager
+def a_shim(binary: pathlib.Path) -> Iterator[Shim]:
+    """The shim with folders of its own."""
+    # NB: not tmp_path, whose length depends on the test's name; a socket path has room for 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="shim-") as folder:
+        yield Shim(binary, pathlib.Path(folder))
+
+
+@contextlib.contextmanager
+def a_stub(shim: Shim, *, listens: bool) -> Iterator[Stub]:
+    """A stub on the shim's socket."""
+    stub = Stub(shim.socket_dir)
+    if listens:
+        stub.start()
+    try:
+        yield stub
+    finally:
+        stub.stop()
+
+
 @pytest.fixture(scope="session")
 def binary() -> pathlib.Path:
     """The installed shim; a missing one fails the tests, since then nothing here is tested."""
@@ -208,26 +231,22 @@ def binary() -> pathlib.Path:
 
 @pytest.fixture
 def shim(binary: pathlib.Path) -> Iterator[Shim]:
-    # NB: not tmp_path, whose length depends on the test's name; a socket path has room for 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="shim-") as folder:
-        yield Shim(binary, pathlib.Path(folder))
+    with a_shim(binary) as made:
+        yield made
 
 
 @pytest.fixture
 def daemon(shim: Shim) -> Iterator[Stub]:
     """A listening stub on the shim's socket; it answers `{}` until told otherwise."""
-    stub = Stub(shim.socket_dir)
-    stub.start()
-    yield stub
-    stub.stop()
+    with a_stub(shim, listens=True) as stub:
+        yield stub
 
 
 @pytest.fixture
 def late_daemon(shim: Shim) -> Iterator[Stub]:
     """A stub whose socket exists but refuses connections until `start()`."""
-    stub = Stub(shim.socket_dir)
-    yield stub
-    stub.stop()
+    with a_stub(shim, listens=False) as stub:
+        yield stub
 
 
 @pytest.fixture
@@ -237,3 +256,80 @@ def own_netns() -> str:
     if not os.path.exists(path):
         pytest.skip("no /proc/self/ns/net: mount proc")
     return path
+
+
+# --- tests that mostly wait ------------------------------------------------------------------------------------------
+# A shim that repeats a request, or whose deadline passes, sleeps for 0.6 to 10 seconds. Tests of that are marked
+# `waits`: their bodies run side by side in threads, each with a shim and a stub of its own, while the other tests of
+# the module run; the test itself only takes the outcome.
+
+SIDE_BY_SIDE = 32
+_OUTCOME: pytest.StashKey[Future[None]] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "waits(long=False): the body runs in a thread from the module's first test on (long: from this folder's"
+        " first), with a shim and a stub of its own; no other fixtures",
+    )
+
+
+def _waits(item: pytest.Item) -> int:
+    """0: not at all; 1: for a second or so; 2: for long."""
+    mark = item.get_closest_marker("waits")
+    return 0 if mark is None else 1 + bool(mark.kwargs.get("long", False))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the tests that wait behind the others of their module, and those that wait for long behind all of ours."""
+    here = pathlib.Path(__file__).parent
+    places = [place for place, item in enumerate(items) if here in item.path.parents]
+    modules = {path: number for number, path in enumerate(dict.fromkeys(items[place].path for place in places))}
+    ours = sorted(
+        (items[place] for place in places), key=lambda item: (_waits(item) == 2, modules[item.path], _waits(item))
+    )
+    for place, item in zip(places, ours, strict=True):
+        items[place] = item
+
+
+@pytest.fixture(scope="session")
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        yield threads
+        threads.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _start_what_waits_for_long(request: pytest.FixtureRequest) -> None:
+    _start(request, [item for item in request.session.items if _waits(item) == 2])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _start_what_waits(request: pytest.FixtureRequest) -> None:
+    _start(request, [item for item in request.session.items if item.path == request.path and _waits(item)])
+
+
+def _start(request: pytest.FixtureRequest, items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and _OUTCOME not in item.stash:
+            threads: ThreadPoolExecutor = request.getfixturevalue("_threads")
+            item.stash[_OUTCOME] = threads.submit(_body, item, request.getfixturevalue("binary"))
+
+
+def _body(item: pytest.Function, binary: pathlib.Path) -> None:
+    """Call the test's function; what it raises is its outcome."""
+    arguments = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    with contextlib.ExitStack() as stack:
+        arguments["shim"] = shim = stack.enter_context(a_shim(binary))
+        for name in {"daemon", "late_daemon"} & set(item.fixturenames):
+            arguments[name] = stack.enter_context(a_stub(shim, listens=name == "daemon"))
+        item.obj(**arguments)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if _OUTCOME not in pyfuncitem.stash:
+        return None
+    pyfuncitem.stash[_OUTCOME].result()
+    return True

@@ -22,6 +22,7 @@ STDOUT = b"Content-Type: application/vnd.multus.cni-stdout\r\n"
 WAITING = ["ADD", "CHECK", "GC"]
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("verb", WAITING)
 def test_no_socket_until_the_wait_is_over(shim: Shim, verb: str) -> None:
     result = shim(verb, conf={"daemonWaitSeconds": 1})
@@ -46,6 +47,7 @@ def test_a_path_through_a_file_is_waited_for(shim: Shim) -> None:
     assert "ENOTDIR" in error["msg"]
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("verb", [*WAITING, "DEL"])
 def test_daemon_that_comes_up_meanwhile(shim: Shim, late_daemon: Stub, verb: str) -> None:
     timer = threading.Timer(0.3, late_daemon.start)
@@ -58,6 +60,7 @@ def test_daemon_that_comes_up_meanwhile(shim: Shim, late_daemon: Stub, verb: str
     assert not shim.cni_dir.exists()
 
 
+@pytest.mark.waits
 def test_full_backlog_is_waited_for(shim: Shim) -> None:
     """A busy daemon refuses connections with EAGAIN for a moment."""
     path = str(shim.socket_dir / "multus.sock")
@@ -221,6 +224,7 @@ class TestSpool:
         kept = [json.loads(p.read_bytes())["env"]["CNI_CONTAINERID"] for p in sorted(shim.spool.iterdir())]
         assert kept == ["c0", "c1", "c2", "c3", "c4"]
 
+    @pytest.mark.waits(long=True)
     def test_default_wait_is_ten_seconds(self, shim: Shim, late_daemon: Stub) -> None:
         result = shim("DEL")
         assert result.code == 0
@@ -228,6 +232,7 @@ class TestSpool:
         assert "ECONNREFUSED" in result.err.decode()
         self.expect_one(shim)
 
+    @pytest.mark.waits
     @pytest.mark.weak_spot(33)
     def test_hanging_daemon(self, shim: Shim, daemon: Stub) -> None:
         daemon.hang()

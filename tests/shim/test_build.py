@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import pathlib
 import shutil
 import struct
 import subprocess
 import sys
-import time
+import typing
 
 import pytest
 
@@ -17,6 +18,20 @@ from tests.fuzz.__main__ import compile_shim
 
 MACHINES = {"x86_64": 62, "aarch64": 183, "armv7": 40, "ppc64le": 21, "s390x": 22, "riscv64": 243}
 """ELF e_machine of each architecture."""
+
+STAND_IN = """
+import json, pathlib, sys
+
+here = pathlib.Path(__file__).parent
+if sys.argv[1] == "version":
+    print((here / "version").read_text())
+else:
+    given = dict(argument.partition("=")[::2] for argument in sys.argv if "=" in argument)
+    with open(here / "calls", "a") as calls:
+        calls.write(json.dumps([sys.argv[1:], pathlib.Path(given["-Mbuild_options"]).read_text()]) + "\\n")
+    pathlib.Path(given["-femit-bin"]).write_text("compiled")
+"""
+"""A compiler that only notes how it is called; `python -m ziglang` finds it in the current directory."""
 
 
 def zig() -> bool:
@@ -33,28 +48,89 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
     return root
 
 
-# About half a minute on two cores, more when they are busy: every architecture is compiled for the first time.
+class Calls:
+    """The stand-in's notes."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+
+    def __call__(self) -> list[tuple[list[str], str]]:
+        """Arguments and build options of each compilation so far."""
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [typing.cast("tuple[list[str], str]", tuple(json.loads(line))) for line in lines]
+
+
+@pytest.fixture
+def calls(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The stand-in takes the compiler's place in `tree`, which becomes the current directory."""
+    folder = tree / "ziglang"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "__main__.py").write_text(STAND_IN)
+    (folder / "version").write_text(build.ZIG)
+    monkeypatch.chdir(tree)
+    return Calls(folder)
+
+
+# Six seconds of processor time for each, the first time. The compiled ones are kept in the tree's `build/` under a hash
+# of all that goes into them (`test_what_goes_into_a_binary_decides_whether_it_is_compiled_again`).
 @pytest.mark.timeout(600)
-def test_all_architectures(tree: pathlib.Path, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("arch", MACHINES)
+def test_architecture(tmp_path: pathlib.Path, arch: str) -> None:
     if not zig():
         pytest.skip(f"no Zig compiler: pip install ziglang=={build.ZIG}")
     if not (build.ROOT / "multus_daemon/__init__.py").is_file():
         pytest.skip("not a source tree: run the tests from one")
+    image = build.build(arch, tmp_path / "shim").read_bytes()
+    assert image[:4] == b"\x7fELF"
+    assert struct.unpack(">H" if image[5] == 2 else "<H", image[18:20])[0] == MACHINES[arch]
+    assert len(image) <= 200 * 1024
+    assert b"/ld-" not in image  # the name of a dynamic loader
+    assert f"multus-shim/{build.version()}".encode() in image
+
+
+def test_all_architectures_in_one_call(tree: pathlib.Path, tmp_path: pathlib.Path, calls: Calls) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "multus_shim.build", "--arch", "all", "--out", str(out)]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {p.name for p in out.iterdir()} == {f"multus-shim-{arch}" for arch in MACHINES}
-    for arch, number in MACHINES.items():
-        image = (out / f"multus-shim-{arch}").read_bytes()
-        assert image[:4] == b"\x7fELF"
-        assert struct.unpack(">H" if image[5] == 2 else "<H", image[18:20])[0] == number
-        assert len(image) <= 200 * 1024, arch
-        assert b"/ld-" not in image  # the name of a dynamic loader
-        assert b"7.8.9rc1" in image
-    began = time.monotonic()
+    assert all(p.read_text() == "compiled" and p.stat().st_mode & 0o777 == 0o755 for p in out.iterdir())
+    assert len(calls()) == len(MACHINES)
+    for (arguments, options), target in zip(calls(), build.TARGETS.values(), strict=True):
+        assert arguments[0] == "build-exe"
+        assert tuple(arguments[1 : 1 + len(target)]) == target
+        assert set(build.FLAGS) <= set(arguments)
+        assert f"-Mroot={tree}/multus_shim/shim.zig" in arguments
+        assert options == 'pub const version = "7.8.9rc1";\n'
+    shutil.rmtree(out)
     subprocess.run(command, cwd=tree, capture_output=True, check=True)
-    assert time.monotonic() - began < 10  # nothing is compiled again
+    assert len(list(out.iterdir())) == len(MACHINES)
+    assert len(calls()) == len(MACHINES)  # nothing is compiled again
+
+
+CHANGES: dict[str, typing.Callable[[pathlib.Path, pytest.MonkeyPatch], object]] = {
+    "source": lambda tree, _: (tree / "multus_shim/text.zig").write_text("// another\n"),
+    "new source": lambda tree, _: (tree / "multus_shim/zzz.zig").touch(),
+    "version": lambda tree, _: (tree / "multus_daemon/__init__.py").write_text('__version__ = "7.8.9"\n'),
+    "compiler": lambda tree, _: (tree / "ziglang/version").write_text("99.0.0"),
+    "flags": lambda _, patch: patch.setattr(build, "FLAGS", (*build.FLAGS, "-x")),
+    "target": lambda _, patch: patch.setitem(build.TARGETS, "x86_64", ("-target", "another")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_goes_into_a_binary_decides_whether_it_is_compiled_again(
+    tree: pathlib.Path, tmp_path: pathlib.Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    out = tmp_path / "out"
+    for _ in range(2):
+        build.build("x86_64", out, tree)
+    assert len(calls()) == 1
+    CHANGES[change](tree, monkeypatch)
+    build.build("x86_64", out, tree)
+    assert len(calls()) == 2
 
 
 @pytest.mark.timeout(300)
@@ -109,13 +185,15 @@ def test_no_compiler(tmp_path: pathlib.Path, tree: pathlib.Path, monkeypatch: py
         build.build(build.machine(), tmp_path / "x", tree)
 
 
-def test_compiler_errors_are_shown(tree: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_compiler_errors_are_shown(tree: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not zig():
         pytest.skip(f"no Zig compiler: pip install ziglang=={build.ZIG}")
-    (tree / "multus_shim/shim.zig").write_text("pub fn main() void { nonsense(); }\n")
-    with pytest.raises(build.BuildError, match="nonsense"):
-        build.build(build.machine(), tmp_path / "x", tree)
+    # One that the real compiler finds before it compiles anything.
+    monkeypatch.setitem(build.TARGETS, "vax", ("-target", "vax-linux-none"))
+    with pytest.raises(build.BuildError, match=r"(?s)failed for vax:.*'vax'"):
+        build.build("vax", tmp_path / "x", tree)
     assert not (tmp_path / "x").exists()
+    assert list((tree / "build/multus-shim").iterdir()) == []
 
 
 def test_no_sources(tmp_path: pathlib.Path) -> None:

@@ -30,6 +30,7 @@ def assert_answer(result: Result) -> None:
     assert result.seconds < 5
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("path", REPLIES, ids=lambda path: path.name)
 def test_replies(shim: Shim, daemon: Stub, path: pathlib.Path) -> None:
     daemon.answer(path.read_bytes()[1:])

@@ -61,6 +61,7 @@ def first_ends(daemon: Stub, how: Callable[[socket.socket], None], times: int) -
     daemon.behaviour = behave
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_request_is_sent_again(shim: Shim, daemon: Stub, verb: str, how: str) -> None:
@@ -72,6 +73,7 @@ def test_the_request_is_sent_again(shim: Shim, daemon: Stub, verb: str, how: str
     assert not shim.cni_dir.exists()
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("verb", VERBS)
 def test_not_for_ever(shim: Shim, daemon: Stub, verb: str) -> None:
     first_ends(daemon, close, 1000)
@@ -86,6 +88,7 @@ def test_not_for_ever(shim: Shim, daemon: Stub, verb: str) -> None:
         assert "closed the connection without a reply" in result.error["msg"]
 
 
+@pytest.mark.waits
 def test_a_daemon_that_says_503_for_ever_is_quoted(shim: Shim, daemon: Stub) -> None:
     first_ends(daemon, refuse, 1000)
     result = shim()
@@ -107,6 +110,7 @@ def test_what_is_no_answer_is_not_asked_for_again(shim: Shim, daemon: Stub, sent
     assert len(daemon.requests) == 1
 
 
+@pytest.mark.waits
 def test_a_del_whose_answer_was_cut_off_waits_for_the_successor(shim: Shim, daemon: Stub) -> None:
     """As long as for a daemon that is not there; nothing is spooled."""
 
@@ -126,6 +130,7 @@ def test_a_del_whose_answer_was_cut_off_waits_for_the_successor(shim: Shim, daem
     assert not shim.cni_dir.exists()
 
 
+@pytest.mark.waits
 def test_the_deadline_is_one_for_all_attempts(shim: Shim, daemon: Stub) -> None:
     def behave(conn: socket.socket, request: Request) -> None:
         daemon.stopped.wait(0.4)
@@ -137,6 +142,7 @@ def test_the_deadline_is_one_for_all_attempts(shim: Shim, daemon: Stub) -> None:
     assert len(daemon.requests) < MOST
 
 
+@pytest.mark.waits
 def test_connections_that_nobody_accepted(shim: Shim) -> None:
     """They wait in the backlog of a listener that closes, and are reset; the successor comes a little later."""
     path = shim.socket_dir / "multus.sock"
@@ -172,6 +178,7 @@ def test_connections_that_nobody_accepted(shim: Shim) -> None:
     assert not shim.cni_dir.exists()
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 def test_a_successor_that_does_not_come(shim: Shim, daemon: Stub, verb: str) -> None:
     def behave(conn: socket.socket, request: Request) -> None:
