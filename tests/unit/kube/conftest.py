@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,12 +20,12 @@ from tests.fakes.apiserver import FakeApiServer
 class CountingObserver:
     """Counts every call by its name; `last` has each one's last arguments."""
 
-    def __init__(self):
-        self.counts = Counter()
-        self.last = {}
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last: dict[str, tuple[Any, ...]] = {}
 
-    def __getattr__(self, name):
-        def count(*args):
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def count(*args: Any) -> None:
             self.counts[name] += args[0] if name == "events_dropped" else 1
             self.last[name] = args
 
