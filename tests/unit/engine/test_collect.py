@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -311,12 +312,12 @@ async def test_an_add_waits_for_the_gc_of_its_network_or_is_told_to_it(engine: E
     asked, may_end = asyncio.Event(), asyncio.Event()
     real = engine.runner.gc
 
-    async def gc(*arguments: Any) -> None:
+    async def gc(config: conf.NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
         asked.set()
         await may_end.wait()
-        await real(*arguments)
+        await real(config, valid)
 
-    engine.runner.gc = gc  # type: ignore[method-assign]
+    engine.runner.gc = gc  # type: ignore[method-assign]  # this one's only
     collecting = asyncio.create_task(engine.verbs.gc(listing("c2")))
     await asked.wait()
     if how == "ADD":
@@ -558,7 +559,7 @@ class Node(RuleBasedStateMachine):
                     assert (name, ifname) in told[network]
 
     async def _gc_beside_an_add(self, listed: set[str] | None, adds: str | None) -> None:
-        work = [self.engine.verbs.gc(ABSENT if listed is None else listing(*listed))]
+        work: list[Coroutine[Any, Any, object]] = [self.engine.verbs.gc(ABSENT if listed is None else listing(*listed))]
         if adds:
             self.engine.links.namespaces[netns_of(adds)] = {"lo"}
             # It has just been made: there is no process in it.
