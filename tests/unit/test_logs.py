@@ -3,6 +3,7 @@ import logging
 import re
 import stat
 import threading
+from logging.handlers import RotatingFileHandler
 
 import pytest
 
@@ -180,6 +181,7 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
 def test_what_no_option_says_has_its_default(tmp_path, options, limits):
     logs.configure(file=str(tmp_path / "x.log"), to_stderr=False, options=options)
     [handler] = logging.getLogger().handlers
+    assert isinstance(handler, RotatingFileHandler)
     assert (handler.maxBytes // 1024 // 1024, handler.backupCount) == limits
 
 
@@ -245,6 +247,7 @@ def test_a_full_disk_at_the_time_of_rotation(small_disk, capsys):
     path = small_disk / "multus.log"
     logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1})
     [handler] = logging.getLogger().handlers
+    assert isinstance(handler, RotatingFileHandler)
     handler.maxBytes = 10_000
     logger = logging.getLogger("multus_daemon")
     logger.info("x" * 6000)
@@ -263,6 +266,7 @@ def test_a_read_only_disk(small_disk, capsys):
     path = small_disk / "multus.log"
     logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1})
     [handler] = logging.getLogger().handlers
+    assert isinstance(handler, RotatingFileHandler)
     logger = logging.getLogger("multus_daemon")
     logger.info("before")
     handler.maxBytes = 10
