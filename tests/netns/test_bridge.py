@@ -712,7 +712,13 @@ async def test_cancellation_undoes_everything(
     loop = asyncio.get_running_loop()
     keys = dict(EVERYTHING)
     if moment == "ipam":
-        ipam.hook = lambda verb: verb == "ADD" and (loop.call_soon_threadsafe(reached.set), time.sleep(0.1))
+
+        def hook(verb: str) -> None:
+            if verb == "ADD":
+                loop.call_soon_threadsafe(reached.set)
+                time.sleep(0.1)
+
+        ipam.hook = hook
     elif moment == "settling":
         keys["enabledad"] = True
         ipam.result = {"ips": [V6]}
