@@ -200,10 +200,12 @@ def test_printer_columns_point_into_the_object() -> None:
 
 def daemon_set(folder: Path) -> dict[str, Any]:
     (found,) = [item for item in build(folder) if item["kind"] == "DaemonSet"]
-    return found["spec"]["template"]["spec"]
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    return spec
 
 
 def container(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any]
     (found,) = daemon_set(folder)["containers"]
     return found
 
@@ -353,7 +355,9 @@ def test_what_the_daemon_needs_of_the_node() -> None:
 def test_the_memory_limit_lets_several_plugins_run_at_once() -> None:
     resources = container(MANIFESTS / "base")["resources"]
     assert "cpu" not in resources["limits"]
-    amount = int(re.fullmatch(r"(\d+)Mi", resources["limits"]["memory"])[1]) * limit.MIB
+    memory = re.fullmatch(r"(\d+)Mi", resources["limits"]["memory"])
+    assert memory
+    amount = int(memory[1]) * limit.MIB
     # The figure in the manifest's comment.
     assert limit.automatic(amount, 64 * 1024 * limit.MIB, 64).processes == 6
 
