@@ -291,7 +291,7 @@ async def test_what_comes_later_is_decided() -> None:
         api.objects = api.objects or listed
         return answer
 
-    api.request = after_the_list  # type: ignore[method-assign]
+    api.request = after_the_list  # type: ignore[method-assign]  # of this object only
     await approving.round()
     assert api.conditions("new") == api.conditions("changed") == [("Approved", "True")]
     assert [path for method, path in api.requests if method == "PUT"] == ["/new/approval", "/changed/approval"]
@@ -338,13 +338,13 @@ async def test_five_retries_then_the_next_list(no_pauses: list[float], caplog: p
             raise ApiError(500)
         return await request(method, path, **kwargs)
 
-    api.request = unwritable  # type: ignore[method-assign]
+    api.request = unwritable  # type: ignore[method-assign]  # of this object only
     await Approver(api).round()
     assert [method for method, _ in api.requests].count("PUT") == 6
     assert len(no_pauses) == 5
     assert sorted(no_pauses) == no_pauses or no_pauses[-1] > no_pauses[0]
     assert "given up for now" in caplog.text
-    api.request = request  # type: ignore[method-assign]
+    api.request = request  # type: ignore[method-assign]  # of this object only
     await Approver(api).round()
     assert api.conditions() == [("Approved", "True")]
 
