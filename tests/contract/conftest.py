@@ -27,7 +27,9 @@ from tests.fakes.cluster import FakeClusterStore
 class StoreHarness(Protocol):
     """A store, and the other side of it."""
 
-    store: ClusterStore
+    @property
+    def store(self) -> ClusterStore:
+        """The store itself."""
 
     async def put_pod(self, pod: Pod) -> Pod:
         """Declare the pod, in place of one of the same name; the store knows when this returns.

@@ -10,6 +10,7 @@ import pytest
 
 from multus_daemon.cni import conf, versions
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
 from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.delegates.store import FileStore
@@ -36,18 +37,20 @@ LIST = (
 def record(container_id="c0ffee", **changes):
     one = conf.parse(SINGLE)
     attachments = (
-        Attachment("cluster", one, "eth0", cluster_network=True, cni_args=(("IgnoreUnknown", "true"), ("A", "b=c"))),
         Attachment(
-            "web/two", conf.parse(LIST), "net1", capability_args={"ips": ["10.1.0.2/24"], "n": {"x": 1}}
+            "cluster", one, IfName("eth0"), cluster_network=True, cni_args=(("IgnoreUnknown", "true"), ("A", "b=c"))
+        ),
+        Attachment(
+            "web/two", conf.parse(LIST), IfName("net1"), capability_args={"ips": ["10.1.0.2/24"], "n": {"x": 1}}
         ).with_result(RESULT),
-        Attachment("web/three", conf.with_version(one, "0.3.1"), "net2").with_result(Result()),
+        Attachment("web/three", conf.with_version(one, "0.3.1"), IfName("net2")).with_result(Result()),
     )
     whole = ContainerRecord(
         sandbox=Sandbox(container_id, "/run/netns/a"),
-        ifname="eth0",
-        pod_namespace="web",
-        pod_name="web-0",
-        pod_uid="1-2-3",
+        ifname=IfName("eth0"),
+        pod_namespace=Namespace("web"),
+        pod_name=PodName("web-0"),
+        pod_uid=PodUid("1-2-3"),
         attachments=attachments,
         created=1234567890.25,
         deletes_failed=3,
@@ -114,13 +117,13 @@ def test_long_ids(store):
 @pytest.mark.parametrize("version", versions.SUPPORTED)
 def test_configurations_of_each_version(store, version):
     config = conf.parse(b'{"name":"n","type":"ptp","cniVersion":"%s"}' % version.encode())
-    attachment = Attachment("n", config, "net1").with_result(RESULT)
+    attachment = Attachment("n", config, IfName("net1")).with_result(RESULT)
     store.save(record(attachments=(attachment,)))
     assert store.load("c0ffee").attachments == (attachment,)
 
 
 def test_configuration_without_a_version(store):
-    attachment = Attachment("n", conf.parse(b'{"name":"n","type":"ptp"}'), "net1")
+    attachment = Attachment("n", conf.parse(b'{"name":"n","type":"ptp"}'), IfName("net1"))
     store.save(record(attachments=(attachment,)))
     assert store.load("c0ffee").attachments[0].config.cni_version == ""
 
@@ -156,8 +159,8 @@ def _leave(store, tmp_path, container_id, attachments=(), *, listed=True):
         (tmp_path / "multus" / container_id).write_text(json.dumps(file))
 
 
-ONE = Attachment("one", conf.parse(SINGLE), "eth0", cluster_network=True)
-TWO = Attachment("two", conf.parse(LIST), "net1")
+ONE = Attachment("one", conf.parse(SINGLE), IfName("eth0"), cluster_network=True)
+TWO = Attachment("two", conf.parse(LIST), IfName("net1"))
 
 
 def test_nothing_left(store):
@@ -173,7 +176,7 @@ def test_leftovers_of_another_daemon(store, tmp_path, listed):
     assert list(found) == ["theirs"]
     left = found["theirs"]
     assert left.foreign
-    assert left.sandbox == Sandbox("theirs", "/run/netns/a")
+    assert left.sandbox == Sandbox(ContainerId("theirs"), "/run/netns/a")
     assert [(item.config.name, item.ifname) for item in left.attachments] == [("one", "eth0"), ("two", "net1")]
     assert store.load("ours") == record("ours")
     assert store.containers(foreign=False) == ["ours"]
@@ -184,7 +187,7 @@ def test_leftovers_come_in_parts_each_container_whole(store, tmp_path, listed):
     names = {f"a-{number}-b" for number in range(9)}
     for name in sorted(names):
         _leave(store, tmp_path, name, (ONE, TWO), listed=listed)
-    seen = set()
+    seen: set[str] = set()
     while found := store.leftovers(frozenset(seen), 4):
         assert len(found) <= 4
         assert not seen & found.keys()

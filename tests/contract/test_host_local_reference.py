@@ -47,7 +47,7 @@ async def reference(verb, container_id, config, args=""):
     return process.returncode, stdout
 
 
-RUNNERS = {}
+RUNNERS: dict[str, BuiltinRunner] = {}
 
 
 async def ours(verb, container_id, config, args=""):

@@ -60,7 +60,8 @@ def _dispatched() -> PluginRunner:
 
 def _builtin() -> PluginRunner:
     module = pytest.importorskip("multus_daemon.builtin.runner", reason="multus_daemon.builtin.runner is not there")
-    return module.BuiltinRunner(Path("/"), ipam=_process())
+    runner: PluginRunner = module.BuiltinRunner(Path("/"), ipam=_process())
+    return runner
 
 
 @pytest.fixture(params=[_process, _chrooted, _dispatched, _builtin], ids=["process", "chroot", "dispatch", "built-in"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from tests.e2e.node import Node
 REFERENCE = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
 
 
+Report = Generator[None, pytest.TestReport, pytest.TestReport]
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Report:
     report = yield
     made = item.funcargs.get("make_node") if hasattr(item, "funcargs") else None
     if report.when == "call" and report.failed and made is not None:

@@ -156,7 +156,10 @@ class Client:
         resource = self.resource(manifest["apiVersion"], manifest["kind"])
         return resource.path(metadata.get("namespace", "default"), metadata["name"], subresource)
 
-    def apply(self, manifest: dict[str, Any], subresource: str = "") -> Any:
+    def apply(self, manifest: dict[str, Any], subresource: str = "") -> dict[str, Any]:
         """Create the object, or make it what the manifest says: server-side apply, conflicts forced."""
         path = self.path(manifest, subresource)
-        return self.request("PATCH", path, manifest, content_type=APPLY_PATCH, fieldManager=MANAGER, force="true")
+        made: dict[str, Any] = self.request(
+            "PATCH", path, manifest, content_type=APPLY_PATCH, fieldManager=MANAGER, force="true"
+        )
+        return made

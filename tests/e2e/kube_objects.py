@@ -43,7 +43,7 @@ class Objects:
     def create_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
         """A namespace, if there is none yet."""
         metadata = {"name": name, "labels": dict(labels or {})}
-        return self.client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})  # type: ignore[no-any-return]
+        return self.client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
     def create_node(self, name: str, *, address: str = "192.0.2.1", labels: Mapping[str, str] | None = None) -> Any:
         """A node that says Ready."""
@@ -118,7 +118,7 @@ class Objects:
         """A service account and its namespace, if there are none yet."""
         self.create_namespace(namespace)
         metadata = {"namespace": namespace, "name": name}
-        return self.client.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})  # type: ignore[no-any-return]
+        return self.client.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
 
     def request_token(self, namespace: str, name: str, *, seconds: int, bound_to: dict[str, Any] | None = None) -> str:
         """A token by the TokenRequest API. `bound_to` is a Pod, Secret or Node object: the token dies with it."""

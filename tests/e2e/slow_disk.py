@@ -6,13 +6,17 @@ import os
 import runpy
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 fsync = os.fsync
 
 
-def slow_fsync(descriptor: int) -> None:
+def slow_fsync(fd: FileDescriptorLike) -> None:
     time.sleep(float(SECONDS))
-    fsync(descriptor)
+    fsync(fd)
 
 
 SECONDS = sys.argv[1]

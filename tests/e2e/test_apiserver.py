@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ def refused(client: Client, path: str) -> int:
     except ApiError as error:
         return error.code
     return 200
+
+
+def is_refused(client: Client) -> bool:
+    return refused(client, "/api/v1/pods") == 401
 
 
 def client_of(kubeconfig: Path, server: ApiServer) -> Client:
@@ -222,7 +227,7 @@ def test_a_short_token_ends_and_a_bound_one_dies_with_its_object(api_server: Api
     assert refused(unused, "/api/v1/pods") == 401
     # The server remembers for some seconds which tokens were good.
     for client in (short, bound):
-        api_server.wait_until(lambda client=client: refused(client, "/api/v1/pods") == 401, "the token has ended")  # type: ignore[misc]
+        api_server.wait_until(partial(is_refused, client), "the token has ended")
     assert time.monotonic() - start <= 3 + tokens.SUCCESS_CACHE + 2
     fresh = api_server.client_for_token(api_server.service_account_token(api_namespace, "plain", seconds=30))
     assert refused(fresh, "/api/v1/pods") == 403

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e.apiserver import ApiServer
-from tests.e2e.node import NAD, Node
+from tests.e2e.node import NAD, Answer, Node
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
@@ -40,7 +40,8 @@ class Cluster:
 
     def prepare(self) -> None:
         server = self.server
-        server.install_crd(*manifests("crd.yaml"))
+        (crd,) = manifests("crd.yaml")
+        server.install_crd(crd)
         server.apply(*manifests("rbac.yaml"))
         server.create_node(self.name)
         self.token.write_text(server.service_account_token("kube-system", "multus"))
@@ -65,7 +66,7 @@ class Cluster:
         pod = self.server.create_pod(name, namespace=self.namespace, node=self.name, annotations=found)
         self.uids[name] = pod["metadata"]["uid"]
 
-    def cni(self, verb: str, pod: str, netns: str, container: str = "", **options: Any) -> Any:
+    def cni(self, verb: str, pod: str, netns: str, container: str = "", **options: Any) -> Answer:
         uid = options.pop("uid", self.uids.get(pod, ""))
         return self.node.cni(verb, container or f"c-{pod}", netns, pod, self.namespace, uid=uid, **options)
 

@@ -26,11 +26,11 @@ def ask(node: Node, verb: str, listed: Sequence[str] | None = None, **more: Any)
         pairs = [{"containerID": container, "ifname": "eth0"} for container in listed]
         config |= {"cni.dev/valid-attachments": pairs, "cni.dev/attachments": pairs}
     environment = node.environment(verb, "", "", "") | {"CNI_ARGS": "", "CNI_IFNAME": ""}
-    node.environment = lambda *_: environment  # type: ignore[method-assign]
+    node.environment = lambda *_: environment  # type: ignore[method-assign]  # of this object only
     try:
         return node.cni(verb, "", "", "", stdin=json.dumps(config).encode())
     finally:
-        del node.environment  # type: ignore[method-assign]
+        del node.environment
 
 
 def fake_plugin(node: Node, **steer: Any) -> dict[str, Any]:

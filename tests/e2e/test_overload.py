@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -164,8 +164,8 @@ def test_a_successor_that_is_there_before_the_old_one_ends(node: Node, pairs: Pa
 
 
 @pytest.mark.weak_spot(41)
-def test_a_stop_lets_an_add_finish(make_node: pytest.FixtureRequest) -> None:
-    node: Node = make_node()  # type: ignore[operator]
+def test_a_stop_lets_an_add_finish(make_node: Callable[..., Node]) -> None:
+    node = make_node()
     dummy(node, "slow", 2)
     node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
     node.pod("hello")
@@ -182,8 +182,8 @@ def test_a_stop_lets_an_add_finish(make_node: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.weak_spot(34)
-def test_a_del_after_a_killed_shim_waits_for_the_add(make_node: pytest.FixtureRequest) -> None:
-    node: Node = make_node()  # type: ignore[operator]
+def test_a_del_after_a_killed_shim_waits_for_the_add(make_node: Callable[..., Node]) -> None:
+    node = make_node()
     dummy(node, "slow", 2)
     node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
     node.pod("hello")
@@ -206,8 +206,8 @@ BURST = int(os.environ.get("MULTUS_BURST", "120"))
 
 @pytest.mark.weak_spot(35)
 @pytest.mark.timeout(240)
-def test_a_burst_neither_ends_the_daemon_nor_keeps_a_del_waiting(make_node: pytest.FixtureRequest) -> None:
-    node: Node = make_node(settings={"maxDelegateProcesses": 4, "metricsPort": 19791})  # type: ignore[operator]
+def test_a_burst_neither_ends_the_daemon_nor_keeps_a_del_waiting(make_node: Callable[..., Node]) -> None:
+    node = make_node(settings={"maxDelegateProcesses": 4, "metricsPort": 19791})
     dummy(node, "slow", 0.2)
     node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
     node.pod("hello")

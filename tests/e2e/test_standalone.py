@@ -19,7 +19,8 @@ from tests.e2e.node import Node, ping
 def status_of(node: Node, pod: str) -> list[dict[str, object]]:
     text = (node.manifests / "status" / "default" / f"{pod}.yaml").read_text()
     annotations = yaml.safe_load(text)["metadata"]["annotations"]
-    return json.loads(annotations["k8s.v1.cni.cncf.io/network-status"])
+    status: list[dict[str, object]] = json.loads(annotations["k8s.v1.cni.cncf.io/network-status"])
+    return status
 
 
 def addresses(node: Node, netns: str) -> list[tuple[object, ...]]:

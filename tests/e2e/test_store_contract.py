@@ -76,7 +76,8 @@ class RealHarness:
 
 def prepare(server: ApiServer, directory: Path) -> Path:
     """The CRD, the rights, a namespace and a node; the daemon's kubeconfig."""
-    server.install_crd(*manifests("crd.yaml"))
+    (crd,) = manifests("crd.yaml")
+    server.install_crd(crd)
     server.apply(*manifests("rbac.yaml"), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "web"}})
     with contextlib.suppress(Exception):
         server.create_node(NODE)

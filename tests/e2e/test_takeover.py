@@ -141,10 +141,11 @@ class Takeover(Cluster):
         bridge = {"type": "bridge", "bridge": "br-pods", "isGateway": True, "ipMasq": True, "ipam": ipam}
         ptp = {"type": "ptp", "mtu": 1450, "ipMasq": True, "ipam": ipam}
         portmap = {"type": "portmap", "snat": True, "capabilities": {"portMappings": True}}
-        content = {"cniVersion": "1.0.0", "name": "pods"} | {
+        kinds: dict[str, dict[str, Any]] = {
             "conf": bridge,
             "conflist": {"plugins": [ptp, portmap]},
-        }[kind]
+        }
+        content = {"cniVersion": "1.0.0", "name": "pods", **kinds[kind]}
         (self.node.root / "net.d" / f"10-pods.{kind}").write_text(json.dumps(content))
 
     # --- the runtime's part ------------------------------------------------------------------------------------------

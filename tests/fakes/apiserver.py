@@ -279,9 +279,9 @@ class FakeApiServer:
             gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
             await response.write(_line("ERROR", gone))
             return response
-        for version, *entry in self._history:
+        for version, changed, kind, item, before in self._history:
             if version > since:
-                self._tell(watcher, *entry)
+                self._tell(watcher, changed, kind, item, before)
         self._watchers.append(watcher)
         try:
             with contextlib.suppress(TimeoutError, ConnectionError):

@@ -23,7 +23,7 @@ import sys
 import time
 
 
-def main():
+def main() -> None:
     data = sys.stdin.buffer.read()
     try:
         config = json.loads(data)
@@ -36,7 +36,7 @@ def main():
     for name in steer.get("ignore", ()):
         signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
     if "tidy" in steer:
-        signal.signal(signal.SIGTERM, lambda number, frame: tidy(steer))
+        signal.signal(signal.SIGTERM, lambda number, frame: tidy(steer["tidy"], steer["record"] + ".tidy"))
     if "record" in steer:
         call = {
             "argv": sys.argv,
@@ -65,14 +65,14 @@ def main():
     os._exit(steer.get("exit", 0))
 
 
-def tidy(steer):
-    time.sleep(steer["tidy"])
-    with open(steer["record"] + ".tidy", "w") as file:
+def tidy(seconds: float, path: str) -> None:
+    time.sleep(seconds)
+    with open(path, "w") as file:
         file.write("done")
     os._exit(1)
 
 
-def leave_child(kind, path):
+def leave_child(kind: str, path: str) -> None:
     ready, done = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from multus_daemon.cni import args, conf, gojson, result, versions
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.delegates import cache, failure, record, upstream
 from multus_daemon.engine.request import CniRequest
@@ -27,8 +28,8 @@ from multus_daemon.netconf.load import load
 from multus_daemon.ports import DevicesUnavailableError, Pod
 from multus_daemon.server import wire
 
-CONTAINER = "c0ffee"
-POD = Pod("web", "web-1", "u1", {}, False, {})
+CONTAINER = ContainerId("c0ffee")
+POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u1"), {}, False, {})
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,11 @@ ADDRESS = {"address": "10.89.0.2/24", "gateway": "10.89.0.1"}
 STATIC = {"type": "static", "addresses": [ADDRESS]}
 UNKNOWN = 999
 
-MAKES = {"ptp": {}, "bridge": {"bridge": "br89", "isGateway": True}, "macvlan": {"master": "up0"}}
+MAKES: dict[str, dict[str, Any]] = {
+    "ptp": {},
+    "bridge": {"bridge": "br89", "isGateway": True},
+    "macvlan": {"master": "up0"},
+}
 """Those that make an interface, with what they need."""
 
 VANISHING = """#!/bin/sh
@@ -203,10 +207,12 @@ async def test_a_clear_error_and_nothing_left(
                 made = await outcome.builtin(
                     case.plugin, "ADD", side.path, side.config, args=case.args, ipam=runner, tools=tools
                 )
+                after = side.left(side_host)
                 for _ in range(40):
-                    if (after := side.left(side_host)) == before or "half-way" not in name:
+                    if after == before or "half-way" not in name:
                         break
                     time.sleep(0.05)
+                    after = side.left(side_host)
                 if "half-way" in name:
                     before[1] = []
                 assert after == before

@@ -31,7 +31,7 @@ from multus_daemon.cni.errors import (
 )
 from multus_daemon.cni.result import Dns, to_object
 from multus_daemon.netlink.rtnl import Rtnl
-from multus_daemon.ports import ToolExit, ToolNotFoundError
+from multus_daemon.ports import HostTools, ToolExit, ToolNotFoundError
 from tests.netns.conftest import remove_netns
 
 MakeCall = Callable[..., Call]
@@ -362,7 +362,8 @@ async def test_the_default_backend_is_what_the_host_has(
         async def run(self, tool: str, arguments: Any, stdin: bytes = b"") -> ToolExit:
             if "tables" in tool:
                 raise ToolNotFoundError(f"{tool} is not there")
-            return await tools.run(tool, arguments, stdin)  # type: ignore[no-any-return]
+            done: ToolExit = await tools.run(tool, arguments, stdin)
+            return done
 
     made = replace(call("ADD", netns.path, isGateway=True, ipMasq=True), tools=WithoutIptables())
     await Bridge().add(made)
@@ -621,7 +622,7 @@ async def test_a_failing_step_leaves_nothing_of_the_container(
 class FailingTools:
     """The real tools, but call number `at`, from 1, does nothing and fails."""
 
-    def __init__(self, tools: Any, at: int) -> None:
+    def __init__(self, tools: HostTools, at: int) -> None:
         self._tools, self._at = tools, at
         self.calls: list[str] = []
 
@@ -629,7 +630,7 @@ class FailingTools:
         self.calls.append(tool)
         if len(self.calls) == self._at:
             return ToolExit(4, b"", f"{tool}: Operation not permitted")
-        return await self._tools.run(tool, arguments, stdin)  # type: ignore[no-any-return]
+        return await self._tools.run(tool, arguments, stdin)
 
 
 @pytest.mark.parametrize("backend", ["iptables", "nftables"])
@@ -710,7 +711,13 @@ async def test_cancellation_undoes_everything(
     loop = asyncio.get_running_loop()
     keys = dict(EVERYTHING)
     if moment == "ipam":
-        ipam.hook = lambda verb: verb == "ADD" and (loop.call_soon_threadsafe(reached.set), time.sleep(0.1))
+
+        def hook(verb: str) -> None:
+            if verb == "ADD":
+                loop.call_soon_threadsafe(reached.set)
+                time.sleep(0.1)
+
+        ipam.hook = hook
     elif moment == "settling":
         keys["enabledad"] = True
         ipam.result = {"ips": [V6]}

@@ -11,6 +11,7 @@ import pytest
 
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.process import ProcessRunner
@@ -41,7 +42,7 @@ def unique():
 def sandbox(unique):
     name = f"mtchain-{unique}"
     subprocess.run(["ip", "netns", "add", name], check=True)
-    yield Sandbox(f"c{unique}", f"/run/netns/{name}")
+    yield Sandbox(ContainerId(f"c{unique}"), f"/run/netns/{name}")
     subprocess.run(["ip", "netns", "del", name], check=True)
 
 
@@ -77,7 +78,8 @@ def attachment(bridge, tmp_path, version, *, portmap):
         }
     header = {"cniVersion": version, "name": f"n-{bridge}"}
     fields = header | ({"plugins": plugins} if portmap else plugins[0])
-    return Attachment("web/n", conf.parse(json.dumps(fields).encode()), "net1", capability_args=capability_args)
+    config = conf.parse(json.dumps(fields).encode())
+    return Attachment("web/n", config, IfName("net1"), capability_args=capability_args)
 
 
 def leases(tmp_path, bridge):

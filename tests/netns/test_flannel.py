@@ -171,9 +171,7 @@ async def test_a_cancelled_add_is_undone(netns: Any, tmp_path: Path, make_call: 
                 await asyncio.Event().wait()
             return b""
 
-    task = asyncio.create_task(
-        outcome.builtin("flannel", "ADD", netns.path, flannel(tmp_path), ipam=Slow())  # type: ignore[arg-type]
-    )
+    task = asyncio.create_task(outcome.builtin("flannel", "ADD", netns.path, flannel(tmp_path), ipam=Slow()))
     await entered.wait()
     assert saved(tmp_path)
     task.cancel()

@@ -24,12 +24,13 @@ from tests.netns import outcome, reference
 from tests.netns.test_differential import CASES, V4, V6
 
 MakeNetns = Callable[[], Any]
+Cases = dict[str, tuple[list[dict[str, str]], list[dict[str, Any]], dict[str, Any]]]
 
-MASQUERADING = {
+MASQUERADING: Cases = {
     "masquerade": ([V4], [{"dst": "0.0.0.0/0"}], {"ipMasq": True}),
     "masquerade-dual": ([V4, V6], [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}], {"ipMasq": True, "mtu": 1400}),
 }
-NEW_MASQUERADING = {
+NEW_MASQUERADING: Cases = {
     "masquerade-nft": ([V4, V6], [], {"ipMasq": True, "ipMasqBackend": "nftables"}),
 }
 PTP = {**CASES, **MASQUERADING, **NEW_MASQUERADING}

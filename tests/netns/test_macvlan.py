@@ -324,11 +324,10 @@ def both_sides(host: Any, pod: Any) -> list[str]:
     lines = [f"host {line}" for line in reference.state(host)]
     lines += [f"pod {line}" for line in reference.state(pod)]
     links = [f"{name}: {link_of(pod, name).get('txqlen')}" for name in sorted(pod.links())]
+    old: tuple[str, ...] = ()
     if reference.is_old():
         # v1.1.1 makes links without a queue, and sets neither of these.
         links, old = [], ("keep_addr_on_down", "ndisc_notify")
-    else:
-        old = ()
     return [*links, *(line for line in lines if not any(word in line for word in old))]
 
 

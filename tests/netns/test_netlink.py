@@ -294,7 +294,12 @@ def test_a_namespace_of_another_kind_is_named() -> None:
 async def test_a_namespace_is_entered_once(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     real = namespaces.open_path
-    monkeypatch.setattr(namespaces, "open_path", lambda path: opened.append(path) or real(path))
+
+    def noted(path: str) -> int:
+        opened.append(path)
+        return real(path)
+
+    monkeypatch.setattr(namespaces, "open_path", noted)
     before = len(os.listdir("/proc/self/fd"))
     async with ops.entered(netns.path) as pod:
         first = await pod.run(lambda session: session.pod)

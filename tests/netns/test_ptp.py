@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import statistics
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import blockbuster
 import pytest
 
-from multus_daemon.builtin import ptp, veth
+from multus_daemon.builtin import ptp
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import (
     CniError,
@@ -355,14 +356,14 @@ async def test_a_taken_host_name_is_tried_again(
 ) -> None:
     host.run("ip", "link", "add", "veth00000001", "type", "veth", "peer", "name", "other0")
     names = iter(["00000001", "00000002"])
-    monkeypatch.setattr(veth.secrets, "token_hex", lambda _size: next(names))
+    monkeypatch.setattr(secrets, "token_hex", lambda _size: next(names))
     result = await ptp.Ptp().add(make_call("ADD", netns.path))
     assert result.interfaces[0].name == "veth00000002"
 
 
 async def test_no_free_host_name(host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch) -> None:
     host.run("ip", "link", "add", "veth00000001", "type", "veth", "peer", "name", "other0")
-    monkeypatch.setattr(veth.secrets, "token_hex", lambda _size: "00000001")
+    monkeypatch.setattr(secrets, "token_hex", lambda _size: "00000001")
     with pytest.raises(InternalError, match="failed to find a free name"):
         await ptp.Ptp().add(make_call("ADD", netns.path))
     assert host.links() == {"veth00000001", "other0"}

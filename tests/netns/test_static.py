@@ -105,7 +105,7 @@ async def test_add_and_del(case: str) -> None:
     ],
 )
 async def test_check(given: Any, fails: bool) -> None:
-    previous = {} if given is None else {"prevResult": {"cniVersion": "1.0.0", "ips": given}}
+    previous: dict[str, Any] = {} if given is None else {"prevResult": {"cniVersion": "1.0.0", "ips": given}}
     assert (await require_same("CHECK", static([V4], **previous), "")).failed is fails
     without_gateway = static([{"address": "10.1.2.3/24"}], **previous)
     assert (await require_same("CHECK", without_gateway, "")).failed is (given is None)

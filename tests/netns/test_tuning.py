@@ -158,7 +158,7 @@ async def test_a_failed_add_puts_all_back(
 ) -> None:
     before = everything(pod)
     real = getattr(Rtnl, method or "set_mac")
-    failures = []
+    failures: list[str] = []
 
     def fail_once(kernel: Rtnl, *arguments: Any) -> Any:
         if not failures:

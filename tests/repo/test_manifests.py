@@ -205,10 +205,12 @@ def objects(folder: Path) -> list[dict[str, Any]]:
 
 def daemon_set(folder: Path) -> dict[str, Any]:
     (found,) = [item for item in objects(folder) if item["kind"] == "DaemonSet"]
-    return found["spec"]["template"]["spec"]
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    return spec
 
 
 def container(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any]
     (found,) = daemon_set(folder)["containers"]
     return found
 
@@ -331,7 +333,9 @@ def test_what_the_daemon_needs_of_the_node() -> None:
 def test_the_memory_limit_lets_several_plugins_run_at_once() -> None:
     resources = container(MANIFESTS / "base")["resources"]
     assert "cpu" not in resources["limits"]
-    amount = int(re.fullmatch(r"(\d+)Mi", resources["limits"]["memory"])[1]) * limit.MIB
+    memory = re.fullmatch(r"(\d+)Mi", resources["limits"]["memory"])
+    assert memory
+    amount = int(memory[1]) * limit.MIB
     # The figure in the manifest's comment.
     assert limit.automatic(amount, 64 * 1024 * limit.MIB, 64).processes == 6
 

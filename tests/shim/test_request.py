@@ -54,10 +54,10 @@ class Doubled(dict[str, str]):
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def keys(self) -> list[str]:  # type: ignore[override]
+    def keys(self) -> list[str]:  # type: ignore[override]  # no view, as names are in it twice
         return [k for k, _ in self.pairs]
 
-    def values(self) -> list[str]:  # type: ignore[override]
+    def values(self) -> list[str]:  # type: ignore[override]  # no view, as names are in it twice
         return [v for _, v in self.pairs]
 
 

@@ -22,7 +22,7 @@ HOUR = 3600
 MB = 1000 * 1000
 
 
-def main():
+def main() -> None:
     config = json.load(sys.stdin)
     verb = os.environ["CNI_COMMAND"]
     if random.random() < config["chance"].get(verb, 0):
@@ -31,7 +31,7 @@ def main():
         print(json.dumps({"cniVersion": config["cniVersion"], **config["prevResult"]}), flush=True)
 
 
-def misbehave(way):
+def misbehave(way: str) -> None:
     if way == "fail":
         print(json.dumps({"cniVersion": "1.0.0", "code": 111, "msg": "no mood for it"}))
         sys.exit(1)

@@ -95,9 +95,9 @@ class Node:
         self.conf_dir = directory / "net.d"
         self.conf_dir.mkdir()
         cache = ResultCache(directory / "cni")
-        self.engine.runner = Chain(self.plugins, cache, "/bin")  # type: ignore[assignment]
-        self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]
-        self.engine.files = NodeConfFiles()  # type: ignore[assignment]
+        self.engine.runner = Chain(self.plugins, cache, "/bin")  # type: ignore[assignment]  # a real one serves as well
+        self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]  # a real one serves as well
+        self.engine.files = NodeConfFiles()  # type: ignore[assignment]  # a real one serves as well
         self.engine.overlay["confDir"] = str(self.conf_dir)
         self.define("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "cluster"}, namespace="kube-system")
 
@@ -116,7 +116,7 @@ class Node:
         """One verb of the runtime, the pod asking for `annotation`; the plugins' calls for it."""
         if annotation is not None:
             self.engine.declare(annotation if isinstance(annotation, str) else json.dumps(annotation))
-        self.engine.stdin = stdin  # type: ignore[attr-defined]
+        self.engine.stdin = stdin
         self.plugins.calls.clear()
         # A daemon that has just started: what DEL and CHECK know is on disk.
         verbs = self.engine.make_verbs()

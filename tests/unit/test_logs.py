@@ -3,6 +3,7 @@ import logging
 import re
 import stat
 import threading
+from logging.handlers import RotatingFileHandler
 
 import pytest
 
@@ -184,6 +185,7 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
 def test_what_no_option_says_has_its_default(tmp_path, options, limits):
     logs.configure(file=str(tmp_path / "x.log"), to_stderr=False, options=options)
     [handler] = logging.getLogger().handlers
+    assert isinstance(handler, RotatingFileHandler)
     assert (handler.maxBytes // 1024 // 1024, handler.backupCount) == limits
 
 

@@ -212,7 +212,7 @@ def test_how_old_is_what_is_known(registry, metrics):
 def test_the_end_of_the_nodes_certificate(registry, metrics):
     name = "multus_client_certificate_expiration_timestamp_seconds"
     assert name not in exposition(metrics)
-    ends = [None]
+    ends: list[float | None] = [None]
     metrics.cluster.ask_certificate(lambda: ends[-1])
     assert registry.get_sample_value(name) is None
     ends.append(1_900_000_000.0)

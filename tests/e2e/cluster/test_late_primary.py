@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -69,6 +70,10 @@ def test_no_pod_starts_on_the_wrong_network(without_primary: MultusPod) -> None:
     assert failures(node) == []
 
 
+def has_ours(watch: NetworkWatch) -> bool:
+    return "multus-cni-network" in watch.names()
+
+
 def test_the_runtime_never_has_the_primary_networks_own_file(without_primary: MultusPod) -> None:
     multus, node = without_primary, without_primary.node
     multus.apply()
@@ -76,7 +81,7 @@ def test_the_runtime_never_has_the_primary_networks_own_file(without_primary: Mu
         node.wait_until(lambda: is_waiting(multus), "the daemon waits for the primary network")
         with NetworkWatch(node.machine.path(containerd.SOCKET), "primary", "multus-cni-network") as watch:
             node.primary(FILE, PRIMARY)
-            node.wait_until(lambda found=watch: "multus-cni-network" in found.names(), "ours is the runtime's")
+            node.wait_until(partial(has_ours, watch), "ours is the runtime's")
         print(f"{watch.seconds('primary') * 1000:.1f} ms, asked {watch.asked} times")
         assert watch.names() == ["", "multus-cni-network"]
         assert json.loads(node.machine.path(GENERATED).read_text())["type"] == "multus-shim"

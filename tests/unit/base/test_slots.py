@@ -147,7 +147,7 @@ async def test_a_wait_in_vain():
     await crowd.come("a")
     waiting = [await crowd.come(name, timeout=0.05) for name in ("b", "c")]
     results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [(type(result), result.waiting) for result in results] == [(NoSlotError, 2), (NoSlotError, 1)]
+    assert [result.waiting for result in results if isinstance(result, NoSlotError)] == [2, 1]
     crowd.tasks = crowd.tasks[:1]
     assert await crowd.all() == ["a"]
 

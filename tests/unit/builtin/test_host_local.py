@@ -219,9 +219,12 @@ async def test_a_nearly_full_network_is_read_once_and_tried_once(node, monkeypat
     calls = []
     for name in ("listdir", "link"):
         real = getattr(os, name)
-        monkeypatch.setattr(
-            os, name, lambda *args, _real=real, _name=name, **kw: calls.append(_name) or _real(*args, **kw)
-        )
+
+        def counted(*args, _real=real, _name=name, **kw):
+            calls.append(_name)
+            return _real(*args, **kw)
+
+        monkeypatch.setattr(os, name, counted)
     printed = await node.call("ADD", subnet="10.0.0.0/20")
     assert json.loads(printed)["ips"][0]["address"] == "10.0.15.254/20"
     assert calls == ["listdir", "link"]

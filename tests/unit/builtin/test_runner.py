@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,7 +11,7 @@ from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError, UnsupportedFieldError
 from multus_daemon.cni.gojson import JsonError
 from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.ports import Invocation
+from multus_daemon.ports import Invocation, ToolExit, ToolNotFoundError
 
 SUPPORTED = '["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]'
 
@@ -272,11 +273,18 @@ async def test_keys(tmp_path, plugin_type, fields, expected):
     assert await BuiltinRunner(tmp_path).unsupported(plugin_type, invocation("ADD", stdin)) == expected
 
 
+class NoTools:
+    """A host without a single program."""
+
+    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+        raise ToolNotFoundError(tool)
+
+
 @pytest.mark.parametrize(
     ("backend", "expected"), [("iptables", ""), ("nftables", ""), ("ebpf", 'ipMasqBackend: "ebpf"')]
 )
 async def test_backends(tmp_path, backend, expected):
-    runner = BuiltinRunner(tmp_path, tools=object())
+    runner = BuiltinRunner(tmp_path, tools=NoTools())
     stdin = {"name": "n", "ipMasq": True, "ipMasqBackend": backend}
     for plugin_type in ("bridge", "ptp"):
         assert await runner.unsupported(plugin_type, invocation("ADD", stdin)) == expected

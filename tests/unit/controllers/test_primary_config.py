@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import watchfiles
 
 from multus_daemon import settings
 from multus_daemon.base import fs
 from multus_daemon.base.gates import Gates
-from multus_daemon.controllers import conf_watch, runtime_conf
+from multus_daemon.controllers import runtime_conf
 from multus_daemon.controllers.primary_config import GATE, PrimaryConfig
 from multus_daemon.delegates.conf_files import NodeConfFiles
 from multus_daemon.engine.verbs import INDICATOR_GATE
@@ -497,7 +498,7 @@ async def test_changes_are_seen_by_the_watch(node: Node) -> None:
 
 
 async def test_changes_are_seen_without_a_watch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conf_watch.watchfiles, "awatch", raising(OSError(28, "inotify limit")))
+    monkeypatch.setattr(watchfiles, "awatch", raising(OSError(28, "inotify limit")))
     async with running(node.restarted(poll_seconds=0.05)):
         await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
         node.put()

@@ -149,6 +149,8 @@ async def test_what_may_live_is_never_touched(world: World, spared: str) -> None
         case "added anew in between":
             await world.runs()
             engine.store.save(replace(engine.store.records["c1"], created=engine.clock + 1))
+        case _:
+            raise AssertionError(spared)
     await world.runs(1 if spared == "added anew in between" else 3)
     assert world.containers == ["c1"]
     assert engine.runner.calls == []
@@ -169,6 +171,8 @@ async def test_what_was_found_is_judged_again_before_it_is_deleted(world: World,
             engine.store.save(replace(orphan.record, created=orphan.record.created + 1))
         case "deleted":
             engine.store.remove(orphan.record.sandbox.container_id)
+        case _:
+            assert since == "nothing"
     assert await engine.verbs.orphans.delete(orphan, 5) is (since == "nothing")
     assert bool(engine.runner.calls) is (since == "nothing")
 
@@ -395,6 +399,8 @@ async def test_a_pod_that_has_its_networks(world: World, by: str) -> None:
         case "hot-plug":
             await world.engine.verbs.plug(world.engine.plug(network="other-than-its-definition"))
             world.engine.cluster.events.clear()
+        case _:
+            assert by == "us"
     await world.runs(3)
     assert world.engine.cluster.events == []
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from multus_daemon.base import fs
 from multus_daemon.base.aio import backoff
 from multus_daemon.controllers import spool
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
@@ -128,7 +129,7 @@ async def test_what_is_being_written_and_what_is_no_entry_is_passed_over(
     entry(tmp_path, "notes.txt")
     (tmp_path / "folder.json").mkdir()
     await drained(replay)
-    assert world.bodies == world.outcomes == []
+    assert (world.bodies, world.outcomes) == ([], [])
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -181,11 +182,11 @@ async def test_a_served_entry_that_cannot_be_removed_is_not_served_again(
 ) -> None:
     monkeypatch.setattr(spool, "RETRY_SECONDS", (0.0, 0.0))
     entry(tmp_path, "1-1.json")
-    real = spool.fs.remove
-    monkeypatch.setattr(spool.fs, "remove", lambda _path: (_ for _ in ()).throw(OSError("read-only file system")))
+    real = fs.remove
+    monkeypatch.setattr(fs, "remove", lambda _path: (_ for _ in ()).throw(OSError("read-only file system")))
     await replay.replay()
     await replay.replay()
-    monkeypatch.setattr(spool.fs, "remove", real)
+    monkeypatch.setattr(fs, "remove", real)
     await drained(replay)
     assert world.bodies == [b"c1"]
     assert list(tmp_path.iterdir()) == []

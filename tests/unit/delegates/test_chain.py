@@ -19,13 +19,14 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
     UnknownContainerError,
 )
+from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.cni.result import Interface, IpConfig, Result
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.ports import Attachment, Sandbox
 from tests.fakes.runner import FakePluginRunner
 
-SANDBOX = Sandbox("c0ffee", "/run/netns/a")
+SANDBOX = Sandbox(ContainerId("c0ffee"), "/run/netns/a")
 BRIDGE_RESULT = b'{"cniVersion":"1.0.0","interfaces":[{"name":"net1","mtu":1450}],"ips":[{"address":"10.1.0.2/24"}]}'
 RESULT = Result((Interface("net1", mtu=1450),), (IpConfig("10.1.0.2/24"),))
 
@@ -34,7 +35,9 @@ def attachment(version="1.0.0", plugins=("bridge", "portmap", "tuning"), **extra
     header = {"cniVersion": version, "name": "n1", **extra}
     entries = [entry if isinstance(entry, dict) else {"type": entry} for entry in plugins]
     raw = json.dumps({**header, "plugins": entries} if len(entries) > 1 else {**header, **entries[0]})
-    return Attachment("web/n1", conf.parse(raw.encode()), "net1", cni_args=(("IgnoreUnknown", "true"), ("K", "V")))
+    return Attachment(
+        "web/n1", conf.parse(raw.encode()), IfName("net1"), cni_args=(("IgnoreUnknown", "true"), ("K", "V"))
+    )
 
 
 @pytest.fixture
@@ -107,7 +110,7 @@ class TestAdd:
     async def test_list_without_a_version_keeps_its_result(self, chain, runner, cache):
         runner.answers["bridge", "ADD"] = b'{"ip4":{"ip":"10.1.0.2/24"}}'
         raw = b'{"name":"n1","plugins":[{"type":"bridge"},{"type":"portmap"}]}'
-        whole = Attachment("web/n1", conf.parse(raw), "net1")
+        whole = Attachment("web/n1", conf.parse(raw), IfName("net1"))
         assert (await chain.add(SANDBOX, whole)).ips == RESULT.ips
         assert runner.calls[1].config["cniVersion"] == "0.1.0"
         assert runner.calls[1].config["prevResult"]["ip4"]["ip"] == "10.1.0.2/24"
@@ -179,7 +182,7 @@ class TestDelete:
         assert [("prevResult" in call.config) for call in runner.calls] == [sent] * 3
 
     async def test_nothing_stored(self, chain, runner):
-        await chain.delete(Sandbox("c0ffee", ""), attachment())
+        await chain.delete(Sandbox(ContainerId("c0ffee"), ""), attachment())
         assert len(runner.calls) == 3
         assert "prevResult" not in runner.calls[0].config
         assert runner.calls[0].invocation.netns == ""
@@ -316,10 +319,10 @@ def network(version="1.1.0", plugins=("bridge", "portmap", "tuning"), **extra):
 class TestStatus:
     @pytest.mark.conformance("verbs-25")
     async def test_each_plugin_gets_its_object_and_nothing_of_a_container(self, chain, runner):
-        plugins = [{"type": "bridge", "capabilities": {"mac": True}, "mtu": 1400}, "portmap"]
-        await chain.status(network(plugins=plugins))
+        bridge = {"type": "bridge", "capabilities": {"mac": True}, "mtu": 1400}
+        await chain.status(network(plugins=[bridge, "portmap"]))
         assert runner.order == [("bridge", "STATUS"), ("portmap", "STATUS")]
-        assert runner.calls[0].config == {**plugins[0], "name": "n1", "cniVersion": "1.1.0"}
+        assert runner.calls[0].config == {**bridge, "name": "n1", "cniVersion": "1.1.0"}
         call = runner.calls[0].invocation
         assert (call.container_id, call.netns, call.ifname, call.args, call.path) == ("", "", "", "", "/a:/b")
 

@@ -160,7 +160,7 @@ async def test_observed(process, builtin, error, outcome):
 async def test_the_add_is_recorded_also_where_it_fails(process, builtin, mode, name, expected, fails):
     call = invocation(served_by={})
     if fails:
-        process.answers[name, "ADD"] = builtin.answers[name, "ADD"] = CniError(111, "no")
+        process.answers[name, "ADD"] = builtin.answers[name, "ADD"] = CniError("no", code=111)
     with contextlib.suppress(CniError):
         await Dispatcher(process, builtin, mode).run(name, call)
     assert call.served_by == expected

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from multus_daemon.base import fs
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.delegates import record as record_format
 from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.delegates.chain import Chain
@@ -32,11 +33,11 @@ def small(container_id="c0ffee"):
     config = conf.parse(b'{"name":"n","type":"ptp","cniVersion":"1.0.0"}')
     return ContainerRecord(
         sandbox=Sandbox(container_id, "/run/netns/a"),
-        ifname="eth0",
-        pod_namespace="web",
-        pod_name="p",
-        pod_uid="u",
-        attachments=(Attachment("n", config, "eth0", cluster_network=True, cni_args=(("K8S_POD_NAME", "p"),)),),
+        ifname=IfName("eth0"),
+        pod_namespace=Namespace("web"),
+        pod_name=PodName("p"),
+        pod_uid=PodUid("u"),
+        attachments=(Attachment("n", config, IfName("eth0"), cluster_network=True, cni_args=(("K8S_POD_NAME", "p"),)),),
         created=1.5,
     )
 
@@ -249,7 +250,7 @@ def test_a_damaged_record_falls_back_to_the_result_cache(store, cni_dir, cache, 
     ]
     assert found.pod == "web/p"
     assert found.pod_uid == "u"
-    assert found.sandbox == Sandbox("c0ffee", "/run/netns/a")
+    assert found.sandbox == Sandbox(ContainerId("c0ffee"), "/run/netns/a")
     assert found.attachments[0].capability_args == {"mac": "02:00:00:00:00:01"}
     assert found.attachments[0].result.ips[0].address == "10.1.0.2/24"
     assert found.complete

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -31,17 +31,21 @@ NETNS = "/run/netns/p1"
 
 
 class FakeConfFiles:
-    """Configurations by path, and by (directory, name)."""
+    """Configurations by path, and by (directory, name); plugins by (path, name)."""
 
     def __init__(self) -> None:
         self.paths: dict[str, NetworkConfig] = {}
         self.names: dict[tuple[str, str], NetworkConfig] = {}
+        self.beside: dict[tuple[str, str], tuple[bytes, ...]] = {}
 
     async def by_name(self, directory: str, name: str) -> NetworkConfig | None:
         return self.names.get((directory, name))
 
     async def at_path(self, path: str) -> NetworkConfig:
         return self.paths[path]
+
+    async def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
+        return self.beside.get((path, name), ())
 
 
 def definition(namespace: str, name: str, config: str | None = None, **annotations: str) -> NetworkAttachmentDefinition:
@@ -73,13 +77,15 @@ class Engine:
         self.devices = FakeDeviceSource()
         self.device_files = FakeDeviceFiles()
         self.gates = Gates()
-        self.count_unmet = unmet.count_nothing
+        self.count_unmet: Callable[[str], None] = unmet.count_nothing
         self.collected: Counter[str] = Counter()
         self.given_up = 0
         self.delete_tries = 0
         self.attach_concurrency = 4
         self.clock = 1000.0
         self.overlay: dict[str, Any] = {"clusterNetwork": "cluster"}
+        self.stdin: dict[str, Any] = {}
+        """What the runtime's configuration has besides its version and its name."""
         self.cluster.put_network(definition("kube-system", "cluster"))
         for name in ("n1", "n2"):
             self.cluster.put_network(definition("web", name))
@@ -118,7 +124,7 @@ class Engine:
     def request(self, verb: str = "ADD", *, netns: str = NETNS, container: str = "c1", uid: str = "u1") -> CniRequest:
         """A call of the runtime for the pod."""
         text = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=web;K8S_POD_NAME=p1;K8S_POD_UID={uid};EXTRA=kept"
-        stdin = json.dumps({"cniVersion": "1.0.0", "name": "multus", **getattr(self, "stdin", {})}).encode()
+        stdin = json.dumps({"cniVersion": "1.0.0", "name": "multus", **self.stdin}).encode()
         return CniRequest(verb, ContainerId(container), netns, IfName("eth0"), args.kubernetes(text), stdin)
 
     def plug(

@@ -434,7 +434,7 @@ async def test_requests_reach_the_delegate_and_the_record(engine: Engine) -> Non
 
 @pytest.mark.weak_spot(18)
 async def test_the_runtimes_capabilities_reach_the_cluster_network_only(engine: Engine) -> None:
-    engine.stdin = {"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}}  # type: ignore[attr-defined]
+    engine.stdin = {"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}}
     engine.declare("n1")
     await engine.verbs.add(engine.request())
     cluster, other = (call.attachment.capability_args for call in engine.runner.calls)

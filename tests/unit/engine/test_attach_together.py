@@ -117,6 +117,7 @@ async def test_a_network_that_wants_it_runs_beside_no_other() -> None:
 
 async def test_what_is_told_has_the_order_of_the_list_whoever_was_first() -> None:
     told = []
+    ends: list[str] = []
     for steps in ({}, {("ADD", f"web/{name}"): 40 - 5 * number for number, name in enumerate(NETWORKS)}):
         engine, runner = make(6)
         runner.steps = dict(steps)
@@ -246,7 +247,8 @@ async def outcome(engine: Engine, verb: str) -> tuple[Any, ...]:
         if verb == "ADD":
             end = await engine.verbs.add(engine.request())
         else:
-            end = await engine.verbs.delete(engine.request("DEL"))
+            await engine.verbs.delete(engine.request("DEL"))
+            end = None
     except CniError as error:
         end = (error.code, str(error))
     cluster = engine.cluster
@@ -258,7 +260,7 @@ async def outcome(engine: Engine, verb: str) -> tuple[Any, ...]:
 async def test_an_add_and_its_undoing(
     steps: dict[tuple[str, str], int], configs: dict[str, Any], failing: str, at_once: int
 ) -> None:
-    sides = []
+    sides, runner = [], Runner()
     for number in (1, at_once):
         engine, runner = make(number, **configs)
         runner.steps = steps

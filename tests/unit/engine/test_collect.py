@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -208,7 +209,7 @@ class Held:
         self.engine = engine
         self.reached, self.may_end = asyncio.Event(), asyncio.Event()
         self._delete = engine.runner.delete
-        engine.runner.delete = self._hang  # type: ignore[method-assign]
+        engine.runner.delete = self._hang  # type: ignore[method-assign]  # of this object only
 
     async def _hang(self, sandbox: Sandbox, attachment: Attachment) -> None:
         if sandbox.container_id == "stale":
@@ -282,7 +283,7 @@ async def test_a_container_that_is_being_deleted_is_left_to_its_del(engine: Engi
         await may_end.wait()
         await real(sandbox, attachment)
 
-    engine.runner.delete = delete  # type: ignore[method-assign]
+    engine.runner.delete = delete  # type: ignore[method-assign]  # of this object only
     deleting = asyncio.create_task(engine.verbs.delete(engine.request("DEL", netns=netns_of("c1"))))
     held.may_end.set()
     async with asyncio.timeout(5):
@@ -312,12 +313,12 @@ async def test_an_add_waits_for_the_gc_of_its_network_or_is_told_to_it(engine: E
     asked, may_end = asyncio.Event(), asyncio.Event()
     real = engine.runner.gc
 
-    async def gc(*arguments: Any) -> None:
+    async def gc(config: conf.NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
         asked.set()
         await may_end.wait()
-        await real(*arguments)
+        await real(config, valid)
 
-    engine.runner.gc = gc  # type: ignore[method-assign]
+    engine.runner.gc = gc  # type: ignore[method-assign]  # of this object only
     collecting = asyncio.create_task(engine.verbs.gc(listing("c2")))
     await asked.wait()
     if how == "ADD":
@@ -508,8 +509,8 @@ class Node(RuleBasedStateMachine):
             if (left := self.engine.store.left.get(sandbox.container_id)) and left.attachments[0] == attachment:
                 del self.engine.store.left[sandbox.container_id]
 
-        self.engine.runner.add = note_add  # type: ignore[method-assign]
-        self.engine.runner.delete = note_delete  # type: ignore[method-assign]
+        self.engine.runner.add = note_add  # type: ignore[method-assign]  # of this object only
+        self.engine.runner.delete = note_delete  # type: ignore[method-assign]  # of this object only
 
     @rule(name=st.sampled_from(NAMES), networks=st.sampled_from(NETWORKS))
     def comes(self, name: str, networks: str) -> None:
@@ -560,7 +561,7 @@ class Node(RuleBasedStateMachine):
                     assert (name, ifname) in told[network]
 
     async def _gc_beside_an_add(self, listed: set[str] | None, adds: str | None) -> None:
-        work = [self.engine.verbs.gc(ABSENT if listed is None else listing(*listed))]
+        work: list[Coroutine[Any, Any, object]] = [self.engine.verbs.gc(ABSENT if listed is None else listing(*listed))]
         if adds:
             self.engine.links.namespaces[netns_of(adds)] = {"lo"}
             # It has just been made: there is no process in it.

@@ -75,7 +75,10 @@ async def test_the_kubelet_is_not_asked_where_no_network_needs_it(engine: Engine
 @pytest.mark.conformance("config-14")
 @pytest.mark.parametrize("in_list", [False, True], ids=["single", "list"])
 async def test_every_plugin_is_told_the_device(engine: Engine, in_list: bool) -> None:
-    plugins = [{"type": "a", "capabilities": {"deviceID": True}, "deviceID": "overwritten"}, {"type": "b"}]
+    plugins: list[dict[str, Any]] = [
+        {"type": "a", "capabilities": {"deviceID": True}, "deviceID": "overwritten"},
+        {"type": "b"},
+    ]
     network(engine, "n1", **({"plugins": plugins} if in_list else plugins[0]))
     given(engine, "0000:03:02.0")
     await devices(engine, "n1")

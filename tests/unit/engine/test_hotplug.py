@@ -19,6 +19,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
     UnknownContainerError,
 )
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Interface, IpConfig, Result
 from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
 from tests.unit.engine.conftest import NETNS, Engine
@@ -229,7 +230,7 @@ async def test_refusals(engine: Engine, change: dict[str, str], kind: type[CniEr
     engine.links.namespaces[NETNS].discard("eth0")
     before = engine.store.records["c1"]
     with pytest.raises(kind, match=words):
-        await engine.verbs.plug(engine.plug(**change))  # type: ignore[arg-type]
+        await engine.verbs.plug(engine.plug(**change))
     assert engine.runner.calls == []
     assert engine.store.records["c1"] == before
 
@@ -367,7 +368,7 @@ async def test_check_has_the_stored_result(engine: Engine) -> None:
 async def test_check_of_what_is_not_attached_is_code_3(engine: Engine, change: dict[str, str]) -> None:
     await plugged(engine)
     with pytest.raises(UnknownContainerError, match="is not attached as"):
-        await engine.verbs.check_plugged(engine.plug("CHECK", **change))  # type: ignore[arg-type]
+        await engine.verbs.check_plugged(engine.plug("CHECK", **change))
 
 
 # --- the pod's own verbs ---------------------------------------------------------------------------------------------
@@ -435,11 +436,11 @@ async def test_a_container_never_seen_gets_a_record_of_its_own(engine: Engine) -
     record = engine.store.records["c1"]
     assert names(engine) == [(HOT, "net5", True)]
     assert (record.sandbox, record.pod, record.pod_uid, record.created) == (
-        Sandbox("c1", NETNS),
+        Sandbox(ContainerId("c1"), NETNS),
         "web/p1",
         "u1",
         1000.0,
-    )  # type: ignore[arg-type]
+    )
     assert not record.complete
     await engine.verbs.check_plugged(engine.plug("CHECK"))
     # To the runtime its container is as unknown as before.
@@ -489,11 +490,11 @@ async def test_a_failed_add_of_the_runtime_leaves_what_is_plugged_in(engine: Eng
 
 def left(*attachments: Attachment, complete: bool = True) -> ContainerRecord:
     return ContainerRecord(
-        sandbox=Sandbox("c1", NETNS),  # type: ignore[arg-type]
-        ifname="eth0",  # type: ignore[arg-type]
-        pod_namespace="web",  # type: ignore[arg-type]
-        pod_name="p1",  # type: ignore[arg-type]
-        pod_uid="u1",  # type: ignore[arg-type]
+        sandbox=Sandbox(ContainerId("c1"), NETNS),
+        ifname=IfName("eth0"),
+        pod_namespace=Namespace("web"),
+        pod_name=PodName("p1"),
+        pod_uid=PodUid("u1"),
         attachments=attachments,
         complete=complete,
     )
@@ -502,7 +503,7 @@ def left(*attachments: Attachment, complete: bool = True) -> ContainerRecord:
 def theirs(name: str, ifname: str, *, cluster: bool = False) -> Attachment:
     config = conf.parse(json.dumps({"cniVersion": "1.0.0", "name": name, "type": "fake"}).encode())
     result = Result((Interface(ifname, sandbox=NETNS),), (IpConfig("10.1.0.2/24", interface=0),))
-    return Attachment(name, config, ifname, cluster_network=cluster, result=result)  # type: ignore[arg-type]
+    return Attachment(name, config, IfName(ifname), cluster_network=cluster, result=result)
 
 
 async def test_a_container_of_upstreams_is_taken_over_whole(engine: Engine) -> None:

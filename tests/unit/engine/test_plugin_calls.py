@@ -35,9 +35,9 @@ class Node:
         self.plugins = FakePluginRunner()
         self.engine = Engine()
         cache = ResultCache(directory / "cni")
-        self.engine.runner = Chain(self.plugins, cache, "/bin")  # type: ignore[assignment]
-        self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]
-        self.engine.files = NodeConfFiles()  # type: ignore[assignment]
+        self.engine.runner = Chain(self.plugins, cache, "/bin")  # type: ignore[assignment]  # a real one serves as well
+        self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]  # a real one serves as well
+        self.engine.files = NodeConfFiles()  # type: ignore[assignment]  # a real one serves as well
         self.engine.verbs = self.engine.make_verbs()
 
     def delegates(self, *configs: dict[str, Any]) -> None:
@@ -139,9 +139,12 @@ async def test_a_delegate_without_a_name_is_refused_before_any_plugin_runs(node:
 async def test_the_runtimes_port_mappings_reach_the_plugin_of_the_list_that_declares_them(
     node: Node, version: str
 ) -> None:
-    plugins = [{"type": "weave"}, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    plugins: list[dict[str, Any]] = [
+        {"type": "weave"},
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    ]
     node.delegates({"cniVersion": version, "name": "listed", "plugins": plugins})
-    node.engine.stdin = {"runtimeConfig": {"portMappings": PORTS}}  # type: ignore[attr-defined]
+    node.engine.stdin = {"runtimeConfig": {"portMappings": PORTS}}
     node.prints("weave", version, "eth0", "10.1.0.2/24")
     node.prints("portmap", version, "eth0", "10.1.0.2/24")
     header = {"cniVersion": version, "name": "listed"}
@@ -149,7 +152,7 @@ async def test_the_runtimes_port_mappings_reach_the_plugin_of_the_list_that_decl
     await node.call("ADD")
     assert node.read() == expected
     # The runtime's DEL need not say it again.
-    del node.engine.stdin  # type: ignore[attr-defined]
+    node.engine.stdin = {}
     await node.call("DEL")
     assert node.read() == expected[::-1]
 

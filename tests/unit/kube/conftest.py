@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +18,19 @@ from multus_daemon.kube.credentials import Kubeconfig
 from multus_daemon.kube.store import KubeStore
 from tests.fakes.apiserver import FakeApiServer
 
+Running = Callable[[Coroutine[Any, Any, object]], AbstractAsyncContextManager[asyncio.Task[object]]]
+Until = Callable[..., Awaitable[None]]
+
 
 class CountingObserver:
     """Counts every call by its name; `last` has each one's last arguments."""
 
-    def __init__(self):
-        self.counts = Counter()
-        self.last = {}
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last: dict[str, tuple[Any, ...]] = {}
 
-    def __getattr__(self, name):
-        def count(*args):
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def count(*args: Any) -> None:
             self.counts[name] += args[0] if name == "events_dropped" else 1
             self.last[name] = args
 
@@ -31,7 +38,7 @@ class CountingObserver:
 
 
 @pytest.fixture
-async def server():
+async def server() -> AsyncIterator[FakeApiServer]:
     server = FakeApiServer()
     await server.start()
     yield server
@@ -39,27 +46,27 @@ async def server():
 
 
 @pytest.fixture
-async def client(server, tmp_path):
+async def client(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[ApiClient]:
     async with ApiClient(Kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))) as client:
         yield client
 
 
 @pytest.fixture
-def observer():
+def observer() -> CountingObserver:
     return CountingObserver()
 
 
 @pytest.fixture
-def gates():
+def gates() -> Gates:
     return Gates("pods", "networks")
 
 
 @pytest.fixture
-def running():
+def running() -> Running:
     """A function that runs a coroutine for the block."""
 
     @contextlib.asynccontextmanager
-    async def run(work):
+    async def run(work: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio.Task[object]]:
         task = asyncio.create_task(work)
         try:
             yield task
@@ -72,10 +79,10 @@ def running():
 
 
 @pytest.fixture
-def until():
+def until() -> Until:
     """A function that waits until a condition holds."""
 
-    async def wait(condition, seconds=5.0):
+    async def wait(condition: Callable[[], object], seconds: float = 5.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(0.005)
@@ -84,7 +91,9 @@ def until():
 
 
 @pytest.fixture
-async def store(client, gates, observer, running):
+async def store(
+    client: ApiClient, gates: Gates, observer: CountingObserver, running: Running
+) -> AsyncIterator[KubeStore]:
     store = KubeStore(client, "node-a", gates, observer=observer)
     async with running(store.run()), asyncio.timeout(5):
         await store.pods.synced.wait()

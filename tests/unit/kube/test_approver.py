@@ -20,7 +20,7 @@ KEY = ec.generate_private_key(ec.SECP256R1())
 ORG, CN, OU = NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
 OWN = ((ORG, "system:multus"), (CN, "system:multus:n1"))
 NODE = {"username": "system:node:n1", "groups": ["system:nodes", "system:authenticated"]}
-MULTUS = {"username": "system:multus:n1", "groups": ["system:multus", "system:authenticated"]}
+MULTUS: dict[str, Any] = {"username": "system:multus:n1", "groups": ["system:multus", "system:authenticated"]}
 
 
 def pem(
@@ -36,10 +36,10 @@ def pem(
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def csr(request: bytes = b"", *, status: Any = None, name: str = "r", **spec: Any) -> dict[str, Any]:
+def csr(request: bytes | None = b"", *, status: Any = None, name: str = "r", **spec: Any) -> dict[str, Any]:
     """A CertificateSigningRequest as the API has it; `None` leaves a key out."""
     full = {
-        "request": base64.b64encode(request or pem()).decode(),
+        "request": None if request is None else base64.b64encode(request or pem()).decode(),
         "signerName": "kubernetes.io/kube-apiserver-client",
         "usages": ["digital signature", "client auth"],
         "expirationSeconds": 600,
@@ -241,7 +241,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         pauses.append(seconds)
         await real(0)
 
-    monkeypatch.setattr(approver.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     return pauses
 
 
@@ -291,7 +291,7 @@ async def test_what_comes_later_is_decided() -> None:
         api.objects = api.objects or listed
         return answer
 
-    api.request = after_the_list  # type: ignore[method-assign]
+    api.request = after_the_list  # type: ignore[method-assign]  # of this object only
     await approving.round()
     assert api.conditions("new") == api.conditions("changed") == [("Approved", "True")]
     assert [path for method, path in api.requests if method == "PUT"] == ["/new/approval", "/changed/approval"]
@@ -338,13 +338,13 @@ async def test_five_retries_then_the_next_list(no_pauses: list[float], caplog: p
             raise ApiError(500)
         return await request(method, path, **kwargs)
 
-    api.request = unwritable  # type: ignore[method-assign]
+    api.request = unwritable  # type: ignore[method-assign]  # of this object only
     await Approver(api).round()
     assert [method for method, _ in api.requests].count("PUT") == 6
     assert len(no_pauses) == 5
     assert sorted(no_pauses) == no_pauses or no_pauses[-1] > no_pauses[0]
     assert "given up for now" in caplog.text
-    api.request = request  # type: ignore[method-assign]
+    api.request = request  # type: ignore[method-assign]  # of this object only
     await Approver(api).round()
     assert api.conditions() == [("Approved", "True")]
 

@@ -9,8 +9,9 @@ import json
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
 import pytest
@@ -28,9 +29,14 @@ from multus_daemon.kube.certs import CertificateFiles, CertificateManager
 BASE = datetime.datetime(2026, 11, 21, 6, tzinfo=datetime.UTC).timestamp()
 MINUTE, HOUR = 60.0, 3600.0
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 
 class FastLoop(asyncio.SelectorEventLoop):
     """Where nothing is left to do but to wait for a timer, it is that time already."""
+
+    _selector: Any  # asyncio's own, which typeshed does not know
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,8 +56,8 @@ class FastLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
-    def run_in_executor(self, *args: Any) -> Any:
-        future = super().run_in_executor(*args)
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
         self.in_threads += 1
         future.add_done_callback(self._thread_done)
         return future
@@ -135,7 +141,7 @@ class Cluster:
         return name
 
     @contextlib.asynccontextmanager
-    async def connect(self, path: Path | None) -> AsyncIterator[certs.Client]:
+    async def connect(self, path: Path | None) -> AsyncIterator[approver.Client]:
         self.connections.append(path)
         yield Client(self, fs.read_limited(path) if path else None)
 

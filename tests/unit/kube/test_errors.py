@@ -33,20 +33,27 @@ def test_kind_by_status(code, kind):
 
 def test_causes_name_fields():
     body = status(422, details={"causes": [{"field": "metadata.uid"}, {"reason": "x"}]})
-    assert errors.from_answer(422, "", body, request="x").fields == ("metadata.uid",)
+    error = errors.from_answer(422, "", body, request="x")
+    assert isinstance(error, ApiError)
+    assert error.fields == ("metadata.uid",)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"\xff", b'{"details": 5}', b'{"details": {"causes": null}}'])
 def test_bodies_that_are_no_status(body):
-    assert errors.from_answer(404, "Not Found", body, request="GET /x").reason == "Not Found"
+    error = errors.from_answer(404, "Not Found", body, request="GET /x")
+    assert isinstance(error, ApiError)
+    assert error.reason == "Not Found"
     assert isinstance(errors.from_answer(502, "Bad Gateway", body, request="GET /x"), ApiUnavailableError)
     assert isinstance(errors.from_watch_event(body, request="GET /x"), ApiUnavailableError)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("3", 3.0), ("-1", 0.0), ("soon", None)])
 def test_retry_after(value, seconds):
-    assert errors.from_answer(429, "", b"", {"Retry-After": value}, request="x").retry_after == seconds
-    assert errors.from_answer(503, "", b"", request="x").retry_after is None
+    told = errors.from_answer(429, "", b"", {"Retry-After": value}, request="x")
+    untold = errors.from_answer(503, "", b"", request="x")
+    assert isinstance(told, ApiUnavailableError)
+    assert isinstance(untold, ApiUnavailableError)
+    assert (told.retry_after, untold.retry_after) == (seconds, None)
 
 
 def test_watch_event():

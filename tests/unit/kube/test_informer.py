@@ -3,6 +3,8 @@ import contextlib
 import json
 import logging
 import time
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from multus_daemon.kube.client import ApiClient
 from multus_daemon.kube.credentials import Kubeconfig
 from multus_daemon.kube.errors import ApiUnavailableError, GoneError, KubeError
 from multus_daemon.kube.informer import Informer
+from multus_daemon.nad import definition
 
 KEY = ("web", "web-1")
 
@@ -72,24 +75,31 @@ async def test_a_page_that_has_expired_begins_again(server, networks, monkeypatc
 
 async def test_one_bad_object_does_not_hide_the_others(server, networks, running, observer, caplog, until):
     server.add_network("good")
-    server.put(objects.definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": {"config": 5}})
-    server.put(objects.definition.PLURAL, {"metadata": {"namespace": "web", "name": "none"}})
+    server.put(definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": {"config": 5}})
+    server.put(definition.PLURAL, {"metadata": {"namespace": "web", "name": "none"}})
     async with running(networks.run()):
         await networks.synced.wait()
         assert networks.get(("web", "good"))
         assert networks.get(("web", "none")).config == ""
         assert networks.get(("web", "bad")) is None
         await until(lambda: server.watches)
-        server.put(objects.definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": []})
+        server.put(definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": []})
         server.add_network("later")
         await until(lambda: networks.get(("web", "later")))
     assert observer.counts["malformed"] == 2
     assert "web/bad" in caplog.text
 
 
+class ListsOnly:
+    """The part of a client that opens watches, where a test comes to none."""
+
+    def lines(self, *_: Any, **__: Any) -> AsyncGenerator[bytes, None]:
+        raise AssertionError("no watch is opened")
+
+
 @pytest.mark.parametrize("answer", ["<html>login</html>", "{}", "[]", '{"metadata": {}, "items": 5}'])
 async def test_an_answer_that_is_no_list(gates, answer):
-    class Client:
+    class Client(ListsOnly):
         async def request(self, *_, **__):
             return answer.encode()
 
@@ -294,9 +304,9 @@ async def test_api_down_at_the_start(tmp_path, server, gates, running, until, ca
 
 
 async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
-    pauses = []
+    pauses: list[float] = []
 
-    class Client:
+    class Client(ListsOnly):
         async def request(self, *_, **__):
             raise ApiUnavailableError(
                 "away", retry_after=12 if len(pauses) == 20 else 500 if len(pauses) > 20 else None
@@ -331,7 +341,7 @@ async def test_poke_ends_a_pause(server, client, gates, running, until):
 
 
 async def test_a_bug_is_not_swallowed(gates):
-    class Client:
+    class Client(ListsOnly):
         async def request(self, *_, **__):
             raise TypeError("bug")
 

@@ -13,7 +13,7 @@ from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, Sto
 OTHER = "99999999-2222-3333-4444-555555555555"
 
 
-def args(name="web-1", uid="", namespace="web"):
+def args(name: str = "web-1", uid: str = "", namespace: str = "web") -> tuple[Namespace, PodName, PodUid]:
     return Namespace(namespace), PodName(name), PodUid(uid)
 
 
@@ -292,13 +292,13 @@ async def test_drain(server, client, gates):
     assert time.monotonic() - began < 1
 
 
-async def test_a_bug_in_one_task_ends_all(client, gates):
+async def test_a_bug_in_one_task_ends_all(client, gates, monkeypatch):
     store = KubeStore(client, "node-a", gates)
 
     async def broken():
         raise TypeError("bug")
 
-    store.events.run = broken
+    monkeypatch.setattr(store.events, "run", broken)
     with pytest.raises(ExceptionGroup) as caught:
         await store.run()
     assert caught.group_contains(TypeError)

@@ -65,7 +65,7 @@ class FakeSocket:
 
 def make(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> tuple[Socket, FakeSocket]:
     fake = FakeSocket(*datagrams)
-    monkeypatch.setattr(transport.socket, "socket", lambda *_arguments: fake)
+    monkeypatch.setattr(socket, "socket", lambda *_arguments: fake)
     return Socket(), fake
 
 
@@ -147,7 +147,7 @@ def test_an_old_kernel_without_options_is_fine_and_a_refusal_is_not(monkeypatch:
     monkeypatch.setattr(FakeSocket, "setsockopt", refuse)
     make(monkeypatch)
     fake = FakeSocket()
-    monkeypatch.setattr(transport.socket, "socket", lambda *_arguments: fake)
+    monkeypatch.setattr(socket, "socket", lambda *_arguments: fake)
     with pytest.raises(PermissionError):
         Socket()
     assert fake.closed

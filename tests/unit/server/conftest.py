@@ -1,5 +1,8 @@
 """A live server on a unix socket, over a fake of the verbs."""
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -11,34 +14,34 @@ from tests.unit.server.harness import FakeVerbs
 
 
 @pytest.fixture
-def verbs():
+def verbs() -> FakeVerbs:
     return FakeVerbs()
 
 
 @pytest.fixture
-def gates():
+def gates() -> Gates:
     return Gates()
 
 
 @pytest.fixture
-def registry():
+def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
 @pytest.fixture
-def metrics(registry):
+def metrics(registry: CollectorRegistry) -> Metrics:
     return Metrics(registry, version="0.0-test")
 
 
 @pytest.fixture
-def api(verbs, metrics):
+def api(verbs: FakeVerbs, metrics: Metrics) -> CniApi:
     return CniApi(
         verbs, metrics, deadlines=Deadlines(add=0.3, delete=0.3, check=0.3, status=0.3, gc=0.3), body_timeout=0.5
     )
 
 
 @pytest.fixture
-async def server(api, gates, metrics, tmp_path):
+async def server(api: CniApi, gates: Gates, metrics: Metrics, tmp_path: Path) -> AsyncIterator[UnixServer]:
     server = UnixServer(api, gates, metrics, tmp_path / "run", head_timeout=0.5)
     await server.start()
     yield server

@@ -3,10 +3,15 @@
 import asyncio
 import base64
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from multus_daemon.cni.result import Interface, IpConfig, Result, from_object
+from multus_daemon.engine.request import CniRequest, DelegateRequest
+from multus_daemon.metrics import Metrics
+from multus_daemon.server.app import UnixServer
 
 STDOUT_TYPE = "application/vnd.multus.cni-stdout"
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "upstream-v4.3.0.json").read_text())
@@ -18,25 +23,30 @@ RESULT = Result(
 )
 
 
+def _open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
 @dataclass
 class FakeVerbs:
-    """Records calls; answers with `result`, or raises `error`; waits for `gate` first where there is one."""
+    """Records calls; answers with `result`, or raises `error`; waits for `gate` first, which is open."""
 
     result: Result = RESULT
     error: BaseException | None = None
     delete_error: BaseException | None = None
-    gate: asyncio.Event | None = None
-    calls: list = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=_open_gate)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: int = 0
     finished: int = 0
 
-    async def _work(self, verb, what, error):
+    async def _work(self, verb: str, what: object, error: BaseException | None) -> None:
         self.calls.append((verb, what))
         self.entered.set()
         try:
-            if self.gate:
-                await self.gate.wait()
+            await self.gate.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -44,51 +54,52 @@ class FakeVerbs:
             raise error
         self.finished += 1
 
-    async def add(self, request):
+    async def add(self, request: CniRequest) -> Result:
         await self._work("ADD", request, self.error)
         return self.result
 
-    async def delete(self, request):
+    async def delete(self, request: CniRequest) -> None:
         await self._work("DEL", request, self.delete_error or self.error)
 
-    async def check(self, request):
+    async def check(self, request: CniRequest) -> None:
         await self._work("CHECK", request, self.error)
 
-    async def plug(self, request):
+    async def plug(self, request: DelegateRequest) -> Result:
         await self._work("plug", request, self.error)
         return self.result
 
-    async def unplug(self, request):
+    async def unplug(self, request: DelegateRequest) -> None:
         await self._work("unplug", request, self.error)
 
-    async def check_plugged(self, request):
+    async def check_plugged(self, request: DelegateRequest) -> None:
         await self._work("check_plugged", request, self.error)
 
-    async def status(self, stdin):
+    async def status(self, stdin: bytes) -> None:
         await self._work("STATUS", stdin, self.error)
 
-    async def gc(self, stdin):
+    async def gc(self, stdin: bytes) -> None:
         await self._work("GC", stdin, self.error)
 
 
-def netconf(version="1.0.0", name="multus-cni-network", **more):
+def netconf(version: str = "1.0.0", name: str = "multus-cni-network", **more: Any) -> dict[str, Any]:
     return {"cniVersion": version, "name": name, "type": "multus-shim", **more}
 
 
-def environment(verb="ADD", **changes):
+def environment(verb: str = "ADD", **changes: str | None) -> dict[str, str]:
     """CNI variables of a call; a change to None removes the variable."""
-    env = {
+    env: dict[str, str | None] = {
         "CNI_COMMAND": verb,
         "CNI_CONTAINERID": "c0ffee",
         "CNI_NETNS": "/run/netns/a",
         "CNI_IFNAME": "eth0",
         "CNI_PATH": "/opt/cni/bin",
         "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=web;K8S_POD_NAME=web-1;K8S_POD_UID=u-1",
-    } | changes
+        **changes,
+    }
     return {key: value for key, value in env.items() if value is not None}
 
 
-def body(verb="ADD", conf=None, **changes):
+def body(verb: str = "ADD", conf: bytes | dict[str, Any] | None = None, **changes: str | None) -> bytes:
     stdin = conf if isinstance(conf, bytes) else json.dumps(netconf() if conf is None else conf).encode()
     config = base64.b64encode(stdin).decode()
     return json.dumps({"env": environment(verb, **changes), "config": config}).encode()
@@ -97,15 +108,18 @@ def body(verb="ADD", conf=None, **changes):
 PLUGGED_CONF = b'{"cniVersion": "0.3.1", "name": "n-b",  "type": "macvlan"}'
 
 
-def delegate_body(verb="ADD", conf=PLUGGED_CONF, attributes=None, **changes):
+def delegate_body(
+    verb: str = "ADD", conf: bytes = PLUGGED_CONF, attributes: Any = None, **changes: str | None
+) -> bytes:
     """As the hot-plug controller sends it: few variables, the network's own configuration verbatim."""
-    env = {
+    env: dict[str, str | None] = {
         "CNI_ARGS": "K8S_POD_NAMESPACE=ns1;K8S_POD_NAME=p1;K8S_POD_UID=uid-1",
         "CNI_COMMAND": verb,
         "CNI_CONTAINERID": "sandbox123",
         "CNI_IFNAME": "net2",
         "CNI_NETNS": "/var/run/netns/cni-xyz",
-    } | changes
+        **changes,
+    }
     fields = {
         "env": {key: value for key, value in env.items() if value is not None},
         "config": base64.b64encode(conf).decode(),
@@ -116,29 +130,29 @@ def delegate_body(verb="ADD", conf=PLUGGED_CONF, attributes=None, **changes):
 @dataclass
 class Reply:
     status: int
-    headers: dict
+    headers: dict[str, str]
     body: bytes
 
     @property
-    def json(self):
+    def json(self) -> Any:
         return json.loads(self.body)
 
 
-def parse_reply(data):
+def parse_reply(data: bytes) -> Reply:
     head, _, rest = data.partition(b"\r\n\r\n")
     line, *headers = head.decode("latin-1").split("\r\n")
     fields = {key.lower(): value.strip() for key, _, value in (header.partition(":") for header in headers)}
     return Reply(int(line.split()[1]), fields, rest)
 
 
-def http(method, path, content=b"", *, native=False, headers=()):
+def http(method: str, path: str, content: bytes = b"", *, native: bool = False, headers: Sequence[str] = ()) -> bytes:
     accept = f"Accept: {STDOUT_TYPE}\r\n" if native else ""
     extra = "".join(f"{header}\r\n" for header in headers)
     head = f"{method} {path} HTTP/1.1\r\nHost: dummy\r\n{accept}{extra}Content-Length: {len(content)}\r\n\r\n"
     return head.encode() + content
 
 
-async def send(path, data, *, eof=False):
+async def send(path: Path, data: bytes, *, eof: bool = False) -> bytes:
     """All bytes that come back for the bytes `data`; as root may connect, so may the tests."""
     reader, writer = await asyncio.open_unix_connection(str(path))
     try:
@@ -164,17 +178,17 @@ async def send(path, data, *, eof=False):
             pass
 
 
-async def exchange(server, method, path, content=b"", **options):
+async def exchange(server: UnixServer, method: str, path: str, content: bytes = b"", **options: Any) -> Reply:
     """One request, one reply; the server must close the connection."""
     return parse_reply(await send(server.path, http(method, path, content, **options)))
 
 
-def from_recorded(said):
+def from_recorded(said: str) -> Result:
     """The result in a recorded answer."""
     return from_object(json.loads(said)["Result"], "1.1.0")
 
 
-async def exposition(metrics):
+async def exposition(metrics: Metrics) -> str:
     """What `/metrics` shows now."""
     data, _ = await asyncio.to_thread(metrics.render)
     return data.decode()

@@ -6,6 +6,7 @@ import pytest
 
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.result import Result
+from multus_daemon.engine.request import DelegateRequest
 from multus_daemon.server import wire
 from tests.unit.server.harness import PLUGGED_CONF, RESULT, delegate_body, exchange, exposition, http, send
 
@@ -55,13 +56,16 @@ async def test_attributes_that_ask_for_nothing(server, verbs, asked):
 @pytest.mark.parametrize("value", ["", None])
 def test_an_empty_interface_name_stays_empty(value):
     """`eth0` would be the pod's own."""
-    assert wire.decode_delegate(delegate_body(CNI_IFNAME=value)).request.ifname == ""
+    request = wire.decode_delegate(delegate_body(CNI_IFNAME=value)).request
+    assert isinstance(request, DelegateRequest)
+    assert request.ifname == ""
 
 
 @pytest.mark.parametrize("args", [None, "", "nonsense"])
 def test_del_needs_no_pod_and_no_more_of_the_configuration_than_its_name(args):
     body = delegate_body("DEL", b'{"name":"n-b","plugins":7}', {"mac": "zz", "ips": 7}, CNI_ARGS=args, CNI_NETNS="")
     request = wire.decode_delegate(body).request
+    assert isinstance(request, DelegateRequest)
     assert (request.network, request.netns, request.args.has_pod, request.ips) == ("n-b", "", False, ())
 
 

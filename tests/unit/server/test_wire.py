@@ -18,6 +18,11 @@ NOT_FOR_US = {
 }
 
 
+def container_request(call: wire.Call) -> CniRequest:
+    assert isinstance(call.request, CniRequest)
+    return call.request
+
+
 def refusal(data):
     with pytest.raises(CniError) as caught:
         wire.decode(data)
@@ -117,25 +122,25 @@ def test_refusals(data, code, start):
     ],
 )
 def test_lenient_arguments(args):
-    request = wire.decode(body(CNI_ARGS=args)).request
+    request = container_request(wire.decode(body(CNI_ARGS=args)))
     assert (request.args.namespace, request.args.name, request.args.uid) == ("web", "web-1", "")
 
 
 @pytest.mark.weak_spot(60)
 @pytest.mark.parametrize("args", [None, "", "nonsense", "K8S_POD_NAME=a", "K8S_POD_NAMESPACE=../a;K8S_POD_NAME=b"])
 def test_del_needs_no_pod(args):
-    request = wire.decode(body("DEL", CNI_ARGS=args, CNI_NETNS=None)).request
+    request = container_request(wire.decode(body("DEL", CNI_ARGS=args, CNI_NETNS=None)))
     assert not request.args.has_pod
     assert request.netns == ""
 
 
 def test_del_takes_any_netns():
-    assert wire.decode(body("DEL", CNI_NETNS="relative")).request.netns == "relative"
+    assert container_request(wire.decode(body("DEL", CNI_NETNS="relative"))).netns == "relative"
 
 
 @pytest.mark.parametrize("value", [None, ""])
 def test_interface_name_has_a_default(value):
-    assert wire.decode(body(CNI_IFNAME=value)).request.ifname == "eth0"
+    assert container_request(wire.decode(body(CNI_IFNAME=value))).ifname == "eth0"
 
 
 @pytest.mark.conformance("server-5")
@@ -211,9 +216,9 @@ def test_an_error_that_quotes_much_is_cut(stdout):
 
 
 def test_a_spooled_del_has_its_time():
-    request = wire.decode_spooled(body("DEL"), 17.5).request
+    request = container_request(wire.decode_spooled(body("DEL"), 17.5))
     assert (request.verb, request.spooled) == ("DEL", 17.5)
-    assert wire.decode(body("DEL")).request.spooled == 0
+    assert container_request(wire.decode(body("DEL"))).spooled == 0
 
 
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "STATUS", "GC"])

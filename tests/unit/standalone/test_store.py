@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+import watchfiles
 import yaml
 
 from multus_daemon.cni.names import Namespace, PodName, PodUid
@@ -132,7 +133,7 @@ async def test_own_status_files_are_not_watched(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
 
     def concerns(path: str) -> bool:
-        return store._concerns_us(None, str(tmp_path / path))  # type: ignore[arg-type]
+        return store._concerns_us(watchfiles.Change.modified, str(tmp_path / path))
 
     assert concerns("a.yaml")
     assert concerns("sub")
