@@ -10,8 +10,9 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -72,16 +73,17 @@ def no_processes_in_unit_tests(request: pytest.FixtureRequest) -> Iterator[None]
     if request.node.get_closest_marker("unit") is None:
         yield
         return
-    _started_in_unit_test = started = []
+    started: list[str] = []
+    _started_in_unit_test = started
     yield
     _started_in_unit_test = None
     assert not started, "a test of the unit tier starts no process; its place is tests/system"
 
 
-class _Every:
+class _Every(frozenset[str]):
     """All function names of a file."""
 
-    def __contains__(self, name):
+    def __contains__(self, name: object) -> bool:
         return True
 
 
@@ -102,7 +104,7 @@ _MAY_BLOCK = (
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_blocking_calls():
+def no_blocking_calls() -> Iterator[None]:
     """A blocking call on the event loop with a frame of `multus_daemon` on its stack raises BlockingError there."""
     guard = BlockBuster(["multus_daemon"])
     for name in [name for name in guard.functions if name.startswith("threading.")]:
@@ -117,15 +119,16 @@ def no_blocking_calls():
 
 
 @pytest.fixture(autouse=True)
-def no_leaked_tasks(request):
+def no_leaked_tasks(request: pytest.FixtureRequest) -> None:
     """A task that is left when an asynchronous test and its fixtures are through fails the test."""
     if inspect.iscoroutinefunction(getattr(request.node, "function", None)):
         request.getfixturevalue("_task_guard")
 
 
 @pytest.fixture
-async def _task_guard():
+async def _task_guard() -> AsyncIterator[None]:
     before = asyncio.all_tasks()
+    left: set[asyncio.Task[Any]] = set()
     yield
     own = asyncio.current_task()
     for pause in (0, 0, 0, 0.01, 0.05, 0.2):
@@ -142,7 +145,7 @@ async def _task_guard():
 
 
 @pytest.fixture
-def logging_as_found():
+def logging_as_found() -> Iterator[None]:
     """For tests that set up logging: it is as before afterwards."""
     root, ours = logging.getLogger(), logging.getLogger("multus_daemon")
     handlers, levels = root.handlers[:], (root.level, ours.level)
@@ -156,7 +159,7 @@ def logging_as_found():
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB of its own, to be filled or made read-only."""
     if os.geteuid() != 0:
         pytest.skip("needs root: run as root, or under `unshare -Urm`")

@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,18 +31,18 @@ pytestmark = [
 ]
 
 
-def ip(*args):
+def ip(*args: str) -> Any:
     shown = subprocess.run(["ip", "-j", *args], check=True, capture_output=True)
     return json.loads(shown.stdout or b"[]")
 
 
 @pytest.fixture
-def unique():
+def unique() -> str:
     return uuid.uuid4().hex[:8]
 
 
 @pytest.fixture
-def sandbox(unique):
+def sandbox(unique: str) -> Iterator[Sandbox]:
     name = f"mtchain-{unique}"
     subprocess.run(["ip", "netns", "add", name], check=True)
     yield Sandbox(ContainerId(f"c{unique}"), f"/run/netns/{name}")
@@ -47,19 +50,19 @@ def sandbox(unique):
 
 
 @pytest.fixture
-def bridge(unique):
+def bridge(unique: str) -> Iterator[str]:
     name = f"mtb{unique}"
     yield name
     subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
 
 
 @pytest.fixture(params=["", "/proc/self/root"], ids=["plain", "chroot"])
-def chain(request, tmp_path):
+def chain(request: pytest.FixtureRequest, tmp_path: Path) -> Chain:
     return Chain(ProcessRunner([DEBIAN], chroot_dir=request.param), ResultCache(tmp_path / "multus"), DEBIAN)
 
 
-def attachment(bridge, tmp_path, version, *, portmap):
-    plugins = [
+def attachment(bridge: str, tmp_path: Path, version: str, *, portmap: bool) -> Attachment:
+    plugins: list[dict[str, Any]] = [
         {
             "type": "bridge",
             "bridge": bridge,
@@ -70,7 +73,7 @@ def attachment(bridge, tmp_path, version, *, portmap):
             },
         }
     ]
-    capability_args = {}
+    capability_args: dict[str, Any] = {}
     if portmap:
         plugins.append({"type": "portmap", "capabilities": {"portMappings": True}})
         capability_args = {
@@ -82,18 +85,18 @@ def attachment(bridge, tmp_path, version, *, portmap):
     return Attachment("web/n", config, IfName("net1"), capability_args=capability_args)
 
 
-def leases(tmp_path, bridge):
+def leases(tmp_path: Path, bridge: str) -> list[str]:
     directory = tmp_path / "ipam" / f"n-{bridge}"
     return [entry.name for entry in directory.iterdir() if entry.name.startswith("10.")]
 
 
-def dnat_rules(sandbox):
+def dnat_rules(sandbox: Sandbox) -> int:
     """How many rules of the node are about this container: portmap writes its id into their comments."""
     saved = subprocess.run(["iptables-save", "-t", "nat"], check=True, capture_output=True, text=True)
     return saved.stdout.count(sandbox.container_id)
 
 
-async def check(chain, sandbox, whole):
+async def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
     """CHECK, but for a fault of portmap before 1.3: it looks for IPv6 rules that an IPv4 container does not have
     (containernetworking/plugins issue 819). It is the last of the list: all others have succeeded then.
     """
@@ -107,7 +110,9 @@ async def check(chain, sandbox, whole):
 @pytest.mark.conformance("verbs-16")
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
 @pytest.mark.parametrize("portmap", [False, True], ids=["single", "list"])
-async def test_add_check_delete(chain, sandbox, bridge, tmp_path, version, portmap):
+async def test_add_check_delete(
+    chain: Chain, sandbox: Sandbox, bridge: str, tmp_path: Path, version: str, portmap: bool
+) -> None:
     if portmap and subprocess.run(["sh", "-c", "iptables-save -t nat"], check=False, capture_output=True).returncode:
         pytest.skip("portmap needs a working iptables: apt-get install iptables")
     whole = attachment(bridge, tmp_path, version, portmap=portmap)
@@ -139,7 +144,7 @@ async def test_add_check_delete(chain, sandbox, bridge, tmp_path, version, portm
     await chain.delete(Sandbox(sandbox.container_id, ""), whole)
 
 
-async def test_a_failure_names_its_place(chain, sandbox, bridge, tmp_path):
+async def test_a_failure_names_its_place(chain: Chain, sandbox: Sandbox, bridge: str, tmp_path: Path) -> None:
     whole = attachment(bridge, tmp_path, "1.0.0", portmap=False)
     with pytest.raises(CniError) as caught:
         await chain.add(Sandbox(sandbox.container_id, "/run/netns/none-such"), whole)

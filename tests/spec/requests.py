@@ -221,8 +221,8 @@ def _order() -> Iterator[Case]:
         ("the variables before the configuration", {"CNI_CONTAINERID": None}, missing, {}),
     )
     for verb in CONTAINER_VERBS:
-        for name, *rest in orders:
-            yield Case(f"{verb}: {name}", verb, *rest, broken_configuration=True)
+        for name, changes, refusal, but in orders:
+            yield Case(f"{verb}: {name}", verb, changes, refusal, but, broken_configuration=True)
 
 
 CASES: Final = (*_missing_variables(), *_bad_values(), *_verbs(), *_order())

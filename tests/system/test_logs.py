@@ -2,6 +2,7 @@
 
 import logging
 import re
+from logging.handlers import RotatingFileHandler
 
 import pytest
 
@@ -39,6 +40,7 @@ def test_a_full_disk_at_the_time_of_rotation(small_disk, capsys):
     path = small_disk / "multus.log"
     logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1})
     [handler] = logging.getLogger().handlers
+    assert isinstance(handler, RotatingFileHandler)
     handler.maxBytes = 10_000
     logger = logging.getLogger("multus_daemon")
     logger.info("x" * 6000)
@@ -57,6 +59,7 @@ def test_a_read_only_disk(small_disk, capsys):
     path = small_disk / "multus.log"
     logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1})
     [handler] = logging.getLogger().handlers
+    assert isinstance(handler, RotatingFileHandler)
     logger = logging.getLogger("multus_daemon")
     logger.info("before")
     handler.maxBytes = 10

@@ -9,7 +9,7 @@ from multus_daemon.cni import versions
 from multus_daemon.ports import Invocation
 
 # Results of CNI SPEC 0.1.0 to 1.1.0 that say nothing: libraries print `dns` in 0.x always, in 1.x never when empty.
-EMPTY = {
+EMPTY: dict[str, dict[str, object]] = {
     version: {"cniVersion": version} | ({} if version.startswith("1.") else {"dns": {}})
     for version in versions.SUPPORTED
 }

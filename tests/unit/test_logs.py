@@ -226,9 +226,6 @@ def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path):
     assert logging.getLogger().handlers == before
 
 
-# --- disks that take no writes ---------------------------------------------------------------------------------------
-
-
 def test_what_comes_from_outside_is_cut():
     text = line("refused: %s", "x" * 10_000_000)
     assert len(text) < 40_000

@@ -22,8 +22,8 @@ from multus_daemon.server.app import UnixServer
 from multus_daemon.server.cni_api import CniApi, Deadlines
 from tests.unit.server.harness import FakeVerbs, body, exchange, http, parse_reply, send
 
-BYTE_STRINGS = 2 * settings.default.max_examples
-REQUESTS = 20 * settings.default.max_examples
+BYTE_STRINGS = 2 * settings().max_examples
+REQUESTS = 20 * settings().max_examples
 SEED = 20261121
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
