@@ -1,9 +1,10 @@
-"""What a release must not forget: version and changelog, entry points, docstrings, documentation of the settings."""
+"""What a release must not forget: version, changelog, metadata, entry points, docstrings, documentation of settings."""
 
 import ast
 import importlib
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,15 +13,92 @@ import pytest
 import multus_daemon
 import multus_shim
 from multus_daemon import settings
+from multus_shim import build
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CHANGELOG = ROOT / "CHANGELOG.md"
+PYTHON = "Programming Language :: Python :: "
+FOLDERS = (".ci", ".github", "bench", "docs", "examples", "manifests", "multus_daemon", "multus_shim", "tests")
 
 
-def test_the_version_has_a_heading_in_the_changelog() -> None:
-    headings = re.findall(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())
-    assert multus_daemon.__version__ in headings
+def texts() -> Iterator[tuple[str, str]]:
+    """Path and text of each file that people write. By name and not by git, which is a process."""
+    for top in [path for path in ROOT.iterdir() if path.is_file()] + [ROOT / folder for folder in FOLDERS]:
+        for path in [top] if top.is_file() else top.rglob("*"):
+            name = path.relative_to(ROOT).as_posix()
+            if path.is_file() and path.suffix != ".pyc" and not name.startswith("tests/data/"):
+                yield name, path.read_text(errors="replace")
+
+
+# --- the version -----------------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_written_once() -> None:
+    # hatchling and the shim's build read the line of multus_daemon/__init__.py, each with a pattern of its own.
+    assert "version" not in PYPROJECT["project"]
+    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    assert ROOT / PYPROJECT["tool"]["hatch"]["version"]["path"] == Path(multus_daemon.__path__[0]) / "__init__.py"
+    assert build.version(ROOT) == multus_daemon.__version__
+    # docs/releasing.md: what a tag, an image and a wheel can all be called.
+    assert re.fullmatch(r"\d+\.\d+\.\d+", multus_daemon.__version__)
+
+
+def test_every_image_that_is_named_has_the_version() -> None:
+    # What can't read the version has a copy of it, which docs/releasing.md changes. The history keeps the old ones.
+    named = {
+        (name, version)
+        for name, text in texts()
+        if name != CHANGELOG.name
+        for version in re.findall(r"multus-daemon:v?(\d[\w.]*\d)", text)
+    }
+    assert {name.partition("/")[0] for name, _ in named} == {"docs", "manifests"}
+    assert {version for _, version in named} == {multus_daemon.__version__}
+
+
+def test_the_changelog_begins_with_what_is_unreleased_and_then_has_this_version() -> None:
+    headings = re.findall(r"(?m)^## (.+)$", CHANGELOG.read_text())
+    assert headings[:2] == ["Unreleased", multus_daemon.__version__]
     assert len(headings) == len(set(headings))
+
+
+# --- the metadata ----------------------------------------------------------------------------------------------------
+
+CLASSIFIERS = PYPROJECT["project"]["classifiers"]
+
+
+def test_the_versions_of_python_agree() -> None:
+    named = [name.removeprefix(PYTHON) for name in CLASSIFIERS if name.startswith(PYTHON + "3.")]
+    assert named == [f"3.{minor}" for minor in range(11, 11 + len(named))]
+    oldest = named[0]
+    assert PYPROJECT["project"]["requires-python"] == f">={oldest}"
+    assert PYPROJECT["tool"]["mypy"]["python_version"] == oldest
+    assert PYPROJECT["tool"]["ruff"]["target-version"] == "py" + oldest.replace(".", "")
+
+
+def test_what_is_called_typed_has_its_marker() -> None:
+    assert "Typing :: Typed" in CLASSIFIERS
+    assert Path(multus_daemon.__path__[0], "py.typed").is_file()
+
+
+def test_the_address_of_the_repository_is_in_one_place() -> None:
+    urls = PYPROJECT["project"]["urls"]
+    assert set(urls) == {"Source", "Documentation", "Changelog", "Issues"}
+    source = urls["Source"]
+    assert all(url.startswith(source) for url in urls.values())
+    # In another file a move would be forgotten.
+    assert [name for name, text in texts() if source.partition("://")[2] in text] == ["pyproject.toml"]
+
+
+@pytest.mark.parametrize("name", ["Documentation", "Changelog"])
+def test_what_an_address_leads_to_is_there(name: str) -> None:
+    url, source = PYPROJECT["project"]["urls"][name], PYPROJECT["project"]["urls"]["Source"]
+    place, branch, path = url.removeprefix(source + "/").split("/", 2)
+    assert (place, branch) in {("tree", "main"), ("blob", "main")}
+    assert (ROOT / path).exists()
+
+
+# --- commands and modules --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("command", "target"), PYPROJECT["project"]["scripts"].items())

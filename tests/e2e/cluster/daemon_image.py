@@ -20,9 +20,10 @@ import time
 from pathlib import Path
 from typing import Final
 
+from multus_daemon import __version__
 from tests.e2e.build_tools import ToolError, cache_root
 
-NAME: Final = "docker.io/library/multus-daemon:0.1.0"
+NAME: Final = f"docker.io/library/multus-daemon:{__version__}"
 """What the kubelet makes of the name in `manifests/`."""
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
