@@ -1,11 +1,11 @@
-"""Find, or build once, the programs that the end-to-end tests run: Kubernetes, and upstream's daemon.
+"""Find, or build once, the programs that the end-to-end tests run: Kubernetes, upstream's daemon, actionlint.
 
     python -m tests.e2e.build_tools                          # what the tests need
     python -m tests.e2e.build_tools kubelet kube-scheduler   # these
     python -m tests.e2e.build_tools --find                   # says where they are, builds nothing
 
 Looked for in this order: the directory `KUBEBUILDER_ASSETS`, the PATH, and a cache outside the source tree, which this
-module fills from the Go modules that `tools/go.mod` and `tools/upstream/go.mod` pin. Only the standard library is
+module fills from the Go modules that `tools/go.mod` and those of its subdirectories pin. Only the standard library is
 imported, so that any Python from 3.11 on runs it. Tests call `find`, which never builds: a build takes minutes, and a
 test must not.
 """
@@ -36,6 +36,9 @@ MODULE: Final = Path(__file__).resolve().parent / "tools"
 UPSTREAM: Final = MODULE / "upstream"
 """That of the daemon that ours takes over from: apart, so that it is built with the dependencies of its release."""
 
+LINTER: Final = MODULE / "actionlint"
+"""That of the program that checks `.github/workflows`."""
+
 _MULTUS: Final = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
 
 
@@ -65,6 +68,10 @@ TOOLS: Final[dict[str, Tool]] = {
         f"upstream-{name}": Tool(f"{_MULTUS}/cmd/{name}", _MULTUS, UPSTREAM)
         for name in ("multus-daemon", "multus-shim")
     },
+    # Not one of the PATH: what it objects to depends on its release.
+    "actionlint": Tool(
+        "github.com/rhysd/actionlint/cmd/actionlint", "github.com/rhysd/actionlint", LINTER, on_path=False
+    ),
 }
 
 CONTROL_PLANE: Final = ("etcd", "kube-apiserver")
@@ -76,8 +83,11 @@ NODE: Final = ("kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"
 PREDECESSOR: Final = ("upstream-multus-daemon", "upstream-multus-shim")
 """What `upstream.Upstream` runs."""
 
-DEFAULT: Final = CONTROL_PLANE + PREDECESSOR + NODE
-"""What the tests marked `apiserver` and `realnode` need."""
+WORKFLOWS: Final = ("actionlint",)
+"""What `test_workflows` runs."""
+
+DEFAULT: Final = CONTROL_PLANE + PREDECESSOR + NODE + WORKFLOWS
+"""What the tests need that `make e2e` runs."""
 
 PROGRESS_SECONDS: Final = 15.0
 COMMAND: Final = "python -m tests.e2e.build_tools"

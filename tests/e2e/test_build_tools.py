@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import threading
 import time
 from pathlib import Path
@@ -69,7 +70,8 @@ def test_the_pins_are_read() -> None:
 def test_each_program_is_a_tool_line_of_the_module() -> None:
     for tool in build_tools.TOOLS.values():
         text = (tool.directory / "go.mod").read_text()
-        assert f"\n\t{tool.package}\n" in text
+        # Of one line only, where it is the only one.
+        assert re.search(rf"(?m)^(?:tool |\t){re.escape(tool.package)}$", text)
         assert build_tools.pinned(tool.module, tool.directory).startswith("v")
 
 

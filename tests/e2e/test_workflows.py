@@ -1,0 +1,39 @@
+"""The workflows of `.github`, read by actionlint: syntax, expressions, inputs of the actions, labels of the runners."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import build_tools
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def actionlint(*files: Path) -> subprocess.CompletedProcess[str]:
+    """What it says. Not what shellcheck and pyflakes say, which it calls where they happen to be installed."""
+    try:
+        program = build_tools.find("actionlint")
+    except build_tools.ToolError as error:
+        pytest.skip(str(error))
+    return subprocess.run(
+        [program, "-no-color", "-shellcheck=", "-pyflakes=", *files], capture_output=True, text=True, timeout=50
+    )
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actionlint_has_nothing_to_say(path: Path) -> None:
+    done = actionlint(path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_it_would_say_something(tmp_path: Path) -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    wrong = tmp_path / "ci.yml"
+    wrong.write_text(text.replace("python-version: ${{ matrix.python }}", "python-version: ${{ matrix.pyhton }}"))
+    done = actionlint(wrong)
+    assert done.returncode == 1
+    assert 'property "pyhton" is not defined' in done.stdout

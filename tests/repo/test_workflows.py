@@ -1,0 +1,83 @@
+"""What `.github` holds: the workflow runs what anybody can run, and the forms ask for what a fault is found with."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
+PYTHON = "Programming Language :: Python :: "
+
+
+def document(path: Path) -> dict[str, Any]:
+    found = yaml.safe_load(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+# tests/e2e/test_workflows.py has actionlint read it.
+CI = document(ROOT / ".github" / "workflows" / "ci.yml")
+STEPS = [step for job in CI["jobs"].values() for step in job["steps"]]
+
+
+def test_ci_runs_what_lands_a_change() -> None:
+    commands = [step["run"].split() for step in CI["jobs"]["everything"]["steps"] if "run" in step]
+    assert [command[-1] for command in commands] == [".ci/run"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_it_runs_with_every_python_that_is_named() -> None:
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    named = [name.removeprefix(PYTHON) for name in classifiers if name.startswith(PYTHON + "3.")]
+    assert CI["jobs"]["quick"]["strategy"]["matrix"]["python"] == named
+
+
+def test_it_may_read_and_nothing_else() -> None:
+    assert CI["permissions"] == {"contents": "read"}
+    assert not [name for name, job in CI["jobs"].items() if "permissions" in job]
+    checkouts = [step for step in STEPS if step.get("uses", "").startswith("actions/checkout@")]
+    assert len(checkouts) == len(CI["jobs"])
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+def test_every_job_ends() -> None:
+    assert all(0 < job["timeout-minutes"] <= 180 for job in CI["jobs"].values())
+
+
+def test_actions_are_those_of_the_forge_by_their_major_version() -> None:
+    used = [step["uses"] for step in STEPS if "uses" in step]
+    assert used
+    assert [name for name in used if not re.fullmatch(r"actions/[a-z-]+@v\d+", name)] == []
+
+
+# --- forms -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(FORMS.glob("*.yml")), ids=lambda path: path.name)
+def test_a_form_is_one_that_the_forge_shows(path: Path) -> None:
+    # https://docs.github.com/en/communities/using-templates-to-encourage-useful-issues-and-pull-requests/syntax-for-issue-forms
+    found = document(path)
+    if path.name == "config.yml":
+        assert set(found) == {"blank_issues_enabled"}
+        return
+    assert {"name", "description", "body"} <= set(found) <= {"name", "description", "title", "labels", "body"}
+    inputs = [item for item in found["body"] if item["type"] != "markdown"]
+    assert inputs
+    assert {item["type"] for item in inputs} <= {"input", "textarea", "dropdown", "checkboxes"}
+    assert all(item["attributes"]["label"] for item in inputs)
+    for key in ("id", "label"):
+        named = [item["attributes"]["label"] if key == "label" else item["id"] for item in inputs]
+        assert len(named) == len(set(named))
+    assert all(re.fullmatch(r"[a-z][a-z-]*", item["id"]) for item in inputs)
+
+
+def test_the_bug_form_asks_for_what_a_fault_is_found_with() -> None:
+    asked = {item["id"] for item in document(FORMS / "bug.yml")["body"] if "id" in item}
+    assert {"versions", "annotation", "definition", "daemon-log", "multusctl"} <= asked
