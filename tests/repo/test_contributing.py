@@ -1,0 +1,119 @@
+"""What contributors are told: the files, names and commands of the pages exist, and the editor's settings hold."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+PAGES = (
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+    "docs/releasing.md",
+    ".github/PULL_REQUEST_TEMPLATE.md",
+    ".github/workflows/ci.yml",
+    ".pre-commit-config.yaml",
+    ".ci/run",
+)
+
+
+def code(text: str) -> list[str]:
+    """What stands between back-quotes; spans may go on in the next line."""
+    return [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+
+
+def is_path(span: str) -> bool:
+    """True for what can only be the name of a file or folder here."""
+    return bool(re.fullmatch(r"\.?[\w.-]+(/[\w.-]+)+|[\w.-]+\.(md|toml|txt|yaml)", span))
+
+
+def items() -> Iterator[str]:
+    """Each item of a list in CONTRIBUTING.md, whole."""
+    for block in re.split(r"\n\n", (ROOT / "CONTRIBUTING.md").read_text()):
+        if re.match(r"\d+\. |\* ", block):
+            yield from re.split(r"\n(?=\d+\. |\* )", block)
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def targets() -> list[tuple[str, str]]:
+    """Page and target of each `make` that one of the pages tells to run."""
+    found = set()
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        lines = [line for block in re.findall(r"(?s)```\n(.*?)```", text) for line in block.splitlines()]
+        if not page.endswith(".md"):
+            lines = re.sub(r"(?m)^\s*(?:- )?(?:run|entry): ", "", text).splitlines()
+        for command in [*code(text), *lines]:
+            # Without what T="..." hands to pytest.
+            if match := re.match(r"\s*(?:\$ )?make ([^#]+)", re.sub(r'"[^"]*"', "", command)):
+                found |= {(page, word) for word in match[1].split() if re.fullmatch(r"[a-z][a-z0-9]*", word)}
+    return sorted(found)
+
+
+TARGETS = targets()
+
+
+def test_the_pages_tell_to_run_something() -> None:
+    assert {page for page, _ in TARGETS} == set(PAGES) - {"SECURITY.md"}
+    assert {"unit", "test", "e2e", "check", "watch", "compatibility"} <= {target for _, target in TARGETS}
+
+
+@pytest.mark.parametrize(("page", "target"), TARGETS)
+def test_every_target_exists(page: str, target: str) -> None:
+    assert re.search(rf"(?m)^{target}:", MAKEFILE), f"{page}: make {target}"
+    # As `test` there may be a folder of that name.
+    phony = " ".join(re.findall(r"(?m)^\.PHONY:((?:.*\\\n)*.*)$", MAKEFILE))
+    assert target in phony.split()
+
+
+# --- files and names -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith(".md")])
+def test_every_file_that_a_page_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text()
+    links = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
+    assert not [link for link in links if link and not ((ROOT / page).parent / link).exists()]
+    assert not [span for span in code(text) if is_path(span) and not (ROOT / span).exists()]
+
+
+def test_every_name_of_an_item_is_in_a_file_of_the_item() -> None:
+    checked = 0
+    for item in items():
+        spans = code(item)
+        files = [ROOT / span for span in spans if is_path(span) and (ROOT / span).is_file()]
+        texts = [path.read_text() for path in files if path.suffix in {".py", ".zig"}]
+        for name in [span for span in spans if re.fullmatch(r"\w*[A-Z_]\w*", span)] if texts else ():
+            checked += 1
+            assert any(re.search(rf"\b{name}\b", text) for text in texts), f"{name} is not in what {item!r} names"
+    assert checked > 20
+
+
+# --- the editor, and before a commit ---------------------------------------------------------------------------------
+
+
+def test_the_editor_has_ruffs_line_length() -> None:
+    editor = configparser.ConfigParser(comment_prefixes="#")
+    editor.read_string("[top]\n" + (ROOT / ".editorconfig").read_text())
+    assert editor["top"]["root"] == "true"
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    assert editor["*.py"].getint("max_line_length") == ruff["line-length"]
+    assert editor["{Makefile,go.mod,go.sum}"]["indent_style"] == "tab"
+
+
+def test_before_a_commit_make_check_runs_and_nothing_is_fetched() -> None:
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"
+    assert [(hook["entry"], hook["language"], hook["pass_filenames"]) for hook in repository["hooks"]] == [
+        ("make check", "system", False)
+    ]
