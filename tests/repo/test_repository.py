@@ -78,7 +78,7 @@ def test_the_versions_of_python_agree() -> None:
 
 def test_what_is_called_typed_has_its_marker() -> None:
     assert "Typing :: Typed" in CLASSIFIERS
-    assert Path(multus_daemon.__path__[0], "py.typed").is_file()
+    assert not [str(package) for package in PACKAGES if not (package / "py.typed").is_file()]
 
 
 def test_the_address_of_the_repository_is_in_one_place() -> None:
