@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from multus_daemon import __version__, logs
+from multus_daemon import __version__, deadlines, logs
 from multus_daemon.base import cgroup, fs, malloc
 from multus_daemon.base.gates import Gates
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
@@ -42,16 +42,6 @@ from multus_daemon.settings import Settings
 from multus_daemon.standalone.store import StandaloneStore
 
 log = logging.getLogger(__name__)
-
-DRAIN_SECONDS = 20.0
-"""How long a stopping daemon lets running requests finish.
-
-What comes after it may take 20 s more (plugins that are ended, statuses that go out), so the
-`terminationGracePeriodSeconds` of the daemon's pod must be larger than both together: 45 in the manifests.
-"""
-
-REPORT_SECONDS = 3.0
-"""How long a stopping daemon lets statuses and events go out that still wait."""
 
 
 class StartError(Exception):
@@ -137,7 +127,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             try:
                 await Daemon(settings, store, gates, metrics).serve({"credentials": connection.run()})
             finally:
-                await store.drain(REPORT_SECONDS)
+                await store.drain(deadlines.REPORT_SECONDS)
     except (errors.ConfigurationError, NodeNameError) as error:
         raise StartError(str(error)) from error
 
@@ -301,7 +291,7 @@ class Daemon:
         """The socket first, so that nothing new comes in; then what runs; then the loops. Raises a task's failure."""
         log.info("multus-daemon stops")
         self._gates.close("socket", "shutting down")
-        await self._server.stop(DRAIN_SECONDS)
+        await self._server.stop(deadlines.DRAIN_SECONDS)
         await _end(tasks)
 
 

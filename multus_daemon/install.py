@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.base import fs
 from multus_daemon.cni import gojson
 from multus_daemon.netconf import generate
@@ -29,7 +30,6 @@ SHIM: Final = "multus-shim"
 """File name of the shim in the plugin directory, and its type in the generated configuration."""
 
 SOCKET: Final = "multus.sock"
-_TRY_SECONDS: Final = 10.0
 _CONF_MAX_BYTES: Final = 1024 * 1024
 
 # e_machine of elf(5) for what `uname -m` says; a 64-bit ARM kernel runs 32-bit programs too.
@@ -111,7 +111,7 @@ def _try(program: Path) -> None:
             env={"CNI_COMMAND": "VERSION"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_TRY_SECONDS,
+            timeout=deadlines.INSTALL_TRY_SECONDS,
             check=False,
         )
         versions = json.loads(done.stdout)["supportedVersions"] if done.returncode == 0 else None
@@ -180,7 +180,7 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
 def _is_served(path: Path) -> bool:
     """Whether a process accepts connections there; the socket of one that was killed stays behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(_TRY_SECONDS)
+        client.settimeout(deadlines.INSTALL_TRY_SECONDS)
         try:
             client.connect(str(path))
         except TimeoutError:

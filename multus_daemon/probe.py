@@ -13,16 +13,17 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from multus_daemon import deadlines
+
 DEFAULT_SOCKET = "/host/run/multus/multus.sock"
 """Where the manifests put the socket, as upstream's do."""
-SECONDS = 5.0
 MAX_BYTES = 64 * 1024
 
 
 def ask(path: str, question: str) -> tuple[int, str]:
     """The HTTP status and the body of `GET /<question>` at the unix socket `path`. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(SECONDS)
+        client.settimeout(deadlines.PROBE_SECONDS)
         client.connect(path)
         client.sendall(f"GET /{question} HTTP/1.1\r\nHost: multus\r\nConnection: close\r\n\r\n".encode("ascii"))
         answer = b""

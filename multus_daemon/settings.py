@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from multus_daemon import deadlines
 from multus_daemon.base import fs
 
 DEFAULT_CONFIG_PATH = "/etc/cni/net.d/multus.d/daemon-config.json"
@@ -58,7 +59,9 @@ class SocketSettings:
     """Directory of `multus.sock`, as the daemon sees it. Made 0700; nothing else in it is touched."""
     shim_directory: str = _key("daemonSocketDir", "")
     """The same directory as the host sees it, written to the CNI configuration for the shim; empty: the default."""
-    daemon_wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = _key("daemonWaitSeconds", 60.0)
+    daemon_wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=deadlines.SHIM_LONGEST_SECONDS)] = _key(
+        "daemonWaitSeconds", deadlines.SHIM_DAEMON_WAIT_SECONDS
+    )
     """How long the shim tries to reach the daemon for ADD, CHECK and GC."""
     connection_limit: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = _key("connectionLimit", None)
     """CNI requests that are worked on at once; others wait, DEL goes first. None: any number."""
@@ -169,7 +172,7 @@ class PluginSettings:
     """Built-in plugins: never, where no binary is found, or before the binary, for all that they know."""
     builtin_plugins_except: tuple[BuiltinPlugin, ...] = _key("builtinPluginsExcept", ())
     """Types of plugins, IPAM ones included, that the binary serves as with `off`, whatever `builtinPlugins` says."""
-    delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", 120.0)
+    delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", deadlines.DELEGATE_SECONDS)
     """How long one call of one plugin may take before its process group is ended."""
     gomaxprocs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = _key("pluginGomaxprocs", 2)
     """GOMAXPROCS for plugin processes: a Go plugin that starts a thread for each core of a large host is slow."""
@@ -187,7 +190,9 @@ class DeleteSettings:
     """The failing DEL of this number is answered as done, so that the pod can go; what is left is deleted later.
     0: every failing DEL is an error.
     """
-    reconcile_seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] = _key("reconcileSeconds", 300.0)
+    reconcile_seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] = _key(
+        "reconcileSeconds", deadlines.RECONCILE_SECONDS
+    )
     """How often records are compared with what lives, and orphans deleted; 0: never."""
 
 

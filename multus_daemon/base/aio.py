@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterab
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
+from multus_daemon import deadlines
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -260,5 +262,5 @@ class TaskGroupOfRequests:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=5)
+            await asyncio.wait(left, timeout=deadlines.CANCELLED_SECONDS)
         return len(left)

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from multus_daemon import deadlines
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError
 from multus_daemon.cni.result import IpConfig, Result
@@ -32,7 +33,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_SETTLE_SECONDS: Final = 5.0
 _SETTLE_POLL_SECONDS: Final = 0.05
 
 
@@ -176,7 +176,7 @@ def enable_ipv6(ifname: str) -> None:
 
 def _settle(session: Session, link: Link) -> None:
     """Wait until no IPv6 address is tentative: until then the kernel takes none of them as a route's source."""
-    deadline = time.monotonic() + _SETTLE_SECONDS
+    deadline = time.monotonic() + deadlines.ADDRESSES_SECONDS
     while True:
         with step(f'read the IPv6 addresses of "{link.name}"'):
             addresses = session.pod.addresses(link.index, socket.AF_INET6)
@@ -194,7 +194,9 @@ def _settle(session: Session, link: Link) -> None:
         operstate = session.pod.link(link.name).operstate
     # Without a carrier the detection never runs: that is for the routes to fail on, or not.
     if operstate == OPERSTATE_UP:
-        raise InternalError(f"link {link.name} still has tentative addresses after {_SETTLE_SECONDS:g} seconds")
+        raise InternalError(
+            f"link {link.name} still has tentative addresses after {deadlines.ADDRESSES_SECONDS:g} seconds"
+        )
 
 
 def routes(link: Link, result: Result) -> list[Change]:

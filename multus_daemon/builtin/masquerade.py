@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.builtin import nftables
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.veth import Removed
@@ -29,7 +30,7 @@ KEYS: Final = ("ipMasq", "ipMasqBackend")
 IPTABLES: Final = "iptables"
 NFTABLES: Final = "nftables"
 
-_WAIT: Final = ("-w", "20")  # seconds, for the lock of iptables
+_WAIT: Final = ("-w", str(deadlines.IPTABLES_LOCK_SECONDS))
 _ABSENT: Final = 1  # exit status of iptables for a chain or rule that is not there, or is already
 _MULTICAST: Final = {4: "224.0.0.0/4", 6: "ff00::/8"}
 _TOOL: Final = {4: "iptables", 6: "ip6tables"}

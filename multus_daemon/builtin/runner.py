@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, cast
 
+from multus_daemon import deadlines
 from multus_daemon.builtin.contract import BuiltinPlugin, Call
 from multus_daemon.cni import gojson, skel
 from multus_daemon.cni import result as cni_result
@@ -50,7 +51,7 @@ class BuiltinRunner:
         *,
         ipam: PluginRunner | None = None,
         tools: HostTools | None = None,
-        timeout: float = 120.0,
+        timeout: float = deadlines.DELEGATE_SECONDS,
         plugins: Mapping[str, BuiltinPlugin] | None = None,
     ) -> None:
         """`host_root`: where the host's files are; `timeout` of one call in seconds.

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
+from multus_daemon import deadlines
+
 log = logging.getLogger(__name__)
 
 
@@ -18,7 +20,7 @@ class Undo:
     of its own and is shielded from the cancellation of the request; one that fails is logged, the others still run.
     """
 
-    def __init__(self, *, seconds_for_each: float = 30.0) -> None:
+    def __init__(self, *, seconds_for_each: float = deadlines.BUILTIN_UNDO_SECONDS) -> None:
         self._stack = contextlib.AsyncExitStack()
         self._seconds = seconds_for_each
 

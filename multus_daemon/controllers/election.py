@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.errors import CniError
 from multus_daemon.netconf import primary
@@ -25,10 +26,6 @@ from multus_daemon.ports import ConfFiles
 
 log = logging.getLogger(__name__)
 
-SETTLE_SECONDS: Final = 10.0
-"""So long a file has to be there unchanged: to take over from another, and, unreadable, to be passed over."""
-MISSING_SECONDS: Final = 30.0
-"""So long the primary network's file may be gone before another takes its place."""
 FILES_MAX: Final = 1000
 _SHOWN: Final = 10
 
@@ -128,10 +125,10 @@ class Election:
         if self._missing_since is None:
             # Still there: only what can no longer be a primary network is left at once.
             return None if present and (present.config or present.broken) else first
-        return first if self._clock() - self._missing_since >= MISSING_SECONDS else None
+        return first if self._clock() - self._missing_since >= deadlines.PRIMARY_MISSING_SECONDS else None
 
     def _settled(self, candidate: _Candidate) -> bool:
-        return self._clock() - self._seen[candidate.name][1] >= SETTLE_SECONDS
+        return self._clock() - self._seen[candidate.name][1] >= deadlines.PRIMARY_SETTLE_SECONDS
 
     def _elect(self, candidate: _Candidate, candidates: list[_Candidate]) -> Primary:
         passed_over = [
@@ -212,7 +209,7 @@ class Election:
         if first is None:
             then = self._why_none(candidates)
         else:
-            then = f"it is waited for {MISSING_SECONDS:.0f} s, then {first.name} takes its place"
+            then = f"it is waited for {deadlines.PRIMARY_MISSING_SECONDS:.0f} s, then {first.name} takes its place"
         return f"{self._directory / self._elected}, the primary network's configuration, {what}; {then}"
 
     def _why_none(self, candidates: list[_Candidate]) -> str:

@@ -15,8 +15,9 @@ import functools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import backoff
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import stale
@@ -24,13 +25,6 @@ from multus_daemon.engine.orphans import Findings, Orphan, Unattached
 from multus_daemon.ports import EVENT_MESSAGE_MAX, Events
 
 log = logging.getLogger(__name__)
-
-RUN_SECONDS: Final = 60.0
-"""Within it deletions are begun; the rest is for the next run."""
-CONTAINER_SECONDS: Final = 30.0
-BLIND_SECONDS: Final = 15.0
-"""To the next run where it is not known which pods there are."""
-RETRY_SECONDS: Final = (60.0, 3600.0)
 
 
 class Observer(Protocol):
@@ -67,7 +61,7 @@ class _Failure:
 
     due: float
     """On the event loop's clock."""
-    delays: Iterator[float] = field(default_factory=lambda: backoff(*RETRY_SECONDS, jitter=0.1))
+    delays: Iterator[float] = field(default_factory=lambda: backoff(*deadlines.RECONCILE_RETRY_SECONDS, jitter=0.1))
 
 
 class Reconcile:
@@ -97,7 +91,7 @@ class Reconcile:
                     self._seconds, error, exc_info=not isinstance(error, OSError),
                 )  # fmt: skip
             # A daemon that starts does not know its pods yet.
-            await asyncio.sleep(min(self._seconds, BLIND_SECONDS) if self._blind else self._seconds)
+            await asyncio.sleep(min(self._seconds, deadlines.RECONCILE_BLIND_SECONDS) if self._blind else self._seconds)
 
     async def reconcile(self) -> None:
         """One run. Raises OSError where records or processes can't be listed."""
@@ -106,7 +100,7 @@ class Reconcile:
             log.info("only containers whose network namespace is gone are told to be orphans: %s", found.blind)
         self._blind = found.blind
         self._failures = {name: failure for name, failure in self._failures.items() if name in found.orphans}
-        end = _now() + RUN_SECONDS
+        end = _now() + deadlines.RECONCILE_RUN_SECONDS
         left: set[ContainerId] = set()
         await stale.side_by_side(self._confirmed(found), functools.partial(self._delete, end, left))
         # Not certain yet: those count from the second look on.
@@ -135,7 +129,7 @@ class Reconcile:
         container_id = record.sandbox.container_id
         left.add(container_id)
         failure = self._failures.get(container_id)
-        seconds = min(CONTAINER_SECONDS, end - _now())
+        seconds = min(deadlines.RECONCILE_CONTAINER_SECONDS, end - _now())
         if seconds <= 0 or (failure and failure.due > _now()):
             return
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from multus_daemon import deadlines
 from multus_daemon.base import fs
 from multus_daemon.base.aio import backoff, in_thread
 from multus_daemon.delegates.conf_files import CONF_MAX_BYTES, SUFFIXES
@@ -21,10 +22,6 @@ from multus_daemon.ports import NodeEvents
 
 log = logging.getLogger(__name__)
 
-RESTORE_SECONDS: Final = (1.0, 60.0)
-"""Pause after putting the configuration back, the first one and the longest."""
-CALM_SECONDS: Final = 300.0
-"""After so long without a need to put it back the pauses begin anew."""
 _DIRECTORY_MODE: Final = 0o755
 
 
@@ -63,7 +60,7 @@ class RuntimeConf:
         self.placed: Wanted | None = None
         """What this daemon has put in place, or found there."""
         self._shadow = ""
-        self._pauses: Iterator[float] = backoff(*RESTORE_SECONDS)
+        self._pauses: Iterator[float] = backoff(*deadlines.RESTORE_SECONDS)
         self._restored_at = float("-inf")
         self._pause = 0.0
 
@@ -121,8 +118,8 @@ class RuntimeConf:
             if any(name.endswith(".cilium_bak") for name in moved):
                 what += " (Cilium's: set cni.exclusive to false)"
         now = self._clock()
-        if now - self._restored_at > CALM_SECONDS:
-            self._pauses, self._pause = backoff(*RESTORE_SECONDS), 0.0
+        if now - self._restored_at > deadlines.RESTORE_CALM_SECONDS:
+            self._pauses, self._pause = backoff(*deadlines.RESTORE_SECONDS), 0.0
         if now - self._restored_at < self._pause:
             return f"{what}, again; it is put back after a pause"
         await self._write(wanted)

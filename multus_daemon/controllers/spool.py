@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from multus_daemon import deadlines
 from multus_daemon.base import fs
 from multus_daemon.base.aio import backoff
 from multus_daemon.ports import EVENT_MESSAGE_MAX, NodeEvents
@@ -36,9 +37,6 @@ ENTRY_MAX_BYTES: Final = 24 * 1024 * 1024
 ENTRIES_MAX: Final = 10_000
 """So many are looked at in one go, the oldest."""
 AT_ONCE: Final = 4
-RETRY_SECONDS: Final = (5.0, 300.0)
-_CUT_OFF_SECONDS: Final = 3600.0
-"""A shim that writes for so long has ended."""
 _DIGITS_MAX: Final = 20
 
 
@@ -77,7 +75,7 @@ class _Entry:
     container: str = ""
     due: float = 0.0
     """On the event loop's clock."""
-    delays: Iterator[float] = field(default_factory=lambda: backoff(*RETRY_SECONDS, jitter=0.1))
+    delays: Iterator[float] = field(default_factory=lambda: backoff(*deadlines.SPOOL_RETRY_SECONDS, jitter=0.1))
     is_served: bool = False
     """Only its removal is still to be done."""
 
@@ -86,7 +84,13 @@ class SpoolReplay:
     """Looks into the spool at start and every `interval` seconds, for as long as it runs."""
 
     def __init__(
-        self, directory: Path, requests: Requests, events: NodeEvents, observer: Observer, *, interval: float = 2.0
+        self,
+        directory: Path,
+        requests: Requests,
+        events: NodeEvents,
+        observer: Observer,
+        *,
+        interval: float = deadlines.SPOOL_LOOK_SECONDS,
     ) -> None:
         self._directory = directory
         self._requests = requests
@@ -145,7 +149,7 @@ class SpoolReplay:
         for entry in found:
             if entry.name.startswith("."):
                 with contextlib.suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _CUT_OFF_SECONDS:
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > deadlines.SPOOL_CUT_OFF_SECONDS:
                         os.unlink(entry.path)
             elif entry.name.endswith(SUFFIX) and not entry.is_dir(follow_symlinks=False):
                 yield entry.name

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import multus_shim
+from multus_daemon import deadlines
 from multus_daemon.base import fs
 from multus_daemon.cni import args, errors, gojson
 from multus_daemon.cni.errors import CniError, InternalError
@@ -23,7 +24,6 @@ from multus_daemon.settings import Settings
 from multus_daemon.standalone import status_file
 from multus_daemon.standalone.folder import Folder
 
-SHIM_SECONDS: Final = 300.0
 DEFAULT_CNI_VERSION: Final = "1.0.0"
 _CONTAINER_ID_DIGITS: Final = 64
 
@@ -207,7 +207,7 @@ class Sandboxes:
                 input=json.dumps(config).encode(),
                 env=_environment(state, verb),
                 capture_output=True,
-                timeout=SHIM_SECONDS,
+                timeout=deadlines.CTL_SHIM_SECONDS,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:

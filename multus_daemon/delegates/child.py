@@ -23,13 +23,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from multus_daemon import deadlines
 from multus_daemon.delegates.failure import STDERR_TAIL, Exit
 
 _CHUNK = 64 * 1024
-# A grandchild may hold stdout open for ever; what the plugin itself wrote is in the pipe when it exits.
-PIPES_AFTER_EXIT = 1.0
-# SIGKILL works at once, except on a process that the kernel does not let go of (state D).
-_WAIT_AFTER_KILL = 5.0
 
 _Started: TypeAlias = tuple[subprocess.Popen[bytes], int]
 """The process and its pidfd, -1 where the kernel has none to give."""
@@ -105,7 +102,7 @@ def _popen(argv: list[str], environ: dict[str, str]) -> _Started:
 
 async def _end_unwanted(started: asyncio.Future[_Started], limits: Limits) -> None:
     # Nearly always it is about to be there: then nothing is left when the caller goes on.
-    await asyncio.wait((started,), timeout=_WAIT_AFTER_KILL)
+    await asyncio.wait((started,), timeout=deadlines.KILLED_SECONDS)
     if not started.done():
         started.add_done_callback(_end_late)
     elif not started.cancelled() and not started.exception():
@@ -261,7 +258,7 @@ class _Child:
         if not in_time:
             raise DeadlineExceededError(bytes(self._stderr.data))
         if not self._stdout.too_much:
-            await self._until(self._drained, self._loop.time() + PIPES_AFTER_EXIT)
+            await self._until(self._drained, self._loop.time() + deadlines.PIPES_AFTER_EXIT_SECONDS)
         if self._stdout.too_much:
             raise OutputTooLargeError
         self._clean = self._drained()
@@ -288,7 +285,7 @@ class _Child:
             _signal_group(pid, signal.SIGTERM)
             await self._until(lambda: self._exited, loop.time() + self._limits.grace)
         _signal_group(pid, signal.SIGKILL)
-        await self._until(lambda: self._exited, loop.time() + _WAIT_AFTER_KILL)
+        await self._until(lambda: self._exited, loop.time() + deadlines.KILLED_SECONDS)
 
     def close(self) -> None:
         """Close the pipes and reap the child, at once or as soon as it ends. It must have got its SIGKILL."""

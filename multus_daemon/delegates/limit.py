@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from multus_daemon import deadlines
 from multus_daemon.base import slots
 from multus_daemon.base.aio import KeyedLock
 from multus_daemon.cni.errors import TryAgainLaterError
@@ -36,10 +37,6 @@ MOST: Final = 64
 """Each has four descriptors of the daemon's, whose limit may be 1024."""
 
 RANKS: Final[Mapping[str, int]] = MappingProxyType({"DEL": slots.URGENT, "STATUS": 1, "GC": 1, "ADD": 2, "CHECK": 3})
-WAIT_SECONDS: Final[Mapping[str, float]] = MappingProxyType(
-    {"DEL": 20.0, "STATUS": 5.0, "GC": 20.0, "ADD": 40.0, "CHECK": 40.0}
-)
-"""How long a call waits. With the plugin's own time (`process`) it is less than the deadline of the verb."""
 
 
 class Observer(Protocol):
@@ -115,9 +112,9 @@ class ProcessLimit:
         allowance: Allowance,
         *,
         observer: Observer | None = None,
-        wait_seconds: Mapping[str, float] = WAIT_SECONDS,
+        wait_seconds: Mapping[str, float] = deadlines.SLOT_WAIT_SECONDS,
     ) -> None:
-        """`wait_seconds`: by verb, as WAIT_SECONDS."""
+        """`wait_seconds`: by verb, as deadlines.SLOT_WAIT_SECONDS."""
         self._allowance = allowance
         self._observer = observer or _Nobody()
         self._wait_seconds = wait_seconds
@@ -132,7 +129,7 @@ class ProcessLimit:
         Raises TryAgainLaterError (11) where there is none in time.
         """
         verb = invocation.verb
-        seconds = self._wait_seconds.get(verb, WAIT_SECONDS["CHECK"])
+        seconds = self._wait_seconds.get(verb, deadlines.SLOT_WAIT_SECONDS["CHECK"])
         began = time.monotonic()
         place = self._slots.hold(invocation.container_id, RANKS.get(verb, RANKS["CHECK"]), seconds)
         async with contextlib.AsyncExitStack() as stack:

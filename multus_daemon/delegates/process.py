@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import backoff
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.delegates import child, failure, find
@@ -34,8 +35,6 @@ CHROOT_PROGRAMS: Final = ("/usr/sbin/chroot", "/usr/bin/chroot", "/sbin/chroot",
 # coreutils and busybox: chroot itself failed, the command can't be executed, the command is not there.
 _CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND = 125, 126, 127
 _BUSY_ATTEMPTS: Final = 6
-DEL_SECONDS: Final = 60.0
-"""The longest that one plugin's DEL may take: where one hangs, time is left for those of the other networks."""
 
 
 class ProcessRunner:
@@ -46,8 +45,8 @@ class ProcessRunner:
         bin_dirs: Sequence[str],
         *,
         chroot_dir: str = "",
-        timeout: float = 120.0,
-        grace: float = 2.0,
+        timeout: float = deadlines.DELEGATE_SECONDS,
+        grace: float = deadlines.KILL_GRACE_SECONDS,
         gomaxprocs: int = 2,
         max_output: int = 16 * 1024 * 1024,
         environ: Mapping[str, str] = MINIMAL_ENVIRON,
@@ -55,8 +54,8 @@ class ProcessRunner:
     ) -> None:
         """`bin_dirs` as seen inside `chroot_dir` ("" and "/": no chroot); times in seconds, `max_output` in bytes.
 
-        `timeout` is for one call, DEL_SECONDS at most for a DEL, without the wait for a place; `limit`: how many run at
-        once, any number where None.
+        `timeout` is for one call, DELEGATE_DEL_SECONDS at most for a DEL, without the wait for a place; `limit`: how
+        many run at once, any number where None.
 
         Raises ValueError for a relative directory, FileNotFoundError where there is no chroot program to be had.
         """
@@ -91,7 +90,7 @@ class ProcessRunner:
             return await self._run(plugin_type, invocation, path)
 
     def _seconds(self, verb: str) -> float:
-        return min(self._limits.timeout, DEL_SECONDS) if verb == "DEL" else self._limits.timeout
+        return min(self._limits.timeout, deadlines.DELEGATE_DEL_SECONDS) if verb == "DEL" else self._limits.timeout
 
     async def _run(self, plugin_type: str, invocation: Invocation, path: str) -> bytes:
         argv = [self._chroot, self._root, path] if self._root else [path]

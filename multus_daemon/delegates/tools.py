@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.cni.errors import InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.delegates import child, find
 from multus_daemon.delegates.process import MINIMAL_ENVIRON, chroot_program
@@ -20,7 +21,12 @@ class ToolRunner:
     """The HostTools: programs below `chroot_dir` ("" and "/": no chroot), found in the usual directories."""
 
     def __init__(
-        self, *, chroot_dir: str = "", timeout: float = 30.0, grace: float = 2.0, max_output: int = 64 * 1024 * 1024
+        self,
+        *,
+        chroot_dir: str = "",
+        timeout: float = deadlines.TOOL_SECONDS,
+        grace: float = deadlines.KILL_GRACE_SECONDS,
+        max_output: int = 64 * 1024 * 1024,
     ) -> None:
         """Times in seconds, `max_output` in bytes: a node with ten thousand services has rules of some MiB.
 

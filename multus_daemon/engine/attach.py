@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import Barriers, on_disk
 from multus_daemon.cni.errors import (
     CniError,
@@ -21,16 +22,6 @@ from multus_daemon.engine.devices import Devices
 from multus_daemon.ports import Attachment, ContainerRecord, DelegateRunner, DelegateStore, LinkOps, Sandbox
 
 log = logging.getLogger(__name__)
-
-UNDO_SECONDS = 60.0
-"""How long the undoing of one attachment may take, whatever became of the request."""
-
-SETTLE_SECONDS = 30.0
-"""Once a network has failed: how long those under way beside it may take to come to their end by themselves.
-
-A plugin that is ended half-way leaves what its DEL need not find, so there is time for every usual ADD, a DHCP server's
-answer included. One that hangs does not keep the runtime from reading the error.
-"""
 
 
 class Attacher:
@@ -132,7 +123,7 @@ class Attacher:
             made[number] = await self._add(sandbox, pod, new[number])
 
         before = schedule.predecessors(new)
-        failures = await schedule.in_order(add, before, at_once=self._at_once, patience=SETTLE_SECONDS)
+        failures = await schedule.in_order(add, before, at_once=self._at_once, patience=deadlines.SETTLE_SECONDS)
         errors = list(failures.values())
         for error in errors[1:]:
             log.error("another network of pod %s has failed too: %s", pod, error)
@@ -161,7 +152,7 @@ class Attacher:
 
     async def _undo(self, sandbox: Sandbox, pod: str, attachment: Attachment, failed: list[str]) -> None:
         try:
-            async with asyncio.timeout(UNDO_SECONDS):
+            async with asyncio.timeout(deadlines.UNDO_SECONDS):
                 await self._runner.delete(sandbox, attachment)
                 await self._devices.remove(attachment)
         except asyncio.CancelledError:

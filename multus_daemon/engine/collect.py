@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import Barriers, KeyedLock, in_thread
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
@@ -31,12 +32,6 @@ from multus_daemon.ports import ContainerRecord, DelegateRunner, DelegateStore, 
 
 log = logging.getLogger(__name__)
 
-# The server ends a GC after 170 s; by then it must have told what it left. Seconds from the request's arrival.
-SWEEP_SECONDS: Final = 100.0
-TOTAL_SECONDS: Final = 150.0
-# Of one container, and of the plugins of one network, while which the ADDs of that network wait.
-CONTAINER_SECONDS: Final = 30.0
-NETWORK_SECONDS: Final = 30.0
 _BATCH: Final = 200
 # Each batch lists all that there is: some seconds where there are 300,000 files. In memory it is some 10 MB.
 _LEFTOVERS_BATCH: Final = 1000
@@ -153,7 +148,7 @@ class Collector:
                 await self._batch(run, await in_thread(stale.read, self._store, known[start : start + _BATCH]))
             seen: set[ContainerId] = set()
             while found := await in_thread(self._store.leftovers, seen, _LEFTOVERS_BATCH):
-                if run.left(SWEEP_SECONDS) <= 0:
+                if run.left(deadlines.GC_SWEEP_SECONDS) <= 0:
                     run.blind = "there was no time to look at everything that another daemon left"
                     break
                 await self._batch(run, found)
@@ -202,7 +197,7 @@ class Collector:
 
     async def _delete_in_turn(self, run: _Run, record: ContainerRecord) -> None:
         container_id = record.sandbox.container_id
-        seconds = min(CONTAINER_SECONDS, run.left(SWEEP_SECONDS))
+        seconds = min(deadlines.GC_CONTAINER_SECONDS, run.left(deadlines.GC_SWEEP_SECONDS))
         if seconds <= 0:
             run.put_off += 1
         elif not self._in_flight(container_id):
@@ -227,7 +222,7 @@ class Collector:
             return
         networks = {name: config for name, (_, config) in run.networks.items()}
         for config in (networks | declared).values():
-            seconds = min(NETWORK_SECONDS, run.left(TOTAL_SECONDS))
+            seconds = min(deadlines.GC_NETWORK_SECONDS, run.left(deadlines.GC_TOTAL_SECONDS))
             if seconds <= 0:
                 log.warning("GC: network %s and those behind it are left to the next GC", config.name)
                 return

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import Reads
 from multus_daemon.cni.errors import CniError, IoFailureError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import stale
-from multus_daemon.engine.detach import READ_SECONDS, Detacher
+from multus_daemon.engine.detach import Detacher
 from multus_daemon.engine.request import CniRequest
 from multus_daemon.ports import EVENT_MESSAGE_MAX, ClusterStore, ContainerRecord, DelegateStore, LinkOps, Pod
 
@@ -49,7 +50,7 @@ class Deleter:
         self._count_given_up = count_given_up
         # How many have failed, beside the count on record: the record may be what can't be read or written.
         self._failed: collections.OrderedDict[ContainerId, int] = collections.OrderedDict()
-        self._reads = Reads(READ_SECONDS)
+        self._reads = Reads(deadlines.RECORD_READ_SECONDS)
 
     async def delete(self, request: CniRequest) -> None:
         """Detach what the record of the container names; a container without one is done. Raises CniError."""

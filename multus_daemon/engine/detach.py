@@ -7,8 +7,8 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import Reads, on_disk
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError, from_code
 from multus_daemon.cni.names import ContainerId
@@ -26,12 +26,6 @@ from multus_daemon.ports import (
 
 log = logging.getLogger(__name__)
 
-DELETE_SECONDS: Final = 100.0
-"""How long all networks of a container may take together; below the server's deadline of DEL."""
-
-READ_SECONDS: Final = 20.0
-"""How long to wait for the record of one container; below the 30 s for which the shim waits for a DEL."""
-
 
 class Detacher:
     """Detaches networks of one container. The caller holds the container's lock."""
@@ -45,7 +39,7 @@ class Detacher:
         self._links = links
         self._devices = devices
         self._at_once = at_once
-        self._reads = Reads(READ_SECONDS)
+        self._reads = Reads(deadlines.RECORD_READ_SECONDS)
 
     async def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
         """The container's record; `search`: what another daemon left too, where it takes a search through its files.
@@ -75,7 +69,7 @@ class Detacher:
         return record
 
     async def detach(
-        self, record: ContainerRecord, netns: str, *, seconds: float = DELETE_SECONDS, counts: bool = False
+        self, record: ContainerRecord, netns: str, *, seconds: float = deadlines.DETACH_SECONDS, counts: bool = False
     ) -> None:
         """Run DEL for each attachment, in the namespace `netns` (empty: it is gone), in the reverse order of the ADDs.
 
@@ -95,7 +89,7 @@ class Detacher:
         leaving: Sequence[Attachment],
         netns: str,
         *,
-        seconds: float = DELETE_SECONDS,
+        seconds: float = deadlines.DETACH_SECONDS,
     ) -> ContainerRecord | None:
         """As `detach`, for those that are `leaving`; the record of the others, as stored, None if there are none.
 
@@ -157,7 +151,7 @@ class Detacher:
 
     async def detach_unrecorded(self, sandbox: Sandbox, pod: str, attachment: Attachment) -> None:
         """Run DEL for an attachment that is in no record. Raises CniError."""
-        if failure := await self._delete(sandbox, pod, attachment, DELETE_SECONDS):
+        if failure := await self._delete(sandbox, pod, attachment, deadlines.DETACH_SECONDS):
             raise failure
 
     async def detach_leftover(self, record: ContainerRecord, netns: str) -> tuple[Attachment, ...]:

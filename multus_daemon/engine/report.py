@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final, Literal
 
+from multus_daemon import deadlines
 from multus_daemon.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.engine import unmet
 from multus_daemon.engine.resolve import MissingDefinitionError
@@ -17,9 +18,6 @@ from multus_daemon.ports import EVENT_MESSAGE_MAX, Attachment, ClusterStore, Con
 log = logging.getLogger(__name__)
 
 StatusWrite = Literal["best-effort", "required"]
-
-STATUS_SECONDS = 5.0
-"""How long an ADD waits for the network-status at most. A store gives up earlier by itself, and goes on behind."""
 
 # Reasons of Warning events. The first is upstream's, the third that of the hot-plug controller.
 NO_NETWORK: Final = "NoNetworkFound"
@@ -92,10 +90,10 @@ class Reporter:
             return ""
         required = self._status_write == "required"
         try:
-            async with asyncio.timeout(STATUS_SECONDS):
+            async with asyncio.timeout(deadlines.NETWORK_STATUS_SECONDS):
                 await self._cluster.write_network_status(pod, status.render(entries), keep_trying=not required)
         except (StatusWriteError, TimeoutError) as error:
-            problem = str(error) or f"not written within {STATUS_SECONDS:g} s"
+            problem = str(error) or f"not written within {deadlines.NETWORK_STATUS_SECONDS:g} s"
             if required:
                 raise StatusRequiredError(
                     f"network-status can't be written: {problem} (pod {pod})",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import Barriers, KeyedLock, SharedCalls
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.errors import (
@@ -46,9 +47,6 @@ log = logging.getLogger(__name__)
 
 INDICATOR_GATE = "readiness-indicator"
 """While this gate is closed the primary network is not ready, and no pod is attached to it."""
-
-STATUS_SECONDS = 8.0
-"""Below the server's deadline of STATUS, so that the runtime reads code 50."""
 
 
 class Verbs:
@@ -217,7 +215,7 @@ class Verbs:
         await self._status.of(stdin, lambda: self._ask_cluster_network(net_conf))
 
     async def _ask_cluster_network(self, net_conf: NetConf) -> None:
-        deadline = asyncio.timeout(STATUS_SECONDS)
+        deadline = asyncio.timeout(deadlines.STATUS_PLUGINS_SECONDS)
         try:
             async with deadline:
                 try:
@@ -229,7 +227,7 @@ class Verbs:
             if not deadline.expired():
                 raise
             raise PluginNotAvailableError(
-                f"STATUS of the cluster network did not end within {STATUS_SECONDS:g} s",
+                f"STATUS of the cluster network did not end within {deadlines.STATUS_PLUGINS_SECONDS:g} s",
                 "which of its plugins hangs, the metric multus_delegate_duration_seconds tells",
             ) from error
 

@@ -22,6 +22,7 @@ import msgspec
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import backoff
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,6 @@ TRIES: Final = 6
 """One, and five more."""
 RETRY_SECONDS: Final = (0.5, 8.0)
 ROUND_RETRY_SECONDS: Final = (1.0, 60.0)
-REQUEST_SECONDS: Final = 30.0
-WATCH_SECONDS: Final = 300
-"""After that everything is listed again: what was given up is tried anew."""
 
 _REQUESTER = re.compile(
     r"system:(?:node|multus):([a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*)"
@@ -79,7 +77,7 @@ class Client(Protocol):
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
         content_type: str = "application/json",
-        timeout: float = REQUEST_SECONDS,
+        timeout: float = deadlines.APPROVER_REQUEST_SECONDS,
     ) -> bytes:
         """One request; the body of the answer."""
         ...
@@ -286,10 +284,10 @@ class Approver:
             **self._selector,
             "watch": "true",
             "resourceVersion": listing.metadata.resource_version,
-            "timeoutSeconds": str(WATCH_SECONDS),
+            "timeoutSeconds": str(deadlines.APPROVER_WATCH_SECONDS),
         }
         # The API server's own limit does not help where the connection is dead.
-        async with asyncio.timeout(WATCH_SECONDS * 1.1), contextlib.AsyncExitStack() as stack:
+        async with asyncio.timeout(deadlines.APPROVER_WATCH_SECONDS * 1.1), contextlib.AsyncExitStack() as stack:
             lines = self._client.stream(CSR_PATH, query=query)
             if isinstance(lines, AsyncGenerator):
                 await stack.enter_async_context(contextlib.aclosing(lines))

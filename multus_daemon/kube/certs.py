@@ -33,18 +33,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import NameOID
 
+from multus_daemon import deadlines
 from multus_daemon.base import fs
 from multus_daemon.base.aio import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.kube import approver
-from multus_daemon.kube.approver import REQUEST_SECONDS, CertificateError, Client, DeniedError, WaitingError
+from multus_daemon.kube.approver import CertificateError, Client, DeniedError, WaitingError
 
 log = logging.getLogger(__name__)
 
 GATE: Final = "certificate"
 DEFAULT_DURATION = 600
-ISSUE_SECONDS = 120.0
-"""How long one attempt waits for the certificate; the next one goes on with the same request."""
 RENEW_AT = (0.7, 0.9)
 RETRY_SECONDS = (1.0, 30.0)
 DENIED_SECONDS = (30.0, 300.0)
@@ -196,22 +195,24 @@ async def ask(client: Client, pending: Pending, node: str, seconds: int) -> byte
     """
     name, now = pending.name(node, seconds), _loop_time()
     try:
-        await client.request("POST", approver.CSR_PATH, body=pending.request(node, seconds), timeout=REQUEST_SECONDS)
+        await client.request(
+            "POST", approver.CSR_PATH, body=pending.request(node, seconds), timeout=deadlines.APPROVER_REQUEST_SECONDS
+        )
         pending.posted = now
     except Exception as error:
         if getattr(error, "status", None) != 409:
             raise
         log.info("CertificateSigningRequest %s exists already, its certificate is waited for", name)
     for delay in backoff(0.25, 10.0, jitter=0.2):
-        answer = await client.request("GET", f"{approver.CSR_PATH}/{name}", timeout=REQUEST_SECONDS)
+        answer = await client.request("GET", f"{approver.CSR_PATH}/{name}", timeout=deadlines.APPROVER_REQUEST_SECONDS)
         if chain := msgspec.json.decode(answer, type=approver.CertificateSigningRequest).issued():
             return chain
-        if _loop_time() - now > ISSUE_SECONDS:
+        if _loop_time() - now > deadlines.CERTIFICATE_SECONDS:
             break
         await asyncio.sleep(delay)
     raise WaitingError(
-        f"CertificateSigningRequest {name} has no certificate after {ISSUE_SECONDS:.0f} s: is it approved"
-        " (kubectl get csr), does the approver run (multus-daemon cert-approver)?"
+        f"CertificateSigningRequest {name} has no certificate after {deadlines.CERTIFICATE_SECONDS:.0f} s: is it"
+        " approved (kubectl get csr), does the approver run (multus-daemon cert-approver)?"
     )
 
 
@@ -310,7 +311,7 @@ class CertificateManager:
             # The cluster may have another CA by now. No answer counts as yes.
             try:
                 async with self.connect(self.files.current) as client:
-                    await client.request("GET", "/version", timeout=REQUEST_SECONDS)
+                    await client.request("GET", "/version", timeout=deadlines.APPROVER_REQUEST_SECONDS)
             except Exception as error:
                 self._refused, self._failure = getattr(error, "status", None) == 401, str(error)
         self._show()

@@ -14,20 +14,18 @@ from typing import Any, Final
 import msgspec
 from kubernetes_asyncio.client import rest
 
-from multus_daemon import __version__
+from multus_daemon import __version__, deadlines
 from multus_daemon.kube.credentials import Access, Source
 from multus_daemon.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, KubeError, from_answer
 
 log = logging.getLogger(__name__)
 
-REQUEST_SECONDS: Final = 10.0
 CONCURRENT_REQUESTS: Final = 16
 WATCHES: Final = 4
 LINE_MAX_BYTES: Final = 8 * 1024 * 1024
 """Of a watch. An object has at most 1.5 MiB (etcd's limit)."""
 ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024
 """Of any other answer: the pods of a node come in one, some 5 MiB for 250 of them."""
-INACTIVITY_SECONDS: Final = 330.0
 RELOAD_SECONDS: Final = 5.0
 """Credentials that the server refused, or that could not be read, are read again after this at the earliest."""
 CREDENTIALS_MAX: Final = 3
@@ -136,7 +134,7 @@ class ApiClient:
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
         content_type: str = "application/json",
-        timeout: float = REQUEST_SECONDS,
+        timeout: float = deadlines.API_REQUEST_SECONDS,
     ) -> bytes:
         """One request; the body of the answer. `body` is JSON; `timeout` in seconds is for everything.
 
@@ -152,7 +150,7 @@ class ApiClient:
         path: str,
         query: Mapping[str, str],
         *,
-        inactivity: float = INACTIVITY_SECONDS,
+        inactivity: float = deadlines.WATCH_INACTIVITY_SECONDS,
         on_open: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[bytes, None]:
         """The lines of a watch, without their ends, until the server ends it. Use with `contextlib.aclosing`.
@@ -163,7 +161,7 @@ class ApiClient:
         what = f"watch of {path}"
         with _as_unavailable(what, inactivity):
             async with contextlib.AsyncExitStack() as stack:
-                async with asyncio.timeout(REQUEST_SECONDS):
+                async with asyncio.timeout(deadlines.API_REQUEST_SECONDS):
                     response = await stack.enter_async_context(self._answer("GET", path, query, None, ""))
                 on_open()
                 rest_of_line = bytearray()

@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import backoff
 from multus_daemon.kube.errors import ApiError, ApiUnavailableError, KubeError
 from multus_daemon.kube.observer import NullObserver, Observer
@@ -32,9 +33,6 @@ COMPONENT: Final = "multus"
 QUEUE_MAX: Final = 1000
 """Messages."""
 GATHER_SECONDS: Final = 0.1
-KEEP_TRYING_SECONDS: Final = 60.0
-"""After that an Event is dropped, and the next one has its turn."""
-ATTEMPT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = (0.5, 10.0)
 MESSAGE_MAX: Final = 4096
 REMEMBERED: Final = 1024
@@ -107,7 +105,7 @@ class EventRecorder:
         host: str = "",
         observer: Observer | None = None,
         queue_max: int = QUEUE_MAX,
-        keep_trying: float = KEEP_TRYING_SECONDS,
+        keep_trying: float = deadlines.EVENT_KEEP_TRYING_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`host`: the node's name; `clock`: Unix time; `keep_trying`: seconds for each Event."""
@@ -217,7 +215,11 @@ class EventRecorder:
 
     async def _send(self, method: str, path: str, body: dict[str, Any], content_type: str) -> None:
         await self._client.request(
-            method, path, body=msgspec.json.encode(body), content_type=content_type, timeout=ATTEMPT_SECONDS
+            method,
+            path,
+            body=msgspec.json.encode(body),
+            content_type=content_type,
+            timeout=deadlines.EVENT_ATTEMPT_SECONDS,
         )
 
     def _object(self, subject: _Subject, name: str, kind: str, reason: str, message: str, now: str) -> dict[str, Any]:

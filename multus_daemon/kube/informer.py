@@ -16,6 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.kube import errors
@@ -28,11 +29,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAGE_SIZE: Final = 500
-LIST_SECONDS: Final = 30.0
-WATCH_SECONDS: Final = (300, 600)
-"""The server ends each watch after a time in between, so that those of all nodes do not end at once."""
-INACTIVITY_SECONDS: Final = 180.0
-"""A connection that is silent for so long counts as dead. The API server sends a bookmark about every minute."""
 SHORT_SECONDS: Final = 1.0
 """A watch that ends sooner, and without a word, is a failure: else it would be begun again without a rest."""
 STABLE_SECONDS: Final = 10.0
@@ -50,7 +46,12 @@ class Client(Protocol):
     """What is needed of the API client."""
 
     async def request(
-        self, method: str, path: str, *, query: Mapping[str, str] | None = None, timeout: float = LIST_SECONDS
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        timeout: float = deadlines.INFORMER_LIST_SECONDS,
     ) -> bytes:
         """The body of the answer. Raises KubeError."""
         ...
@@ -73,7 +74,7 @@ class Informer(Generic[T]):
         *,
         observer: Observer | None = None,
         on_connected: Callable[[], None] = lambda: None,
-        inactivity: float = INACTIVITY_SECONDS,
+        inactivity: float = deadlines.INFORMER_INACTIVITY_SECONDS,
         retry: tuple[float, float] = RETRY_SECONDS,
     ) -> None:
         """`gates`: the gate of the resource's name opens with the first complete list, and stays open.
@@ -205,7 +206,9 @@ class Informer(Generic[T]):
             query["resourceVersion"] = self._resource.first_version
         found: dict[Key, T] = {}
         while True:
-            body = await self._client.request("GET", self._resource.path, query=query, timeout=LIST_SECONDS)
+            body = await self._client.request(
+                "GET", self._resource.path, query=query, timeout=deadlines.INFORMER_LIST_SECONDS
+            )
             self._mark_connected()
             with self._decoding():
                 page = msgspec.json.decode(body, type=Page)
@@ -231,7 +234,7 @@ class Informer(Generic[T]):
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version or "",
-            "timeoutSeconds": str(random.randint(*WATCH_SECONDS)),
+            "timeoutSeconds": str(random.randint(*deadlines.INFORMER_WATCH_SECONDS)),
         }
         began = _now()
         lines = self._client.lines(

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 from urllib.parse import quote
 
+from multus_daemon import deadlines
 from multus_daemon.kube.errors import ApiError, KubeError
 from multus_daemon.nad import names
 
 VARIABLE: Final = "MULTUS_NODE_NAME"
-_SECONDS: Final = 10.0
 _REMEDY: Final = f"set {VARIABLE} (fieldRef spec.nodeName in the DaemonSet) or the key nodeName"
 
 
@@ -41,7 +41,7 @@ async def resolve_node_name(client: Client, configured: str, environ: Mapping[st
     if names.subdomain_problem(name):
         raise NodeNameError(f"the host's name {hostname!r} can't be a node's: {_REMEDY}")
     try:
-        await client.request("GET", f"/api/v1/nodes/{quote(name, safe='')}", timeout=_SECONDS)
+        await client.request("GET", f"/api/v1/nodes/{quote(name, safe='')}", timeout=deadlines.NODE_READ_SECONDS)
     except ApiError as error:
         if error.status == 404:
             raise NodeNameError(f"the API server knows no node by the host's name {name}: {_REMEDY}") from error

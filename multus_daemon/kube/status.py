@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import KeyedLock, backoff
 from multus_daemon.kube import objects
 from multus_daemon.kube.errors import ApiError, ApiUnavailableError, KubeError
@@ -26,11 +27,6 @@ from multus_daemon.ports import Pod, StatusWriteError
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS: Final = 2.0
-"""How long a caller waits."""
-ATTEMPT_SECONDS: Final = 3.0
-RETRY_SECONDS: Final = (0.25, 4.0)
-"""In the background. An attempt, a pause and the next attempt have to fit into 10 s."""
 PENDING_MAX: Final = 4096
 AT_ONCE: Final = 8
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -66,8 +62,8 @@ class StatusWriter:
         *,
         observer: Observer | None = None,
         on_written: Callable[[], None] = lambda: None,
-        patience: float = PATIENCE_SECONDS,
-        retry: tuple[float, float] = RETRY_SECONDS,
+        patience: float = deadlines.NETWORK_STATUS_PATIENCE_SECONDS,
+        retry: tuple[float, float] = deadlines.NETWORK_STATUS_RETRY_SECONDS,
         pending_max: int = PENDING_MAX,
     ) -> None:
         """`patience`: seconds; `pending_max`: how many wait at most, the oldest gives way.
@@ -188,7 +184,7 @@ class StatusWriter:
                 f"{objects.pod_path(pod.namespace, pod.name)}/status",
                 body=msgspec.json.encode(body),
                 content_type=MERGE_PATCH,
-                timeout=ATTEMPT_SECONDS,
+                timeout=deadlines.NETWORK_STATUS_ATTEMPT_SECONDS,
             )
         except ApiError as error:
             if error.status == 404:

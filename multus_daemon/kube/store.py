@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, TypeVar
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import KeyedLock
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.names import Namespace, PodName, PodUid
@@ -25,11 +26,6 @@ from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, Sto
 
 T = TypeVar("T")
 
-POD_SECONDS: Final = 2.5
-"""How long an ADD may be earlier than the watch's event about its pod."""
-UNSYNCED_SECONDS: Final = 1.0
-"""The same where no events come now."""
-LIVE_SECONDS: Final = 5.0
 ABSENT_SECONDS: Final = 1.0
 """A network that the API server did not have is not asked for again so soon."""
 ABSENT_MAX: Final = 1024
@@ -50,8 +46,8 @@ class KubeStore:
         gates: Gates,
         *,
         observer: Observer | None = None,
-        pod_patience: float = POD_SECONDS,
-        unsynced_patience: float = UNSYNCED_SECONDS,
+        pod_patience: float = deadlines.POD_EVENT_SECONDS,
+        unsynced_patience: float = deadlines.UNSYNCED_SECONDS,
     ) -> None:
         """`node`: the name under which the cluster knows this node; patience in seconds."""
         self._client = client
@@ -95,7 +91,9 @@ class KubeStore:
             if found is not None:
                 return found
         with _asking(f"pod {namespace}/{name}", self.pods, PodNotFoundError):
-            body = await self._client.request("GET", objects.pod_path(namespace, name), timeout=LIVE_SECONDS)
+            body = await self._client.request(
+                "GET", objects.pod_path(namespace, name), timeout=deadlines.API_READ_SECONDS
+            )
             self._answered()
             return objects.decode_pod(body).value
 
@@ -121,7 +119,7 @@ class KubeStore:
     async def _live_network(self, what: str, key: Key) -> NetworkAttachmentDefinition:
         try:
             with _asking(what, self.networks, NetworkNotFoundError):
-                body = await self._client.request("GET", objects.network_path(*key), timeout=LIVE_SECONDS)
+                body = await self._client.request("GET", objects.network_path(*key), timeout=deadlines.API_READ_SECONDS)
                 self._answered()
                 return objects.decode_network(body).value
         except NetworkNotFoundError:

@@ -16,10 +16,9 @@ from urllib.parse import quote
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from multus_daemon import deadlines
 from multus_daemon.ports import DevicesUnavailableError, Pod
 
-TIMEOUT_SECONDS: Final = 10.0
-"""How long the whole asking may take; upstream's."""
 MESSAGE_MAX_BYTES: Final = 16 * 1024 * 1024
 """Upstream's."""
 
@@ -77,7 +76,7 @@ async def ask(socket: Path, pod: Pod) -> list[tuple[str, str]]:
     )
     try:
         async with (
-            asyncio.timeout(TIMEOUT_SECONDS),
+            asyncio.timeout(deadlines.KUBELET_DEVICES_SECONDS),
             grpc.aio.insecure_channel(f"unix:{quote(str(socket))}", options=options) as channel,
         ):
             found = await _pod_resources(channel, pod)
@@ -87,7 +86,7 @@ async def ask(socket: Path, pod: Pod) -> list[tuple[str, str]]:
         ) from error
     except TimeoutError as error:
         raise DevicesUnavailableError(
-            f"the kubelet's podresources API did not answer within {TIMEOUT_SECONDS:g} s ({socket})"
+            f"the kubelet's podresources API did not answer within {deadlines.KUBELET_DEVICES_SECONDS:g} s ({socket})"
         ) from error
     return [pair for container in found.containers for pair in _devices(container)] if found else []
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.netlink import attributes
 
 SOL_NETLINK: Final = 270
@@ -41,7 +42,6 @@ HEADER_BYTES: Final = _HEADER.size
 _ERROR: Final = struct.Struct("=i")
 
 _RECEIVE_BYTES: Final = 64 * 1024
-_ANSWER_SECONDS: Final = 10
 _TIMEVAL: Final = struct.Struct("@ll")
 _DUMP_ATTEMPTS: Final = 5
 # In one datagram: they, and as many refusals, have to fit into the socket's buffers of 200 KiB.
@@ -73,7 +73,7 @@ class Socket:
         try:
             # The kernel answers within `send`; the limit is for a kernel that does not keep to that. It is the
             # kernel's own: with Python's each call would poll first.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(_ANSWER_SECONDS, 0))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(deadlines.NETLINK_SECONDS, 0))
             # Errors with the kernel's own words, dumps filtered by the kernel; old kernels have neither and need
             # neither.
             for option in (NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK):
@@ -185,7 +185,7 @@ class Socket:
             data = self._socket.recv(_RECEIVE_BYTES)
         except BlockingIOError as error:
             raise TimeoutError(
-                errno.ETIMEDOUT, f"netlink: the kernel has not answered for {_ANSWER_SECONDS} s"
+                errno.ETIMEDOUT, f"netlink: the kernel has not answered for {deadlines.NETLINK_SECONDS} s"
             ) from error
         offset = 0
         while offset + _HEADER.size <= len(data):

@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
+from multus_daemon import deadlines
 from multus_daemon.base.aio import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.errors import InternalError
@@ -34,8 +35,6 @@ BACKLOG: Final = 1024
 _MAX_SOCKET_PATH = 107
 # Directories of many owners: making one of these private would break the host.
 _SHARED: Final = frozenset({"/", "/run", "/var/run", "/tmp", "/var/tmp", "/host/run", "/host/var/run"})  # noqa: S108
-# Seconds to read what a client still sends after it was answered, so that it gets to reading the answer.
-_LINGER = 2.0
 
 log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
@@ -164,10 +163,10 @@ def _runner(app: web.Application, *, head_timeout: float) -> web.AppRunner:
         access_log=None,
         logger=_http_log,
         keepalive_timeout=head_timeout,
-        lingering_time=_LINGER,
+        lingering_time=deadlines.LINGER_SECONDS,
         tcp_keepalive=False,
         # By then the requests have been drained.
-        shutdown_timeout=2,
+        shutdown_timeout=deadlines.CONNECTIONS_SECONDS,
     )
 
 
@@ -185,7 +184,7 @@ class UnixServer:
         directory: Path,
         *,
         allowed_uids: frozenset[int] | None = None,
-        head_timeout: float = 30,
+        head_timeout: float = deadlines.HEAD_SECONDS,
     ) -> None:
         """`allowed_uids`: root and our own user where None."""
         self.path = directory / SOCKET_NAME
@@ -329,7 +328,7 @@ class MetricsServer:
         app.router.add_get("/metrics", self._render)
         app.on_response_prepare.append(_hide_server)
         # Prometheus keeps its connection between scrapes only if they are close together; neither is needed.
-        runner = _runner(app, head_timeout=10)
+        runner = _runner(app, head_timeout=deadlines.METRICS_HEAD_SECONDS)
         await runner.setup()
         try:
             await self._bind(runner)

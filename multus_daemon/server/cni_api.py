@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiohttp import web
 
-from multus_daemon import logs
+from multus_daemon import deadlines, logs
 from multus_daemon.base import slots
 from multus_daemon.base.aio import TaskGroupOfRequests
 from multus_daemon.cni import versions
@@ -24,7 +24,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.cni.result import Result
-from multus_daemon.delegates.limit import RANKS, WAIT_SECONDS
+from multus_daemon.delegates.limit import RANKS
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.metrics import Metrics
 from multus_daemon.server import wire
@@ -76,26 +76,6 @@ class Verbs(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds that a verb may take; each below what the native shim waits, so that the caller reads the reason.
-
-    Except DEL: the shim waits 30 s and then leaves the request in its spool, while the daemon goes on. The kubelet
-    waits four minutes for the start of a sandbox, and two for its stop. Within a verb a plugin has its own deadline,
-    and the wait for its process too (`delegates.process`, `delegates.limit`): together they are less.
-    """
-
-    add: float = 170
-    delete: float = 110
-    check: float = 170
-    status: float = 9
-    gc: float = 170
-
-    def of(self, verb: str) -> float:
-        """The deadline of `verb`, spelled as CNI_COMMAND has it."""
-        return {"ADD": self.add, "DEL": self.delete, "CHECK": self.check, "STATUS": self.status, "GC": self.gc}[verb]
-
-
 class DeadlineExceededError(TryAgainLaterError):
     """A verb was stopped because it took too long."""
 
@@ -116,17 +96,19 @@ class CniApi:
         verbs: Verbs,
         metrics: Metrics,
         *,
-        deadlines: Deadlines | None = None,
-        body_timeout: float = 30,
+        verb_seconds: Mapping[str, float] = deadlines.VERB_SECONDS,
+        body_timeout: float = deadlines.BODY_SECONDS,
         at_once: int | None = None,
         hurry: Hurry | None = None,
     ) -> None:
-        """`body_timeout`: seconds for the whole body of a request to arrive; `at_once`: how many verbs, None for any
-        number; `hurry`: used while a DEL of a container is there, since it waits for what runs of it.
+        """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
+
+        `at_once`: how many verbs, None for any number; `hurry`: used while a DEL of a container is there, since it
+        waits for what runs of it.
         """
         self._verbs = verbs
         self._metrics = metrics
-        self._deadlines = deadlines or Deadlines()
+        self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
         self._slots = slots.Slots(at_once) if at_once else None
         self._hurry = hurry
@@ -245,13 +227,14 @@ class CniApi:
         async with contextlib.AsyncExitStack() as stack:
             if self._slots is not None:
                 key = request.container_id if isinstance(request, CniRequest) else ""
-                place = self._slots.hold(key, RANKS.get(verb, RANKS["CHECK"]), WAIT_SECONDS[verb])
+                patience = deadlines.SLOT_WAIT_SECONDS[verb]
+                place = self._slots.hold(key, RANKS.get(verb, RANKS["CHECK"]), patience)
                 try:
                     with self._metrics.queued(verb):
                         await stack.enter_async_context(place)
                 except slots.NoSlotError as error:
                     raise TryAgainLaterError(
-                        f"node is busy: {verb} has waited {WAIT_SECONDS[verb]:g} s to begin, with {error.waiting} "
+                        f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
                         f"requests waiting and at most {self._slots.size} worked on at once",
                         "that is what connectionLimit says: raise it",
                     ) from error
@@ -311,7 +294,7 @@ class CniApi:
 
         Raises DeadlineExceededError once it has undone its part.
         """
-        seconds = self._deadlines.of(request.verb)
+        seconds = self._verb_seconds[request.verb]
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline, self._admitted(request):

@@ -23,8 +23,9 @@ from pathlib import Path
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
-from multus_daemon.delegates import child, find
+from multus_daemon.delegates import find
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.ports import Invocation, PluginRunner
@@ -347,29 +348,29 @@ async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
 async def test_a_grandchild_that_holds_stdout_is_not_waited_for(bench):
     began = time.monotonic()
     assert await bench.runner().run("steered", bench.invocation(child="holds-pipes", stdout="{}")) == b"{}"
-    assert child.PIPES_AFTER_EXIT <= time.monotonic() - began < child.PIPES_AFTER_EXIT + 10
+    assert deadlines.PIPES_AFTER_EXIT_SECONDS <= time.monotonic() - began < deadlines.PIPES_AFTER_EXIT_SECONDS + 10
     assert await gone(bench.child_pid())
 
 
 async def test_a_detached_grandchild_that_holds_stdout_is_not_waited_for(bench):
     began = time.monotonic()
     assert await bench.runner().run("steered", bench.invocation(child="detached", stdout="{}")) == b"{}"
-    assert time.monotonic() - began < child.PIPES_AFTER_EXIT + 10
+    assert time.monotonic() - began < deadlines.PIPES_AFTER_EXIT_SECONDS + 10
     os.kill(bench.child_pid(), signal.SIGKILL)
 
 
 async def test_a_daemon_with_closed_pipes_lives_on(bench, monkeypatch):
-    monkeypatch.setattr(child, "PIPES_AFTER_EXIT", 20.0)
+    monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 20.0)
     began = time.monotonic()
     assert await bench.runner().run("steered", bench.invocation(child="quiet", stdout="{}")) == b"{}"
-    assert time.monotonic() - began < child.PIPES_AFTER_EXIT
+    assert time.monotonic() - began < deadlines.PIPES_AFTER_EXIT_SECONDS
     assert is_alive(bench.child_pid())
     os.kill(bench.child_pid(), signal.SIGKILL)
 
 
 async def test_a_daemon_lives_on_also_where_the_event_loop_is_late(bench, monkeypatch):
     """No time to wait for the pipes: what they hold, and that they are closed, is seen all the same."""
-    monkeypatch.setattr(child, "PIPES_AFTER_EXIT", 0.0)
+    monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.0)
     call = bench.invocation(child="quiet", stdout="x" * 60_000)
     assert await bench.runner().run("steered", call) == b"x" * 60_000
     assert is_alive(bench.child_pid())

@@ -17,6 +17,7 @@ from typing import Any
 import blockbuster
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.builtin import masquerade, spoofing, veth
 from multus_daemon.builtin.bridge import Bridge, kernel
 from multus_daemon.builtin.contract import Call
@@ -696,7 +697,7 @@ async def test_a_namespace_that_vanishes_meanwhile(host: Any, netns: Any, call: 
 async def test_a_port_that_does_not_come_up(
     host: Any, netns: Any, call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "_PORT_UP_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "BRIDGE_PORT_UP_SECONDS", 0.1)
     ipam.hook = lambda verb: verb == "ADD" and host.run("ip", "link", "set", ports(host)[0]["ifname"], "down")
     with pytest.raises(InternalError, match=r"^bridge port in error state: down"):
         await Bridge().add(call("ADD", netns.path))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from multus_daemon import __version__, daemon, flags, probe, settings
+from multus_daemon import __version__, deadlines, flags, probe, settings
 from multus_daemon.cli import HOST_BIN_DIR
 from multus_daemon.delegates import limit
 from tests.repo.manifests import MANIFESTS, RENDERED, build, rendered
@@ -287,7 +287,7 @@ def test_probes_ask_the_socket_of_the_configuration(folder: Path) -> None:
         asked[kind] = question
         assert program in (ROOT / "pyproject.toml").read_text()
         assert PurePosixPath((*path, probe.DEFAULT_SOCKET)[0]) == socket
-        assert found["timeoutSeconds"] > probe.SECONDS
+        assert found["timeoutSeconds"] > deadlines.PROBE_SECONDS
     assert asked == {"startupProbe": "healthz", "livenessProbe": "healthz", "readinessProbe": "readyz"}
 
 
@@ -325,7 +325,7 @@ def test_what_the_daemon_needs_of_the_node() -> None:
     assert pod["priorityClassName"] == "system-node-critical"
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["serviceAccountName"] == "multus"
-    assert pod["terminationGracePeriodSeconds"] > daemon.DRAIN_SECONDS + daemon.REPORT_SECONDS + 10
+    assert pod["terminationGracePeriodSeconds"] > deadlines.DRAIN_SECONDS + deadlines.REPORT_SECONDS + 10
     (variable,) = container(MANIFESTS / "base")["env"]
     assert variable == {"name": "MULTUS_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
 

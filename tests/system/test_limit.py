@@ -3,23 +3,20 @@
 import asyncio
 import contextlib
 import json
-import re
 import time
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from multus_daemon import deadlines
 from multus_daemon.base.slots import one_turn
 from multus_daemon.cni.errors import CniError, TryAgainLaterError
-from multus_daemon.delegates import limit, process
 from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.delegates.limit import MIB, Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.metrics import Metrics
 from multus_daemon.ports import Invocation
-from multus_daemon.server.cni_api import Deadlines
-from multus_daemon.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "tests" / "fakes" / "plugin.py"
@@ -101,7 +98,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path, registry):
     def make(processes, **waits):
-        return Bench(tmp_path, registry, processes, {**limit.WAIT_SECONDS, **waits})
+        return Bench(tmp_path, registry, processes, {**deadlines.SLOT_WAIT_SECONDS, **waits})
 
     return make
 
@@ -254,29 +251,8 @@ async def test_a_cancelled_wait_leaves_nothing(bench):
     assert side.order() == ["first", "third"]
 
 
-@pytest.mark.weak_spot(33, 34)
-def test_deadlines_nest():
-    """The wait for a process and the plugin < the verb < the shim < the kubelet."""
-    plugins = Settings().plugins.delegate_timeout_seconds
-    deadlines = Deadlines()
-    shim = {
-        name: int(value.replace("_", "")) / 1000
-        for name, value in re.findall(
-            r"(?m)^const (\w+)_ms = ([\d_]+);", (ROOT / "multus_shim" / "shim.zig").read_text()
-        )
-    }
-    # kubelet: runtimeRequestTimeout is 2 minutes, and twice that for the start of a sandbox.
-    run_sandbox, stop_sandbox = 240, 120
-    for verb in ("ADD", "CHECK"):
-        assert limit.WAIT_SECONDS[verb] + plugins < deadlines.of(verb) < shim["default_reply"] < run_sandbox
-    assert limit.WAIT_SECONDS["DEL"] + process.DEL_SECONDS < deadlines.delete < stop_sandbox
-    assert shim["del_wait"] + shim["del_reply"] < stop_sandbox
-    assert limit.WAIT_SECONDS["STATUS"] < deadlines.status < shim["status_reply"]
-    assert limit.WAIT_SECONDS["GC"] + plugins < deadlines.gc < shim["default_reply"]
-
-
 async def test_a_del_has_less_time_than_other_verbs(bench, monkeypatch):
-    monkeypatch.setattr(process, "DEL_SECONDS", 0.3)
+    monkeypatch.setattr(deadlines, "DELEGATE_DEL_SECONDS", 0.3)
     side = bench(2)
     with pytest.raises(CniError, match=r"did not end within 0\.3 s"):
         await side.call("DEL", "c1", 60)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon import probe
+from multus_daemon import deadlines, probe
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_daemon_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "PROBE_SECONDS", 0.2)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from multus_daemon import deadlines
 from multus_daemon.builtin import interfaces, veth
 from multus_daemon.builtin.bridge.config import BridgeConfig
 from multus_daemon.builtin.interfaces import step
@@ -20,8 +21,6 @@ from multus_daemon.netlink.inet import IpInterface
 from multus_daemon.netlink.links import OPERSTATE_UP, Link
 from multus_daemon.netlink.ops import Session
 
-# The reference looks five times within 2.55 s. The carrier is there in a millisecond as a rule.
-_PORT_UP_SECONDS: Final = 2.55
 _PORT_POLL_SECONDS: Final = (0.001, 0.1)
 _NATIVE_VLAN: Final = 1
 _NO_MAC: Final = "00:00:00:00:00:00"
@@ -138,7 +137,7 @@ def _set_vlans(session: Session, port: Link, config: BridgeConfig, trunk: tuple[
 
 def _until_forwarding(session: Session, port: Link) -> Link:
     """The port, once it is up."""
-    deadline = time.monotonic() + _PORT_UP_SECONDS
+    deadline = time.monotonic() + deadlines.BRIDGE_PORT_UP_SECONDS
     pause, longest = _PORT_POLL_SECONDS
     while True:
         with step(f'find "{port.name}"'):

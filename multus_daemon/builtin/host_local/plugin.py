@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from multus_daemon import deadlines
 from multus_daemon.base import fs
 from multus_daemon.base.aio import KeyedLock
 from multus_daemon.builtin.contract import Call
@@ -19,8 +20,6 @@ from multus_daemon.cni.result import Dns, Result
 
 T = TypeVar("T")
 
-LOCK_TIMEOUT: Final = 10.0
-
 
 class HostLocal:
     """The BuiltinPlugin `host-local`.
@@ -29,7 +28,7 @@ class HostLocal:
     loop, so that a busy network does not fill the thread pool with threads that wait for each other.
     """
 
-    def __init__(self, *, lock_timeout: float = LOCK_TIMEOUT) -> None:
+    def __init__(self, *, lock_timeout: float = deadlines.HOST_LOCAL_LOCK_SECONDS) -> None:
         """`lock_timeout` in seconds: how long a call waits for its turn before it fails with code 11."""
         self._lock_timeout = lock_timeout
         self._locks = KeyedLock()

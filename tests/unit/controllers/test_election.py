@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.controllers import election
-from multus_daemon.controllers.election import MISSING_SECONDS, SETTLE_SECONDS, Election, NoPrimaryError
+from multus_daemon.controllers.election import Election, NoPrimaryError
 from multus_daemon.delegates.conf_files import NodeConfFiles
 
 
@@ -127,7 +128,7 @@ async def test_a_half_written_first_file_is_waited_for(directory: Path, vote: El
     put(directory, "99-other.conf")
     (directory / "10-net.conflist").write_text('{"name": "ne')
     assert (await reason(vote)).startswith(f"{directory}/10-net.conflist can't be read, and would be the primary")
-    clock.now += SETTLE_SECONDS - 1
+    clock.now += deadlines.PRIMARY_SETTLE_SECONDS - 1
     assert "10-net.conflist can't be read" in await reason(vote)
     put(directory, "10-net.conflist")
     assert await elected(vote) == "10-net.conflist"
@@ -137,7 +138,7 @@ async def test_a_file_that_stays_broken_is_passed_over(directory: Path, vote: El
     put(directory, "99-other.conf")
     (directory / "10-junk.conf").write_text("")
     assert "10-junk.conf" in await reason(vote)
-    clock.now += SETTLE_SECONDS
+    clock.now += deadlines.PRIMARY_SETTLE_SECONDS
     assert await elected(vote) == "99-other.conf"
 
 
@@ -155,7 +156,7 @@ async def test_the_elected_one_is_kept_while_it_is_broken(directory: Path, vote:
     (directory / "10-net.conf").write_text('{"name"')
     for _ in range(10):
         assert (await reason(vote)).startswith(f"{directory}/10-net.conf, the primary network's configuration, can't")
-        clock.now += MISSING_SECONDS
+        clock.now += deadlines.PRIMARY_MISSING_SECONDS
     put(directory, "10-net.conf", name="again")
     assert (await vote.primary()).config.name == "again"
 
@@ -171,10 +172,10 @@ async def test_a_file_that_comes_before_takes_over_when_it_has_settled(
     assert await elected(vote) == "20-old.conf"
     put(directory, "10-new.conf")
     assert await elected(vote) == "20-old.conf"
-    clock.now += SETTLE_SECONDS - 1
+    clock.now += deadlines.PRIMARY_SETTLE_SECONDS - 1
     put(directory, "10-new.conf", name="rewritten")
     assert await elected(vote) == "20-old.conf"
-    clock.now += SETTLE_SECONDS - 1
+    clock.now += deadlines.PRIMARY_SETTLE_SECONDS - 1
     assert await elected(vote) == "20-old.conf", "it has been rewritten"
     clock.now += 1
     assert await elected(vote) == "10-new.conf"
@@ -188,7 +189,7 @@ async def test_a_broken_file_does_not_take_over(directory: Path, vote: Election,
     (directory / "10-new.conf").write_text("{")
     for _ in range(5):
         assert await elected(vote) == "20-old.conf"
-        clock.now += SETTLE_SECONDS
+        clock.now += deadlines.PRIMARY_SETTLE_SECONDS
 
 
 async def test_while_a_file_that_comes_before_is_half_written_nobody_takes_over(
@@ -198,10 +199,10 @@ async def test_while_a_file_that_comes_before_is_half_written_nobody_takes_over(
     assert await elected(vote) == "20-old.conf"
     put(directory, "10-new.conf")
     assert await elected(vote) == "20-old.conf"
-    clock.now += SETTLE_SECONDS
+    clock.now += deadlines.PRIMARY_SETTLE_SECONDS
     (directory / "05-newer.conf").write_text("{")
     assert await elected(vote) == "20-old.conf"
-    clock.now += SETTLE_SECONDS
+    clock.now += deadlines.PRIMARY_SETTLE_SECONDS
     assert await elected(vote) == "10-new.conf"
 
 
@@ -224,14 +225,14 @@ async def test_one_that_is_gone_is_waited_for_then_replaced(directory: Path, vot
         "place"
     )
     assert await reason(vote) == expected
-    clock.now += MISSING_SECONDS - 1
+    clock.now += deadlines.PRIMARY_MISSING_SECONDS - 1
     assert await reason(vote) == expected
     put(directory, "10-net.conf")
     assert await elected(vote) == "10-net.conf"
-    clock.now += MISSING_SECONDS
+    clock.now += deadlines.PRIMARY_MISSING_SECONDS
     first.unlink()
     assert await reason(vote) == expected, "the wait begins anew"
-    clock.now += MISSING_SECONDS
+    clock.now += deadlines.PRIMARY_MISSING_SECONDS
     assert await elected(vote) == "20-other.conf"
 
 
@@ -273,7 +274,7 @@ async def test_after_a_restart_the_result_is_that_of_the_rule(directory: Path, v
     put(directory, "20-other.conf")
     vote.remember(f"{directory}/20-other.conf")
     assert await elected(vote) == "20-other.conf"
-    clock.now += SETTLE_SECONDS
+    clock.now += deadlines.PRIMARY_SETTLE_SECONDS
     assert await elected(vote) == "10-net.conf"
 
 

@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from multus_daemon import deadlines
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Result
-from multus_daemon.controllers import reconcile
 from multus_daemon.controllers.reconcile import Reconcile
 from multus_daemon.nad.selection import NETWORKS_ANNOTATION
 from multus_daemon.ports import Attachment, ContainerRecord, Pod, Sandbox
@@ -272,7 +272,7 @@ async def test_what_fails_stays_is_tried_again_later_and_told_of_once(
     assert world.engine.runner.order == WHOLE, "not tried again before its time"
     assert [item.name for item in world.engine.store.records["c1"].attachments] == ["web/n1"]
     assert world.counts.left == (1, 0, 0)
-    monkeypatch.setattr(reconcile, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(deadlines, "RECONCILE_RETRY_SECONDS", (0.0, 0.0))
     world.controller = world.make()
     world.engine.cluster.events.clear()
     await world.runs(3)
@@ -306,7 +306,7 @@ async def test_one_that_fails_keeps_no_other_from_being_deleted(world: World) ->
 async def test_a_run_has_a_budget(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.add()
     world.engine.links.namespaces.clear()
-    monkeypatch.setattr(reconcile, "RUN_SECONDS", 0.0)
+    monkeypatch.setattr(deadlines, "RECONCILE_RUN_SECONDS", 0.0)
     await world.runs()
     assert world.containers == ["c1"]
     assert world.counts.left == (1, 0, 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.base import fs
 from multus_daemon.base.aio import backoff
 from multus_daemon.controllers import spool
@@ -157,7 +158,7 @@ async def test_a_failing_entry_waits_keeps_its_container_waiting_and_nobody_else
 async def test_the_pause_grows_and_the_entry_is_served_in_the_end(
     tmp_path: Path, world: World, replay: SpoolReplay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "RETRY_SECONDS", (0.01, 0.04))
+    monkeypatch.setattr(deadlines, "SPOOL_RETRY_SECONDS", (0.01, 0.04))
     entry(tmp_path, "1-1.json")
     world.failing[b"c1"] = OSError("plugin away")
     end = time.monotonic() + 0.25
@@ -173,14 +174,14 @@ async def test_the_pause_grows_and_the_entry_is_served_in_the_end(
 
 
 def test_the_pause_is_bounded() -> None:
-    delays = backoff(*spool.RETRY_SECONDS)
+    delays = backoff(*deadlines.SPOOL_RETRY_SECONDS)
     assert max(next(delays) for _ in range(50)) == 300.0
 
 
 async def test_a_served_entry_that_cannot_be_removed_is_not_served_again(
     tmp_path: Path, world: World, replay: SpoolReplay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(deadlines, "SPOOL_RETRY_SECONDS", (0.0, 0.0))
     entry(tmp_path, "1-1.json")
     real = fs.remove
     monkeypatch.setattr(fs, "remove", lambda _path: (_ for _ in ()).throw(OSError("read-only file system")))

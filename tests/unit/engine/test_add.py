@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import (
     CniError,
@@ -18,7 +19,6 @@ from multus_daemon.cni.errors import (
     IoFailureError,
     TryAgainLaterError,
 )
-from multus_daemon.engine import attach, report
 from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
 from multus_daemon.ports import StatusWriteError, StoreUnavailableError
 from tests.unit.engine.conftest import NETNS, Engine, definition
@@ -107,7 +107,7 @@ async def test_where_the_undoing_fails_the_record_stays_for_a_del(engine: Engine
 
 
 async def test_an_undoing_that_hangs_has_a_deadline(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach, "UNDO_SECONDS", 0.01)
+    monkeypatch.setattr(deadlines, "UNDO_SECONDS", 0.01)
     engine.runner.fail["ADD", "kube-system/cluster"] = CniError("cause")
     engine.runner.pause = 0.05
     with pytest.raises(CniError, match="cause"):
@@ -550,7 +550,7 @@ async def test_a_status_write_that_hangs_is_given_up(engine: Engine, monkeypatch
     async def hang(*_: object, keep_trying: bool) -> None:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(report, "STATUS_SECONDS", 0.01)
+    monkeypatch.setattr(deadlines, "NETWORK_STATUS_SECONDS", 0.01)
     monkeypatch.setattr(engine.cluster, "write_network_status", hang)
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     await engine.verbs.add(engine.request())
@@ -576,7 +576,7 @@ async def test_a_required_status_that_can_not_be_written_undoes_everything(
     engine.declare("n1")
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     if how == "hangs":
-        monkeypatch.setattr(report, "STATUS_SECONDS", 0.01)
+        monkeypatch.setattr(deadlines, "NETWORK_STATUS_SECONDS", 0.01)
         monkeypatch.setattr(engine.cluster, "write_network_status", hang)
     else:
         engine.cluster.fail_at(4, StatusWriteError("forbidden"))

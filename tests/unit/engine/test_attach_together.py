@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multus_daemon import deadlines
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.result import Result
-from multus_daemon.engine import attach
 from multus_daemon.ports import Attachment, Sandbox
 from tests.fakes.runner import FakeDelegateRunner
 from tests.unit.engine.conftest import Engine, definition
@@ -162,7 +162,7 @@ async def test_what_is_under_way_comes_to_its_end_before_anything_is_undone() ->
 
 
 async def test_one_that_hangs_beside_a_failure_is_ended_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "SETTLE_SECONDS", 0.05)
     engine, runner = make()
     runner.held = {("ADD", "web/n1")}
     runner.fail["ADD", "web/n3"] = CniError("the cause")

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from multus_daemon import deadlines
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -155,7 +156,7 @@ async def test_one_failure_stops_nothing_and_is_reported(engine: Engine) -> None
 async def test_a_del_that_hangs_does_not_keep_the_others_waiting(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "CONTAINER_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "GC_CONTAINER_SECONDS", 0.05)
     for number in range(8):
         await add(engine, f"c{number}", "")
     engine.links.namespaces.clear()
@@ -179,7 +180,7 @@ async def test_what_the_time_does_not_suffice_for_is_left_to_the_next_one(
     await add(engine)
     engine.links.namespaces.clear()
     engine.store.left["old"] = foreign("old", "/gone", ("cluster", "eth0"))
-    monkeypatch.setattr(collect, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(deadlines, "GC_SWEEP_SECONDS", 0.0)
     await engine.verbs.gc(listing())
     assert list(engine.store.records) == ["c1"]
     assert engine.runner.network_calls == [], "what another daemon left is not known: no plugin may free anything"
@@ -388,7 +389,7 @@ async def test_a_container_of_before_our_time_counts_as_attached_to_the_cluster_
 
 
 async def test_plugins_that_hang_are_ended_and_hold_up_no_add(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "NETWORK_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "GC_NETWORK_SECONDS", 0.05)
     engine.runner.pause = 30
     async with asyncio.timeout(5):
         with pytest.raises(TryAgainLaterError, match="^network cluster: GC did not end within"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cni.errors import (
     CniError,
     InvalidNetnsError,
@@ -15,7 +16,6 @@ from multus_daemon.cni.errors import (
     UnknownContainerError,
 )
 from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import detach
 from multus_daemon.ports import ContainerRecord
 from tests.unit.engine.conftest import Engine
 
@@ -162,7 +162,7 @@ async def test_a_record_whose_reading_hangs_is_waited_for_a_while_only(
         return found
 
     monkeypatch.setattr(engine.store, method, read)
-    monkeypatch.setattr(detach, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "RECORD_READ_SECONDS", 0.2)
     engine.verbs = engine.make_verbs()
     if method == "recover":
         engine.store.corrupt.add("c1")

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError, LimitedConnectivityError, PluginNotAvailableError
-from multus_daemon.engine import verbs
 from tests.unit.engine.conftest import Engine
 
 STDIN = b'{"cniVersion":"1.1.0","name":"multus"}'
@@ -76,7 +76,7 @@ async def test_calls_at_the_same_time_share_one_run(engine: Engine) -> None:
 
 @pytest.mark.weak_spot(42)
 async def test_a_plugin_that_hangs_is_code_50_in_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "STATUS_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "STATUS_PLUGINS_SECONDS", 0.02)
     engine.runner.pause = 30
     async with asyncio.timeout(5):
         results = await asyncio.gather(*(engine.verbs.status(STDIN) for _ in range(3)), return_exceptions=True)

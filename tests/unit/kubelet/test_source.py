@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.kubelet import checkpoint, podresources
 from multus_daemon.kubelet.source import KubeletDevices
@@ -109,7 +110,7 @@ def test_the_messages_are_those_of_the_public_definition() -> None:
 
 
 async def test_a_kubelet_that_hangs_has_a_deadline(kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podresources, "TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(deadlines, "KUBELET_DEVICES_SECONDS", 0.3)
     kubelet.hangs = True
     with kubelet, pytest.raises(DevicesUnavailableError, match=r"did not answer within 0\.3 s"):
         await allocated(kubelet)

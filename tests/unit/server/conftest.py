@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from multus_daemon.base.gates import Gates
 from multus_daemon.metrics import Metrics
 from multus_daemon.server.app import UnixServer
-from multus_daemon.server.cni_api import CniApi, Deadlines
+from multus_daemon.server.cni_api import CniApi
 from tests.unit.server.harness import FakeVerbs
 
 
@@ -36,7 +36,7 @@ def metrics(registry: CollectorRegistry) -> Metrics:
 @pytest.fixture
 def api(verbs: FakeVerbs, metrics: Metrics) -> CniApi:
     return CniApi(
-        verbs, metrics, deadlines=Deadlines(add=0.3, delete=0.3, check=0.3, status=0.3, gc=0.3), body_timeout=0.5
+        verbs, metrics, verb_seconds=dict.fromkeys(("ADD", "DEL", "CHECK", "STATUS", "GC"), 0.3), body_timeout=0.5
     )
 
 

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from multus_daemon.cni.errors import CniError, UnknownContainerError
 from multus_daemon.cni.result import Result
 from multus_daemon.server.app import UnixServer, application
-from multus_daemon.server.cni_api import CniApi, Deadlines
+from multus_daemon.server.cni_api import CniApi
 from tests.unit.server.harness import (
     EXCHANGES,
     RESULT,
@@ -369,7 +369,7 @@ async def test_probes_are_not_queued(metrics, gates, tmp_path):
 
 @pytest.mark.weak_spot(35)
 async def test_a_request_that_waits_in_vain_never_begins(metrics, monkeypatch):
-    monkeypatch.setattr("multus_daemon.server.cni_api.WAIT_SECONDS", {"ADD": 0.1})
+    monkeypatch.setattr("multus_daemon.deadlines.SLOT_WAIT_SECONDS", {"ADD": 0.1})
     verbs = FakeVerbs(gate=asyncio.Event())
     api = CniApi(verbs, metrics, at_once=1)
     first = asyncio.create_task(api.call(one("ADD", "c1")))
@@ -385,7 +385,7 @@ async def test_a_request_that_waits_in_vain_never_begins(metrics, monkeypatch):
 
 async def test_the_wait_counts_towards_the_deadline(metrics):
     verbs = FakeVerbs(gate=asyncio.Event())
-    api = CniApi(verbs, metrics, at_once=1, deadlines=Deadlines(add=0.3, delete=5))
+    api = CniApi(verbs, metrics, at_once=1, verb_seconds={"ADD": 0.3, "DEL": 5})
     first = asyncio.create_task(api.call(one("DEL", "c1")))
     await verbs.entered.wait()
     with pytest.raises(CniError, match=r"^ADD of pod web/web-1 took longer than 0.3 s"):

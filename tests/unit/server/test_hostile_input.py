@@ -19,7 +19,7 @@ from multus_daemon.base.gates import Gates
 from multus_daemon.cni.result import decode
 from multus_daemon.metrics import Metrics
 from multus_daemon.server.app import UnixServer
-from multus_daemon.server.cni_api import CniApi, Deadlines
+from multus_daemon.server.cni_api import CniApi
 from tests.unit.server.harness import FakeVerbs, body, exchange, http, parse_reply, send
 
 BYTE_STRINGS = 2 * settings().max_examples
@@ -148,7 +148,7 @@ def descriptors():
 @pytest.fixture
 async def live(tmp_path):
     verbs = FakeVerbs()
-    api = CniApi(verbs, Metrics(CollectorRegistry()), deadlines=Deadlines(), body_timeout=0.3)
+    api = CniApi(verbs, Metrics(CollectorRegistry()), body_timeout=0.3)
     server = UnixServer(api, Gates(), Metrics(CollectorRegistry()), tmp_path / "run", head_timeout=0.3)
     await server.start()
     # Everything that is opened once (the thread pool) is open before the count begins.
