@@ -16,6 +16,7 @@ import os
 import pathlib
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,34 @@ def version(root: pathlib.Path = ROOT) -> str:
     return found[1]
 
 
+def deadlines(root: pathlib.Path = ROOT) -> dict[str, int]:
+    """The shim's part of `multus_daemon/deadlines.py`, loaded by its path: SHIM_REPLY_SECONDS is `reply_ms`.
+
+    Raises BuildError when the table can't be loaded, or when a deadline is no whole number of milliseconds.
+    """
+    path = root / "multus_daemon" / "deadlines.py"
+    try:
+        table = runpy.run_path(str(path))
+    except Exception as e:
+        raise BuildError(f"cannot read the deadlines from {path}: {e}") from e
+    found: dict[str, int] = {}
+    for name, seconds in table.items():
+        if matched := re.fullmatch(r"SHIM_(\w+)_SECONDS", name):
+            ms = seconds * 1000
+            if ms != int(ms):
+                raise BuildError(f"{name} in {path} is no whole number of milliseconds: {seconds}")
+            found[f"{matched[1].lower()}_ms"] = int(ms)
+    return found
+
+
+def options(root: pathlib.Path = ROOT) -> str:
+    """The module `build_options` of the Zig sources: the version and the deadlines. Raises BuildError."""
+    # A JSON string is a Zig string too, as long as it is ASCII without escapes; a version is.
+    lines = [f"pub const version = {json.dumps(version(root))};", "pub const deadlines = struct {"]
+    lines += [f"    pub const {name} = {ms};" for name, ms in deadlines(root).items()]
+    return "\n".join([*lines, "};", ""])
+
+
 def compiler_version() -> str:
     """Version of the Zig compiler beside this interpreter.
 
@@ -104,12 +133,12 @@ def build(arch: str, out: pathlib.Path, root: pathlib.Path = ROOT) -> pathlib.Pa
     sources = sorted((root / "multus_shim").glob("*.zig"))
     if not sources:
         raise BuildError(f"no Zig sources in {root / 'multus_shim'}; the shim is built from a source tree only")
-    release = version(root)
+    given = options(root)
     with tempfile.TemporaryDirectory(prefix="multus-shim-") as scratch:
         store = _store(root, pathlib.Path(scratch))
-        kept = store / f"{NAME}-{arch}-{_key(arch, release, compiler_version(), sources)}"
+        kept = store / f"{NAME}-{arch}-{_key(arch, given, compiler_version(), sources)}"
         if not kept.is_file():
-            _compile(arch, release, root, store, kept)
+            _compile(arch, given, root, store, kept)
         out.parent.mkdir(parents=True, exist_ok=True)
         # Copy beside and rename: the old shim may be running, and a half-written one must never be.
         beside = out.with_name(f".{out.name}.{os.getpid()}")
@@ -128,17 +157,16 @@ def _store(root: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
     return store if os.access(store, os.W_OK) else scratch
 
 
-def _key(arch: str, release: str, compiler: str, sources: list[pathlib.Path]) -> str:
+def _key(arch: str, given: str, compiler: str, sources: list[pathlib.Path]) -> str:
     texts = {path.name: path.read_text("utf-8") for path in sources}
-    everything = json.dumps([TARGETS[arch], FLAGS, release, compiler, texts])
+    everything = json.dumps([TARGETS[arch], FLAGS, given, compiler, texts])
     return hashlib.sha256(everything.encode()).hexdigest()[:20]
 
 
-def _compile(arch: str, release: str, root: pathlib.Path, store: pathlib.Path, result: pathlib.Path) -> None:
+def _compile(arch: str, given: str, root: pathlib.Path, store: pathlib.Path, result: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=store) as scratch:
-        options = pathlib.Path(scratch) / "build_options.zig"
-        # A JSON string is a Zig string too, as long as it is ASCII without escapes; a version is.
-        options.write_text(f"pub const version = {json.dumps(release)};\n", "utf-8")
+        generated = pathlib.Path(scratch) / "build_options.zig"
+        generated.write_text(given, "utf-8")
         binary = pathlib.Path(scratch) / NAME
         # Not shared between builds: it saves two seconds at most, and several may run at once.
         cache = pathlib.Path(scratch) / "zig-cache"
@@ -148,7 +176,7 @@ def _compile(arch: str, release: str, root: pathlib.Path, store: pathlib.Path, r
             *FLAGS,
             *("--cache-dir", str(cache), "--global-cache-dir", str(cache)),
             *(f"-femit-bin={binary}", "--dep", "build_options"),
-            *(f"-Mroot={root / 'multus_shim' / 'shim.zig'}", f"-Mbuild_options={options}"),
+            *(f"-Mroot={root / 'multus_shim' / 'shim.zig'}", f"-Mbuild_options={generated}"),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or not binary.is_file():

@@ -17,24 +17,26 @@
 //!
 //! Keys of the network configuration that are read here (the daemon gets all of them; case does not matter):
 //!
-//! | key                | default             | meaning                                                             |
-//! | ------------------ | ------------------- | ------------------------------------------------------------------- |
-//! | name, cniVersion   |                     | checked as the CNI specification asks                               |
-//! | daemonSocketDir    | /run/multus/        | directory of multus.sock                                            |
-//! | cniDir             | /var/lib/cni/multus | its `spool` directory keeps DELs that the daemon could not take     |
-//! | daemonWaitSeconds  | 60                  | how long ADD, CHECK and GC wait for the daemon to listen (0 to 600) |
-//! | daemonReplySeconds | 180, for DEL 30     | how long ADD, CHECK, GC and DEL wait for the reply (1 to 600)       |
+//! | key                | default                 | meaning                                                         |
+//! | ------------------ | ----------------------- | --------------------------------------------------------------- |
+//! | name, cniVersion   |                         | checked as the CNI specification asks                           |
+//! | daemonSocketDir    | /run/multus/            | directory of multus.sock                                        |
+//! | cniDir             | /var/lib/cni/multus     | its `spool` directory keeps DELs that the daemon could not take |
+//! | daemonWaitSeconds  | daemon_wait             | how long ADD, CHECK and GC wait for the daemon to listen        |
+//! |                    |                         | (0 to longest)                                                  |
+//! | daemonReplySeconds | reply, for DEL          | how long ADD, CHECK, GC and DEL wait for the reply              |
+//! |                    | del_reply               | (1 to longest)                                                  |
 //!
-//! Nothing waits for ever:
+//! Nothing waits for ever. The times are those of `deadlines` below, which `multus_daemon/deadlines.py` sets:
 //!
 //! | verb           | daemon does not listen                      | daemon does not answer in time                     |
 //! | -------------- | ------------------------------------------- | -------------------------------------------------- |
 //! | ADD, CHECK, GC | tries for daemonWaitSeconds, then code 11   | code 11 after daemonReplySeconds                   |
-//! | STATUS         | one attempt, code 50                        | code 50 after 10 s                                 |
-//! | DEL            | tries for 10 s (less if daemonWaitSeconds   | spooled after daemonReplySeconds, and when the     |
-//! |                | is less), then spooled: exit 0              | reply is not HTTP or always cut off: exit 0        |
+//! | STATUS         | one attempt, code 50                        | code 50 after status_reply                         |
+//! | DEL            | tries for del_wait (or daemonWaitSeconds    | spooled after daemonReplySeconds, and when the     |
+//! |                | if less), then spooled: exit 0              | reply is not HTTP or always cut off: exit 0        |
 //!
-//! stdin has to arrive within 30 s and stdout to be taken within 30 s.
+//! stdin has to arrive within `stdin` and stdout to be taken within `stdout`.
 
 const std = @import("std");
 const linux = std.os.linux;
@@ -48,22 +50,18 @@ const text = @import("text.zig");
 const Buffer = text.Buffer;
 const Verb = checks.Verb;
 
-const release = @import("build_options").version;
+const build_options = @import("build_options");
+const release = build_options.version;
+/// From `multus_daemon/deadlines.py`, which says why; `reply_ms` is SHIM_REPLY_SECONDS there.
+const deadlines = build_options.deadlines;
 
 pub const panic = std.debug.FullPanic(answer.panicked);
 pub const std_options: std.Options = .{ .enable_segfault_handler = false, .signal_stack_size = null };
 
 const max_stdin = 16 * 1024 * 1024;
-const stdin_ms = 30_000;
 
 const default_socket_dir = "/run/multus/";
 const default_cni_dir = "/var/lib/cni/multus";
-const default_wait_ms = 60_000;
-const default_reply_ms = 180_000;
-/// A restart of the daemon takes less, and the kubelet waits two minutes for the stop of a sandbox.
-const del_wait_ms = 10_000;
-const del_reply_ms = 30_000;
-const status_reply_ms = 10_000;
 /// The status of a daemon that stops and has left the request untouched.
 const handed_over = 503;
 /// How often a request is sent again to a successor, and the pause before, which doubles.
@@ -119,14 +117,14 @@ fn version() text.Error!noreturn {
 fn readStdin() []const u8 {
     var stdin: Buffer = .{};
     const trouble = "error reading from stdin: ";
-    switch (sys.readAll(0, &stdin, max_stdin, .in(stdin_ms))) {
+    switch (sys.readAll(0, &stdin, max_stdin, .in(deadlines.stdin_ms))) {
         .whole => return stdin.bytes(),
         .no_memory => answer.outOfMemory(),
         .too_long => answer.refuse(.io_failure, .{
             trouble, "the network configuration is longer than ", max_stdin, " bytes",
         }, ""),
         .late => answer.refuse(.io_failure, .{
-            trouble, "the runtime has not closed it after ", stdin_ms / 1000, " s",
+            trouble, "the runtime has not closed it after ", deadlines.stdin_ms / 1000, " s",
         }, ""),
         .failed => |e| {
             var space: [32]u8 = undefined;
@@ -159,7 +157,7 @@ const Call = struct {
     fn prepare(verb: Verb, env: checks.Environment, stdin: []const u8, conf: *const netconf.Netconf) text.Error!Call {
         var socket: Buffer = .{};
         try socket.all(.{ std.mem.trimEnd(u8, directory(&conf.socket_dir, default_socket_dir), "/"), "/multus.sock" });
-        const wait_ms = seconds(&conf.wait, 0) orelse default_wait_ms;
+        const wait_ms = seconds(&conf.wait, 0) orelse deadlines.daemon_wait_ms;
         const asked_reply = seconds(&conf.reply, 1);
         var body: Buffer = .{};
         try body.add("{\"env\":{");
@@ -172,11 +170,11 @@ const Call = struct {
             .env = env,
             .socket = socket.bytes(),
             .cni_dir = directory(&conf.cni_dir, default_cni_dir),
-            .wait_ms = if (verb == .DEL) @min(wait_ms, del_wait_ms) else wait_ms,
+            .wait_ms = if (verb == .DEL) @min(wait_ms, deadlines.del_wait_ms) else wait_ms,
             .reply_ms = switch (verb) {
-                .STATUS => status_reply_ms,
-                .DEL => asked_reply orelse del_reply_ms,
-                else => asked_reply orelse default_reply_ms,
+                .STATUS => deadlines.status_reply_ms,
+                .DEL => asked_reply orelse deadlines.del_reply_ms,
+                else => asked_reply orelse deadlines.reply_ms,
             },
             .body = body.bytes(),
         };
@@ -310,7 +308,7 @@ fn directory(slot: *const netconf.Slot, default: []const u8) []const u8 {
 
 /// A number of seconds from the configuration in milliseconds, null when it is not given.
 fn seconds(slot: *const netconf.Slot, comptime least: u64) ?u64 {
-    const most = 600;
+    const most = deadlines.longest_ms / 1000;
     const must = .{ slot.key, " must be a number of seconds from ", least, " to ", most, ", not " };
     if (slot.wrong) |kind| answer.refuse(.bad_config, must ++ .{kindName(kind)}, "");
     const raw = slot.raw orelse return null;

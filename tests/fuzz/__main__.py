@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from multus_shim import build
+
 CORPUS = Path(__file__).resolve().parent.parent / "data" / "corpus"
 SECONDS_OF_ONE_INPUT = 1.0
 LONGEST = 64 * 1024
@@ -96,9 +98,12 @@ def compile_shim(work: Path, *, check_only: bool = False) -> Path:
     sources.mkdir(parents=True, exist_ok=True)
     for path in [*(here.parent.parent / "multus_shim").glob("*.zig"), here / "shim.zig"]:
         shutil.copyfile(path, sources / ("fuzz.zig" if path.parent == here else path.name))
+    options = work / "build_options.zig"
+    options.write_text(build.options(), "utf-8")
     zig = [sys.executable, "-m", "ziglang", "build-obj", "-O", "safe", "-ffuzz", "-fcompiler-rt", "-fPIC"]
     emit = "-fno-emit-bin" if check_only else f"-femit-bin={made}"
-    subprocess.run([*zig, emit, str(sources / "fuzz.zig")], check=True)
+    modules = ["--dep", "build_options", f"-Mroot={sources / 'fuzz.zig'}", f"-Mbuild_options={options}"]
+    subprocess.run([*zig, emit, *modules], check=True)
     return made
 
 

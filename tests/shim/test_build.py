@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -13,6 +14,7 @@ import typing
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_shim import build
 from tests.fuzz.__main__ import compile_shim
 
@@ -45,6 +47,7 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
     shutil.copytree(build.ROOT / "multus_shim", root / "multus_shim", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "multus_daemon").mkdir()
     (root / "multus_daemon/__init__.py").write_text('"""x"""\n\n__version__ = "7.8.9rc1"\n')
+    shutil.copyfile(build.ROOT / "multus_daemon/deadlines.py", root / "multus_daemon/deadlines.py")
     return root
 
 
@@ -103,17 +106,27 @@ def test_all_architectures_in_one_call(tree: pathlib.Path, tmp_path: pathlib.Pat
         assert tuple(arguments[1 : 1 + len(target)]) == target
         assert set(build.FLAGS) <= set(arguments)
         assert f"-Mroot={tree}/multus_shim/shim.zig" in arguments
-        assert options == 'pub const version = "7.8.9rc1";\n'
+        assert options.startswith('pub const version = "7.8.9rc1";\n')
+        assert f"    pub const reply_ms = {deadlines.SHIM_REPLY_SECONDS * 1000:.0f};\n" in options
     shutil.rmtree(out)
     subprocess.run(command, cwd=tree, capture_output=True, check=True)
     assert len(list(out.iterdir())) == len(MACHINES)
     assert len(calls()) == len(MACHINES)  # nothing is compiled again
 
 
+def replace(path: pathlib.Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 CHANGES: dict[str, typing.Callable[[pathlib.Path, pytest.MonkeyPatch], object]] = {
     "source": lambda tree, _: (tree / "multus_shim/text.zig").write_text("// another\n"),
     "new source": lambda tree, _: (tree / "multus_shim/zzz.zig").touch(),
     "version": lambda tree, _: (tree / "multus_daemon/__init__.py").write_text('__version__ = "7.8.9"\n'),
+    "deadline": lambda tree, _: replace(
+        tree / "multus_daemon/deadlines.py", "REPLY_SECONDS = 180.0", "REPLY_SECONDS = 181.0"
+    ),
     "compiler": lambda tree, _: (tree / "ziglang/version").write_text("99.0.0"),
     "flags": lambda _, patch: patch.setattr(build, "FLAGS", (*build.FLAGS, "-x")),
     "target": lambda _, patch: patch.setitem(build.TARGETS, "x86_64", ("-target", "another")),
@@ -131,6 +144,35 @@ def test_what_goes_into_a_binary_decides_whether_it_is_compiled_again(
     CHANGES[change](tree, monkeypatch)
     build.build("x86_64", out, tree)
     assert len(calls()) == 2
+
+
+def test_what_else_the_table_says_compiles_nothing(tree: pathlib.Path, tmp_path: pathlib.Path, calls: Calls) -> None:
+    build.build("x86_64", tmp_path / "out", tree)
+    replace(tree / "multus_daemon/deadlines.py", "\nDRAIN_SECONDS = 20.0", "\nDRAIN_SECONDS = 21.0")
+    build.build("x86_64", tmp_path / "out", tree)
+    assert len(calls()) == 1
+
+
+def test_the_sources_use_every_deadline_and_no_other() -> None:
+    """Zig looks only at what is used, so that it tells of a missing one, but not of one too many."""
+    text = "".join(path.read_text() for path in (build.ROOT / "multus_shim").glob("*.zig"))
+    assert set(re.findall(r"\bdeadlines\.(\w+_ms)\b", text)) == set(build.deadlines())
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ("SHIM_REPLY_SECONDS = 0.0015\n", r"SHIM_REPLY_SECONDS in .* is no whole number of milliseconds: 0\.0015"),
+        ("import does_not_exist\n", "cannot read the deadlines from .*does_not_exist"),
+        (None, "cannot read the deadlines from .*No such file"),
+    ],
+)
+def test_deadlines_that_are_of_no_use(tmp_path: pathlib.Path, table: str | None, complaint: str) -> None:
+    (tmp_path / "multus_daemon").mkdir()
+    if table is not None:
+        (tmp_path / "multus_daemon/deadlines.py").write_text(table)
+    with pytest.raises(build.BuildError, match=complaint):
+        build.deadlines(tmp_path)
 
 
 @pytest.mark.timeout(300)
