@@ -1,0 +1,102 @@
+"""What the pages say of deadlines is what the table has (`multus_daemon/deadlines.py`)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from multus_daemon import deadlines as d
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOCOL: Final = "docs/protocol.md"
+
+
+def one(*values: float) -> str:
+    """What several have in common, as the pages spell it."""
+    (value,) = set(values)
+    return f"{value:g}"
+
+
+VERB, SLOT = d.VERB_SECONDS, d.SLOT_WAIT_SECONDS
+FIRST_RETRY, LAST_RETRY = d.SPOOL_RETRY_SECONDS
+FIRST_RESTORE, LAST_RESTORE = d.RESTORE_SECONDS
+LIFE_OF_A_STATUS: Final = one(d.NETWORK_STATUS_PATIENCE_SECONDS)
+
+PHRASES: Final = [
+    (PROTOCOL, f"| head to arrive | {d.HEAD_SECONDS:g} s, then the connection is closed |"),
+    (PROTOCOL, f"| body to arrive | {d.BODY_SECONDS:g} s, then code 5 |"),
+    (PROTOCOL, f"| ADD, CHECK, GC | {one(VERB['ADD'], VERB['CHECK'], VERB['GC'])} s, then the verb is stopped"),
+    (
+        PROTOCOL,
+        f"| DEL | {VERB['DEL']:g} s; the native shim waits {d.SHIM_DEL_REPLY_SECONDS:g} s and leaves the request",
+    ),
+    (PROTOCOL, f"| STATUS | {VERB['STATUS']:g} s |"),
+    (PROTOCOL, f"`delegateTimeoutSeconds`, for DEL {d.DELEGATE_DEL_SECONDS:g} s at most"),
+    (
+        PROTOCOL,
+        f"ADD, CHECK {one(SLOT['ADD'], SLOT['CHECK'])} s; DEL, GC {one(SLOT['DEL'], SLOT['GC'])} s; "
+        f"STATUS {SLOT['STATUS']:g} s; then code 11",
+    ),
+    (PROTOCOL, f"serves whoever had connected before, for {d.DRAIN_SECONDS:g} s."),
+    (
+        PROTOCOL,
+        f"`daemonWaitSeconds` ({d.SHIM_DAEMON_WAIT_SECONDS:g} s) for ADD, CHECK and GC, "
+        f"{d.SHIM_DEL_WAIT_SECONDS:g} s at most for DEL",
+    ),
+    (PROTOCOL, f"The daemon looks every {d.SPOOL_LOOK_SECONDS:g} s,"),
+    (
+        PROTOCOL,
+        f"is tried again after {FIRST_RETRY:g} s, {2 * FIRST_RETRY:g} s, ... up to {LAST_RETRY / 60:g} min,",
+    ),
+    ("docs/operations.md", f"(`daemonWaitSeconds`, {d.SHIM_DAEMON_WAIT_SECONDS:g} s)"),
+    ("docs/operations.md", f"a daemon finishes the requests that run ({d.DRAIN_SECONDS:g} s)"),
+    ("docs/reliability.md", f"it fails with code 11 after {SLOT['DEL']:g} s"),
+    ("docs/reliability.md", f"serves what it has accepted for {d.DRAIN_SECONDS:g} s"),
+    ("docs/reliability.md", f"DEL waits {d.SHIM_DEL_WAIT_SECONDS:g} s, then goes to the spool"),
+    ("docs/reliability.md", f"the disk did not answer within {d.RECORD_READ_SECONDS:g} s"),
+    ("docs/configuration.md", f"once it has been there unchanged for {d.PRIMARY_SETTLE_SECONDS:g} s"),
+    ("docs/configuration.md", f"it is waited for until it has been so for {d.PRIMARY_SETTLE_SECONDS:g} s"),
+    ("docs/configuration.md", f"A primary file that is gone is waited for {d.PRIMARY_MISSING_SECONDS:g} s"),
+    (
+        "docs/configuration.md",
+        f"after {FIRST_RESTORE:g} s, {2 * FIRST_RESTORE:g} s, ... up to {LAST_RESTORE:g} s where that goes on",
+    ),
+    ("docs/configuration.md", f"network-status can't be written within {LIFE_OF_A_STATUS} s"),
+    ("docs/configuration.md", f"| `{d.DELEGATE_SECONDS:g}` | How long one call of one plugin may take"),
+    ("docs/configuration.md", f"{d.DELEGATE_DEL_SECONDS:g} s at most for a DEL. A whole ADD is ended after"),
+    ("docs/configuration.md", f"A whole ADD is ended after {VERB['ADD']:g} s, a whole DEL after {VERB['DEL']:g} s"),
+    ("docs/configuration.md", f"those under way have {d.SETTLE_SECONDS:g} s to come to their end"),
+    ("docs/scaling.md", f"it waits for the event, up to {d.POD_EVENT_SECONDS:g} s"),
+    ("docs/compatibility.md", f"{d.HEAD_SECONDS:g} s for the head, {d.BODY_SECONDS:g} s for the body"),
+    ("docs/compatibility.md", f"one GET with a timeout of {d.API_READ_SECONDS:g} s"),
+    ("docs/compatibility.md", f"one PATCH, repeated for {LIFE_OF_A_STATUS} s"),
+    ("docs/compatibility.md", f"they get {d.DRAIN_SECONDS:g} s to finish"),
+    ("docs/compatibility.md", f"a plugin that hangs is code 50 within {d.STATUS_PLUGINS_SECONDS:g} s"),
+    ("docs/security.md", f"24 MiB; {one(d.HEAD_SECONDS, d.BODY_SECONDS)} s each"),
+    ("docs/security.md", f"16 MiB, {d.KUBELET_DEVICES_SECONDS:g} s |"),
+    ("docs/security.md", f"128 MiB, {d.API_REQUEST_SECONDS:g} s;"),
+]
+
+
+def read(page: str) -> str:
+    """The page in one line."""
+    return " ".join((ROOT / page).read_text().split())
+
+
+@pytest.mark.parametrize(("page", "phrase"), PHRASES)
+def test_the_pages_have_the_values_of_the_table(page: str, phrase: str) -> None:
+    assert phrase in read(page)
+
+
+def test_nothing_else_is_said_of_deadlines_in_the_protocol() -> None:
+    """A time in these sections that no phrase above has would not be compared with the table."""
+    text = read(PROTOCOL)
+    for page, phrase in PHRASES:
+        if page == PROTOCOL:
+            text = text.replace(phrase, "")
+    sections = re.search(r"## Limits and deadlines (.*?)## The spool (.*?)(?:## |$)", text)
+    assert sections
+    assert re.findall(r"\d+ (?:s|min)\b", " ".join(sections.groups())) == []
