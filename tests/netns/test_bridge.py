@@ -269,6 +269,7 @@ async def test_an_interface_that_stays_down(netns: Any, call: MakeCall) -> None:
 async def test_duplicate_address_detection(
     keys: dict[str, Any], expected: str, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
+    netns.detect_duplicates()
     ipam.result = {"ips": [V6]}
     await Bridge().add(call("ADD", netns.path, **keys))
     assert netns.sysctl("net/ipv6/conf/eth0/accept_dad") == expected
@@ -714,6 +715,7 @@ async def test_cancellation_undoes_everything(
     if moment == "ipam":
         ipam.hook = lambda verb: verb == "ADD" and (loop.call_soon_threadsafe(reached.set), time.sleep(0.1))
     elif moment == "settling":
+        netns.detect_duplicates()
         keys["enabledad"] = True
         ipam.result = {"ips": [V6]}
         ipam.hook = lambda verb: verb == "ADD" and loop.call_soon_threadsafe(loop.call_later, 0.2, reached.set)

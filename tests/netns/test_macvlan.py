@@ -36,18 +36,7 @@ def master(host: Any) -> Any:
     return with_master(host)
 
 
-@pytest.fixture
-def make_netns(make_netns: Callable[[], Any]) -> Callable[[], Any]:
-    """As the common one, but IPv6 does not look for duplicates."""
-
-    def make() -> Any:
-        return outcome.without_detection(make_netns())
-
-    return make
-
-
 def with_master(host: Any) -> Any:
-    outcome.without_detection(host)
     host.run("ip", "link", "add", "up0", "mtu", "1450", "type", "veth", "peer", "name", "wire0")
     for name in ("up0", "wire0"):
         host.run("ip", "link", "set", name, "up")

@@ -94,6 +94,8 @@ async def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeC
 
 async def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any) -> None:
     pods = [make_netns(), make_netns()]
+    for netns in (host, *pods):
+        netns.detect_duplicates()
     for number, pod in enumerate(pods, 2):
         ipam.result = DUAL | {
             "ips": [
@@ -373,6 +375,7 @@ async def test_no_free_host_name(host: Any, netns: Any, make_call: MakeCall, mon
 async def test_cancellation_while_ipv6_settles_undoes_everything(
     host: Any, netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
+    netns.detect_duplicates()
     ipam.result = DUAL
     task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", netns.path)))
     while not netns.links():
