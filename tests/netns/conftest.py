@@ -9,10 +9,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import json
 import os
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,13 +33,15 @@ from multus_daemon.ports import HostTools, Invocation
 _CLONE_NEWNET = 0x40000000
 _MS_BIND = 0x1000
 _MNT_DETACH = 2
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 _HOW = "needs root or a user namespace: run it as root, or under `unshare -Urnm`"
 _OWN = "/proc/thread-self/ns/net"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _execute(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+def _execute(command: Sequence[str], stdin: str | None = None) -> str:
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -78,6 +82,11 @@ class Netns:
     def ip(self, *arguments: str) -> Any:
         """What `ip -j` says, decoded."""
         return json.loads(self.run("ip", "-j", *arguments) or "[]")
+
+    def batch(self, *lines: str, options: Sequence[str] = ()) -> None:
+        """Run `ip` for each line, in one process; all must succeed."""
+        with _entered(self.path):
+            _execute(["ip", *options, "-batch", "-"], "".join(f"{line}\n" for line in lines))
 
     def links(self) -> set[str]:
         """The names of all links but lo."""
@@ -125,7 +134,7 @@ def new_host() -> Iterator[Netns]:
             pytest.skip(f"{os.strerror(ctypes.get_errno())}: {_HOW}")
         try:
             made = Netns("")
-            made.run("ip", "link", "set", "lo", "up")
+            _set_up("lo")
             _renew_executor()
             # A new namespace begins with what the first one has now.
             for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
@@ -136,6 +145,11 @@ def new_host() -> Iterator[Netns]:
             _system(_libc.setns(before, _CLONE_NEWNET))
     finally:
         os.close(before)
+
+
+def _set_up(ifname: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
+        fcntl.ioctl(kernel, _SIOCSIFFLAGS, struct.pack("16sh22x", ifname.encode(), _IFF_UP))
 
 
 def _renew_executor() -> None:

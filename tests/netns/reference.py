@@ -146,8 +146,12 @@ def state(netns: Any, *, with_rules: bool = False) -> list[str]:
         for route in netns.ip(family, "route", "show", "table", "all")
         if not route["dst"].startswith(("fe80:", "ff00:"))
     ]
-    ports = json.loads(netns.run("bridge", "-d", "-j", "link") or "[]")
-    vlans = json.loads(netns.run("bridge", "-j", "vlan") or "[]")
+    ports, vlans = [], []
+    if any(
+        "bridge" in (link.get("linkinfo", {}).get(key) for key in ("info_kind", "info_slave_kind")) for link in links
+    ):
+        ports = json.loads(netns.run("bridge", "-d", "-j", "link") or "[]")
+        vlans = json.loads(netns.run("bridge", "-j", "vlan") or "[]")
     return [
         *_lines("link", links),
         *_lines("route", routes),
