@@ -114,8 +114,9 @@ def _lines(kind: str, items: list[Any]) -> list[str]:
 
 def _sysctls(netns: Any) -> list[str]:
     folders = [f"/proc/sys/net/{family}/{kind}" for family in ("ipv4", "ipv6") for kind in ("conf", "neigh")]
-    text = netns.run("sh", "-c", f"grep -rs . {' '.join(folders)} /proc/sys/net/ipv4/ip_forward || true")
-    return sorted(_text(line) for line in text.splitlines() if not any(name in line for name in _SECRET_SYSCTLS))
+    found = netns.files(*folders) | {"ip_forward": netns.sysctl("net/ipv4/ip_forward")}
+    lines = [f"{path}:{line}" for path, text in found.items() for line in text.splitlines()]
+    return sorted(_text(line) for line in lines if not any(name in line for name in _SECRET_SYSCTLS))
 
 
 def rules(netns: Any) -> list[str]:
