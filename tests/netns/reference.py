@@ -128,7 +128,7 @@ def rules(netns: Any) -> list[str]:
 
 
 def _iptables(netns: Any, tool: str) -> list[str]:
-    return [_text(line) for line in netns.run(tool, "-t", "nat", "-S").splitlines()]
+    return [_text(line) for line in netns.run(tool, "-w", "-t", "nat", "-S").splitlines()]
 
 
 def state(netns: Any, *, with_rules: bool = False) -> list[str]:
@@ -179,7 +179,7 @@ def settled(netns: Any) -> list[Any]:
             link["ifname"]
             for link in links
             if ("UP" in link["flags"] and not {"LOWER_UP", "NO-CARRIER", "M-DOWN"} & set(link["flags"]))
-            or (link["operstate"] == "DOWN" and "LOWER_UP" in link["flags"])
+            or (link["operstate"] in ("DOWN", "LOWERLAYERDOWN") and "LOWER_UP" in link["flags"])
             # The kernel's watch of carriers has not come by yet.
             or (link["operstate"] == "UNKNOWN" and link.get("linkinfo", {}).get("info_kind") == "veth")
             or any("tentative" in item for item in link["addr_info"])

@@ -70,7 +70,7 @@ def mac_of(netns: Any, ifname: str) -> str:
 
 def rules(host: Any) -> str:
     """All rules, but for tables that are empty."""
-    return str(host.run("sh", "-c", "nft list ruleset; iptables -t nat -S; ip6tables -t nat -S"))
+    return str(host.run("sh", "-c", "nft list ruleset; iptables -w -t nat -S; ip6tables -w -t nat -S"))
 
 
 def next_address(ipam: Any, number: int) -> None:
@@ -730,7 +730,10 @@ async def test_cancellation_undoes_everything(
 
         monkeypatch.setattr(masquerade, "add", add)
     task = asyncio.create_task(Bridge().add(call("ADD", netns.path, **keys)))
-    await reached.wait()
+    waiting = asyncio.create_task(reached.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    assert not task.done(), task
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

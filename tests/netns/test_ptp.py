@@ -380,8 +380,10 @@ async def test_cancellation_while_ipv6_settles_undoes_everything(
     ipam.result = DUAL
     task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", netns.path)))
     while not netns.links():
+        assert not task.done(), task
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
+    assert not task.done(), task
     began = time.monotonic()
     task.cancel()
     await asyncio.sleep(0)
