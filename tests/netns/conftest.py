@@ -105,10 +105,18 @@ class Netns:
             found = {}
             with _entered(self.path):
                 for top in folders:
-                    for folder, _, names in os.walk(top):
-                        for path in (os.path.join(folder, name) for name in names):
-                            with contextlib.suppress(OSError), open(path) as file:
-                                found[path] = file.read()
+                    for folder, _, names, directory in os.fwalk(top):
+                        for name in names:
+                            try:
+                                file = os.open(name, os.O_RDONLY, dir_fd=directory)
+                            except OSError:
+                                continue
+                            try:
+                                found[f"{folder}/{name}"] = os.read(file, 65536).decode()
+                            except OSError:
+                                pass
+                            finally:
+                                os.close(file)
             return found
 
         # There are hundreds. In a thread without an event loop the guard against blocking calls looks at none of them.
