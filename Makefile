@@ -11,7 +11,8 @@ SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_d
 UNIT        := tests/unit tests/spec tests/repo
 INTEGRATION := tests/contract tests/fuzz tests/netns tests/shim tests/system tests/vectors
 E2E         := tests/e2e
-PYTEST      := $(BIN)/python -m pytest --numprocesses auto
+# A file's tests stay together: some share what one of them has made.
+PYTEST      := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: help demo unit test e2e watch soak check format bench compatibility clean
 
@@ -72,7 +73,7 @@ test: $(VENV)/.installed-dev
 e2e: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
-	@$(BIN)/python -m pytest -m e2e $(or $(T),$(E2E))
+	@$(PYTEST) -m e2e $(or $(T),$(E2E))
 
 watch: $(VENV)/.installed-dev
 	@HYPOTHESIS_PROFILE=quick $(BIN)/watchfiles --filter python "$(PYTEST) -q -m unit $(or $(T),$(UNIT))" multus_daemon tests

@@ -345,14 +345,16 @@ async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
     assert await gone(bench.child_pid())
 
 
-async def test_a_grandchild_that_holds_stdout_is_not_waited_for(bench):
+async def test_a_grandchild_that_holds_stdout_is_not_waited_for(bench, monkeypatch):
+    monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.2)
     began = time.monotonic()
     assert await bench.runner().run("steered", bench.invocation(child="holds-pipes", stdout="{}")) == b"{}"
     assert deadlines.PIPES_AFTER_EXIT_SECONDS <= time.monotonic() - began < deadlines.PIPES_AFTER_EXIT_SECONDS + 10
     assert await gone(bench.child_pid())
 
 
-async def test_a_detached_grandchild_that_holds_stdout_is_not_waited_for(bench):
+async def test_a_detached_grandchild_that_holds_stdout_is_not_waited_for(bench, monkeypatch):
+    monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.2)
     began = time.monotonic()
     assert await bench.runner().run("steered", bench.invocation(child="detached", stdout="{}")) == b"{}"
     assert time.monotonic() - began < deadlines.PIPES_AFTER_EXIT_SECONDS + 10

@@ -9,10 +9,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import json
 import os
+import socket
+import struct
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,14 +31,41 @@ from multus_daemon.delegates.tools import ToolRunner
 from multus_daemon.ports import HostTools, Invocation
 
 _CLONE_NEWNET = 0x40000000
+_MS_BIND = 0x1000
+_MNT_DETACH = 2
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 _HOW = "needs root or a user namespace: run it as root, or under `unshare -Urnm`"
+_OWN = "/proc/thread-self/ns/net"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _execute(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+def _execute(command: Sequence[str], stdin: str | None = None) -> str:
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def _system(status: int) -> None:
+    """Raise for the status of a system call that failed."""
+    if status:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@contextlib.contextmanager
+def _entered(path: str) -> Iterator[None]:
+    """The thread is in the namespace for the duration of a block; so are the programs that it starts there."""
+    if not path:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        before = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, before)
+        there = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, there)
+        _system(_libc.setns(there, _CLONE_NEWNET))
+        stack.callback(lambda: _system(_libc.setns(before, _CLONE_NEWNET)))
+        yield
 
 
 @dataclass(frozen=True)
@@ -45,19 +76,66 @@ class Netns:
 
     def run(self, *command: str) -> str:
         """What `command` prints in the namespace; it must succeed."""
-        return _execute([*(["nsenter", f"--net={self.path}"] if self.path else []), *command])
+        with _entered(self.path):
+            return _execute(command)
 
     def ip(self, *arguments: str) -> Any:
         """What `ip -j` says, decoded."""
         return json.loads(self.run("ip", "-j", *arguments) or "[]")
 
+    def batch(self, *lines: str, options: Sequence[str] = ()) -> None:
+        """Run `ip` for each line, in one process; all must succeed."""
+        with _entered(self.path):
+            _execute(["ip", *options, "-batch", "-"], "".join(f"{line}\n" for line in lines))
+
     def links(self) -> set[str]:
         """The names of all links but lo."""
-        return {item["ifname"] for item in self.ip("link", "show")} - {"lo"}
+        with _entered(self.path):
+            return {name for _, name in socket.if_nameindex()} - {"lo"}
 
     def sysctl(self, name: str) -> str:
         """The value of e.g. `net/ipv4/ip_forward`."""
-        return self.run("cat", f"/proc/sys/{name}").strip()
+        with _entered(self.path):
+            return Path("/proc/sys", name).read_text().strip()
+
+    def files(self, *folders: str) -> dict[str, str]:
+        """The content of all files below `folders` that can be read, as the namespace sees them."""
+
+        def read() -> dict[str, str]:
+            found = {}
+            with _entered(self.path):
+                for top in folders:
+                    for folder, _, names, directory in os.fwalk(top):
+                        for name in names:
+                            try:
+                                file = os.open(name, os.O_RDONLY, dir_fd=directory)
+                            except OSError:
+                                continue
+                            try:
+                                found[f"{folder}/{name}"] = os.read(file, 65536).decode()
+                            except OSError:
+                                pass
+                            finally:
+                                os.close(file)
+            return found
+
+        # There are hundreds. In a thread without an event loop the guard against blocking calls looks at none of them.
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            return executor.submit(read).result()
+
+    def set_sysctl(self, name: str, value: str) -> None:
+        """Write it."""
+        with _entered(self.path):
+            Path("/proc/sys", name).write_text(value)
+
+    def detect_duplicates(self, detect: bool = True) -> None:
+        """Whether IPv6 looks for duplicates of an address of a link that is made from now on.
+
+        That takes a second or two for each address, so new namespaces do it only where a test asks for it. All else is
+        as with the detection: an address is tentative until the kernel's worker has looked at it.
+        """
+        self.set_sysctl("net/ipv6/conf/default/dad_transmits", "1" if detect else "0")
+        self.set_sysctl("net/ipv6/conf/default/router_solicitation_delay", "1" if detect else "0")
 
 
 @pytest.fixture(autouse=True)
@@ -75,21 +153,28 @@ def another_host(host: Netns) -> Callable[[], contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def new_host() -> Iterator[Netns]:
-    before = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    before = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.unshare(_CLONE_NEWNET):
             pytest.skip(f"{os.strerror(ctypes.get_errno())}: {_HOW}")
         try:
-            _execute(["ip", "link", "set", "lo", "up"])
+            made = Netns("")
+            _set_up("lo")
             _renew_executor()
             # A new namespace begins with what the first one has now.
             for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
-                Path("/proc/sys/net", name).write_text("0")
-            yield Netns("")
+                made.set_sysctl(f"net/{name}", "0")
+            made.detect_duplicates(False)
+            yield made
         finally:
-            assert _libc.setns(before, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            _system(_libc.setns(before, _CLONE_NEWNET))
     finally:
         os.close(before)
+
+
+def _set_up(ifname: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
+        fcntl.ioctl(kernel, _SIOCSIFFLAGS, struct.pack("16sh22x", ifname.encode(), _IFF_UP))
 
 
 def _renew_executor() -> None:
@@ -111,19 +196,40 @@ def make_netns(host: Netns, tmp_path: Path) -> Iterator[Callable[[], Netns]]:
 
     def make() -> Netns:
         path = tmp_path / f"netns-test-{os.getpid()}-{next(_numbers)}"
-        path.touch()
         made.append(path)
-        _execute(["unshare", f"--net={path}", "true"])
-        return Netns(str(path))
+        make_at(path)
+        netns = Netns(str(path))
+        netns.detect_duplicates(False)
+        return netns
 
     yield make
     for path in made:
         remove_netns(path)
 
 
+def make_at(path: Path) -> None:
+    """A new namespace, which is there as long as it is mounted at `path`."""
+    path.touch()
+    failures: list[OSError] = []
+
+    def work() -> None:
+        try:
+            _system(_libc.unshare(_CLONE_NEWNET))
+            _system(_libc.mount(_OWN.encode(), bytes(path), None, _MS_BIND, None))
+        except OSError as error:
+            failures.append(error)
+
+    # The thread ends in the namespace, and this one has never been there.
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
 def remove_netns(path: Path) -> None:
     """What `ip netns del` does; absent is done."""
-    subprocess.run(["umount", "-l", str(path)], capture_output=True, timeout=30)
+    _libc.umount2(bytes(path), _MNT_DETACH)
     path.unlink(missing_ok=True)
 
 

@@ -123,10 +123,3 @@ def require_same_failure(ours: Outcome, theirs: Outcome) -> None:
         assert ours.code == 6, (ours.msg, theirs.msg)
         return
     assert len(ours.words & theirs.words) >= min(3, len(theirs.words)), (ours.msg, theirs.msg)
-
-
-def without_detection(netns: Any) -> Any:
-    """The namespace, in which IPv6 does not look for duplicates: that takes a second or two for each address."""
-    for name in ("default", "all"):
-        netns.run("sysctl", "-qw", f"net.ipv6.conf.{name}.accept_dad=0")
-    return netns

@@ -114,8 +114,11 @@ def _lines(kind: str, items: list[Any]) -> list[str]:
 
 def _sysctls(netns: Any) -> list[str]:
     folders = [f"/proc/sys/net/{family}/{kind}" for family in ("ipv4", "ipv6") for kind in ("conf", "neigh")]
-    text = netns.run("sh", "-c", f"grep -rs . {' '.join(folders)} /proc/sys/net/ipv4/ip_forward || true")
-    return sorted(_text(line) for line in text.splitlines() if not any(name in line for name in _SECRET_SYSCTLS))
+    found = netns.files(*folders) | {"ip_forward": netns.sysctl("net/ipv4/ip_forward")}
+    told = {path: text for path, text in found.items() if not path.endswith(_SECRET_SYSCTLS)}
+    lines = [f"{path}:{line}" for path, text in told.items() for line in text.splitlines()]
+    # All at once: there are hundreds.
+    return sorted(_text("\n".join(lines)).splitlines())
 
 
 def rules(netns: Any) -> list[str]:
@@ -127,7 +130,7 @@ def rules(netns: Any) -> list[str]:
 
 
 def _iptables(netns: Any, tool: str) -> list[str]:
-    return [_text(line) for line in netns.run(tool, "-t", "nat", "-S").splitlines()]
+    return [_text(line) for line in netns.run(tool, "-w", "-t", "nat", "-S").splitlines()]
 
 
 def state(netns: Any, *, with_rules: bool = False) -> list[str]:
@@ -146,8 +149,12 @@ def state(netns: Any, *, with_rules: bool = False) -> list[str]:
         for route in netns.ip(family, "route", "show", "table", "all")
         if not route["dst"].startswith(("fe80:", "ff00:"))
     ]
-    ports = json.loads(netns.run("bridge", "-d", "-j", "link") or "[]")
-    vlans = json.loads(netns.run("bridge", "-j", "vlan") or "[]")
+    ports, vlans = [], []
+    if any(
+        "bridge" in (link.get("linkinfo", {}).get(key) for key in ("info_kind", "info_slave_kind")) for link in links
+    ):
+        ports = json.loads(netns.run("bridge", "-d", "-j", "link") or "[]")
+        vlans = json.loads(netns.run("bridge", "-j", "vlan") or "[]")
     return [
         *_lines("link", links),
         *_lines("route", routes),
@@ -174,7 +181,7 @@ def settled(netns: Any) -> list[Any]:
             link["ifname"]
             for link in links
             if ("UP" in link["flags"] and not {"LOWER_UP", "NO-CARRIER", "M-DOWN"} & set(link["flags"]))
-            or (link["operstate"] == "DOWN" and "LOWER_UP" in link["flags"])
+            or (link["operstate"] in ("DOWN", "LOWERLAYERDOWN") and "LOWER_UP" in link["flags"])
             # The kernel's watch of carriers has not come by yet.
             or (link["operstate"] == "UNKNOWN" and link.get("linkinfo", {}).get("info_kind") == "veth")
             or any("tentative" in item for item in link["addr_info"])

@@ -23,11 +23,13 @@ NET1 = IfName("net1")
 def netns(netns: Any) -> Any:
     """Two links with an address of each family, no default route."""
     for number, ifname in enumerate(("eth0", "net1")):
-        netns.run("ip", "link", "add", ifname, "type", "veth", "peer", "name", f"peer{number}")
-        for link in (ifname, f"peer{number}"):
-            netns.run("ip", "link", "set", "dev", link, "up")
-        netns.run("ip", "address", "add", f"10.214.{number}.2/24", "dev", ifname)
-        netns.run("ip", "address", "add", f"fd14:{number}::2/64", "dev", ifname, "nodad")
+        netns.batch(
+            f"link add {ifname} type veth peer name peer{number}",
+            f"link set dev {ifname} up",
+            f"link set dev peer{number} up",
+            f"address add 10.214.{number}.2/24 dev {ifname}",
+            f"address add fd14:{number}::2/64 dev {ifname} nodad",
+        )
     return netns
 
 
@@ -127,26 +129,28 @@ async def test_the_same_again_changes_nothing(netns: Any) -> None:
 
 def every_kind(netns: Any) -> None:
     """Default routes of every kind that the kernel has, and others that are none."""
-    for command in (
+    netns.batch(
         # Two of one metric: the order counts.
-        "-4 route add default via 10.214.0.1 src 10.214.0.2 mtu 1300 advmss 1200",
-        "-4 route append default via 10.214.1.9 dev net1 proto static",
-        "-4 route add default metric 5 proto dhcp nexthop via 10.214.0.1 weight 3 nexthop via 10.214.1.1",
-        "-4 route add default via 198.51.100.1 dev eth0 onlink metric 6",
-        "-4 route add default dev eth0 scope link metric 7",
-        "-4 route add unreachable default metric 900",
-        "-6 route add default via fd14:0::1 pref high",
-        "-6 route add default via fe80::1 dev net1 metric 20 proto ra",
-        "-6 route add default metric 5 nexthop via fd14:0::1 nexthop via fd14:1::1 weight 2",
-        "-6 route add unreachable default metric 9999",
-        "-4 route add default via 10.214.0.1 table 100",
-        "-6 route add default via fd14:0::1 table 100",
-        "-4 route add 10.215.0.0/16 via 10.214.0.1",
-        "-4 route add 0.0.0.0/1 via 10.214.0.1",
-        "-6 route add fd15::/16 via fd14:0::1",
-        "-6 route add default from fd14:0::2 via fd14:0::1 metric 30",
-    ):
-        netns.run("ip", *command.split())
+        "route add default via 10.214.0.1 src 10.214.0.2 mtu 1300 advmss 1200",
+        "route append default via 10.214.1.9 dev net1 proto static",
+        "route add default metric 5 proto dhcp nexthop via 10.214.0.1 weight 3 nexthop via 10.214.1.1",
+        "route add default via 198.51.100.1 dev eth0 onlink metric 6",
+        "route add default dev eth0 scope link metric 7",
+        "route add unreachable default metric 900",
+        "route add default via 10.214.0.1 table 100",
+        "route add 10.215.0.0/16 via 10.214.0.1",
+        "route add 0.0.0.0/1 via 10.214.0.1",
+    )
+    netns.batch(
+        "route add default via fd14:0::1 pref high",
+        "route add default via fe80::1 dev net1 metric 20 proto ra",
+        "route add default metric 5 nexthop via fd14:0::1 nexthop via fd14:1::1 weight 2",
+        "route add unreachable default metric 9999",
+        "route add default via fd14:0::1 table 100",
+        "route add fd15::/16 via fd14:0::1",
+        "route add default from fd14:0::2 via fd14:0::1 metric 30",
+        options=["-6"],
+    )
 
 
 @pytest.mark.conformance("routes-1")

@@ -57,7 +57,6 @@ def addresses(directory: Path) -> list[str]:
 )
 @pytest.mark.parametrize("ours_adds", [True, False])
 async def test_ptp(case: str, ours_adds: bool, host: Any, netns: Any, tools: HostTools) -> None:
-    outcome.without_detection(host)
     given, routes, keys = PTP[case]
     ipam = {"type": "static", "addresses": given, "routes": routes}
     config = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": ipam, **keys}
@@ -127,7 +126,6 @@ async def test_lists(
     case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_path: Path, tools: HostTools
 ) -> None:
     """Addresses by host-local, in one directory for both; portmap, which is no built-in, works on what either made."""
-    outcome.without_detection(host)
     cache = ResultCache(tmp_path / "cache")
     sandbox = Sandbox(ContainerId("container1"), netns.path)
     leases = tmp_path / "leases"
