@@ -109,7 +109,7 @@ class KubeHarness:
         return {"namespace": item.namespace, "name": item.name, "annotations": dict(item.annotations)}
 
     async def _until_known(self, informer: Any, item: Pod | NetworkAttachmentDefinition, expected: object) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while informer.get((item.namespace, item.name)) != expected:
                 await asyncio.sleep(0.001)
 
@@ -143,7 +143,7 @@ async def kube_harness(directory: pathlib.Path) -> AsyncIterator[StoreHarness]:
         store = KubeStore(client, "node-a", Gates("pods", "networks"), pod_patience=0.05)
         running = asyncio.create_task(store.run())
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await store.pods.synced.wait()
                 await store.networks.synced.wait()
             yield KubeHarness(server, store)

@@ -7,15 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from multus_daemon.base.gates import Gates
+from multus_daemon.metrics import Metrics
 from multus_daemon.server.app import UnixServer
-from tests.unit.server.harness import STDOUT_TYPE, body, exposition, http, parse_reply
-
-
-@pytest.fixture
-def make(api, gates, metrics):
-    return lambda directory, **options: UnixServer(api, gates, metrics, directory, **options)
-
+from multus_daemon.server.cni_api import CniApi
+from tests.unit.server.harness import STDOUT_TYPE, FakeVerbs, body, exposition, http, parse_reply
 
 CALL = """
 import os, socket, sys
@@ -41,10 +39,11 @@ async def call_as(user, path, data):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can call as another user: run as root")
 @pytest.mark.parametrize("path", ["/cni", "/healthz", "/nope"])
 @pytest.mark.parametrize("native", [False, True])
-async def test_other_users_are_refused(make, metrics, verbs, path, native):
+async def test_other_users_are_refused(path, native):
+    verbs, metrics = FakeVerbs(), Metrics(CollectorRegistry(), version="0.0-test")
     # Not tmp_path: its parents let nobody else in.
     directory = Path("/tmp") / f"multus-peer-{os.getpid()}"
-    server = make(directory)
+    server = UnixServer(CniApi(verbs, metrics), Gates(), metrics, directory)
     await server.start()
     try:
         directory.chmod(0o755)

@@ -53,7 +53,7 @@ async def test_a_late_comer_does_not_overtake_one_who_waits() -> None:
 
 async def test_keys_do_not_wait_for_each_other() -> None:
     locks = aio.KeyedLock()
-    async with locks.hold("a"), asyncio.timeout(1), locks.hold("b"):
+    async with locks.hold("a"), asyncio.timeout(30), locks.hold("b"):
         assert len(locks) == 2
     assert len(locks) == 0
 
@@ -107,7 +107,7 @@ async def test_cancelling_frees_the_key_and_lets_the_next_in(cancelled: str) -> 
         task.cancel()
     await asyncio.gather(holder, waiter, return_exceptions=True)
     assert len(locks) == 0
-    async with asyncio.timeout(1), locks.hold("a"):
+    async with asyncio.timeout(30), locks.hold("a"):
         assert len(locks) == 1
 
 
@@ -122,7 +122,7 @@ async def test_a_waiter_cancelled_just_as_the_lock_becomes_free_passes_it_on() -
         unlucky, next_one = asyncio.create_task(work("unlucky")), asyncio.create_task(work("next"))
         await turns()
     unlucky.cancel()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await asyncio.gather(unlucky, next_one, return_exceptions=True)
     assert log == ["next"]
     assert len(locks) == 0
@@ -246,7 +246,7 @@ async def test_drain_cancels_what_does_not_end_and_counts_it() -> None:
 
 
 async def test_drain_of_nothing_returns_at_once() -> None:
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         assert await aio.TaskGroupOfRequests().drain(60) == 0
 
 
@@ -290,7 +290,7 @@ async def test_a_barrier_is_closed_by_one_at_a_time_and_opened_by_an_error() -> 
 
     results = await asyncio.gather(*(close() for _ in range(5)), return_exceptions=True)
     assert [type(result) for result in results] == [ZeroDivisionError] * 5
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await barriers.passed(["a"])
 
 
@@ -301,7 +301,7 @@ async def test_who_gives_up_at_a_barrier_leaves_it_as_it_is() -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await waiting
-    async with asyncio.timeout(1), barriers.closed("a"):
+    async with asyncio.timeout(30), barriers.closed("a"):
         pass
 
 
@@ -437,7 +437,7 @@ async def test_a_disk_that_hangs_keeps_only_those_waiting_that_wait_for_it() -> 
     stuck = [asyncio.create_task(aio.on_disk(goes_on.wait, 20)) for _ in range(100)]
     await asyncio.sleep(0)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await aio.in_thread(lambda: "done") == "done"
     finally:
         goes_on.set()
@@ -478,7 +478,7 @@ async def test_the_wait_for_a_read_that_hangs_ends_and_others_do_not_notice() ->
     try:
         with pytest.raises(TimeoutError, match=r"\[Errno 110\] the disk did not answer within 0.05 s"):
             await reads.of("a", disk.read)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             assert await reads.of("b", lambda: "done") == "done"
     finally:
         disk.answers.set()

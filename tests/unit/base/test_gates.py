@@ -46,5 +46,5 @@ async def test_wait_until_all_others_are_open() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(waiters[0]), 0.02)
     gates.open("pods")
-    await asyncio.wait_for(asyncio.gather(*waiters), 1)
-    await asyncio.wait_for(gates.wait_open(but=("mine",)), 1)
+    await asyncio.wait_for(asyncio.gather(*waiters), 30)
+    await asyncio.wait_for(gates.wait_open(but=("mine",)), 30)

@@ -326,7 +326,7 @@ async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: W
     world.engine.store.fail_at[len(world.engine.store.calls) + 1] = error
     controller = Reconcile(world.engine.verbs.orphans, world.engine.cluster, world.counts, seconds=0.01)
     running = asyncio.create_task(controller.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while world.containers:
             await asyncio.sleep(0.001)
     running.cancel()

@@ -273,7 +273,7 @@ async def test_no_spool_is_no_entry(tmp_path: Path, world: World) -> None:
 async def test_it_looks_again_and_again(tmp_path: Path, world: World) -> None:
     running = asyncio.create_task(SpoolReplay(tmp_path, world, world, world, interval=0.01).run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             for number in range(3):
                 entry(tmp_path, f"{number}-1.json")
                 while len(world.bodies) <= number:

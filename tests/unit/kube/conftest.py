@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from multus_daemon.kube.store import KubeStore
 from tests.fakes.apiserver import FakeApiServer
 
 Running = Callable[[Coroutine[Any, Any, object]], AbstractAsyncContextManager[asyncio.Task[object]]]
-Until = Callable[..., Awaitable[None]]
 
 
 class CountingObserver:
@@ -79,23 +78,11 @@ def running() -> Running:
 
 
 @pytest.fixture
-def until() -> Until:
-    """A function that waits until a condition holds."""
-
-    async def wait(condition: Callable[[], object], seconds: float = 5.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.005)
-
-    return wait
-
-
-@pytest.fixture
 async def store(
     client: ApiClient, gates: Gates, observer: CountingObserver, running: Running
 ) -> AsyncIterator[KubeStore]:
     store = KubeStore(client, "node-a", gates, observer=observer)
-    async with running(store.run()), asyncio.timeout(5):
+    async with running(store.run()), asyncio.timeout(30):
         await store.pods.synced.wait()
         await store.networks.synced.wait()
         yield store

@@ -52,7 +52,7 @@ async def test_recorded_http(server, record):
 
 async def test_a_wrong_method_is_refused_before_the_body_is_read(server):
     data = http("PUT", "/cni", b"x" * 1000)[:-1000]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert b" 405 " in await send(server.path, data)
 
 
@@ -333,7 +333,7 @@ async def fetch(port, path="/metrics"):
 
 
 async def wait_for_port(server):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while server.port is None:
             await asyncio.sleep(0.01)
     return server.port

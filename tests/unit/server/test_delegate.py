@@ -139,7 +139,7 @@ async def test_a_client_that_hangs_up_does_not_cut_it(server, verbs, api):
     await writer.wait_closed()
     await asyncio.sleep(0.05)
     verbs.gate.set()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         while api.running:
             await asyncio.sleep(0.005)
     assert (verbs.cancelled, verbs.finished) == (0, 1)

@@ -155,7 +155,7 @@ async def live(tmp_path):
     await exchange(server, "GET", "/healthz")
     before = descriptors()
     yield server, verbs
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while descriptors() > before:
             await asyncio.sleep(0.01)
     assert api.running == 0
