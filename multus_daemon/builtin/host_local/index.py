@@ -25,7 +25,7 @@ Where it does not suffice, everything is read as in the first call:
 * inotify is refused (its limits), or two calls hold one directory at a time (somebody has removed `lock`).
 
 Bounded: the directories that were used last, and so many leases in all of them together. A directory that is over the
-limit by itself is read at each call.
+limit by itself is read at each call. What happens meanwhile waits in the kernel's queue, 16,384 events by default.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 DIRECTORIES_MAX: Final = 64
 NAMES_MAX: Final = 32_768
-"""In all books together. One takes about 0.5 KiB."""
+"""In all books together. One takes about 0.4 KiB."""
 _CHANGES_MAX: Final = 4096
 
 

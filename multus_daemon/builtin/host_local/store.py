@@ -152,7 +152,7 @@ class LeaseDirectory:
             return False
         finally:
             os.unlink(BESIDE, dir_fd=self._descriptor)
-        self._book.put(address, self._owner.content)
+        self._kept.put(address, self._owner.content)
         try:
             self._mark(f"{LAST_RESERVED_PREFIX}{index}", address.encode())
         except BaseException:
@@ -164,7 +164,7 @@ class LeaseDirectory:
         """Remove a file; absent is done."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address, dir_fd=self._descriptor)
-        self._book.drop(address)
+        self._kept.drop(address)
 
     def _read(self, name: str) -> bytes:
         descriptor = os.open(name, _READ_FLAGS, dir_fd=self._descriptor)
