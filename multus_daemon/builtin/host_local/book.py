@@ -52,7 +52,6 @@ class Book:
         present = set(names)
         for name in self._contents.keys() - present:
             self.drop(name)
-        self.unread &= present
         for name in present - self._contents.keys():
             self.put(name, None)
             if is_lease(name):

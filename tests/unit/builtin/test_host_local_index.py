@@ -212,6 +212,8 @@ def test_an_address_is_nobodys_twice_though_a_change_is_not_reported(network, mo
 
 
 def test_a_file_system_that_reports_nothing_is_told_by_the_mtime(network, monkeypatch, calls):
+    """NFS reports what this machine does, and nothing else."""
+    network.reserve("10.0.0.7", store.Owner("c2", "eth0"))
     monkeypatch.setattr(inotify.Watcher, "changes", lambda self: iter(()))
     (network.path / "10.0.0.2").write_bytes(b"c1\r\neth0")
     assert network.files() == ["10.0.0.2"]
@@ -251,6 +253,34 @@ def test_a_lease_that_can_not_be_read_now_is_tried_again(network, monkeypatch):
         assert network.files() == []
         assert network.taken() == {"10.0.0.2"}
     assert network.files() == ["10.0.0.2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        assert network.files() == []
+    assert network.files() == ["10.0.0.2"]
+
+
+def test_what_is_released_is_free_in_the_same_call(network):
+    network.reserve("10.0.0.2")
+    with network.locked() as leases:
+        assert leases.files() == ["10.0.0.2"]
+        leases.release("10.0.0.2")
+        assert "10.0.0.2" not in leases.taken
+        assert leases.files() == []
+        assert leases.reserve("10.0.0.2", 0)
+
+
+def test_a_directory_that_is_touched_is_not_read_again(network, calls):
+    calls.clear()
+    os.utime(network.path)
+    assert network.files() == []
+    assert "listdir" not in calls
+
+
+def test_a_program_with_one_call_makes_no_watch(tmp_path):
+    index = Index()
+    with store.locked(tmp_path, MINE, deadline=0, given_up=threading.Event(), index=index) as leases:
+        assert leases.files() == []
+    assert (len(index), index._watcher) == (0, None)
 
 
 def test_another_directory_under_the_same_name(tmp_path):
@@ -279,6 +309,10 @@ def test_a_directory_that_is_removed_and_made_again(tmp_path):
         path.mkdir()
         assert network.taken() == set()
         assert network.files() == []
+        before = path.stat()
+        (path / "10.0.0.3").write_bytes(b"c1\r\neth0")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert network.files() == ["10.0.0.3"]
     assert len(network.index) == 1
 
 
@@ -343,16 +377,16 @@ def test_directories_are_bounded(tmp_path, calls):
     networks = [Network(tmp_path / name, index) for name in ("a", "b", "c")]
     assert (len(index), _watches(index)) == (2, 2)
     calls.clear()
-    networks[1].files()
     networks[2].files()
+    networks[1].files()
     assert "listdir" not in calls
     (networks[0].path / "10.0.0.2").write_bytes(b"c1\r\neth0")
     assert networks[0].files() == ["10.0.0.2"]
     # Forgotten was the one that had not been used for longest.
     calls.clear()
-    networks[2].files()
-    assert "listdir" not in calls
     networks[1].files()
+    assert "listdir" not in calls
+    networks[2].files()
     assert calls["listdir"] == 1
     assert (len(index), _watches(index)) == (2, 2)
 
@@ -434,6 +468,7 @@ def test_a_lock_that_somebody_removes_lets_in_two_that_do_not_share_a_book(netwo
         (network.path / "lock").unlink()
         with network.locked(store.Owner("c2", "eth0")) as second:
             assert second.reserve("10.0.0.2", 0)
+            assert "10.0.0.2" not in first.taken
             assert not first.reserve("10.0.0.2", 0)
             assert first.reserve("10.0.0.3", 0)
     assert network.files() == ["10.0.0.3"]

@@ -44,8 +44,8 @@ def test_a_book_is_a_dict(steps):
             kept.put(name, content)
             expected[name] = content
         elif verb == "drop":
-            kept.drop(*rest)
-            expected.pop(*rest, None)
+            kept.drop(rest[0])
+            expected.pop(rest[0], None)
         else:
             (names,) = rest
             new = names - expected.keys()
