@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -50,8 +51,8 @@ async def reference(verb, container_id, config, args=""):
 RUNNERS: dict[str, BuiltinRunner] = {}
 
 
-async def ours(verb, container_id, config, args=""):
-    runner = RUNNERS.setdefault("one", BuiltinRunner(Path("/")))
+async def ours(verb, container_id, config, args="", *, runner=None):
+    runner = runner or RUNNERS.setdefault("one", BuiltinRunner(Path("/")))
     invocation = Invocation(verb, container_id, "/nowhere", "eth0", args, "/usr/lib/cni", json.dumps(config).encode())
     try:
         return 0, await runner.run("host-local", invocation)
@@ -251,6 +252,89 @@ async def test_both_in_turns_under_load(tmp_path):
     # All 13 of the subnet are there to be had.
     got = await _many([ours, reference], "ADD", config, [f"c{number}" for number in range(13)])
     assert len(set(got)) == 13
+
+
+class Books:
+    """What must be in a directory: the simplest model of host-local with one range."""
+
+    def __init__(self, first, last):
+        self.ring = [f"10.50.0.{number}" for number in range(first, last + 1)]
+        self.leases = {}
+        self.mark = ""
+
+    def next_free(self):
+        start = self.ring.index(self.mark) + 1 if self.mark else 0
+        return next((one for one in self.ring[start:] + self.ring[:start] if one not in self.leases), None)
+
+    def of(self, container_id):
+        return [one for one in self.ring if self.leases.get(one) == _content(container_id)]
+
+    def files(self):
+        marks = {"last_reserved_ip.0": self.mark.encode()} if self.mark else {}
+        return {"lock": b"", **self.leases, **marks}
+
+
+def _content(container_id):
+    return f"{container_id}\r\neth0".encode()
+
+
+def _by_hand(random, books, directory):
+    """What somebody does without the lock and without a tool of ours."""
+    address = random.choice(books.ring)
+    path = directory / "net" / address
+    match random.choice(["remove", "add", "rewrite", "give away"]):
+        case "remove":
+            path.unlink(missing_ok=True)
+            books.leases.pop(address, None)
+        case "add" if address not in books.leases:
+            path.write_bytes(_content("hand"))
+            books.leases[address] = _content("hand")
+        case "rewrite" if address in books.leases:
+            # In place: neither the directory nor the file's inode is another one afterwards.
+            path.write_bytes(b"")
+            books.leases[address] = b""
+        case "give away" if address in books.leases:
+            path.write_bytes(_content("hand"))
+            books.leases[address] = _content("hand")
+        case _:
+            pass
+
+
+@pytest.mark.parametrize("same_mtime", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+async def test_any_order_of_both_and_of_changes_by_hand(tmp_path, seed, same_mtime):
+    """The binary, two daemons that remember, and somebody at a shell: each sees at once what another has done.
+
+    With one mtime for all that happens, as for what happens within one tick of the kernel's clock.
+    """
+    random = Random(seed)
+    config = network(tmp_path, subnet="10.50.0.0/28", rangeStart="10.50.0.2", rangeEnd="10.50.0.9")
+    books = Books(2, 9)
+    another = BuiltinRunner(Path("/"))
+    runs = [reference, ours, ours, lambda *call: ours(*call, runner=another)]
+    for turn in range(300):
+        # Of these containers some have an address, some do not.
+        name = f"c{random.randrange(10)}"
+        verb = random.choice(["ADD", "ADD", "DEL", "CHECK", "hand"])
+        if verb == "hand" and turn:
+            _by_hand(random, books, tmp_path)
+        else:
+            verb = "ADD" if verb == "hand" else verb
+            code, stdout = await random.choice(runs)(verb, name, config)
+            mine, free = books.of(name), books.next_free()
+            if verb == "ADD" and not mine and free:
+                assert (code, json.loads(stdout)["ips"][0]["address"]) == (0, f"{free}/28")
+                books.leases[free] = _content(name)
+                books.mark = free
+            elif verb == "DEL":
+                assert code == 0
+                for address in mine:
+                    del books.leases[address]
+            else:
+                assert code == (0 if verb == "CHECK" and mine else 1)
+        assert files(tmp_path) == books.files(), (turn, verb, name)
+        if same_mtime:
+            os.utime(tmp_path / "net", ns=(0, 0))
 
 
 async def command(verb, container_id, config, args=""):

@@ -1,18 +1,21 @@
-"""host-local's files after the death of the process that writes them."""
+"""host-local's files when several processes write them, and after the death of one."""
 
 import os
 import threading
 import time
+import traceback
 
 import pytest
 
 from multus_daemon.builtin.host_local import store
+from multus_daemon.builtin.host_local.index import Index
 
 OWNER = store.Owner("c1", "eth0")
 
 
-def locked(path, owner=OWNER, *, timeout=1.0, given_up=None):
-    return store.locked(path, owner, deadline=time.monotonic() + timeout, given_up=given_up or threading.Event())
+def locked(path, owner=OWNER, *, timeout=1.0, given_up=None, index=None):
+    given_up = given_up or threading.Event()
+    return store.locked(path, owner, deadline=time.monotonic() + timeout, given_up=given_up, index=index)
 
 
 def contents(path):
@@ -62,3 +65,44 @@ def _die_at(step, occurrence):
         return real(*args, **kwargs)
 
     setattr(os, step, dying)
+
+
+def test_processes_that_remember_share_a_directory(tmp_path):
+    """Each keeps an index of its own. No address is anybody's twice, none is lost, and all agree in the end."""
+    children = []
+    for number in range(3):
+        child = os.fork()
+        if not child:
+            os._exit(_in_child(tmp_path, number))
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    files = contents(tmp_path)
+    assert {content for name, content in files.items() if name[0].isdigit()} == {
+        b"p0\r\neth0",
+        b"p1\r\neth0",
+        b"p2\r\neth0",
+    }
+    with locked(tmp_path) as leases:
+        assert {name for name in leases.taken if name[0].isdigit()} == {name for name in files if name[0].isdigit()}
+
+
+def _in_child(directory, number):
+    """0 where all was well. The last address stays."""
+    owner, index = store.Owner(f"p{number}", "eth0"), Index()
+    first = 0x0A000002
+    try:
+        for turn in range(200):
+            with locked(directory, owner, timeout=30, index=index) as leases:
+                for name in leases.files():
+                    leases.release(name)
+                assert leases.owned() == []
+                listed = set(os.listdir(directory))
+                assert leases.taken - {"lock", "last_reserved_ip.0"} == listed - {"lock", "last_reserved_ip.0"}
+                # Four addresses for three, in an order that changes.
+                value = leases.next_free(first + turn % 2, 4)
+                assert leases.reserve(f"10.0.0.{value & 255}", 0)
+                assert value <= first + 3
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0

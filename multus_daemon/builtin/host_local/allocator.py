@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Protocol
 
 from multus_daemon.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet, text_of
@@ -22,6 +22,14 @@ class Leases(Protocol):
     @property
     def taken(self) -> Container[str]:
         """What is given away, as text in Go's form."""
+        ...
+
+    def next_free(self, value: int, version: int) -> int:
+        """The first address from `value` on that is not taken, both as numbers; possibly behind every range."""
+        ...
+
+    def refresh(self) -> bool:
+        """Read anew what is taken, where that was known from an earlier call; else return False."""
         ...
 
     def owned(self) -> list[str]:
@@ -94,8 +102,9 @@ def _requested(
         raise InternalError(f"requested ip {address} is subnet's gateway")
     text = str(address)
     # An interface may own several addresses of a set by request, so nobody asks what it owns already.
-    if text in leases.taken or not _reserve(leases, text, index, undo):
-        raise InternalError(f"requested IP address {address} is not available in range set {range_set}")
+    while text in leases.taken or not _reserve(leases, text, index, undo):
+        if not leases.refresh():
+            raise InternalError(f"requested IP address {address} is not available in range set {range_set}")
     return text, source
 
 
@@ -105,17 +114,25 @@ def _next_free(
     for owned in leases.owned():
         if range_set.range_of(ipaddress.ip_address(owned)):
             raise InternalError(f"{owned} has been allocated to {container_id}, duplicate allocation is not allowed")
-    taken = leases.taken
-    for text, source in candidates(range_set, leases.last_reserved(index)):
-        if text not in taken and _reserve(leases, text, index, undo):
-            return text, source
-    raise InternalError(f"no IP addresses available in range set: {range_set}")
+    while True:
+        for text, source in candidates(range_set, leases.last_reserved(index), leases.next_free):
+            if _reserve(leases, text, index, undo):
+                return text, source
+        if not leases.refresh():
+            raise InternalError(f"no IP addresses available in range set: {range_set}")
 
 
-def candidates(range_set: RangeSet, last_reserved: str) -> Iterator[tuple[str, Range]]:
+def _every(value: int, _version: int) -> int:
+    return value
+
+
+def candidates(
+    range_set: RangeSet, last_reserved: str, next_free: Callable[[int, int], int] = _every
+) -> Iterator[tuple[str, Range]]:
     """Every address of the set but the gateways, once: from the one behind `last_reserved`, cyclically to itself.
 
-    From the beginning where `last_reserved` is no address of the set. Lazy: a /64 costs nothing.
+    From the beginning where `last_reserved` is no address of the set. `next_free` passes over those that are taken
+    (as `Leases`). Lazy: a /64 costs nothing.
     """
     ranges = range_set.ranges
     start, resume = 0, ranges[0].first - 1
@@ -125,15 +142,17 @@ def candidates(range_set: RangeSet, last_reserved: str) -> Iterator[tuple[str, R
             if last in candidate:
                 start, resume = position, int(last)
                 break
-    yield from _walk(ranges[start], resume + 1, ranges[start].last)
+    yield from _walk(ranges[start], resume + 1, ranges[start].last, next_free)
     for offset in range(1, len(ranges)):
         following = ranges[(start + offset) % len(ranges)]
-        yield from _walk(following, following.first, following.last)
-    yield from _walk(ranges[start], ranges[start].first, resume)
+        yield from _walk(following, following.first, following.last, next_free)
+    yield from _walk(ranges[start], ranges[start].first, resume, next_free)
 
 
-def _walk(source: Range, first: int, last: int) -> Iterator[tuple[str, Range]]:
+def _walk(source: Range, first: int, last: int, next_free: Callable[[int, int], int]) -> Iterator[tuple[str, Range]]:
     skipped = int(source.gateway) if source.gateway.version == source.version else -1
-    for value in range(first, last + 1):
+    value = first
+    while value <= last and (value := next_free(value, source.version)) <= last:
         if value != skipped:
             yield text_of(value, source.version), source
+        value += 1

@@ -14,7 +14,8 @@ from multus_daemon import deadlines
 from multus_daemon.base import fs
 from multus_daemon.base.aio import KeyedLock
 from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.host_local import allocator, config, store
+from multus_daemon.builtin.host_local import allocator, book, config, store
+from multus_daemon.builtin.host_local.index import Index
 from multus_daemon.cni.errors import InternalError, IoFailureError
 from multus_daemon.cni.result import Dns, Result
 
@@ -32,6 +33,7 @@ class HostLocal:
         """`lock_timeout` in seconds: how long a call waits for its turn before it fails with code 11."""
         self._lock_timeout = lock_timeout
         self._locks = KeyedLock()
+        self._index = Index()
 
     def unsupported(self, call: Call) -> str:
         """As BuiltinPlugin; of the section `ipam`, the others are not for this plugin."""
@@ -63,7 +65,11 @@ class HostLocal:
 
     async def check(self, call: Call) -> None:
         """Some address is the container's interface's. Raises CniError."""
-        if not await self._locked(call, _settings(call), store.LeaseDirectory.files):
+
+        def work(leases: store.LeaseDirectory) -> bool:
+            return bool(leases.files() or (leases.refresh() and leases.files()))
+
+        if not await self._locked(call, _settings(call), work):
             raise InternalError(f"host-local: Failed to find address added by container {call.invocation.container_id}")
 
     async def status(self, call: Call) -> None:
@@ -79,7 +85,7 @@ class HostLocal:
 
         def in_thread() -> T:
             try:
-                with store.locked(directory, owner, deadline=deadline, given_up=given_up) as leases:
+                with store.locked(directory, owner, deadline=deadline, given_up=given_up, index=self._index) as leases:
                     return work(leases)
             except OSError as error:
                 reason = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
@@ -90,7 +96,7 @@ class HostLocal:
                 async with asyncio.timeout(self._lock_timeout):
                     await stack.enter_async_context(self._locks.hold(str(directory)))
             except TimeoutError as error:
-                raise store.busy(directory / store.LOCK_NAME) from error
+                raise store.busy(directory / book.LOCK_NAME) from error
             return await _finish(asyncio.create_task(asyncio.to_thread(in_thread)), given_up)
 
 

@@ -7,6 +7,8 @@ work on one directory at the same time.
 What is better here: an address file appears with its content at once (written beside, then linked into place), so a
 crash never leaves a file without an owner, which nothing could ever release. One that the reference plugin left
 counts as taken.
+
+What is in the directory comes from a book (`book`), which an `index` may have kept since an earlier call.
 """
 
 from __future__ import annotations
@@ -18,19 +20,17 @@ import ipaddress
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from multus_daemon.base.aio import backoff
+from multus_daemon.builtin.host_local.book import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book
+from multus_daemon.builtin.host_local.index import Index
 from multus_daemon.cni.errors import TryAgainLaterError
 
-LOCK_NAME: Final = "lock"
-LAST_RESERVED_PREFIX: Final = "last_reserved_ip."
-# One name is enough: only the holder of the lock writes it. Nothing in the directory matters with a name like this.
-_BESIDE: Final = ".new"
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OWNER_MAX_BYTES: Final = 4096
 
@@ -56,37 +56,83 @@ class Owner:
 class LeaseDirectory:
     """The directory while its lock is held (`locked` makes one). Everything here blocks and raises OSError."""
 
-    def __init__(self, descriptor: int, owner: Owner) -> None:
+    def __init__(self, descriptor: int, owner: Owner, book: Book | None = None) -> None:
+        """`book`: what is known of the directory already."""
         self._descriptor = descriptor
         self._owner = owner
+        self._kept = Book() if book is None else book
+        self._listed = False
 
     @cached_property
-    def taken(self) -> set[str]:
-        """Every name in the directory, read once: an address that is a file is taken, whatever is in the file."""
-        return set(os.listdir(self._descriptor))
+    def _book(self) -> Book:
+        """The book, as the directory is now."""
+        if self._kept.listed:
+            # Until it has been looked up, a name that has changed may be one that is there or one that is not.
+            self._read_unread()
+        else:
+            self._list()
+        return self._kept
 
-    @cached_property
-    def _contents(self) -> dict[str, bytes]:
-        """What each address file holds, without white space around it."""
-        contents = {}
-        for name in self.taken:
-            if name != LOCK_NAME and not name.startswith(LAST_RESERVED_PREFIX):
-                # A file that can't be read (a directory, a link) belongs to nobody whom we know.
-                with contextlib.suppress(OSError):
-                    contents[name] = self._read(name).strip()
-        return contents
+    @property
+    def taken(self) -> Set[str]:
+        """Every name in the directory: an address that is a file is taken, whatever is in the file."""
+        return self._book.taken
+
+    def next_free(self, value: int, version: int) -> int:
+        """The first address from `value` on that is not taken, whether or not it is in a range."""
+        return self._book.next_free(value, version)
+
+    def refresh(self) -> bool:
+        """List the directory, where what is known of it is from an earlier call; else return False."""
+        if self._listed:
+            return False
+        self._list()
+        return True
 
     def owned(self) -> list[str]:
         """The addresses of the owner, those in the old form too."""
         mine = (self._owner.content, self._owner.old_content)
-        return sorted(name for name, content in self._contents.items() if content in mine and _is_address(name))
+        return sorted(name for content in mine for name in self._holding(content) if _is_address(name))
 
     def files(self) -> list[str]:
         """The files of the owner; those of the old form only where there are no others."""
         for mine in (self._owner.content, self._owner.old_content):
-            if found := [name for name, content in self._contents.items() if content == mine]:
+            if found := self._holding(mine):
                 return sorted(found)
         return []
+
+    def _holding(self, content: bytes) -> list[str]:
+        """The leases with this content, each looked up again: nothing is removed from memory alone."""
+        book = self._book
+        self._read_unread()
+        for name in book.holding(content):
+            self._look_up(name)
+        return book.holding(content)
+
+    def _list(self) -> None:
+        self._kept.relist(os.listdir(self._descriptor))
+        self._listed = True
+
+    def _read_unread(self) -> None:
+        if self._kept.unread:
+            for name in list(self._kept.unread):
+                self._look_up(name)
+            # A set stays as large as it ever was, and is walked through from end to end.
+            self._kept.unread = set(self._kept.unread)
+
+    def _look_up(self, name: str) -> None:
+        """Enter what a lease holds, without white space around it, or that there is none."""
+        try:
+            content = self._read(name).strip()
+        except FileNotFoundError:
+            self._kept.drop(name)
+        except OSError:
+            # What can't be read (a directory, a link) belongs to nobody whom we know. It is tried again next time.
+            self._kept.put(name, None)
+            self._kept.unread.add(name)
+        else:
+            self._kept.put(name, content)
+            self._kept.unread.discard(name)
 
     def last_reserved(self, index: int) -> str:
         """The mark of the set `index`; empty if there is none that can be read."""
@@ -100,12 +146,13 @@ class LeaseDirectory:
         """Make the address file, then the mark; False if the file is there already. No file is left where it raises."""
         self._write_beside(self._owner.content)
         try:
-            os.link(_BESIDE, address, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor, follow_symlinks=False)
+            os.link(BESIDE, address, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor, follow_symlinks=False)
         except FileExistsError:
+            self._look_up(address)
             return False
         finally:
-            os.unlink(_BESIDE, dir_fd=self._descriptor)
-        self.taken.add(address)
+            os.unlink(BESIDE, dir_fd=self._descriptor)
+        self._kept.put(address, self._owner.content)
         try:
             self._mark(f"{LAST_RESERVED_PREFIX}{index}", address.encode())
         except BaseException:
@@ -117,7 +164,7 @@ class LeaseDirectory:
         """Remove a file; absent is done."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address, dir_fd=self._descriptor)
-        self.taken.discard(address)
+        self._kept.drop(address)
 
     def _read(self, name: str) -> bytes:
         descriptor = os.open(name, _READ_FLAGS, dir_fd=self._descriptor)
@@ -132,7 +179,7 @@ class LeaseDirectory:
         It may be a second name of an address file, so it is never written to.
         """
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(_BESIDE, dir_fd=self._descriptor)
+            os.unlink(BESIDE, dir_fd=self._descriptor)
 
     def _mark(self, name: str, data: bytes) -> None:
         """Written in place. Only the order depends on it, so what a crash leaves of it does no harm.
@@ -159,7 +206,7 @@ class LeaseDirectory:
     def _write_beside(self, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.sweep()
-        descriptor = os.open(_BESIDE, flags, 0o600, dir_fd=self._descriptor)
+        descriptor = os.open(BESIDE, flags, 0o600, dir_fd=self._descriptor)
         try:
             os.write(descriptor, data)
         finally:
@@ -167,9 +214,12 @@ class LeaseDirectory:
 
 
 @contextlib.contextmanager
-def locked(path: Path, owner: Owner, *, deadline: float, given_up: threading.Event) -> Iterator[LeaseDirectory]:
+def locked(
+    path: Path, owner: Owner, *, deadline: float, given_up: threading.Event, index: Index | None = None
+) -> Iterator[LeaseDirectory]:
     """The directory `path`, made where it is missing, held exclusively for the duration of the block.
 
+    `index` remembers what is in the directory from one call to the next; without it, everything is read.
     The lock is waited for until `deadline` (time.monotonic) at most, and not after `given_up` is set: then
     TryAgainLaterError (11).
     Blocks; raises OSError.
@@ -179,10 +229,11 @@ def locked(path: Path, owner: Owner, *, deadline: float, given_up: threading.Eve
         lock = os.open(LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o750, dir_fd=descriptor)
         try:
             _acquire(lock, path / LOCK_NAME, deadline, given_up)
-            leases = LeaseDirectory(descriptor, owner)
-            leases.sweep()
             # Closing the file gives the lock back.
-            yield leases
+            with contextlib.nullcontext(Book()) if index is None else index.book(descriptor) as book:
+                leases = LeaseDirectory(descriptor, owner, book)
+                leases.sweep()
+                yield leases
         finally:
             os.close(lock)
     finally:

@@ -1,6 +1,7 @@
 """host-local as the runner calls it: results, DEL, CHECK, the host's root, the lock, cancellation."""
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -8,7 +9,7 @@ import time
 
 import pytest
 
-from multus_daemon.builtin.host_local import HostLocal
+from multus_daemon.builtin.host_local import HostLocal, inotify
 from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.ports import Invocation
@@ -231,6 +232,55 @@ async def test_a_nearly_full_network_is_read_once_and_tried_once(node, monkeypat
     with pytest.raises(CniError, match="no IP addresses available"):
         await node.call("ADD", "c2", subnet="10.0.0.0/20")
     assert calls == ["listdir", "link", "listdir"]
+
+
+@pytest.mark.parametrize("leases", [10, 1000])
+async def test_an_add_opens_no_lease_of_others(node, monkeypatch, leases):
+    node.directory.mkdir(parents=True)
+    for number in range(2, 2 + leases):
+        (node.directory / f"10.0.{number >> 8}.{number & 255}").write_bytes(b"other%d\r\neth0" % number)
+    for _ in range(2):
+        await node.call("ADD", subnet="10.0.0.0/20")
+        await node.call("DEL", subnet="10.0.0.0/20")
+    real, opened = os.open, []
+
+    def recorded(path, *args, **kwargs):
+        opened.append(str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", recorded)
+    await node.call("ADD", subnet="10.0.0.0/20")
+    (address,) = set(node.addresses()) - {f"10.0.{number >> 8}.{number & 255}" for number in range(2, 2 + leases)}
+    # The directory, its lock, the lease that the last call removed, and what this call writes.
+    last = f"10.0.{(leases + 3) >> 8}.{(leases + 3) & 255}"
+    assert opened == [str(node.directory), "lock", last, "last_reserved_ip.0", ".new", "last_reserved_ip.0"]
+    assert address == f"10.0.{(leases + 4) >> 8}.{(leases + 4) & 255}"
+
+
+async def test_a_refusal_comes_from_the_directory_not_from_memory(node, monkeypatch):
+    """Where changes are not reported, as those of another machine on NFS, and within one tick of the clock."""
+    await node.call("ADD", subnet="10.0.0.0/30")
+    for _ in range(2):
+        await node.call("CHECK", subnet="10.0.0.0/30")
+
+    @contextlib.contextmanager
+    def unreported():
+        before = node.directory.stat()
+        yield
+        os.utime(node.directory, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    monkeypatch.setattr(inotify.Watcher, "changes", lambda self: iter(()))
+    address = node.directory / "10.0.0.2"
+    with unreported():
+        address.unlink()
+    await node.call("ADD", "c2", subnet="10.0.0.0/30")
+    with unreported():
+        address.unlink()
+    await node.call("ADD", "c3", subnet="10.0.0.0/30", args="IP=10.0.0.2")
+    with unreported():
+        address.unlink()
+        address.with_name("10.0.0.3").write_bytes(b"c4\r\neth0")
+    await node.call("CHECK", "c4", subnet="10.0.0.0/30")
 
 
 async def test_a_cancelled_call_ends_before_the_caller_goes_on(node, monkeypatch):

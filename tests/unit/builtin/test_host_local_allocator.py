@@ -21,6 +21,14 @@ class DictLeases:
     def taken(self):
         return self.owners
 
+    def next_free(self, value, version):
+        while config.text_of(value, version) in self.owners:
+            value += 1
+        return value
+
+    def refresh(self):
+        return False
+
     def owned(self):
         return [address for address, owner in self.owners.items() if owner == self.container_id]
 
