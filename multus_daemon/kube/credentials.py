@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import yaml
-from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.config.config_exception import ConfigException
-from kubernetes_asyncio.config.incluster_config import (
-    SERVICE_CERT_FILENAME,
-    SERVICE_TOKEN_FILENAME,
-    InClusterConfigLoader,
-)
-from kubernetes_asyncio.config.kube_config import KubeConfigLoader
 
 from multus_daemon.base import fs
 from multus_daemon.kube.errors import ConfigurationError
+from multus_daemon.kube.library import (
+    SERVICE_CERT_FILENAME,
+    SERVICE_TOKEN_FILENAME,
+    ConfigException,
+    Configuration,
+    InClusterConfigLoader,
+    KubeConfigLoader,
+)
 
 TOKEN_SECONDS: Final = 10.0
 """A token's file is read again when its content is older. It is on a tmpfs, a read takes microseconds."""
