@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import yaml
-
 from multus_daemon.base import fs
 from multus_daemon.kube.errors import ConfigurationError
 from multus_daemon.kube.library import (
@@ -25,7 +23,7 @@ from multus_daemon.kube.library import (
     ConfigException,
     Configuration,
     InClusterConfigLoader,
-    KubeConfigLoader,
+    kubeconfig_loader,
 )
 
 TOKEN_SECONDS: Final = 10.0
@@ -117,6 +115,9 @@ class Kubeconfig:
 
     def load(self) -> Access:
         """See `Source`. Runs the exec plugin of the user, where it has one."""
+        # Not at the top: a daemon that has a service account needs no YAML.
+        import yaml
+
         try:
             found = yaml.safe_load(fs.read_limited(self.path, limit=KUBECONFIG_MAX_BYTES))
             access = self._read(found)
@@ -135,7 +136,7 @@ class Kubeconfig:
             user.clear()
         # This one is read again and again, not by the loader, which does it once.
         token_file = user.pop("tokenFile", None)
-        loader = KubeConfigLoader(config_dict=found, config_base_path=str(directory))
+        loader = kubeconfig_loader()(config_dict=found, config_base_path=str(directory))
         _finish(loader.load_and_set(configuration), awaits="exec" in user or "auth-provider" in user)
         _prepared(configuration)
         if self.certificate:

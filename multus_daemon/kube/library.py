@@ -3,7 +3,8 @@
 `kubernetes_asyncio` and `kubernetes_asyncio.client` import all of them: a model for each type, a class for each API
 group. None is used here, and they take 34 MB and half of the daemon's time to start. So these two packages are not
 executed: each becomes a module that knows its directory, and submodules are imported from there. The same is done to
-urllib3, which `client.configuration` imports for a method that nobody calls here.
+urllib3, which `client.configuration` imports for a method that nobody calls here, and to `kubernetes_asyncio.config`:
+what reads kubeconfigs is only for those who have one.
 
 Such a module executes itself on the first access to a name that it does not have, and is complete from then on: a
 version of the library that needs more than this one works as well, and only takes the memory. An ImportWarning tells of
@@ -17,7 +18,10 @@ import sys
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.config.kube_config import KubeConfigLoader
 
 
 def defer(name: str, known: Mapping[str, Any] | None = None) -> ModuleType:
@@ -60,6 +64,7 @@ def _api_client(*arguments: Any, **options: Any) -> Any:
 
 defer("urllib3")
 defer("kubernetes_asyncio")
+defer("kubernetes_asyncio.config")
 _client = defer("kubernetes_asyncio.client", {"ApiClient": _api_client})
 
 # Only now: the order of these lines is what saves the memory.
@@ -75,7 +80,6 @@ from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
     SERVICE_TOKEN_FILENAME,
     InClusterConfigLoader,
 )
-from kubernetes_asyncio.config.kube_config import KubeConfigLoader  # noqa: E402
 
 __all__ = [
     "SERVICE_CERT_FILENAME",
@@ -83,6 +87,13 @@ __all__ = [
     "ConfigException",
     "Configuration",
     "InClusterConfigLoader",
-    "KubeConfigLoader",
     "aiohttp",
+    "kubeconfig_loader",
 ]
+
+
+def kubeconfig_loader() -> type[KubeConfigLoader]:
+    """Import what reads a kubeconfig, yaml too."""
+    from kubernetes_asyncio.config.kube_config import KubeConfigLoader
+
+    return KubeConfigLoader
