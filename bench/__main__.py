@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from bench import verdict
 
-BENCHES = ("add_latency", "builtin_plugins", "networks", "cluster_memory")
+BENCHES = ("add_latency", "builtin_plugins", "networks", "start", "cluster_memory")
 """Modules of this package; each is a program."""
 
 STATES = {verdict.OK: "ok", verdict.MISSED: "missed", verdict.SKIPPED: "skipped"}

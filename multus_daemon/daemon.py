@@ -39,7 +39,6 @@ from multus_daemon.server import wire
 from multus_daemon.server.app import ListenError, MetricsServer, UnixServer
 from multus_daemon.server.cni_api import CniApi
 from multus_daemon.settings import Settings
-from multus_daemon.standalone.store import StandaloneStore
 
 log = logging.getLogger(__name__)
 
@@ -104,13 +103,15 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
     log.debug("settings in force: %s", json.dumps(settings.effective()))
     metrics = Metrics(version=__version__)
     if standalone is not None:
+        # Of the two stores only the one that is used is imported: this one needs yaml, the other kubernetes_asyncio.
+        from multus_daemon.standalone.store import StandaloneStore
+
         await Daemon(settings, StandaloneStore(standalone, gates), gates, metrics).serve()
     else:
         await _serve_kubernetes(settings, gates, metrics)
 
 
 async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) -> None:
-    # kubernetes_asyncio takes a quarter of a second to import, and 50 MB: a standalone daemon does without.
     from multus_daemon.kube import errors
     from multus_daemon.kube.connect import Connection
     from multus_daemon.kube.node import NodeNameError

@@ -8,11 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from multus_daemon import settings
 from multus_daemon.cni.errors import CniError
-from multus_daemon.ctl import show
 from multus_daemon.ctl.sandbox import Outcome, Places, SandboxError, Sandboxes
 from multus_daemon.settings import Settings, SettingsError
 
@@ -20,19 +17,23 @@ from multus_daemon.settings import Settings, SettingsError
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done, 1 it failed (the reason is on standard error), 2 usage."""
     arguments = _parser().parse_args(argv)
-    errors = Console(stderr=True, highlight=False)
     try:
         outcome = _run(arguments)
     except CniError as error:
-        show.cni_error(errors, error)
+        # Here and below, not at the top: rich takes as long to load as all the rest, and JSON does without.
+        from multus_daemon.ctl import show
+
+        show.cni_error(error)
         sys.exit(1)
     except (SandboxError, SettingsError) as error:
-        errors.print(f"multusctl: {error}", markup=False, soft_wrap=True)
+        sys.stderr.write(f"multusctl: {error}\n")
         sys.exit(1)
     if arguments.json:
         sys.stdout.write(json.dumps(outcome.to_object(), indent=4) + "\n")
     else:
-        show.outcome(Console(highlight=False), arguments.verb, arguments.pod, outcome)
+        from multus_daemon.ctl import show
+
+        show.outcome(arguments.verb, arguments.pod, outcome)
 
 
 def _run(arguments: argparse.Namespace) -> Outcome:

@@ -13,15 +13,17 @@ from multus_daemon.cni.errors import CniError
 from multus_daemon.ctl.sandbox import Outcome
 
 
-def cni_error(console: Console, error: CniError) -> None:
-    """The cause first, then what else is known."""
+def cni_error(error: CniError) -> None:
+    """On standard error: the cause first, then what else is known."""
+    console = Console(stderr=True, highlight=False)
     console.print(f"[bold red]{escape(error.msg)}[/] [dim](CNI error {error.code})[/]", soft_wrap=True)
     if error.details:
         console.print(f"  {escape(error.details)}", soft_wrap=True)
 
 
-def outcome(console: Console, verb: str, pod: str, found: Outcome) -> None:
+def outcome(verb: str, pod: str, found: Outcome) -> None:
     """The tables, or one line where there is nothing to show."""
+    console = Console(highlight=False)
     words = {"up": "is up", "check": "is as it should be", "down": "is down"}[verb]
     if not found.container_id:
         console.print(f"pod {pod} was not up")

@@ -1,6 +1,7 @@
 """The API client: requests and watches in raw bytes, with deadlines, limits and errors of our own.
 
-kubernetes_asyncio gives configuration, TLS and transport; its models are never built.
+kubernetes_asyncio says how the API server is reached (`credentials`); its models are never built. Its own transport is
+not used: for each request it looks for `~/.netrc` in a thread, and it closes a connection that is idle for 15 s.
 """
 
 from __future__ import annotations
@@ -8,20 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
+import urllib.parse
+import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Final
-
-import msgspec
-from kubernetes_asyncio.client import rest
 
 from multus_daemon import __version__, deadlines
 from multus_daemon.kube.credentials import Access, Source
 from multus_daemon.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, KubeError, from_answer
+from multus_daemon.kube.library import aiohttp
 
 log = logging.getLogger(__name__)
 
 CONCURRENT_REQUESTS: Final = 16
 WATCHES: Final = 4
+KEPT_SECONDS: Final = 60.0
+"""How long an idle connection stays open for the next request: less than the 90 s of kube-apiserver, so that it is not
+closed there while a request is on its way."""
+READ_BUFFER_BYTES: Final = 2 * 1024 * 1024
+"""Of a connection; an event of a watch comes in few pieces."""
 LINE_MAX_BYTES: Final = 8 * 1024 * 1024
 """Of a watch. An object has at most 1.5 MiB (etcd's limit)."""
 ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024
@@ -34,20 +41,34 @@ CREDENTIALS_MAX: Final = 3
 _TRANSPORT_ERRORS: Final = (
     OSError,
     TimeoutError,
-    # What kubernetes_asyncio lets through: aiohttp's, which have no base among the above.
-    rest.aiohttp.ClientError,  # type: ignore[attr-defined]
-    rest.aiohttp.http_exceptions.HttpProcessingError,  # type: ignore[attr-defined]
+    # They have no base among the above.
+    aiohttp.ClientError,
+    aiohttp.http_exceptions.HttpProcessingError,
 )
 
 
 class _Transport:
     """Connections with one set of credentials; closed when it is retired and nobody uses it any more."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, tls: ssl.SSLContext) -> None:
         self.access = access
-        access.configuration.connection_pool_maxsize = CONCURRENT_REQUESTS + WATCHES
-        self._rest = rest.RESTClientObject(access.configuration)
-        self._host = str(access.configuration.host).rstrip("/")
+        configuration = access.configuration
+        self._host = str(configuration.host).rstrip("/")
+        self._options: dict[str, Any] = {}
+        if configuration.proxy:
+            self._options |= {"proxy": configuration.proxy, "proxy_headers": configuration.proxy_headers}
+        if configuration.tls_server_name:
+            self._options["server_hostname"] = configuration.tls_server_name
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=CONCURRENT_REQUESTS + WATCHES, ssl=tls, keepalive_timeout=KEPT_SECONDS
+            ),
+            # No deadlines of its own.
+            timeout=aiohttp.ClientTimeout(),
+            # It looks for proxies, and for passwords in `~/.netrc`, in threads and with each request.
+            trust_env=not configuration.proxy and _is_proxied_by_environment(self._host),
+            read_bufsize=READ_BUFFER_BYTES,
+        )
         self._users = 0
         self._retired = False
 
@@ -68,25 +89,18 @@ class _Transport:
 
     async def close(self) -> None:
         """Close it now, whoever uses it."""
-        await self._rest.close()
+        await self._session.close()
 
     async def _close_if_done(self) -> None:
         if self._retired and not self._users:
-            await self._rest.close()
+            await self._session.close()
 
     async def send(
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None, headers: Mapping[str, str]
     ) -> Any:
         """The response, its body not read yet."""
-        return await self._rest.request(
-            method,
-            self._host + path,
-            query_params=dict(query),
-            headers=dict(headers),
-            # It encodes JSON by itself and takes no bytes of that type.
-            body=None if body is None else msgspec.json.decode(body),
-            _preload_content=False,
-        )
+        url = f"{self._host}{path}?{urllib.parse.urlencode(query)}" if query else self._host + path
+        return await self._session.request(method, url, data=body, headers=headers, **self._options)
 
 
 class ApiClient:
@@ -242,7 +256,7 @@ class ApiClient:
             old, self._loaded_at = self._transport, _now()
             self._stale = False
             try:
-                new = _Transport(await asyncio.to_thread(self._source.load))
+                new = _Transport(*await asyncio.to_thread(_read, self._source))
             except BaseException as error:
                 self._stale = True
                 if not isinstance(error, ConfigurationError | OSError):
@@ -256,6 +270,27 @@ class ApiClient:
         if old:
             await old.retire()
         return new
+
+
+def _read(source: Source) -> tuple[Access, ssl.SSLContext]:
+    """What the source says, and TLS as it asks for it. Blocks. Raises ConfigurationError, OSError."""
+    access = source.load()
+    configuration = access.configuration
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if configuration.disable_strict_ssl_verification:
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return access, context
+
+
+def _is_proxied_by_environment(host: str) -> bool:
+    """Whether `HTTPS_PROXY` and the like name a proxy for this URL, and `NO_PROXY` does not except it."""
+    url = urllib.parse.urlsplit(host)
+    return url.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(url.hostname or "")
 
 
 def _let_go(response: Any) -> None:

@@ -15,18 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import yaml
-from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.config.config_exception import ConfigException
-from kubernetes_asyncio.config.incluster_config import (
-    SERVICE_CERT_FILENAME,
-    SERVICE_TOKEN_FILENAME,
-    InClusterConfigLoader,
-)
-from kubernetes_asyncio.config.kube_config import KubeConfigLoader
-
 from multus_daemon.base import fs
 from multus_daemon.kube.errors import ConfigurationError
+from multus_daemon.kube.library import (
+    SERVICE_CERT_FILENAME,
+    SERVICE_TOKEN_FILENAME,
+    ConfigException,
+    Configuration,
+    InClusterConfigLoader,
+    kubeconfig_loader,
+)
 
 TOKEN_SECONDS: Final = 10.0
 """A token's file is read again when its content is older. It is on a tmpfs, a read takes microseconds."""
@@ -117,6 +115,9 @@ class Kubeconfig:
 
     def load(self) -> Access:
         """See `Source`. Runs the exec plugin of the user, where it has one."""
+        # Not at the top: a daemon that has a service account needs no YAML.
+        import yaml
+
         try:
             found = yaml.safe_load(fs.read_limited(self.path, limit=KUBECONFIG_MAX_BYTES))
             access = self._read(found)
@@ -135,7 +136,7 @@ class Kubeconfig:
             user.clear()
         # This one is read again and again, not by the loader, which does it once.
         token_file = user.pop("tokenFile", None)
-        loader = KubeConfigLoader(config_dict=found, config_base_path=str(directory))
+        loader = kubeconfig_loader()(config_dict=found, config_base_path=str(directory))
         _finish(loader.load_and_set(configuration), awaits="exec" in user or "auth-provider" in user)
         _prepared(configuration)
         if self.certificate:

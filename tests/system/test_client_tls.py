@@ -129,3 +129,26 @@ def test_a_watch_that_is_given_up_leaves_no_connection_to_a_server_that_is_gone(
         seen.set()
         serving.join(10)
     assert [str(warning.message) for warning in warned] == []
+
+
+@pytest.mark.parametrize(
+    ("cluster", "reachable"),
+    [
+        ({}, False),
+        ({"tls-server-name": "127.0.0.1"}, True),
+        ({"tls-server-name": "127.0.0.2"}, False),
+        ({"insecure-skip-tls-verify": True}, True),
+    ],
+)
+async def test_what_a_kubeconfig_says_of_the_servers_name(server, authority, tmp_path, cluster, reachable):
+    path = server.kubeconfig(tmp_path / "k", ca=authority.certificate)
+    config = json.loads(path.read_text())
+    # The certificate is for the address.
+    config["clusters"][0]["cluster"] |= {"server": server.url.replace("127.0.0.1", "localhost"), **cluster}
+    path.write_text(json.dumps(config))
+    async with ApiClient(Kubeconfig(path)) as client:
+        if reachable:
+            await client.request("GET", "/api/v1/pods")
+        else:
+            with pytest.raises(ApiUnavailableError, match="certificate verify failed"):
+                await client.request("GET", "/api/v1/pods")

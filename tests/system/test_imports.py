@@ -2,16 +2,178 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import os
 import subprocess
 import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from multus_daemon import deadlines
+from tests.e2e.certificates import Authority
+from tests.fakes.apiserver import NODES, FakeApiServer
+
+UNUSED = ("cryptography", "google.protobuf", "grpc", "pyroute2", "rich")
+GENERATED = ("kubernetes_asyncio.client.api", "kubernetes_asyncio.client.models")
+STRICT = (sys.executable, "-W", "error::ImportWarning")
+"""multus_daemon.kube.library warns where kubernetes_asyncio needs more than is loaded; the error names who and what."""
+
+# Runs the daemon; what it has loaded goes to the file, once its standard input ends.
+RUN = """
+    import gc, json, os, pathlib, signal, ssl, sys, threading
+    from multus_daemon import cli
+
+    def look():
+        sys.stdin.read()
+        contexts = [one for one in gc.get_objects() if isinstance(one, ssl.SSLContext)]
+        found = {
+            "modules": sorted(sys.modules),
+            "authorities": [one.cert_store_stats()["x509_ca"] for one in contexts],
+            "bundle": os.environ.get("SSL_CERT_FILE"),
+        }
+        pathlib.Path(sys.argv.pop()).write_text(json.dumps(found))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look).start()
+    cli.main(sys.argv[1:-1])
+"""
 
 
-def test_a_daemon_without_vlans_does_not_load_pyroute2() -> None:
-    code = "import sys, multus_daemon.daemon; print('pyroute2' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+def loaded(modules: list[str], *names: str) -> list[str]:
+    return [module for module in modules if any(f"{module}.".startswith(f"{name}.") for name in names)]
+
+
+def loaded_by(code: str) -> list[str]:
+    """The modules that are loaded at the end of a program."""
+    program = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([*STRICT, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    modules: list[str] = json.loads(done.stdout)
+    return modules
+
+
+@contextlib.asynccontextmanager
+async def apiserver() -> AsyncIterator[FakeApiServer]:
+    server = FakeApiServer()
+    server.put(NODES, {"metadata": {"name": "node-a"}})
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def run_daemon(directory: Path, arguments: list[str], is_up: Any, **environment: str) -> dict[str, Any]:
+    """What a daemon has loaded when it is up."""
+    settings = {
+        "socketDir": str(directory / "run"),
+        "daemonSocketDir": str(directory / "run"),
+        "cniDir": str(directory / "cni"),
+        "binDir": str(directory / "bin"),
+        "confDir": str(directory / "conf.d"),
+        "clusterNetwork": "cluster",
+        "nodeName": "node-a",
+    }
+    (directory / "bin").mkdir()
+    (directory / "config.json").write_text(json.dumps(settings))
+    answer = directory / "loaded.json"
+    arguments = ["run", "--config", str(directory / "config.json"), *arguments, str(answer)]
+    process = await asyncio.create_subprocess_exec(
+        *STRICT,
+        "-c",
+        textwrap.dedent(RUN),
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | environment,
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    log = asyncio.create_task(process.stderr.read())
+    try:
+        async with asyncio.timeout(30):
+            while not is_up() and process.returncode is None:
+                await asyncio.sleep(0.05)
+            process.stdin.close()
+            status = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        text = (await log).decode()
+    assert status == 0, text
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+async def test_a_daemon_in_a_cluster_loads_only_what_it_uses(tmp_path: Path) -> None:
+    """And no certificate of the system's, which are there to be read."""
+    bundle = Authority(tmp_path / "pki", ()).certificate
+    async with apiserver() as server:
+        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", ca=bundle)
+        found = await run_daemon(
+            tmp_path, ["--kubeconfig", str(kubeconfig)], lambda: server.watches == 2, SSL_CERT_FILE=str(bundle)
+        )
+    modules = found["modules"]
+    assert loaded(modules, "multus_daemon.kube.store", "kubernetes_asyncio.config.kube_config")
+    assert loaded(modules, *UNUSED, *GENERATED, "kubernetes_asyncio.watch", "urllib3.util") == []
+    # That of the API server has one, aiohttp's none.
+    assert sorted(found["authorities"]) == [0, 0, 1]
+    assert found["bundle"] == str(bundle)
+
+
+async def test_a_standalone_daemon_loads_nothing_of_kubernetes(tmp_path: Path) -> None:
+    (tmp_path / "manifests").mkdir()
+    socket = tmp_path / "run" / "multus.sock"
+    found = await run_daemon(tmp_path, ["--standalone", str(tmp_path / "manifests")], socket.exists)
+    assert loaded(found["modules"], "multus_daemon.standalone.store")
+    assert loaded(found["modules"], *UNUSED, "kubernetes_asyncio", "multus_daemon.kube") == []
+
+
+def test_a_service_account_needs_no_yaml() -> None:
+    modules = loaded_by("import multus_daemon.daemon, multus_daemon.kube.connect, multus_daemon.kube.store")
+    assert loaded(modules, "kubernetes_asyncio.config.incluster_config")
+    assert loaded(modules, "yaml", "kubernetes_asyncio.config.kube_config", *GENERATED) == []
+
+
+@pytest.mark.parametrize("program", ["plugin", "probe", "ctl"])
+def test_other_programs_load_no_large_library_before_they_need_it(program: str) -> None:
+    assert loaded(loaded_by(f"import multus_daemon.{program}"), *UNUSED, "aiohttp", "kubernetes_asyncio") == []
+
+
+def test_what_a_new_version_of_kubernetes_asyncio_needs_is_named_and_there(tmp_path: Path) -> None:
+    """As if the loaders of kubeconfigs asked for one more name of the package that is not executed."""
+    program = """
+        import sys
+        from multus_daemon.kube import library
+        library.kubeconfig_loader()
+        from kubernetes_asyncio.client import V1Pod
+        from kubernetes_asyncio.client.models.v1_pod import V1Pod as same
+        assert V1Pod is same and V1Pod().kind is None
+        import kubernetes_asyncio
+        assert kubernetes_asyncio.client.ApiClient and kubernetes_asyncio.client.Configuration is library.Configuration
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    command = [str(tmp_path / "program.py")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, *command], check=True, env=environment)
+    strict = subprocess.run([*STRICT, *command], capture_output=True, text=True, check=False, env=environment)
+    assert 'program.py", line 5' in strict.stderr
+    assert "ImportWarning: kubernetes_asyncio.client is loaded whole, for its V1Pod" in strict.stderr
+
+
+def test_urllib3_is_whole_for_who_uses_it() -> None:
+    modules = loaded_by(
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from multus_daemon.kube.library import Configuration\n"
+        "made = Configuration(username='u', password='p').get_basic_auth_token()\n"
+        "assert made == 'Basic dTpw', made"
+    )
+    assert loaded(modules, "urllib3.util")
 
 
 def test_deadlines_load_by_their_path_with_nothing_installed() -> None:

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 
 import pytest
 
@@ -10,6 +11,8 @@ from multus_daemon.kube import client as module
 from multus_daemon.kube.client import CONCURRENT_REQUESTS, ApiClient
 from multus_daemon.kube.credentials import InCluster, Kubeconfig
 from multus_daemon.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, GoneError
+from multus_daemon.kube.status import StatusWriter
+from multus_daemon.ports import Pod
 from tests.fakes.apiserver import FakeApiServer
 
 
@@ -34,6 +37,87 @@ async def client_of(answer, tmp_path):
         fake.port = server.sockets[0].getsockname()[1]
         async with ApiClient(Kubeconfig(fake.kubeconfig(tmp_path / "k"))) as client:
             yield client
+
+
+class Peer:
+    """A server, or a proxy, that knows its connections and the first line of each request."""
+
+    def __init__(self, answer=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"):
+        self.answer = answer
+        self.requests = []
+        """For each connection, what was asked on it."""
+        self.closes_when_asked_again = False
+        self._writers = []
+
+    @contextlib.asynccontextmanager
+    async def listening(self):
+        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
+            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            yield self
+            self.close_connections()
+
+    def close_connections(self):
+        for writer in self._writers:
+            writer.close()
+
+    async def _serve(self, reader, writer):
+        asked = []
+        self.requests.append(asked)
+        self._writers.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = next((int(line[15:]) for line in head.splitlines() if line.startswith("Content-Length:")), 0)
+                await reader.readexactly(length)
+                asked.append(head.partition("\r\n")[0])
+                if self.closes_when_asked_again and len(asked) == 2:
+                    self.closes_when_asked_again = False
+                    break
+                writer.write(self.answer)
+        writer.close()
+
+
+@pytest.fixture
+async def peer():
+    async with Peer().listening() as peer:
+        yield peer
+
+
+@pytest.fixture
+def client_to(tmp_path):
+    """A function that makes a client to a URL, by way of a proxy if one is given."""
+
+    def make(url, proxy=""):
+        path = FakeApiServer().kubeconfig(tmp_path / "k", token="t")
+        config = json.loads(path.read_text())
+        config["clusters"][0]["cluster"] = {"server": url} | ({"proxy-url": proxy} if proxy else {})
+        path.write_text(json.dumps(config))
+        return ApiClient(Kubeconfig(path))
+
+    return make
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """What the event loop hands to threads."""
+    found = []
+    original = asyncio.BaseEventLoop.run_in_executor
+
+    def run_in_executor(loop, executor, function, *arguments):
+        found.append(function)
+        return original(loop, executor, function, *arguments)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "run_in_executor", run_in_executor)
+    return found
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """A function that sets the variables for proxies; there are none before."""
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return lambda **variables: [monkeypatch.setenv(name, value) for name, value in variables.items()]
 
 
 async def collect(lines):
@@ -132,6 +216,89 @@ async def test_cancelled(server, client):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+# --- connections ---
+
+
+async def test_a_request_starts_no_thread_and_reads_no_netrc(
+    server, client, environment, monkeypatch, threads, tmp_path
+):
+    (tmp_path / "netrc").write_text("default login of-netrc password of-netrc")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    await client.load()
+    threads.clear()
+    for _ in range(3):
+        await client.request("GET", "/api/v1/pods")
+    assert threads == []
+
+
+async def test_a_connection_is_used_again_within_a_minute(peer, client_to, monkeypatch):
+    passed = 0
+    monkeypatch.setattr("aiohttp.connector.monotonic", lambda: time.monotonic() + passed)
+    async with client_to(peer.url) as client:
+        for _ in range(3):
+            await client.request("PATCH", "/a", body=b"{}")
+            passed += module.KEPT_SECONDS - 5
+        assert peer.requests == [["PATCH /a HTTP/1.1"] * 3]
+        passed += 10
+        await client.request("PATCH", "/a", body=b"{}")
+        assert len(peer.requests) == 2
+
+
+async def test_a_connection_that_the_server_has_closed_is_not_used_again(peer, client_to):
+    async with client_to(peer.url) as client:
+        for _ in range(3):
+            await client.request("PATCH", "/a", body=b"{}")
+            peer.close_connections()
+            await asyncio.sleep(0.02)
+    assert peer.requests == [["PATCH /a HTTP/1.1"]] * 3
+
+
+async def test_a_get_is_sent_again_where_the_server_closes_the_connection_meanwhile(peer, client_to):
+    async with client_to(peer.url) as client:
+        await client.request("GET", "/a")
+        peer.closes_when_asked_again = True
+        await client.request("GET", "/b")
+    assert peer.requests == [["GET /a HTTP/1.1", "GET /b HTTP/1.1"], ["GET /b HTTP/1.1"]]
+
+
+async def test_a_status_is_sent_again_where_the_server_closes_the_connection_meanwhile(peer, client_to):
+    async with client_to(peer.url) as client:
+        writer = StatusWriter(client)
+        pod = Pod("web", "web-1", "uid", {}, False)
+        await writer.write(pod, "1", keep_trying=False)
+        peer.closes_when_asked_again = True
+        await writer.write(pod, "2", keep_trying=False)
+    assert [len(asked) for asked in peer.requests] == [2, 1]
+
+
+@pytest.mark.parametrize("how", ["proxy-url", "https_proxy", "HTTPS_PROXY"])
+async def test_a_proxy_is_asked_for_a_tunnel(peer, client_to, environment, how):
+    peer.answer = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
+    if how != "proxy-url":
+        environment(**{how: peer.url})
+    async with client_to("https://api.invalid:6443", peer.url if how == "proxy-url" else "") as client:
+        with pytest.raises(ApiUnavailableError, match="502"):
+            await client.request("GET", "/version")
+    assert peer.requests == [["CONNECT api.invalid:6443 HTTP/1.1"]]
+
+
+async def test_a_proxy_without_tls(peer, client_to, environment):
+    environment(http_proxy=peer.url)
+    async with client_to("http://api.invalid:8080") as client:
+        assert await client.request("GET", "/version") == b"{}"
+    assert peer.requests == [["GET http://api.invalid:8080/version HTTP/1.1"]]
+
+
+async def test_no_proxy_for_what_is_excepted(peer, server, client, environment, threads):
+    environment(http_proxy=peer.url, no_proxy="10.0.0.1,127.0.0.1")
+    await client.load()
+    threads.clear()
+    await client.request("GET", "/api/v1/pods")
+    assert len(server.requests) == 1
+    assert peer.requests == []
+    assert threads == []
 
 
 # --- credentials ---
