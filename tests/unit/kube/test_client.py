@@ -7,6 +7,7 @@ import time
 import pytest
 
 from multus_daemon import __version__
+from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.kube import client as module
 from multus_daemon.kube.client import CONCURRENT_REQUESTS, ApiClient
 from multus_daemon.kube.credentials import InCluster, Kubeconfig
@@ -61,7 +62,7 @@ class Peer:
             writer.close()
 
     async def _serve(self, reader, writer):
-        asked = []
+        asked: list[str] = []
         self.requests.append(asked)
         self._writers.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -234,7 +235,7 @@ async def test_a_request_starts_no_thread_and_reads_no_netrc(
 
 
 async def test_a_connection_is_used_again_within_a_minute(peer, client_to, monkeypatch):
-    passed = 0
+    passed = 0.0
     monkeypatch.setattr("aiohttp.connector.monotonic", lambda: time.monotonic() + passed)
     async with client_to(peer.url) as client:
         for _ in range(3):
@@ -266,7 +267,7 @@ async def test_a_get_is_sent_again_where_the_server_closes_the_connection_meanwh
 async def test_a_status_is_sent_again_where_the_server_closes_the_connection_meanwhile(peer, client_to):
     async with client_to(peer.url) as client:
         writer = StatusWriter(client)
-        pod = Pod("web", "web-1", "uid", {}, False)
+        pod = Pod(Namespace("web"), PodName("web-1"), PodUid("uid"))
         await writer.write(pod, "1", keep_trying=False)
         peer.closes_when_asked_again = True
         await writer.write(pod, "2", keep_trying=False)
