@@ -132,6 +132,7 @@ async def test_a_standalone_daemon_loads_nothing_of_kubernetes(tmp_path: Path) -
     found = await run_daemon(tmp_path, ["--standalone", str(tmp_path / "manifests")], socket.exists)
     assert loaded(found["modules"], "multus_daemon.standalone.store")
     assert loaded(found["modules"], *UNUSED, "kubernetes_asyncio", "multus_daemon.kube") == []
+    assert found["bundle"] == os.environ.get("SSL_CERT_FILE")
 
 
 def test_a_service_account_needs_no_yaml() -> None:
