@@ -3,7 +3,7 @@
     python -m tests.soak.memory [--limit 128] [--adds 60] [--beside 30] [--processes 0]
 
 The daemon and its plugins share a control group of so many MiB; each plugin takes 40 MB (tests/soak/big_plugin.py).
-`--beside`: MiB that another process in the group holds, which make of a standalone daemon of 40 MB one of a cluster.
+`--beside`: MiB that another process in the group holds, far more than a cluster adds to a standalone daemon.
 `--processes`: `maxDelegateProcesses`, 0 for the daemon's own choice. Exit status 1, with a line for each thing wrong.
 """
 
