@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 
 from multus_daemon.builtin import masquerade
+from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.masquerade import Owner
+from multus_daemon.cni.errors import CniError
+from multus_daemon.ports import Invocation, ToolExit, ToolNotFoundError
+from tests.fakes.runner import FakePluginRunner
 
 
 def test_names() -> None:
@@ -47,3 +55,35 @@ def test_jumps(line: str, expected: list[str]) -> None:
 def test_quoting_is_what_iptables_restore_reads() -> None:
     assert masquerade._quoted('name: "n\\1"') == '"name: \\"n\\\\1\\""'
     assert (masquerade._quoted("-j"), masquerade._quoted("")) == ("-j", '""')
+
+
+@dataclass
+class Host:
+    """HostTools of a host without iptables, whose `nft` removes nothing; it may change something where it `works`."""
+
+    works: bool
+
+    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+        if tool != "nft":
+            raise ToolNotFoundError(f"no {tool}")
+        checks = "--check" in arguments
+        return ToolExit(0 if checks and self.works else 1, b"", "Operation not supported")
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_rules_of_nftables_that_stay_are_a_failure_only_where_nft_works(works: bool) -> None:
+    call = Call(
+        invocation=Invocation("DEL", "c1", "", "eth0", "", "", b"{}"),
+        fields={"ipMasq": True},
+        name="n1",
+        cni_version="1.0.0",
+        prev_result=None,
+        host_root=Path("/"),
+        ipam=FakePluginRunner({}),
+        tools=Host(works),
+    )
+    if works:
+        with pytest.raises(CniError, match="failed to stop masquerading: nft failed"):
+            await masquerade.remove(call, None)
+    else:
+        await masquerade.remove(call, None)
