@@ -292,11 +292,8 @@ class Timings:
     delete: float
 
 
-def live(node: Node) -> tuple[Timings, bool]:
-    """Take the pod through its life, and say whether it had IPv6 addresses too.
-
-    Raises DemoError; the pod is down again then.
-    """
+def live(node: Node) -> Timings:
+    """Take the pod through its life. Raises DemoError; the pod is down again then."""
     try:
         up = node.multusctl("up")
         show_pod(node, up)
@@ -313,8 +310,7 @@ def live(node: Node) -> tuple[Timings, bool]:
         raise
     down = node.multusctl("down")
     nothing_left(node, links)
-    has_ipv6 = any(":" in address for item in up.pod["interfaces"] for address in item["addresses"])
-    return Timings(up.milliseconds, check.milliseconds, down.milliseconds), has_ipv6
+    return Timings(up.milliseconds, check.milliseconds, down.milliseconds)
 
 
 @contextlib.contextmanager
@@ -334,16 +330,12 @@ def demonstrate(root: Path) -> None:
     console.print(f"[bold cyan]$ multus-daemon run --config {node.config.name} --standalone {node.manifests.name}[/]")
     with node.daemon():
         console.print("ready: no cluster, manifests from a directory, built-in ptp and host-local")
-        first, has_ipv6 = live(node)
+        first = live(node)
         # Among other things a daemon imports its built-in plugins for the first ADD, which is no figure to go by.
         console.print(f"\n[bold cyan]$ for verb in up check down; do multusctl sandbox $verb {POD}; done[/]")
         with silence():
-            second, _ = live(node)
+            second = live(node)
         console.print("the same again, with the same checks")
-    if has_ipv6:
-        console.print(
-            "\n[dim]ADD waits for the kernel's duplicate address detection, a second or two, where there is IPv6[/]"
-        )
     console.print(
         f"[bold green]second ADD {second.add:.1f} ms; the first, with cold caches, {first.add:.1f} ms[/]\n"
         f"then CHECK {second.check:.1f} ms, DEL {second.delete:.1f} ms; three networks, start of the shim included"

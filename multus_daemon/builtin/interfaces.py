@@ -123,10 +123,11 @@ async def require_absent(pod: Pod, *, kind: str) -> None:
 # --- addresses and routes --------------------------------------------------------------------------------------------
 
 
-def bring_up(session: Session, link: Link, result: Result) -> None:
+def bring_up(session: Session, link: Link, result: Result, *, dad: bool = True) -> None:
     """Give the link the addresses of `result` that belong to it, then bring it up and let IPv6 settle.
 
     Addresses come first so that the link is never up without them. Addresses that name no interface are passed over.
+    Without `dad` nobody is asked whether an IPv6 address is a duplicate, and there is nothing to wait for.
     """
     ips = _ips_of(link.name, result)
     if any(not ip.is_ipv4 for ip in ips):
@@ -134,12 +135,12 @@ def bring_up(session: Session, link: Link, result: Result) -> None:
     changes = [
         Change(
             f'add IP address {ip.address} to "{link.name}"',
-            inet.add_address(link.index, ipaddress.ip_interface(ip.address)),
+            inet.add_address(link.index, ipaddress.ip_interface(ip.address), dad=dad),
         )
         for ip in ips
     ]
     apply(session.pod, [*changes, Change(f'set "{link.name}" up', links.set_up(link.index))])
-    if any(ip.gateway and ":" in ip.gateway for ip in ips):
+    if dad and any(ip.gateway and ":" in ip.gateway for ip in ips):
         _settle(session, link)
 
 

@@ -3,7 +3,9 @@
 The kernel state is that of the reference plugin (containernetworking/plugins `plugins/main/ptp`), so that either can
 remove what the other made. Different on purpose: an ADD that fails leaves nothing behind; an interface that exists
 is found before the IPAM plugin is asked; an address without gateway is refused before a link is made; a gateway
-outside the address's network, and one that several addresses share, work.
+outside the address's network, and one that several addresses share, work. And IPv6 addresses are added without
+duplicate address detection, which the key `dad` brings back: the only neighbour on the pair is the host, and the
+reference waits one to two seconds for each pod.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from multus_daemon.netlink.inet import IpAddress, IpInterface
 from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.ops import Session
 
-_KEYS: Final = ("mtu", *masquerade.KEYS)
+_KEYS: Final = ("mtu", "dad", *masquerade.KEYS)
 # Position of the container's end in the result's interfaces; the host's end comes first.
 _CONTAINER_INTERFACE: Final = 1
 
@@ -39,6 +41,8 @@ class _Config:
     dns: Dns | None
     """Replaces what the IPAM plugin said; None: it stays."""
     masquerade: bool
+    dad: bool
+    """Whether duplicate address detection is run for IPv6 addresses."""
 
 
 def _read(call: Call) -> _Config:
@@ -48,6 +52,7 @@ def _read(call: Call) -> _Config:
             mtu=max(gojson.get_int(call.fields, "mtu") or 0, 0),
             dns=configuration.own_dns(call.fields),
             masquerade=masquerade.is_wanted(call),
+            dad=bool(gojson.get_bool(call.fields, "dad")),
         )
     except gojson.JsonError as error:
         raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
@@ -71,7 +76,7 @@ class Ptp:
             wanted = _with_container(await ipam.add(call), call)
             pair = veth.Pair()
             undo.arm("remove the veth pair", functools.partial(veth.undo, pair))
-            work = functools.partial(_connect, ifname=call.invocation.ifname, wanted=wanted, mtu=config.mtu, pair=pair)
+            work = functools.partial(_connect, config, ifname=call.invocation.ifname, wanted=wanted, pair=pair)
             host, container = await pod.run(work)
             if config.masquerade:
                 addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
@@ -132,14 +137,14 @@ def _with_container(answer: Result, call: Call) -> Result:
 # --- in the pod's thread ---------------------------------------------------------------------------------------------
 
 
-def _connect(session: Session, *, ifname: str, wanted: Result, mtu: int, pair: veth.Pair) -> tuple[Link, Link]:
+def _connect(config: _Config, session: Session, *, ifname: str, wanted: Result, pair: veth.Pair) -> tuple[Link, Link]:
     """Everything that an ADD changes in the kernel; the host's and the container's end."""
     with session.on_host():
         interfaces.enable_forwarding(wanted.ips)
-    host, container = veth.make(session, ifname, pair, mtu=mtu)
-    interfaces.bring_up(session, container, wanted)
+    host, container = veth.make(session, ifname, pair, mtu=config.mtu)
+    interfaces.bring_up(session, container, wanted, dad=config.dad)
     interfaces.apply(session.pod, _container_routes(container, wanted))
-    interfaces.apply(session.host, list(_host_side(host, wanted.ips)))
+    interfaces.apply(session.host, list(_host_side(host, wanted.ips, dad=config.dad)))
     return host, container
 
 
@@ -196,13 +201,13 @@ def _in_place_of_connected_routes(
             yield Change(what, inet.add_route(route))
 
 
-def _host_side(host: Link, ips: tuple[IpConfig, ...]) -> Iterator[Change]:
+def _host_side(host: Link, ips: tuple[IpConfig, ...], *, dad: bool) -> Iterator[Change]:
     """Let the host answer at each gateway's address, and find each container address behind its end."""
     gateways: set[IpAddress] = set()
     for address, gateway in _addresses(ips):
         if gateway not in gateways:
             gateways.add(gateway)
-            request = inet.add_address(host.index, host_network(gateway), broadcast=False)
+            request = inet.add_address(host.index, host_network(gateway), broadcast=False, dad=dad)
             yield Change(f'add IP address {gateway} to "{host.name}" on the host', request)
         route = inet.Route(host_network(address.ip), host.index, scope=inet.SCOPE_HOST)
         what = f"add route '{route.dst} dev {host.name} scope host' on the host"

@@ -27,6 +27,7 @@ RTM_NEWROUTE: Final = 24
 RTM_DELROUTE: Final = 25
 RTM_GETROUTE: Final = 26
 
+IFA_F_NODAD: Final = 0x02
 IFA_F_DADFAILED: Final = 0x08
 IFA_F_TENTATIVE: Final = 0x40
 TABLE_MAIN: Final = 254
@@ -106,13 +107,18 @@ def list_addresses(index: int, family: int) -> Request:
     return Request(RTM_GETADDR, _ADDRESS.pack(family, 0, 0, 0, index))
 
 
-def add_address(index: int, address: IpInterface, *, broadcast: bool = True) -> Request:
-    """See `Rtnl.add_address`."""
+def add_address(index: int, address: IpInterface, *, broadcast: bool = True, dad: bool = True) -> Request:
+    """Add an address to the link with this index.
+
+    `broadcast`: with the broadcast address of an IPv4 subnet. `dad`: an IPv6 address is tentative until duplicate
+    address detection (RFC 4862) is through, one to two seconds; without, it can be used at once.
+    """
     network = address.network
     more = b""
     if broadcast and address.version == 4 and network.prefixlen < _NO_BROADCAST:
         more = attribute(_IFA_BROADCAST, network.broadcast_address.packed)
-    return Request(RTM_NEWADDR, _address(index, address) + more, NLM_F_CREATE | NLM_F_EXCL)
+    flags = IFA_F_NODAD if address.version == 6 and not dad else 0
+    return Request(RTM_NEWADDR, _address(index, address, flags) + more, NLM_F_CREATE | NLM_F_EXCL)
 
 
 def delete_address(index: int, address: IpInterface) -> Request:
@@ -120,9 +126,9 @@ def delete_address(index: int, address: IpInterface) -> Request:
     return Request(RTM_DELADDR, _address(index, address))
 
 
-def _address(index: int, address: IpInterface) -> bytes:
+def _address(index: int, address: IpInterface, flags: int = 0) -> bytes:
     packed = address.packed
-    fields = _ADDRESS.pack(_family(address), address.network.prefixlen, 0, 0, index)
+    fields = _ADDRESS.pack(_family(address), address.network.prefixlen, flags, 0, index)
     return fields + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed)
 
 

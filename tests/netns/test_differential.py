@@ -94,15 +94,19 @@ async def test_ptp_leaves_the_same_state_and_result(
     dns = {"nameservers": ["192.0.2.53"], "search": ["example.org"]}
     section = {"type": "static", "addresses": addresses, "routes": routes, "dns": dns}
     config = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": section, **keys}
-    first, second = make_netns(), make_netns()
+    first, second, third = make_netns(), make_netns(), make_netns()
 
     expected = reference.run("ptp", "ADD", first.path, config)
     expected_state = whole_state(host, first)
     reference.run("ptp", "DEL", first.path, config)
 
     ipam.result = {"cniVersion": "1.0.0", "ips": addresses, "routes": routes, "dns": dns}
-    result = to_object(await ptp.Ptp().add(make_call("ADD", second.path, ipam=section, **keys)), "1.0.0")
+    await ptp.Ptp().add(make_call("ADD", second.path, ipam=section, dad=True, **keys))
     assert whole_state(host, second) == expected_state
+    await ptp.Ptp().delete(make_call("DEL", second.path, ipam=section, **keys))
+    # Without the key the one difference is that nobody looks for duplicates of an IPv6 address.
+    result = to_object(await ptp.Ptp().add(make_call("ADD", third.path, ipam=section, **keys)), "1.0.0")
+    assert [text.replace(" nodad True", "") for text in whole_state(host, third)] == expected_state
 
     for item in (expected, result):
         item["interfaces"][0]["name"] = "PEER"

@@ -56,6 +56,16 @@ def routes(netns: Any, *arguments: str) -> set[str]:
     }
 
 
+def tentative(netns: Any) -> set[str]:
+    """The global addresses for which duplicate address detection runs."""
+    return {
+        item["local"]
+        for link in netns.ip("addr", "show")
+        for item in link["addr_info"]
+        if item["scope"] == "global" and "tentative" in item
+    }
+
+
 async def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
     call = make_call("ADD", netns.path, mtu=1400)
     result = await ptp.Ptp().add(call)
@@ -94,9 +104,9 @@ async def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeC
 async def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any) -> None:
     pods = [make_netns(), make_netns()]
     for number, pod in enumerate(pods, 2):
-        # Once is enough, which takes some seconds: the first one's routes need an address as their source.
+        # The kernel would: nothing here waits for it, and every address can be used at once.
         for netns in (host, pod):
-            netns.detect_duplicates(pod is pods[0])
+            netns.detect_duplicates()
         ipam.result = DUAL | {
             "ips": [
                 {"address": f"10.213.7.{number}/24", "gateway": "10.213.7.1"},
@@ -104,6 +114,7 @@ async def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, m
             ]
         }
         await ptp.Ptp().add(make_call("ADD", pod.path))
+        assert tentative(pod) == tentative(host) == set()
     assert "1 received" in pods[0].run("ping", "-c1", "-W3", "fd21:7::3")
     assert "1 received" in pods[1].run("ping", "-c1", "-W3", "10.213.7.2")
     assert host.sysctl("net/ipv6/conf/all/forwarding") == "1"
@@ -113,6 +124,19 @@ async def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, m
         "fd21:7::1 dev eth0 prefsrc fd21:7::2 metric 1024",
         "fd21:7::/64 gateway fd21:7::1 dev eth0 prefsrc fd21:7::2 metric 1024",
     }
+
+
+async def test_duplicate_address_detection_where_it_is_asked_for(
+    host: Any, netns: Any, make_call: MakeCall, ipam: Any
+) -> None:
+    for side in (host, netns):
+        side.detect_duplicates()
+    ipam.result = DUAL
+    await ptp.Ptp().add(make_call("ADD", netns.path, dad=True))
+    assert tentative(netns) == set()
+    [link] = netns.ip("addr", "show", "dev", "eth0")
+    found = {item["local"]: "nodad" in item for item in link["addr_info"] if item["scope"] == "global"}
+    assert found == {"10.213.7.2": False, "fd21:7::2": False}
 
 
 async def test_delete_removes_both_ends_and_can_be_repeated(
@@ -377,7 +401,7 @@ async def test_cancellation_while_ipv6_settles_undoes_everything(
 ) -> None:
     netns.detect_duplicates()
     ipam.result = DUAL
-    task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", netns.path)))
+    task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", netns.path, dad=True)))
     while not netns.links():
         assert not task.done(), task
         await asyncio.sleep(0.01)

@@ -55,6 +55,14 @@ def test_an_address_is_added_and_deleted(text: str, broadcast: bool, expected: s
     assert inet.delete_address(9, interface(text)) == Request(21, plain)
 
 
+@pytest.mark.parametrize(("text", "family", "flags"), [("10.1.2.3/32", V4, 0), ("fd00::3/64", V6, 2)])
+def test_an_address_without_duplicate_address_detection(text: str, family: int, flags: int) -> None:
+    ip, _, length = text.partition("/")
+    attributes = [("IFA_LOCAL", ip), ("IFA_ADDRESS", ip)]
+    body = encoded(ifaddrmsg(), family=family, prefixlen=int(length), flags=flags, index=9, attrs=attributes)
+    assert inet.add_address(9, interface(text), dad=False) == Request(20, body, NEW)
+
+
 def test_addresses_are_asked_for() -> None:
     assert inet.list_addresses(9, V6) == Request(22, encoded(ifaddrmsg(), family=V6, index=9))
 
