@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -191,11 +191,13 @@ async def test_what_the_time_does_not_suffice_for_is_left_to_the_next_one(
 # --- what is under way -----------------------------------------------------------------------------------------------
 
 
-async def test_an_add_under_way_is_left_and_its_networks_count_as_attached(engine: Engine) -> None:
+async def test_an_add_under_way_is_left_and_its_networks_count_as_attached(
+    engine: Engine, until: Callable[..., Awaitable[None]]
+) -> None:
     engine.declare("n1")
     engine.runner.pause = 0.02
     adding = asyncio.create_task(engine.verbs.add(engine.request()))
-    await asyncio.sleep(0.01)
+    await until(lambda: engine.runner.order)
     engine.links.uninhabited.add(NETNS)
     await engine.verbs.gc(listing())
     assert valid(engine) == {"cluster": (("c1", "eth0"),), "n1": (("c1", "net1"),)}
