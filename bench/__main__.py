@@ -1,6 +1,9 @@
 """Run every bench in turn, and say at the end how each did against its budget.
 
-    python -m bench
+    python -m bench [--quick] [--record]
+
+`--quick`: a few rounds of each, to see that they work; their figures mean nothing. `--record`: keep the figures in
+bench/figures/, from which `python -m bench.page` makes the tables and plots of docs/performance.md.
 
 A bench that misses its budget or breaks does not keep the next from running. Exit status 1 if any did, or if none
 measured anything; a bench that is skipped for what this machine lacks is no failure.
@@ -8,16 +11,20 @@ measured anything; a bench that is skipped for what this machine lacks is no fai
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench import verdict
+from bench import figures, verdict
 
-BENCHES = ("add_latency", "builtin_plugins", "networks", "start", "cluster_memory")
-"""Modules of this package; each is a program."""
+RECORDED = ("shim", "verbs", "peer", "burst", "memory", "growth")
+"""Modules of this package, programs with the options of `bench.harness`."""
+
+BENCHES = (*RECORDED, "start", "cluster_memory")
+"""Those, and programs with options of their own, which a quick run passes over."""
 
 STATES = {verdict.OK: "ok", verdict.MISSED: "missed", verdict.SKIPPED: "skipped"}
 
@@ -30,10 +37,10 @@ class Ended:
     lines: tuple[str, ...] = ()
 
 
-def main(run: Callable[[str], Ended]) -> None:
+def main(run: Callable[[str], Ended], benches: Sequence[str]) -> None:
     """Call `run` with the name of each bench, print the summary, exit."""
     states, table = [], []
-    for name in BENCHES:
+    for name in benches:
         print(f"== {name}", flush=True)
         state, findings = judge(run(name))
         print(flush=True)
@@ -57,9 +64,9 @@ def judge(ended: Ended) -> tuple[str, list[str]]:
     return STATES[ended.status], findings
 
 
-def start(name: str) -> Ended:
+def start(name: str, arguments: Sequence[str] = ()) -> Ended:
     """Run a bench as a process of its own; its output is passed on as it comes."""
-    command = [sys.executable, "-m", f"bench.{name}"]
+    command = [sys.executable, "-m", f"bench.{name}", *arguments]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace", env=environment)
     assert process.stdout is not None
@@ -74,8 +81,21 @@ def start(name: str) -> Ended:
     return Ended(status, tuple(lines))
 
 
+def command(options: argparse.Namespace) -> None:
+    """What the command line asks for."""
+    arguments = ["--quick"] if options.quick else []
+    arguments += ["--record", str(figures.FOLDER)] if options.record else []
+    main(
+        lambda name: start(name, arguments if name in RECORDED else ()),
+        RECORDED if options.quick else BENCHES,
+    )
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--record", action="store_true")
     try:
-        main(start)
+        command(parser.parse_args())
     except KeyboardInterrupt:
         sys.exit(130)

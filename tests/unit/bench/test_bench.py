@@ -1,14 +1,15 @@
 """`make bench` runs every bench and sums up; no bench is run here."""
 
+import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from bench import __main__ as runner
-from bench import verdict
-from bench.__main__ import BENCHES, Ended
+from bench import figures, verdict
+from bench.__main__ import BENCHES, RECORDED, Ended
 
 OK = Ended(verdict.OK, ("a table", f"{verdict.MARK}ADD: 1.00 ms, within the budget of 2 ms"))
 MISSED = Ended(verdict.MISSED, ("a table", f"{verdict.MARK}ADD: 3.00 ms, over the budget of 2 ms"))
@@ -20,12 +21,11 @@ Run = Callable[..., tuple[list[str], int]]
 
 
 @pytest.fixture
-def run_all(monkeypatch: pytest.MonkeyPatch) -> Run:
+def run_all() -> Run:
     """The benches that were run, and the exit status, where the benches end as given."""
 
     def run_all(*ends: Ended) -> tuple[list[str], int]:
         by_name = dict(zip(("one", "two", "three", "four"), ends, strict=False))
-        monkeypatch.setattr(runner, "BENCHES", tuple(by_name))
         ran: list[str] = []
 
         def run(name: str) -> Ended:
@@ -33,7 +33,7 @@ def run_all(monkeypatch: pytest.MonkeyPatch) -> Run:
             return by_name[name]
 
         try:
-            runner.main(run)
+            runner.main(run, tuple(by_name))
         except SystemExit as error:
             return ran, error.code if isinstance(error.code, int) else 1
         return ran, 0
@@ -110,4 +110,26 @@ def test_a_result_over_its_budget_says_so() -> None:
 def test_every_bench_of_the_folder_is_run() -> None:
     files = Path(runner.__file__).parent.glob("*.py")
     programs = {path.stem for path in files if '__name__ == "__main__"' in path.read_text()}
-    assert programs - {"__main__"} == set(BENCHES)
+    assert programs - {"__main__", "page"} == set(BENCHES)
+
+
+@pytest.mark.parametrize(
+    ("quick", "record", "benches", "arguments"),
+    [
+        (False, False, BENCHES, []),
+        (True, False, RECORDED, ["--quick"]),
+        (False, True, BENCHES, ["--record", str(figures.FOLDER)]),
+    ],
+)
+def test_options_reach_the_benches_that_know_them(
+    monkeypatch: pytest.MonkeyPatch, quick: bool, record: bool, benches: tuple[str, ...], arguments: list[str]
+) -> None:
+    ran: dict[str, list[str]] = {}
+
+    def start(name: str, given: Sequence[str]) -> Ended:
+        ran[name] = list(given)
+        return OK
+
+    monkeypatch.setattr(runner, "start", start)
+    runner.command(argparse.Namespace(quick=quick, record=record))
+    assert ran == {name: arguments if name in RECORDED else [] for name in benches}

@@ -1,0 +1,60 @@
+"""What the figures should be at most: one table, by bench and by the figure's key.
+
+A figure without an aim is recorded and shown, and judged by nobody. `bare` is the reference ptp and host-local,
+started directly, for a pod with ONE network and no Multus at all, whatever the number of networks on our side.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Aim(NamedTuple):
+    """The most that a figure should be, in the figure's unit, and what the figure is."""
+
+    limit: float
+    text: str
+
+
+_PEER = {
+    f"{verb} {size} ours/peer": Aim(1.0, f"{verb}, {more}, against upstream, with an API server")
+    for verb in ("ADD", "DEL")
+    for size, more in ((0, "cluster network only"), (1, "1 more network"), (4, "4 more networks"))
+}
+
+AIMS: Final[dict[str, dict[str, Aim]]] = {
+    "verbs": {
+        # Faster with Multus than the plugin is without it.
+        "ADD 0 ours/bare": Aim(1.0, "ADD, cluster network only, against bare"),
+        "ADD 1 ours/bare": Aim(1.5, "ADD, 1 more network, against one bare network"),
+        "ADD 4 ours/bare": Aim(2.5, "ADD, 4 more networks, against one bare network"),
+        "ADD 16 ours/bare": Aim(7.0, "ADD, 16 more networks, against one bare network"),
+        "DEL 0 ours/bare": Aim(1.0, "DEL, cluster network only, against bare"),
+        "DEL 4 ours/bare": Aim(2.0, "DEL, 4 more networks, against one bare network"),
+        "ADD dual ours/ADD 0 ours": Aim(1.5, "ADD, dual-stack ptp, against IPv4 only"),
+        "processor 0 ours/base": Aim(0.5, "processor time of ADD and DEL, cluster network only, against `base`"),
+        "processor 4 ours/base": Aim(0.5, "processor time of ADD and DEL, 4 more networks, against `base`"),
+        "ADD 0 ours": Aim(10.0, "ADD, cluster network only"),
+        # Networks of a pod are attached together.
+        "ADD 4 ours/ADD 1 ours": Aim(2.0, "ADD, 4 more networks against 1 more, built-in"),
+        "ADD 4 binaries/ADD 1 binaries": Aim(2.0, "ADD, 4 more networks against 1 more, binaries"),
+    },
+    "peer": {
+        **_PEER,
+        "requests ours": Aim(2.0, "requests to the API server for ADD and DEL, 1 more network"),
+        "start ours": Aim(0.7, "exec to serving, with an API server"),
+    },
+    "burst": {
+        "time per pod 0 networks 16 at a time ours/peer": Aim(1.0, "time for a pod, 16 at a time, against upstream")
+    },
+    "memory": {
+        "idle ours": Aim(45.0, "anonymous memory, idle"),
+        "after pods ours": Aim(48.0, "anonymous memory, after many pods"),
+    },
+    "growth": {
+        "leases ADD 10000/10": Aim(1.1, "ADD with 10,000 leases in the network, against 10"),
+        "attachments ADD 250/0": Aim(1.1, "ADD with 250 pods attached, against none"),
+        "networks ADD 5000/0": Aim(1.1, "ADD with 5,000 networks declared, against none"),
+    },
+    "shim": {"ours time": Aim(2.0, "the shim alone, start to exit")},
+}
