@@ -23,7 +23,7 @@ from bench import figures, verdict
 RECORDED = ("shim", "verbs", "peer", "burst", "memory", "growth")
 """Modules of this package, programs with the options of `bench.harness`."""
 
-BENCHES = (*RECORDED, "start", "cluster_memory")
+BENCHES = (*RECORDED, "builtin_plugins", "start", "cluster_memory")
 """Those, and programs with options of their own, which a quick run passes over."""
 
 STATES = {verdict.OK: "ok", verdict.MISSED: "missed", verdict.SKIPPED: "skipped"}
