@@ -11,31 +11,6 @@ import pytest
 
 from multus_daemon.base import cgroup
 
-
-class Host:
-    """A `/proc` and a `/sys` below a directory."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def write(self, path: str, text: str) -> None:
-        target = self.root / path.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-
-    def groups(self, cgroup: str, mountinfo: str) -> None:
-        self.write("/proc/self/cgroup", cgroup)
-        self.write("/proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mountinfo)
-
-    def limit(self) -> int | None:
-        return cgroup.memory_limit(self.root)
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
-
-
 # Groups $2, $2/pod and $2/pod/c of the kernel's hierarchy with a limit each, and what is found: as the host sees them;
 # in a namespace that begins with the container; in one that begins with the pod; in one that begins with the container
 # which the process was moved out of. There is no memory.max where version 1 has the memory controller, so it is done by
