@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import functools
 import os
 import resource
 import statistics
@@ -21,14 +21,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from bench import verdict
+from multus_daemon import portals
+from multus_daemon.attachment import Invocation
+from multus_daemon.base import portal
+from multus_daemon.base.deadline import Deadline
+from multus_daemon.base.portal import LoopPortal
 from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.delegates.dispatch import Dispatcher, Mode
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.delegates.tools import ToolRunner
-from multus_daemon.ports import Invocation
 
 REFERENCE = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
 MODES: dict[str, Mode] = {"built-in": "prefer", "binaries": "off"}
@@ -80,24 +86,33 @@ def _measure(plugin: str, rounds: int) -> dict[str, list[float]]:
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         with tempfile.TemporaryDirectory() as directory:
-            return asyncio.run(_rounds(plugin, rounds, f"/run/netns/{name}", directory))
+            return asyncio.run(_beside_loop(plugin, rounds, f"/run/netns/{name}", directory))
     finally:
         subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
-async def _rounds(plugin: str, rounds: int, netns: str, directory: str) -> dict[str, list[float]]:
+async def _beside_loop(plugin: str, rounds: int, netns: str, directory: str) -> dict[str, list[float]]:
+    """The rounds in a thread, the processes on the event loop, as in the daemon."""
     runners = {side: _runner(mode) for side, mode in MODES.items()}
+    return await portal.run(Deadline(), functools.partial(_rounds, runners, plugin, rounds, netns, directory))
+
+
+def _rounds(
+    runners: Mapping[str, Dispatcher], plugin: str, rounds: int, netns: str, directory: str
+) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {}
     for number in range(rounds + WARM_UP):
         sides = list(MODES)[:: 1 if number % 2 else -1]
         for side in sides:
             ipam = {"type": "host-local", "subnet": "10.83.0.0/16", "dataDir": f"{directory}/{side}"}
             config = {"cniVersion": "1.0.0", "name": "bench", "type": plugin, "ipam": ipam}
-            stdin = json.dumps(config).encode()
+            served_by: Mapping[str, str] = {}
             for verb in ("ADD", "DEL"):
-                call = Invocation(verb, f"c{number}", netns, "eth0", "", str(REFERENCE), stdin)
+                call = Invocation(verb, f"c{number}", netns, "eth0", "", str(REFERENCE), config)
                 start, cpu = time.perf_counter(), _cpu_seconds()
-                await runners[side].run(plugin, call)
+                if verb == "ADD":
+                    served_by = runners[side].choose(plugin, call)
+                runners[side].run(plugin, replace(call, served_by=served_by))
                 seconds = {verb: time.perf_counter() - start, f"{verb} CPU": _cpu_seconds() - cpu}
                 if number >= WARM_UP:
                     for what, value in seconds.items():
@@ -112,8 +127,10 @@ def _cpu_seconds() -> float:
 
 
 def _runner(mode: Mode) -> Dispatcher:
-    builtin = BuiltinRunner(Path("/"), tools=ToolRunner())
-    builtin.ipam = dispatcher = Dispatcher(ProcessRunner([str(REFERENCE)]), builtin, mode)
+    way = LoopPortal()
+    builtin = BuiltinRunner(Path("/"), tools=portals.Tools(ToolRunner(), way))
+    binaries = portals.Binaries(ProcessRunner([str(REFERENCE)]), way)
+    builtin.ipam = dispatcher = Dispatcher(binaries, builtin, mode)
     return dispatcher
 
 

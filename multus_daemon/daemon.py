@@ -10,11 +10,13 @@ import os
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from multus_daemon import __version__, deadlines, logs
-from multus_daemon.base import cgroup, fs, malloc
+from multus_daemon import __version__, deadlines, logs, portals
+from multus_daemon.base import cgroup, fs, malloc, portal
+from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
+from multus_daemon.base.portal import LoopPortal
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.errors import CniError
 from multus_daemon.controllers.primary_config import PrimaryConfig
@@ -29,6 +31,9 @@ from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon.engine import reconcile
+from multus_daemon.engine.engine import Engine
+from multus_daemon.engine.reconcile import Findings, Orphan
 from multus_daemon.engine.request import CniRequest
 from multus_daemon.engine.verbs import Verbs
 from multus_daemon.kubelet.source import KubeletDevices
@@ -45,14 +50,6 @@ log = logging.getLogger(__name__)
 
 class StartError(Exception):
     """The daemon can't start; the message says why and what to do."""
-
-
-class Cluster(ClusterStore, Protocol):
-    """A cluster store with what it needs to be kept going."""
-
-    async def run(self) -> None:
-        """Keep it up to date, for ever; a root task."""
-        ...
 
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
@@ -106,7 +103,8 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
         # Of the two stores only the one that is used is imported: this one needs yaml, the other kubernetes_asyncio.
         from multus_daemon.standalone.store import StandaloneStore
 
-        await Daemon(settings, StandaloneStore(standalone, gates), gates, metrics).serve()
+        manifests = StandaloneStore(standalone, gates)
+        await Daemon(settings, manifests, gates, metrics).serve({"cluster": manifests.run()})
     else:
         await _serve_kubernetes(settings, gates, metrics)
 
@@ -126,7 +124,8 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
             try:
-                await Daemon(settings, store, gates, metrics).serve({"credentials": connection.run()})
+                daemon = Daemon(settings, portals.Cluster(store, LoopPortal()), gates, metrics)
+                await daemon.serve({"cluster": store.run(), "credentials": connection.run()})
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
     except (errors.ConfigurationError, NodeNameError) as error:
@@ -173,29 +172,29 @@ def _allowance(settings: Settings) -> Allowance:
 class Daemon:
     """Every object of the daemon, wired up, not yet running."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, gates: Gates, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, cluster: ClusterStore, gates: Gates, metrics: Metrics) -> None:
         """Raises StartError."""
         self._settings = settings
         self._gates = gates
         self._metrics = metrics
         self._cluster = cluster
         limit = ProcessLimit(_allowance(settings), observer=metrics.processes)
-        verbs = self._verbs(limit)
-        self._api = CniApi(verbs, self._metrics, at_once=settings.socket.connection_limit, hurry=limit.hurried)
+        engine = self._engine(limit)
+        self._api = CniApi(Verbs(engine), self._metrics, at_once=settings.socket.connection_limit, hurry=limit.hurried)
         self._server = UnixServer(self._api, self._gates, self._metrics, Path(settings.socket.directory))
         self._spool = SpoolReplay(
             Path(settings.paths.cni_dir) / "spool", _SpooledRequests(self._api), cluster, metrics.deletes
         )
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
-            self._reconcile = Reconcile(verbs.orphans, cluster, metrics.deletes, seconds=seconds)
+            self._reconcile = Reconcile(_Orphans(engine), cluster, metrics.deletes, seconds=seconds)
         self._primary: PrimaryConfig | None = None
         if PrimaryConfig.is_wanted(settings):
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
         else:
             log.info("no CNI configuration is generated: multusAutoconfigDir is empty")
 
-    def _verbs(self, limit: ProcessLimit) -> Verbs:
+    def _engine(self, limit: ProcessLimit) -> Engine:
         paths, plugins = self._settings.paths, self._settings.plugins
         cni_dir = Path(paths.cni_dir)
         try:
@@ -210,9 +209,11 @@ class Daemon:
             tools = ToolRunner(chroot_dir=paths.chroot_dir)
         except (OSError, ValueError) as error:
             raise StartError(str(error)) from error
-        builtin = BuiltinRunner(Path(paths.chroot_dir or "/"), tools=tools)
+        way = LoopPortal()
+        binaries = portals.Binaries(process, way)
+        builtin = BuiltinRunner(Path(paths.chroot_dir or "/"), tools=portals.Tools(tools, way))
         dispatcher = Dispatcher(
-            process,
+            binaries,
             builtin,
             plugins.builtin_plugins,
             excepted=plugins.builtin_plugins_except,
@@ -234,25 +235,25 @@ class Daemon:
             )
         cache = ResultCache(cni_dir)
         self._store = FileStore(cni_dir, cache)
-        return Verbs(
+        return Engine(
             self._cluster,
             NodeConfFiles(),
             Chain(dispatcher, cache, paths.bin_dir),
             self._store,
             KernelLinks(),
-            devices=KubeletDevices(Path(paths.kubelet_dir)),
+            devices=portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way),
             device_files=NodeDeviceFiles(Path(paths.chroot_dir or "/")),
             gates=self._gates,
             overlay=self._settings.overlay,
             status_write=self._settings.kubernetes.status_write,
-            count_unmet=self._metrics.unmet_request,
+            count_unsupported_arg=self._metrics.unmet_request,
             count_collected=self._metrics.collected,
             attach_concurrency=plugins.attach_concurrency,
             delete_tries=self._settings.deletes.tries,
             count_given_up=self._metrics.deletes.given_up,
         )
 
-    async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]] | None = None) -> None:
+    async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         """Start, run the root tasks until a signal or until one of them ends, stop in order. Raises StartError.
 
         `tasks`: further root tasks.
@@ -261,20 +262,19 @@ class Daemon:
             await asyncio.to_thread(self._store.sweep)
             await self._server.start()
         except (OSError, ListenError) as error:
-            for work in (tasks or {}).values():
+            for work in tasks.values():
                 work.close()
             raise StartError(str(error)) from error
         self._gates.open("socket")
         running: list[asyncio.Task[Any]] = []
         try:
-            running = await _until_signal(self._root_tasks() | dict(tasks or {}))
+            running = await _until_signal(self._root_tasks() | dict(tasks))
         finally:
             await self._stop(running)
 
     def _root_tasks(self) -> dict[str, Coroutine[Any, Any, Any]]:
         """What runs for as long as the daemon does; any of them ending is its end."""
         tasks: dict[str, Coroutine[Any, Any, Any]] = {
-            "cluster": self._cluster.run(),
             "spool": self._spool.run(),
             "memory": malloc.keep_trimmed(),
         }
@@ -294,6 +294,22 @@ class Daemon:
         self._gates.close("socket", "shutting down")
         await self._server.stop(deadlines.DRAIN_SECONDS)
         await _end(tasks)
+
+
+class _Orphans:
+    """`engine.reconcile` for the event loop: each call in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def look(self) -> Findings:
+        """See `controllers.reconcile`."""
+        return await portal.run(Deadline(), functools.partial(reconcile.look, self._engine), name="reconcile")
+
+    async def delete(self, orphan: Orphan, seconds: float) -> bool:
+        """See `controllers.reconcile`."""
+        work = functools.partial(reconcile.delete, self._engine, orphan, seconds)
+        return await portal.run(Deadline(), work, name="reconcile")
 
 
 class _SpooledRequests:

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import ContainerRecord
 from multus_daemon.base import fs
 from multus_daemon.cni import gojson
 from multus_daemon.netconf import generate
-from multus_daemon.ports import ContainerRecord, CorruptRecordError, DelegateStore
+from multus_daemon.ports import CorruptRecordError, DelegateStore
 
 log = logging.getLogger(__name__)
 

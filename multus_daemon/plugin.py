@@ -7,7 +7,6 @@ configuration on standard input (CNI SPEC section 2). What it prints and how it 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,12 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import multus_daemon
+from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
-from multus_daemon.cni import skel, versions
+from multus_daemon.cni import result, skel, versions
 from multus_daemon.cni.errors import CniError, InvalidNetnsError, IoFailureError
-from multus_daemon.ports import HostTools, Invocation, PluginRunner
+from multus_daemon.cni.result import Result
+from multus_daemon.ports import HostTools, PluginRunner
 
 STDIN_MAX_BYTES: Final = 16 * 1024 * 1024
 HOST_ROOT: Final = Path("/")
@@ -84,7 +85,7 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
         return skel.version_stdout()
     config = _read(stdin)
     # The runner checks it again. Here it is for the order: a bad configuration is told before a bad namespace.
-    skel.configuration(environment.verb, config)
+    fields = skel.configuration(environment.verb, config).fields
     if environment.verb in ("ADD", "DEL") and not environment.netns_override:
         _refuse_own_netns(environment.netns)
     invocation = Invocation(
@@ -94,13 +95,21 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
         ifname=environment.ifname,
         args=environment.args,
         path=environment.path,
-        stdin=config,
+        fields=fields,
+        raw=config,
     )
     if plugin_type not in DELEGATING:
-        return asyncio.run(BuiltinRunner(HOST_ROOT).run(plugin_type, invocation))
+        return _stdout(invocation, BuiltinRunner(HOST_ROOT).run(plugin_type, invocation))
     runner = BuiltinRunner(HOST_ROOT, tools=_tools())
     runner.ipam = _delegation(runner, environment.path)
-    return asyncio.run(runner.run(plugin_type, invocation))
+    return _stdout(invocation, runner.run(plugin_type, invocation))
+
+
+def _stdout(invocation: Invocation, made: Result) -> bytes:
+    if invocation.verb != "ADD":
+        return b""
+    version = invocation.cni_version or versions.IMPLIED
+    return result.empty_stdout(version) if made == Result() else result.to_stdout(made, version)
 
 
 def _read(stdin: BinaryIO) -> bytes:
@@ -128,9 +137,11 @@ def _refuse_own_netns(netns: str) -> None:
 
 
 def _tools() -> HostTools:
+    from multus_daemon import portals
+    from multus_daemon.base.portal import OwnLoop
     from multus_daemon.delegates.tools import ToolRunner
 
-    return ToolRunner()
+    return portals.Tools(ToolRunner(), OwnLoop())
 
 
 def _delegation(builtin: BuiltinRunner, path: str) -> PluginRunner:
@@ -139,11 +150,13 @@ def _delegation(builtin: BuiltinRunner, path: str) -> PluginRunner:
     In this order, as whoever calls us by the CNI protocol has decided what lies in CNI_PATH.
     """
     # Not at the top: what delegates nothing need not wait for it.
+    from multus_daemon import portals
+    from multus_daemon.base.portal import OwnLoop
     from multus_daemon.delegates.dispatch import Dispatcher
     from multus_daemon.delegates.process import ProcessRunner
 
     directories = [os.path.abspath(directory) for directory in path.split(os.pathsep) if directory]
-    return Dispatcher(ProcessRunner(directories), builtin, "fallback")
+    return Dispatcher(portals.Binaries(ProcessRunner(directories), OwnLoop()), builtin, "fallback")
 
 
 if __name__ == "__main__":

@@ -63,8 +63,8 @@ class SocketSettings:
         "daemonWaitSeconds", deadlines.SHIM_DAEMON_WAIT_SECONDS
     )
     """How long the shim tries to reach the daemon for ADD, CHECK and GC."""
-    connection_limit: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = _key("connectionLimit", None)
-    """CNI requests that are worked on at once; others wait, DEL goes first. None: any number."""
+    connection_limit: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = _key("connectionLimit", 256)
+    """CNI requests that are worked on at once, each by a thread; others wait, DEL goes first."""
 
 
 @dataclass(frozen=True, slots=True)

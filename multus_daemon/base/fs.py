@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import secrets
@@ -15,7 +16,7 @@ import stat
 from pathlib import Path
 
 DEFAULT_READ_LIMIT = 16 * 1024 * 1024
-_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})-[0-9a-f]{12}", re.DOTALL)
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})-((?P<boot>[0-9a-f]{8})-)?[0-9a-f]{12}", re.DOTALL)
 
 
 class FileTooLargeError(OSError):
@@ -25,14 +26,17 @@ class FileTooLargeError(OSError):
         super().__init__(errno.EFBIG, f"larger than {limit} bytes", str(path))
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, fsync: bool = True) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, fsync: bool = True, fsync_name: bool = True) -> None:
     """Put `data` at `path` so that a reader, or a crash, sees the old content or the new, never a part.
 
     The temporary file has a dot name without the target's suffix, in the same directory: directory scanners
     (libcni, containerd) pass it over, and the rename stays within one file system. Raises OSError; nothing is left
     behind then. Only where the last step fails, the fsync of the directory, the new content is in place already.
+
+    Without `fsync` a power failure may lose the new content, and the old with it. With it, but without `fsync_name`,
+    the new content may be under the name of the temporary file then (`temporary_files`).
     """
-    temporary = path.parent / f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(6)}"
+    temporary = path.parent / f".{path.name[:200]}.{os.getpid()}-{boot()}-{secrets.token_hex(6)}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
@@ -50,25 +54,58 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, fsync: bool = Tr
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    if fsync:
+    if fsync and fsync_name:
         fsync_directory(path.parent)
 
 
-def sweep(directory: Path, *, name: str = "") -> int:
-    """Remove the temporary files that writers left which a crash, or kill -9, ended; how many there were.
+def append(path: Path, data: bytes) -> None:
+    """Put `data` behind what is in the file, which is there, without fsync; a crash may leave a part of it.
 
-    `name`: of that file only, for a directory that is not ours alone. A writer that lives, another daemon during a
-    hand-over for one, keeps its own. Raises OSError, but not for a directory that is not there.
+    For files whose readers tell a part from the whole. Raises OSError; what has been written of it then is taken away.
     """
-    swept = 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def temporary_files(directory: Path, *, name: str = "") -> dict[Path, str]:
+    """The temporary files that writers left which a crash, or kill -9, ended; each with the name that it was for.
+
+    `name`: for that file only, in a directory that is not ours alone. A writer that lives, another daemon during a
+    hand-over for one, keeps its own; none lives of before the last boot, whoever has its number now. A name of more
+    than 200 characters is cut. Raises OSError, but not for a directory that is not there.
+    """
+    found: dict[Path, str] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
-            found = _TEMPORARY.fullmatch(entry.name)
-            if not found or (name and found["name"] != name[:200]):
+            match = _TEMPORARY.fullmatch(entry.name)
+            if not match or (name and match["name"] != name[:200]):
                 continue
-            if int(found["pid"]) == os.getpid() or not Path(f"/proc/{found['pid']}").exists():
-                swept += remove(Path(entry.path))
-    return swept
+            is_earlier = match["boot"] not in (None, boot())
+            if is_earlier or int(match["pid"]) == os.getpid() or not Path(f"/proc/{match['pid']}").exists():
+                found[Path(entry.path)] = match["name"]
+    return found
+
+
+@functools.cache
+def boot() -> str:
+    """Eight digits that tell this run of the machine from others (random(4)). Raises OSError."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+
+
+def sweep(directory: Path, *, name: str = "") -> int:
+    """Remove `temporary_files`; how many there were. Raises OSError."""
+    return sum(remove(path) for path in temporary_files(directory, name=name))
 
 
 def fsync_directory(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a built-in plugin is: four coroutines over one parsed call."""
+"""What a built-in plugin is: a module with a function for each verb, over one parsed call."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.cni.result import Result
-from multus_daemon.ports import HostTools, Invocation, PluginRunner
+from multus_daemon.netlink.ops import Session
+from multus_daemon.ports import HostTools, PluginRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +18,6 @@ class Call:
     """One call of a built-in: the invocation, its configuration parsed and checked, and the host it acts on."""
 
     invocation: Invocation
-    fields: Mapping[str, Any]
-    """The whole configuration object; read with `cni.gojson` (keys in any case)."""
     name: str
     """The network's name, checked."""
     cni_version: str
@@ -29,15 +29,23 @@ class Call:
     ipam: PluginRunner
     """Runs the plugins that this one calls: the IPAM plugin that the configuration names, flannel's delegate."""
     tools: HostTools | None = None
-    """Runs `nft` and the like; None where that is not to be had, see `BuiltinPlugin.unsupported`."""
+    """Runs `nft` and the like; None where that is not to be had, see `Plugin.unsupported`."""
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The whole configuration object; read with `cni.gojson` (keys in any case)."""
+        return self.invocation.fields
 
     def on_host(self, path: str) -> Path:
         """An absolute path of the configuration, as seen from here."""
         return self.host_root / path.lstrip("/")
 
 
-class BuiltinPlugin(Protocol):
-    """A plugin of the CNI SPEC. GC needs no code: the reference plugins have none, which counts as success."""
+class Plugin(Protocol):
+    """A plugin of the CNI SPEC, as a module. GC needs no code: the reference plugins have none, which is success.
+
+    Each function that is given a session runs in the thread that it belongs to, on the host's side.
+    """
 
     def unsupported(self, call: Call) -> str:
         """What the configuration asks for that this plugin does not know, `key: value`; empty: nothing.
@@ -47,18 +55,18 @@ class BuiltinPlugin(Protocol):
         """
         ...
 
-    async def add(self, call: Call) -> Result:
+    def add(self, call: Call, session: Session) -> Result:
         """Raises CniError, or any exception, which becomes code 999 with its text."""
         ...
 
-    async def delete(self, call: Call) -> None:
+    def delete(self, call: Call, session: Session) -> None:
         """Absent is done. Raises as `add` does."""
         ...
 
-    async def check(self, call: Call) -> None:
+    def check(self, call: Call, session: Session) -> None:
         """Raises as `add` does."""
         ...
 
-    async def status(self, call: Call) -> None:
+    def status(self, call: Call) -> None:
         """Raises as `add` does."""
         ...

@@ -12,16 +12,17 @@ import ipaddress
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.base import deadline
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError
 from multus_daemon.cni.result import IpConfig, Result
 from multus_daemon.cni.result import Route as ResultRoute
-from multus_daemon.netlink import inet, links, ops, sysctl
+from multus_daemon.netlink import inet, links, sysctl
 from multus_daemon.netlink.inet import IpAddress
 from multus_daemon.netlink.links import OPERSTATE_UP, Link
 from multus_daemon.netlink.netns import NamespaceError
@@ -29,42 +30,22 @@ from multus_daemon.netlink.ops import Session
 from multus_daemon.netlink.rtnl import Rtnl
 from multus_daemon.netlink.transport import Request
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
 _SETTLE_POLL_SECONDS: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """The namespace of a call, entered once for all of its work there."""
-
-    call: Call
-    entered: ops.Pod
-
-    async def run(self, work: Callable[[Session], T]) -> T:
-        """Run `work` in the namespace. Raises InvalidNetnsError (8) and what `work` raises, place added."""
-        place = self.call.invocation
-        try:
-            return await self.entered.run(work)
-        except NamespaceError as error:
-            raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
-        except CniError as error:
-            raise error.with_context(f'interface "{place.ifname}" in netns "{place.netns}"') from error
-
-
-@contextlib.asynccontextmanager
-async def entered(call: Call) -> AsyncIterator[Pod]:
-    """The namespace of the call for the duration of the block; the first `Pod.run` enters it."""
-    async with ops.entered(call.invocation.netns) as pod:
-        yield Pod(call, pod)
-
-
-async def in_pod(call: Call, work: Callable[[Session], T]) -> T:
-    """Run one piece of work in the namespace of the call. As `Pod.run`."""
-    async with entered(call) as pod:
-        return await pod.run(work)
+@contextlib.contextmanager
+def inside(call: Call, session: Session) -> Iterator[None]:
+    """The thread is in the pod's namespace for the block. Raises InvalidNetnsError (8); place added to CniErrors."""
+    try:
+        with session.inside():
+            yield
+    except NamespaceError as error:
+        raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
+    except CniError as error:
+        place = call.invocation
+        raise error.with_context(f'interface "{place.ifname}" in netns "{place.netns}"') from error
 
 
 @contextlib.contextmanager
@@ -100,15 +81,13 @@ def apply(kernel: Rtnl, changes: Sequence[Change]) -> None:
                 raise error
 
 
-async def require_absent(pod: Pod, *, kind: str) -> None:
-    """Raise InternalError where the interface exists already, before anything is touched; and as `Pod.run` does.
+def require_absent(call: Call, session: Session, *, kind: str) -> None:
+    """Raise InternalError where the interface exists already, before anything is touched; and as `inside` does.
 
     `kind` is what the plugin makes, in the message only.
     """
-
-    ifname = pod.call.invocation.ifname
-
-    def look(session: Session) -> None:
+    ifname = call.invocation.ifname
+    with inside(call, session):
         with step("look for the interface"):
             found = session.pod.find_link(ifname)
         if found is not None:
@@ -116,8 +95,6 @@ async def require_absent(pod: Pod, *, kind: str) -> None:
                 f'container {kind} name ("{ifname}") already exists',
                 "an earlier ADD of this container was not followed by DEL, or two networks ask for the same name",
             )
-
-    await pod.run(look)
 
 
 # --- addresses and routes --------------------------------------------------------------------------------------------
@@ -177,7 +154,7 @@ def enable_ipv6(ifname: str) -> None:
 
 def _settle(session: Session, link: Link) -> None:
     """Wait until no IPv6 address is tentative: until then the kernel takes none of them as a route's source."""
-    deadline = time.monotonic() + deadlines.ADDRESSES_SECONDS
+    end = time.monotonic() + deadlines.ADDRESSES_SECONDS
     while True:
         with step(f'read the IPv6 addresses of "{link.name}"'):
             addresses = session.pod.addresses(link.index, socket.AF_INET6)
@@ -188,9 +165,9 @@ def _settle(session: Session, link: Link) -> None:
                 )
         if not any(item.is_tentative for item in addresses):
             return
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= end:
             break
-        session.pause(_SETTLE_POLL_SECONDS)
+        deadline.pause(_SETTLE_POLL_SECONDS)
     with step(f'read the state of "{link.name}"'):
         operstate = session.pod.link(link.name).operstate
     # Without a carrier the detection never runs: that is for the routes to fail on, or not.

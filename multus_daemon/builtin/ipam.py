@@ -1,6 +1,6 @@
 """Delegating to the IPAM plugin that a configuration names (CNI SPEC section 4, "Plugin Delegation").
 
-It gets the same variables and the same standard input as the plugin that delegates.
+It gets the same variables and the same configuration as the plugin that delegates.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from multus_daemon.builtin.contract import Call
-from multus_daemon.cni import gojson, result
+from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Result
 
@@ -33,28 +33,28 @@ def _named(call: Call) -> str:
         raise DecodingFailureError(f"ipam: {error}", f"network {call.name!r}") from error
 
 
-async def add(call: Call) -> Result:
+def add(call: Call) -> Result:
     """Have addresses assigned; at least one. Raises CniError, the IPAM plugin's own unchanged."""
-    answer = result.decode(await _run(call, "ADD"), call.cni_version)
+    answer = _run(call, "ADD")
     if not answer.ips:
         raise InternalError("IPAM plugin returned missing IP config", f"ipam.type {plugin_type(call)!r}")
     return answer
 
 
-async def delete(call: Call) -> None:
+def delete(call: Call) -> None:
     """Have the addresses released. Raises CniError, the IPAM plugin's own unchanged."""
-    await _run(call, "DEL")
+    _run(call, "DEL")
 
 
-async def check(call: Call) -> None:
+def check(call: Call) -> None:
     """Have the addresses checked. Raises CniError, the IPAM plugin's own unchanged."""
-    await _run(call, "CHECK")
+    _run(call, "CHECK")
 
 
-async def status(call: Call) -> None:
+def status(call: Call) -> None:
     """Ask whether addresses can be assigned. Raises CniError, the IPAM plugin's own unchanged."""
-    await _run(call, "STATUS")
+    _run(call, "STATUS")
 
 
-async def _run(call: Call, verb: str) -> bytes:
-    return await call.ipam.run(plugin_type(call), replace(call.invocation, verb=verb))
+def _run(call: Call, verb: str) -> Result:
+    return call.ipam.run(plugin_type(call), replace(call.invocation, verb=verb))

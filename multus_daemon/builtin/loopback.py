@@ -15,36 +15,40 @@ _NAME = "lo"
 _MAC = "00:00:00:00:00:00"
 
 
-class Loopback:
-    """The plugin. CNI_IFNAME does not matter to it."""
+def unsupported(call: Call) -> str:
+    """See `contract.Plugin`."""
+    return unknown_key(call.fields, COMMON_KEYS)
 
-    def unsupported(self, call: Call) -> str:
-        """As BuiltinPlugin."""
-        return unknown_key(call.fields, COMMON_KEYS)
 
-    async def add(self, call: Call) -> Result:
-        """Bring `lo` up. The result is prevResult where there is one, else `lo` and its addresses."""
-        ips = await interfaces.in_pod(call, _bring_up)
-        if call.prev_result is not None:
-            return call.prev_result
-        return Result(interfaces=(Interface(_NAME, _MAC, sandbox=call.invocation.netns),), ips=ips)
+def add(call: Call, session: Session) -> Result:
+    """Bring `lo` up. The result is prevResult where there is one, else `lo` and its addresses."""
+    with interfaces.inside(call, session):
+        ips = _bring_up(session)
+    if call.prev_result is not None:
+        return call.prev_result
+    return Result(interfaces=(Interface(_NAME, _MAC, sandbox=call.invocation.netns),), ips=ips)
 
-    async def delete(self, call: Call) -> None:
-        """Take `lo` down. A namespace that is gone is done."""
-        if not call.invocation.netns:
-            return
-        try:
-            await interfaces.in_pod(call, _take_down)
-        except InvalidNetnsError as error:
-            if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
-                raise
 
-    async def check(self, call: Call) -> None:
-        """`lo` is up."""
-        await interfaces.in_pod(call, _require_up)
+def delete(call: Call, session: Session) -> None:
+    """Take `lo` down. A namespace that is gone is done."""
+    if not call.invocation.netns:
+        return
+    try:
+        with interfaces.inside(call, session):
+            _take_down(session)
+    except InvalidNetnsError as error:
+        if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
+            raise
 
-    async def status(self, call: Call) -> None:
-        """Always ready: nothing outside the container is needed."""
+
+def check(call: Call, session: Session) -> None:
+    """`lo` is up."""
+    with interfaces.inside(call, session):
+        _require_up(session)
+
+
+def status(call: Call) -> None:
+    """Always ready: nothing outside the container is needed."""
 
 
 def _bring_up(session: Session) -> tuple[IpConfig, ...]:

@@ -21,7 +21,7 @@ from multus_daemon.builtin.undo import Undo
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Dns, Interface, Result, read_dns
-from multus_daemon.netlink import ops, sysctl
+from multus_daemon.netlink import sysctl
 from multus_daemon.netlink.links import MACVLAN_MODES, Link
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import Session
@@ -58,70 +58,69 @@ class _Made:
     index: int = 0
 
 
-class Macvlan:
-    """The plugin."""
+def unsupported(call: Call) -> str:
+    """See `contract.Plugin`."""
+    if found := configuration.unknown_key(call.fields, configuration.COMMON_KEYS.union(_KEYS)):
+        return found
+    mode = gojson.get_str(call.fields, "mode")
+    return "" if not mode or mode in MACVLAN_MODES else f'mode: "{mode}"'
 
-    def unsupported(self, call: Call) -> str:
-        """As BuiltinPlugin."""
-        if found := configuration.unknown_key(call.fields, configuration.COMMON_KEYS.union(_KEYS)):
-            return found
-        mode = gojson.get_str(call.fields, "mode")
-        return "" if not mode or mode in MACVLAN_MODES else f'mode: "{mode}"'
 
-    async def add(self, call: Call) -> Result:
-        """Make the interface. Raises CniError, CancelledError; nothing is left then, addresses included.
+def add(call: Call, session: Session) -> Result:
+    """Make the interface. Raises CniError, Interrupted; nothing is left then, addresses included.
 
-        It comes before the addresses: an IPAM plugin such as dhcp needs it.
-        """
-        config = _read(call)
-        master = await _master(call, config)
-        async with interfaces.entered(call) as pod, Undo() as undo:
-            await interfaces.require_absent(pod, kind="macvlan")
-            made = _Made()
-            undo.arm("remove the interface", functools.partial(_undo, call, made))
-            create = functools.partial(_create, config=config, master=master, ifname=call.invocation.ifname, made=made)
-            link = await pod.run(create)
-            wanted = Result(interfaces=(Interface(link.name, link.mac, sandbox=call.invocation.netns),))
-            if ipam.is_named(call):
-                undo.arm("release the addresses", functools.partial(ipam.delete, call))
-                answer = await ipam.add(call)
-                ips = tuple(replace(ip, interface=0) for ip in answer.ips)
-                wanted = replace(wanted, ips=ips, routes=answer.routes)
-            await pod.run(functools.partial(_configure, link=link, wanted=wanted))
-        return replace(wanted, dns=config.dns)
-
-    async def delete(self, call: Call) -> None:
-        """Release the addresses, then remove the interface. Absent is done."""
+    It comes before the addresses: an IPAM plugin such as dhcp needs it.
+    """
+    config = _read(call)
+    master = _master(call, session, config)
+    with Undo() as undo:
+        interfaces.require_absent(call, session, kind="macvlan")
+        made = _Made()
+        undo.arm("remove the interface", functools.partial(_undo, call, session, made))
+        with interfaces.inside(call, session):
+            link = _create(session, config=config, master=master, ifname=call.invocation.ifname, made=made)
+        wanted = Result(interfaces=(Interface(link.name, link.mac, sandbox=call.invocation.netns),))
         if ipam.is_named(call):
-            await ipam.delete(call)
-        await veth.remove(call)
+            undo.arm("release the addresses", functools.partial(ipam.delete, call))
+            answer = ipam.add(call)
+            ips = tuple(replace(ip, interface=0) for ip in answer.ips)
+            wanted = replace(wanted, ips=ips, routes=answer.routes)
+        with interfaces.inside(call, session):
+            _configure(session, link=link, wanted=wanted)
+    return replace(wanted, dns=config.dns)
 
-    async def check(self, call: Call) -> None:
-        """Compare the interface, its addresses and routes with prevResult; the master is there."""
-        config = _read(call)
-        await _master(call, config)
-        if ipam.is_named(call):
-            await ipam.check(call)
-        previous = checks.previous_result(call, "macvlan")
-        expected = checks.container_interface(call, previous)
 
-        def compare(session: Session) -> None:
-            link = checks.check_link(session, expected, "macvlan")
-            if link.mode != config.mode:
-                raise InternalError(
-                    f"container macvlan mode {link.mode} does not match expected value: {config.mode}",
-                    f'interface "{link.name}"',
-                )
-            checks.check_addresses(session, link, previous)
-            checks.check_routes(session, previous)
+def delete(call: Call, session: Session) -> None:
+    """Release the addresses, then remove the interface. Absent is done."""
+    if ipam.is_named(call):
+        ipam.delete(call)
+    veth.remove(call, session)
 
-        await interfaces.in_pod(call, compare)
 
-    async def status(self, call: Call) -> None:
-        """Ready where the configuration is usable and the IPAM plugin, if there is one, is ready."""
-        _read(call)
-        if ipam.is_named(call):
-            await ipam.status(call)
+def check(call: Call, session: Session) -> None:
+    """Compare the interface, its addresses and routes with prevResult; the master is there."""
+    config = _read(call)
+    _master(call, session, config)
+    if ipam.is_named(call):
+        ipam.check(call)
+    previous = checks.previous_result(call, "macvlan")
+    expected = checks.container_interface(call, previous)
+    with interfaces.inside(call, session):
+        link = checks.check_link(session, expected, "macvlan")
+        if link.mode != config.mode:
+            raise InternalError(
+                f"container macvlan mode {link.mode} does not match expected value: {config.mode}",
+                f'interface "{link.name}"',
+            )
+        checks.check_addresses(session, link, previous)
+        checks.check_routes(session, previous)
+
+
+def status(call: Call) -> None:
+    """Ready where the configuration is usable and the IPAM plugin, if there is one, is ready."""
+    _read(call)
+    if ipam.is_named(call):
+        ipam.status(call)
 
 
 def _read(call: Call) -> _Config:
@@ -158,12 +157,13 @@ def _read(call: Call) -> _Config:
 # --- the master ------------------------------------------------------------------------------------------------------
 
 
-async def _master(call: Call, config: _Config) -> Link:
+def _master(call: Call, session: Session, config: _Config) -> Link:
     """The interface underneath, which allows the configured MTU. Raises CniError."""
     find = functools.partial(_find_master, config=config)
     if config.in_container:
-        return await interfaces.in_pod(call, lambda session: find(session.pod))
-    return await ops.on_host(find)
+        with interfaces.inside(call, session):
+            return find(session.pod)
+    return find(session.host)
 
 
 def _find_master(kernel: Rtnl, *, config: _Config) -> Link:
@@ -239,17 +239,13 @@ def _configure(session: Session, *, link: Link, wanted: Result) -> None:
     interfaces.apply(session.pod, interfaces.routes(link, wanted))
 
 
-async def _undo(call: Call, made: _Made) -> None:
+def _undo(call: Call, session: Session, made: _Made) -> None:
     """Remove what `_create` has made. It goes with its namespace."""
-
-    def work(session: Session) -> None:
-        with absent_is_done():
-            session.pod.delete_link(made.index or session.pod.link(made.temporary_name).index)
-
     if not made.temporary_name:
         return
     try:
-        await interfaces.in_pod(call, work)
+        with interfaces.inside(call, session), absent_is_done():
+            session.pod.delete_link(made.index or session.pod.link(made.temporary_name).index)
     except InvalidNetnsError as error:
         if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
             raise

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import ToolExit
 from multus_daemon.builtin import nftables
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.veth import Removed
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import CniError, InternalError
-from multus_daemon.ports import HostTools, ToolExit, ToolNotFoundError
+from multus_daemon.ports import HostTools, ToolNotFoundError
 
 IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -98,7 +99,7 @@ def unsupported(call: Call) -> str:
 # --- both backends ---------------------------------------------------------------------------------------------------
 
 
-async def add(call: Call, addresses: Sequence[IpInterface]) -> None:
+def add(call: Call, addresses: Sequence[IpInterface]) -> None:
     """Masquerade the addresses, by the backend that the configuration names, else iptables if the host has it.
 
     What is there already counts as done. Raises CniError; `remove` undoes what was made until then.
@@ -107,22 +108,22 @@ async def add(call: Call, addresses: Sequence[IpInterface]) -> None:
     backend = gojson.get_str(call.fields, "ipMasqBackend")
     try:
         if backend == NFTABLES:
-            await _add_nft(tools, owner, addresses)
+            _add_nft(tools, owner, addresses)
             return
         try:
             for version in (4, 6):
-                await _add_iptables(tools, version, owner, [item for item in addresses if item.version == version])
+                _add_iptables(tools, version, owner, [item for item in addresses if item.version == version])
         except (ToolNotFoundError, CniError):
-            if backend == IPTABLES or await _iptables_is_usable(tools) or not await nftables.is_usable(tools):
+            if backend == IPTABLES or _iptables_is_usable(tools) or not nftables.is_usable(tools):
                 raise
-            await _add_nft(tools, owner, addresses)
+            _add_nft(tools, owner, addresses)
     except ToolNotFoundError as error:
         raise InternalError(
             f"failed to masquerade: {error}", "install it on the host, or choose the other ipMasqBackend"
         ) from error
 
 
-async def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Sequence[IpInterface] = ()) -> None:
+def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Sequence[IpInterface] = ()) -> None:
     """Remove the rules of both backends, as the configuration may have changed; none is done.
 
     `addresses`: those that the interface had; None where the whole container has gone, or all that it may have had but
@@ -136,24 +137,24 @@ async def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared:
         if mine == []:
             continue
         try:
-            await _remove_iptables(tools, version, owner, mine, [item for item in spared if item.version == version])
+            _remove_iptables(tools, version, owner, mine, [item for item in spared if item.version == version])
         except ToolNotFoundError:
             pass
         except CniError as error:
-            if await _iptables_is_usable(tools, version):
+            if _iptables_is_usable(tools, version):
                 failures.append(str(error))
     try:
-        await _remove_nft(tools, owner)
+        _remove_nft(tools, owner)
     except ToolNotFoundError:
         pass
     except CniError as error:
-        if await nftables.is_usable(tools):
+        if nftables.is_usable(tools):
             failures.append(str(error))
     if failures:
         raise InternalError(f"failed to stop masquerading: {'; '.join(failures)}")
 
 
-async def forget(call: Call, removed: Removed) -> None:
+def forget(call: Call, removed: Removed) -> None:
     """`remove`, for a DEL which has found or removed the interface; nothing without `ipMasq`. Raises CniError."""
     try:
         if not is_wanted(call) or call.tools is None:
@@ -166,7 +167,7 @@ async def forget(call: Call, removed: Removed) -> None:
         # Gone by itself, and another interface of the container may live: only what is known to be its own.
         addresses = tuple(ipaddress.ip_interface(ip.address) for ip in call.prev_result.ips)
     # Without a result the ADD was cut off, or the DEL of one that was, between interface and rules: all but what lives.
-    await remove(call, addresses, spared=removed.living)
+    remove(call, addresses, spared=removed.living)
 
 
 def _tools(call: Call) -> HostTools:
@@ -177,16 +178,16 @@ def _tools(call: Call) -> HostTools:
 # --- iptables --------------------------------------------------------------------------------------------------------
 
 
-async def _add_iptables(tools: HostTools, version: int, owner: Owner, addresses: Sequence[IpInterface]) -> None:
+def _add_iptables(tools: HostTools, version: int, owner: Owner, addresses: Sequence[IpInterface]) -> None:
     if not addresses:
         return
     rules = _rules(version, owner, addresses)
-    if await _nat(tools, version, "-N", owner.chain):
+    if _nat(tools, version, "-N", owner.chain):
         # A new chain: no rule can be there yet, and one call makes all of them, or none.
-        await _restore(tools, version, [("-A", *rule) for rule in rules])
+        _restore(tools, version, [("-A", *rule) for rule in rules])
         return
     for rule in rules:
-        if not await _nat(tools, version, "-C", *rule) and not await _nat(tools, version, "-A", *rule):
+        if not _nat(tools, version, "-C", *rule) and not _nat(tools, version, "-A", *rule):
             raise InternalError(f"failed to masquerade: {_TOOL[version]} has not added {shlex.join(rule)}")
 
 
@@ -204,16 +205,16 @@ def _rules(version: int, owner: Owner, addresses: Sequence[IpInterface]) -> list
     ]
 
 
-async def _remove_iptables(
+def _remove_iptables(
     tools: HostTools,
     version: int,
     owner: Owner,
     addresses: Sequence[IpInterface] | None,
     spared: Sequence[IpInterface],
 ) -> None:
-    if not await _nat(tools, version, "-S", owner.chain):
+    if not _nat(tools, version, "-S", owner.chain):
         return
-    listed = await _run(tools, _TOOL[version], [*_WAIT, "-t", "nat", "-S", _POSTROUTING])
+    listed = _run(tools, _TOOL[version], [*_WAIT, "-t", "nat", "-S", _POSTROUTING])
     jumps = [jump for line in listed.stdout.decode().splitlines() if (jump := _jump(line, owner.chain))]
     # The host's address alone; older plugins wrote the network.
     sources = None if addresses is None else {network for item in addresses for network in (_host(item), item.network)}
@@ -223,7 +224,7 @@ async def _remove_iptables(
     if len(gone) == len(jumps):
         changes += [("-F", owner.chain), ("-X", owner.chain)]
     if changes:
-        await _restore(tools, version, changes)
+        _restore(tools, version, changes)
 
 
 def _jump(line: str, chain: str) -> list[str]:
@@ -242,16 +243,16 @@ def _host(address: IpInterface) -> IpNetwork:
     return ipaddress.ip_network(address.ip)
 
 
-async def _nat(tools: HostTools, version: int, *arguments: str) -> bool:
+def _nat(tools: HostTools, version: int, *arguments: str) -> bool:
     """One command on the table nat; False where the chain or rule is not there, or, to be made, is there already."""
-    end = await _run(tools, _TOOL[version], [*_WAIT, "-t", "nat", *arguments], tolerated=_ABSENT)
+    end = _run(tools, _TOOL[version], [*_WAIT, "-t", "nat", *arguments], tolerated=_ABSENT)
     return end.status == 0
 
 
-async def _restore(tools: HostTools, version: int, changes: Sequence[Sequence[str]]) -> None:
+def _restore(tools: HostTools, version: int, changes: Sequence[Sequence[str]]) -> None:
     """Several changes of the table nat as one transaction."""
     lines = ["*nat", *(" ".join(map(_quoted, change)) for change in changes), "COMMIT", ""]
-    await _run(tools, f"{_TOOL[version]}-restore", [*_WAIT, "--noflush"], "\n".join(lines).encode())
+    _run(tools, f"{_TOOL[version]}-restore", [*_WAIT, "--noflush"], "\n".join(lines).encode())
 
 
 def _quoted(word: str) -> str:
@@ -260,19 +261,17 @@ def _quoted(word: str) -> str:
     return word
 
 
-async def _run(
-    tools: HostTools, tool: str, arguments: Sequence[str], stdin: bytes = b"", *, tolerated: int = 0
-) -> ToolExit:
-    end = await tools.run(tool, arguments, stdin)
+def _run(tools: HostTools, tool: str, arguments: Sequence[str], stdin: bytes = b"", *, tolerated: int = 0) -> ToolExit:
+    end = tools.run(tool, arguments, stdin)
     if end.status not in (0, tolerated):
         raise InternalError(f"{tool} failed (exit status {end.status}): {end.stderr or 'no message'}")
     return end
 
 
-async def _iptables_is_usable(tools: HostTools, version: int = 4) -> bool:
+def _iptables_is_usable(tools: HostTools, version: int = 4) -> bool:
     """Whether the host can work by this backend, whatever the table nat of today looks like."""
     try:
-        await _run(tools, _TOOL[version], [*_WAIT, "-t", "filter", "-S", "INPUT", "1"], tolerated=_ABSENT)
+        _run(tools, _TOOL[version], [*_WAIT, "-t", "filter", "-S", "INPUT", "1"], tolerated=_ABSENT)
     except (ToolNotFoundError, CniError):
         return False
     return True
@@ -281,13 +280,13 @@ async def _iptables_is_usable(tools: HostTools, version: int = 4) -> bool:
 # --- nftables --------------------------------------------------------------------------------------------------------
 
 
-async def _add_nft(tools: HostTools, owner: Owner, addresses: Sequence[IpInterface]) -> None:
-    stale = await _nft_rules(tools, owner)
+def _add_nft(tools: HostTools, owner: Owner, addresses: Sequence[IpInterface]) -> None:
+    stale = _nft_rules(tools, owner)
     try:
-        await nftables.run_text(tools, _nft_text(owner, addresses, stale, comments=True))
+        nftables.run_text(tools, _nft_text(owner, addresses, stale, comments=True))
     except nftables.NftError:
         # A kernel before 5.10 knows no comments on tables and chains; any other cause comes up again.
-        await nftables.run_text(tools, _nft_text(owner, addresses, stale, comments=False))
+        nftables.run_text(tools, _nft_text(owner, addresses, stale, comments=False))
 
 
 def _nft_text(owner: Owner, addresses: Sequence[IpInterface], stale: Sequence[nftables.Rule], *, comments: bool) -> str:
@@ -313,12 +312,12 @@ def _nft_text(owner: Owner, addresses: Sequence[IpInterface], stale: Sequence[nf
     return "\n".join((*lines, ""))
 
 
-async def _remove_nft(tools: HostTools, owner: Owner) -> None:
-    if found := await _nft_rules(tools, owner):
+def _remove_nft(tools: HostTools, owner: Owner) -> None:
+    if found := _nft_rules(tools, owner):
         table = f"{_CHECKS.family} {_CHECKS.table}"
         lines = [f"delete rule {table} {_CHECKS.name} handle {rule.handle}" for rule in found]
-        await nftables.run_text(tools, "\n".join((*lines, "")))
+        nftables.run_text(tools, "\n".join((*lines, "")))
 
 
-async def _nft_rules(tools: HostTools, owner: Owner) -> list[nftables.Rule]:
-    return [rule for rule in await nftables.rules(tools, _CHECKS) if rule.comment.startswith(owner.nft_prefix)]
+def _nft_rules(tools: HostTools, owner: Owner) -> list[nftables.Rule]:
+    return [rule for rule in nftables.rules(tools, _CHECKS) if rule.comment.startswith(owner.nft_prefix)]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from multus_daemon.attachment import ToolExit
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import CniError, InternalError
-from multus_daemon.ports import HostTools, ToolExit, ToolNotFoundError
+from multus_daemon.ports import HostTools, ToolNotFoundError
 
 # What `nft` says of a table or a chain that is not there, and of one that is in the way of its deletion.
 _ABSENT = "No such file or directory"
@@ -44,26 +45,26 @@ class NftError(InternalError):
         return _ABSENT in self.msg
 
 
-async def run_text(tools: HostTools, text: str) -> None:
+def run_text(tools: HostTools, text: str) -> None:
     """One transaction in the language of nft(8). Raises NftError, ToolNotFoundError, and as HostTools does."""
-    _require_success(await tools.run("nft", ["-f", "-"], text.encode()))
+    _require_success(tools.run("nft", ["-f", "-"], text.encode()))
 
 
-async def run_commands(tools: HostTools, commands: Sequence[dict[str, Any]]) -> None:
+def run_commands(tools: HostTools, commands: Sequence[dict[str, Any]]) -> None:
     """One transaction of commands in JSON, which takes names that the language has no way to write.
 
     Raises as `run_text` does.
     """
     stdin = gojson.dumps({"nftables": [{"metainfo": {"json_schema_version": 1}}, *commands]}, sort_keys=False)
-    _require_success(await tools.run("nft", ["-j", "-f", "-"], stdin))
+    _require_success(tools.run("nft", ["-j", "-f", "-"], stdin))
 
 
-async def rules(tools: HostTools, chain: Chain) -> list[Rule]:
+def rules(tools: HostTools, chain: Chain) -> list[Rule]:
     """The rules of a chain that have a comment, in their order; none where the chain is absent.
 
     Raises as `run_text` does.
     """
-    end = await tools.run("nft", ["-j", "list", "chain", chain.family, chain.table, chain.name])
+    end = tools.run("nft", ["-j", "list", "chain", chain.family, chain.table, chain.name])
     try:
         _require_success(end)
     except NftError as error:
@@ -83,10 +84,10 @@ async def rules(tools: HostTools, chain: Chain) -> list[Rule]:
         raise InternalError(f"nft printed what is no list of rules: {error}") from error
 
 
-async def is_usable(tools: HostTools) -> bool:
+def is_usable(tools: HostTools) -> bool:
     """Whether the host has an `nft` that may change something."""
     try:
-        end = await tools.run("nft", ["--check", "-f", "-"], b"add table ip supports_nftables_test\n")
+        end = tools.run("nft", ["--check", "-f", "-"], b"add table ip supports_nftables_test\n")
     except (ToolNotFoundError, CniError):
         return False
     return end.status == 0

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.result import Result
+from multus_daemon.netlink.ops import Session
 
 
-class Passthru:
-    """The plugin. It gives what is chained behind it a prevResult: an empty one, whatever it gets itself."""
+def unsupported(call: Call) -> str:
+    """Nothing is asked of it that it could fail to do."""
+    return ""
 
-    def unsupported(self, call: Call) -> str:
-        """Nothing is asked of it that it could fail to do."""
-        return ""
 
-    async def add(self, call: Call) -> Result:
-        """An empty result."""
-        return Result()
+def add(call: Call, session: Session) -> Result:
+    """An empty result."""
+    return Result()
 
-    async def delete(self, call: Call) -> None:
-        """Nothing has been made."""
 
-    async def check(self, call: Call) -> None:
-        """Nothing can be missing."""
+def delete(call: Call, session: Session) -> None:
+    """Nothing has been made."""
 
-    async def status(self, call: Call) -> None:
-        """Always ready."""
+
+def check(call: Call, session: Session) -> None:
+    """Nothing can be missing."""
+
+
+def status(call: Call) -> None:
+    """Always ready."""

@@ -58,63 +58,61 @@ def _read(call: Call) -> _Config:
         raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
 
 
-class Ptp:
-    """The plugin."""
+def unsupported(call: Call) -> str:
+    """See `contract.Plugin`."""
+    known = configuration.COMMON_KEYS.union(_KEYS)
+    return configuration.unknown_key(call.fields, known) or masquerade.unsupported(call)
 
-    def unsupported(self, call: Call) -> str:
-        """As BuiltinPlugin."""
-        known = configuration.COMMON_KEYS.union(_KEYS)
-        return configuration.unknown_key(call.fields, known) or masquerade.unsupported(call)
 
-    async def add(self, call: Call) -> Result:
-        """Make the pair. Raises CniError, CancelledError; nothing is left then, addresses included."""
-        config = _read(call)
-        ipam.plugin_type(call)
-        async with interfaces.entered(call) as pod, Undo() as undo:
-            await interfaces.require_absent(pod, kind="veth")
-            undo.arm("release the addresses", functools.partial(ipam.delete, call))
-            wanted = _with_container(await ipam.add(call), call)
-            pair = veth.Pair()
-            undo.arm("remove the veth pair", functools.partial(veth.undo, pair))
-            work = functools.partial(_connect, config, ifname=call.invocation.ifname, wanted=wanted, pair=pair)
-            host, container = await pod.run(work)
-            if config.masquerade:
-                addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
-                undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
-                await masquerade.add(call, addresses)
-        return replace(
-            wanted,
-            interfaces=(
-                Interface(host.name, host.mac),
-                Interface(container.name, container.mac, sandbox=call.invocation.netns),
-            ),
-            dns=wanted.dns if config.dns is None else config.dns,
-        )
+def add(call: Call, session: Session) -> Result:
+    """Make the pair. Raises CniError, Interrupted; nothing is left then, addresses included."""
+    config = _read(call)
+    ipam.plugin_type(call)
+    with Undo() as undo:
+        interfaces.require_absent(call, session, kind="veth")
+        undo.arm("release the addresses", functools.partial(ipam.delete, call))
+        wanted = _with_container(ipam.add(call), call)
+        pair = veth.Pair()
+        undo.arm("remove the veth pair", functools.partial(veth.undo, pair, session))
+        with interfaces.inside(call, session):
+            host, container = _connect(config, session, ifname=call.invocation.ifname, wanted=wanted, pair=pair)
+        if config.masquerade:
+            addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
+            undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
+            masquerade.add(call, addresses)
+    return replace(
+        wanted,
+        interfaces=(
+            Interface(host.name, host.mac),
+            Interface(container.name, container.mac, sandbox=call.invocation.netns),
+        ),
+        dns=wanted.dns if config.dns is None else config.dns,
+    )
 
-    async def delete(self, call: Call) -> None:
-        """Release the addresses, remove the container's end, and with it the host's, and the rules. Absent is done."""
-        await ipam.delete(call)
-        await masquerade.forget(call, await veth.remove(call))
 
-    async def check(self, call: Call) -> None:
-        """Compare the container's side with prevResult; the host's side is not looked at, as in the reference."""
-        async with interfaces.entered(call) as pod:
-            await pod.run(lambda _session: None)
-            await ipam.check(call)
-            previous = checks.previous_result(call, "ptp")
-            expected = checks.container_interface(call, previous)
+def delete(call: Call, session: Session) -> None:
+    """Release the addresses, remove the container's end, and with it the host's, and the rules. Absent is done."""
+    ipam.delete(call)
+    masquerade.forget(call, veth.remove(call, session))
 
-            def compare(session: Session) -> None:
-                link = checks.check_link(session, expected, "veth")
-                checks.check_addresses(session, link, previous)
-                checks.check_routes(session, previous)
 
-            await pod.run(compare)
+def check(call: Call, session: Session) -> None:
+    """Compare the container's side with prevResult; the host's side is not looked at, as in the reference."""
+    with interfaces.inside(call, session):
+        pass
+    ipam.check(call)
+    previous = checks.previous_result(call, "ptp")
+    expected = checks.container_interface(call, previous)
+    with interfaces.inside(call, session):
+        link = checks.check_link(session, expected, "veth")
+        checks.check_addresses(session, link, previous)
+        checks.check_routes(session, previous)
 
-    async def status(self, call: Call) -> None:
-        """Ready where the configuration is usable and the IPAM plugin is ready."""
-        _read(call)
-        await ipam.status(call)
+
+def status(call: Call) -> None:
+    """Ready where the configuration is usable and the IPAM plugin is ready."""
+    _read(call)
+    ipam.status(call)
 
 
 def _with_container(answer: Result, call: Call) -> Result:
@@ -134,7 +132,7 @@ def _with_container(answer: Result, call: Call) -> Result:
     )
 
 
-# --- in the pod's thread ---------------------------------------------------------------------------------------------
+# --- in the pod's namespace ------------------------------------------------------------------------------------------
 
 
 def _connect(config: _Config, session: Session, *, ifname: str, wanted: Result, pair: veth.Pair) -> tuple[Link, Link]:

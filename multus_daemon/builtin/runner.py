@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from multus_daemon import deadlines
-from multus_daemon.builtin.contract import BuiltinPlugin, Call
+from multus_daemon.attachment import BUILT_IN, Invocation
+from multus_daemon.base import deadline
+from multus_daemon.builtin.contract import Call, Plugin
 from multus_daemon.cni import gojson, skel
-from multus_daemon.cni import result as cni_result
 from multus_daemon.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -22,28 +22,33 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
     UnsupportedFieldError,
 )
-from multus_daemon.ports import BUILT_IN, HostTools, Invocation, PluginRunner
+from multus_daemon.cni.result import Result, from_object, in_version
+from multus_daemon.netlink import ops
+from multus_daemon.ports import HostTools, PluginRunner
 
 log = logging.getLogger(__name__)
 
-# Module and class. Imported when first used: as a command, `host-local` must not pay for the netlink library.
-PLUGINS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+# Imported when first used: as a command, `host-local` must not pay for the netlink library.
+PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "bridge": ("multus_daemon.builtin.bridge", "Bridge"),
-        "flannel": ("multus_daemon.builtin.flannel", "Flannel"),
-        "host-local": ("multus_daemon.builtin.host_local", "HostLocal"),
-        "loopback": ("multus_daemon.builtin.loopback", "Loopback"),
-        "macvlan": ("multus_daemon.builtin.macvlan", "Macvlan"),
-        "passthru": ("multus_daemon.builtin.passthru", "Passthru"),
-        "ptp": ("multus_daemon.builtin.ptp", "Ptp"),
-        "static": ("multus_daemon.builtin.static", "Static"),
-        "tuning": ("multus_daemon.builtin.tuning", "Tuning"),
+        "bridge": "multus_daemon.builtin.bridge.plugin",
+        "flannel": "multus_daemon.builtin.flannel.plugin",
+        "host-local": "multus_daemon.builtin.host_local.plugin",
+        "loopback": "multus_daemon.builtin.loopback",
+        "macvlan": "multus_daemon.builtin.macvlan",
+        "passthru": "multus_daemon.builtin.passthru",
+        "ptp": "multus_daemon.builtin.ptp",
+        "static": "multus_daemon.builtin.static",
+        "tuning": "multus_daemon.builtin.tuning.plugin",
     }
 )
+# Until IPv6 addresses are known to be nobody else's on a real segment: a second or two. The waits of a pod's networks
+# are for the same time where each has a thread.
+WAITING: Final = frozenset({"macvlan"})
 
 
 class BuiltinRunner:
-    """Runs the plugins of PLUGINS, one instance of each, for many calls at a time."""
+    """Runs the plugins of PLUGINS, for many calls at a time."""
 
     def __init__(
         self,
@@ -52,7 +57,7 @@ class BuiltinRunner:
         ipam: PluginRunner | None = None,
         tools: HostTools | None = None,
         timeout: float = deadlines.DELEGATE_SECONDS,
-        plugins: Mapping[str, BuiltinPlugin] | None = None,
+        plugins: Mapping[str, Plugin] | None = None,
     ) -> None:
         """`host_root`: where the host's files are; `timeout` of one call in seconds.
 
@@ -64,54 +69,77 @@ class BuiltinRunner:
         self._host_root = host_root
         self._tools = tools
         self._timeout = timeout
-        self._instances: dict[str, BuiltinPlugin] = dict(plugins or {})
+        self._plugins: dict[str, Plugin] = dict(plugins or {})
 
     def locate(self, plugin_type: str) -> str:
         """`built-in`, or empty for a type that is none."""
-        return BUILT_IN if plugin_type in PLUGINS or plugin_type in self._instances else ""
+        return BUILT_IN if plugin_type in PLUGINS or plugin_type in self._plugins else ""
 
-    async def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
-        """As BuiltinPlugins. A configuration that can't be used is left for `run` to refuse: empty."""
-        if invocation.verb == "VERSION":
-            return ""
+    def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
+        """See `ports.BuiltinPlugins`."""
         try:
-            config = skel.configuration(invocation.verb, invocation.stdin)
-            return _unsupported(await self._plugin(plugin_type), self._call(invocation, config, None))
+            config = skel.checked(invocation.verb, invocation.fields)
+            return _unsupported(self._plugin(plugin_type), self._call(invocation, config, None))
         except CniError:
             return ""
 
-    async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
-        """Check the configuration, run the verb, encode the result in the configuration's version.
+    def waits(self, plugin_type: str) -> bool:
+        """See `ports.BuiltinPlugins`."""
+        return plugin_type in WAITING
 
-        Raises CniError: those of `skel.configuration`, InvalidNetworkConfigError for a type that is no built-in,
+    def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Mapping[str, Any]]:
+        """See `ports.BuiltinPlugins`."""
+        if plugin_type == "flannel":
+            from multus_daemon.builtin.flannel import delegate
+
+            return delegate.planned(invocation.fields)
+        try:
+            ipam = gojson.get_object(invocation.fields, "ipam") or {}
+            named = gojson.get_str(ipam, "type")
+        except gojson.JsonError:
+            return {}
+        return {named: invocation.fields} if named else {}
+
+    def run(self, plugin_type: str, invocation: Invocation) -> Result:
+        """Check the configuration, run the verb; its result as the configuration's version can say it.
+
+        Raises CniError: those of `skel.checked`, InvalidNetworkConfigError for a type that is no built-in,
         UnsupportedFieldError for what the plugin does not know, TryAgainLaterError after the timeout, the plugin's
         own; any other exception of the plugin is chained to an InternalError (999) with its text.
         """
-        if invocation.verb == "VERSION":
-            return skel.version_stdout()
-        config = skel.configuration(invocation.verb, invocation.stdin)
-        call = self._call(invocation, config, _prev_result(invocation.verb, config))
-        limit = asyncio.timeout(self._timeout)
+        config = skel.checked(invocation.verb, invocation.fields)
+        call = self._call(invocation, config, _prev_result(invocation, config))
         try:
-            plugin = await self._plugin(plugin_type)
+            plugin = self._plugin(plugin_type)
             if found := _unsupported(plugin, call):
                 _refuse(plugin_type, call, found)
-            async with limit:
-                return await _run_verb(plugin, call)
+            with deadline.within(self._timeout), ops.session(invocation.netns) as session:
+                match invocation.verb:
+                    case "ADD":
+                        return in_version(plugin.add(call, session), call.cni_version)
+                    case "DEL":
+                        plugin.delete(call, session)
+                    case "CHECK":
+                        plugin.check(call, session)
+                    case "STATUS":
+                        plugin.status(call)
+                    case _:
+                        # GC: the reference plugins have no handler, which is success.
+                        pass
+                return Result()
         except CniError:
             raise
         except Exception as error:
-            if isinstance(error, TimeoutError) and limit.expired():
+            if isinstance(error, deadline.ExpiredError):
                 raise TryAgainLaterError(
                     f'plugin "{plugin_type}" did not end within {self._timeout:g} s and was ended',
                     f"{BUILT_IN}, {invocation.verb}",
                 ) from error
             raise InternalError(str(error) or type(error).__name__) from error
 
-    def _call(self, invocation: Invocation, config: skel.Configuration, prev_result: cni_result.Result | None) -> Call:
+    def _call(self, invocation: Invocation, config: skel.Configuration, prev_result: Result | None) -> Call:
         return Call(
             invocation=invocation,
-            fields=config.fields,
             name=config.name,
             cni_version=config.cni_version,
             prev_result=prev_result,
@@ -120,25 +148,20 @@ class BuiltinRunner:
             tools=self._tools,
         )
 
-    async def _plugin(self, plugin_type: str) -> BuiltinPlugin:
-        if plugin := self._instances.get(plugin_type):
+    def _plugin(self, plugin_type: str) -> Plugin:
+        if plugin := self._plugins.get(plugin_type):
             return plugin
         if plugin_type not in PLUGINS:
-            known = ", ".join(sorted({*PLUGINS, *self._instances}))
+            known = ", ".join(sorted({*PLUGINS, *self._plugins}))
             raise InvalidNetworkConfigError(
                 f'failed to find plugin "{plugin_type}" among the built-in ones', f"those are {known}"
             )
-        # Reads files, so not in the event loop. Two that meet here: the first one's instance stays.
-        made = await asyncio.to_thread(_make, plugin_type)
-        return self._instances.setdefault(plugin_type, made)
+        module = cast(Plugin, importlib.import_module(PLUGINS[plugin_type]))
+        self._plugins[plugin_type] = module
+        return module
 
 
-def _make(plugin_type: str) -> BuiltinPlugin:
-    module, name = PLUGINS[plugin_type]
-    return cast(BuiltinPlugin, getattr(importlib.import_module(module), name)())
-
-
-def _unsupported(plugin: BuiltinPlugin, call: Call) -> str:
+def _unsupported(plugin: Plugin, call: Call) -> str:
     try:
         return plugin.unsupported(call)
     except gojson.JsonError:
@@ -165,36 +188,19 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
     )
 
 
-async def _run_verb(plugin: BuiltinPlugin, call: Call) -> bytes:
-    match call.invocation.verb:
-        case "ADD":
-            made = await plugin.add(call)
-            if made == cni_result.Result():
-                return cni_result.empty_stdout(call.cni_version)
-            return cni_result.to_stdout(made, call.cni_version)
-        case "DEL":
-            await plugin.delete(call)
-        case "CHECK":
-            await plugin.check(call)
-        case "STATUS":
-            await plugin.status(call)
-        case _:
-            # GC: the reference plugins have no handler, which is success.
-            pass
-    return b""
-
-
-def _prev_result(verb: str, config: skel.Configuration) -> cni_result.Result | None:
-    """`prevResult` of a configuration. One that can't be read fails an ADD and a CHECK.
+def _prev_result(invocation: Invocation, config: skel.Configuration) -> Result | None:
+    """The previous result. One in the configuration that can't be read fails an ADD and a CHECK.
 
     A DEL goes on without: the reference plugins do not look at it then, and a DEL that fails leaks what it should
     have removed.
     """
+    if invocation.prev_result is not None:
+        return invocation.prev_result
     try:
-        fields = gojson.get_object(config.fields, "prevResult")
-        return None if fields is None else cni_result.from_object(fields, config.cni_version)
+        fields = gojson.get_object(invocation.fields, "prevResult")
+        return None if fields is None else from_object(fields, config.cni_version)
     except (gojson.JsonError, CniError) as error:
-        if verb not in ("ADD", "CHECK"):
-            log.warning("network %s: %s goes on without prevResult: %s", config.name, verb, error)
+        if invocation.verb not in ("ADD", "CHECK"):
+            log.warning("network %s: %s goes on without prevResult: %s", config.name, invocation.verb, error)
             return None
         raise DecodingFailureError(f"could not parse prevResult: {error}") from error

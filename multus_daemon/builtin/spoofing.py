@@ -17,7 +17,7 @@ _BASE: Final = nftables.Chain("bridge", "nat", "PREROUTING")
 _TABLE: Final = {"family": _BASE.family, "name": _BASE.table}
 
 
-async def add(call: Call, port: str, mac: str) -> None:
+def add(call: Call, port: str, mac: str) -> None:
     """Drop what comes in by `port` from another address than `mac`.
 
     Raises CniError; nothing is done then.
@@ -36,17 +36,17 @@ async def add(call: Call, port: str, mac: str) -> None:
         _rule(mac_chain, comment, {"drop": None}),
     ]
     try:
-        await nftables.run_commands(_tools(call), commands)
+        nftables.run_commands(_tools(call), commands)
     except (ToolNotFoundError, nftables.NftError) as error:
         raise InternalError(f"failed to setup spoof-check: {error}") from error
 
 
-async def remove(call: Call) -> None:
+def remove(call: Call) -> None:
     """Remove the interface's rules and chains; none is done. Raises CniError."""
     tools = _tools(call)
     chain, mac_chain, comment = _names(call)
     try:
-        jumps = [rule for rule in await nftables.rules(tools, _BASE) if rule.comment == comment]
+        jumps = [rule for rule in nftables.rules(tools, _BASE) if rule.comment == comment]
         if not jumps:
             # One transaction makes, and one removes, the rule with the chains.
             return
@@ -54,7 +54,7 @@ async def remove(call: Call) -> None:
         # Added before, so that it is no error where one of them is missing.
         commands += [*_emptied(chain), *_emptied(mac_chain)]
         commands += [{"delete": {"chain": item.to_object()}} for item in (chain, mac_chain)]
-        await nftables.run_commands(tools, commands)
+        nftables.run_commands(tools, commands)
     except (ToolNotFoundError, nftables.NftError) as error:
         raise InternalError(f"failed to teardown spoof-check: {error}") from error
 

@@ -22,6 +22,7 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
 )
 from multus_daemon.cni.result import Dns, IpConfig, Result, Route, cidr, read_dns, read_route
+from multus_daemon.netlink.ops import Session
 
 _IPAM_KEYS: Final = ("type", "name", "addresses", "routes", "dns")
 # `version` is of CNI 0.3: written still, and read by nobody.
@@ -39,48 +40,49 @@ class StaticConfig:
     dns: Dns
 
 
-class Static:
-    """The plugin."""
+def unsupported(call: Call) -> str:
+    """See `contract.Plugin`; of the section `ipam`, the others are not for this plugin."""
+    ipam = gojson.get_object(call.fields, "ipam") or {}
+    if found := configuration.unknown_key(ipam, _IPAM_KEYS, within="ipam."):
+        return found
+    items = [item for item in gojson.get_list(ipam, "addresses") or () if isinstance(item, dict)]
+    unknown = (configuration.unknown_key(item, _ADDRESS_KEYS, within="ipam.addresses: ") for item in items)
+    return next(filter(None, unknown), "")
 
-    def unsupported(self, call: Call) -> str:
-        """As BuiltinPlugin; of the section `ipam`, the others are not for this plugin."""
-        ipam = gojson.get_object(call.fields, "ipam") or {}
-        if found := configuration.unknown_key(ipam, _IPAM_KEYS, within="ipam."):
-            return found
-        items = [item for item in gojson.get_list(ipam, "addresses") or () if isinstance(item, dict)]
-        unknown = (configuration.unknown_key(item, _ADDRESS_KEYS, within="ipam.addresses: ") for item in items)
-        return next(filter(None, unknown), "")
 
-    async def add(self, call: Call) -> Result:
-        """The addresses, routes and DNS settings. Raises CniError."""
-        config = read(call)
-        if not config.ips and not versions.at_least(call.cni_version, _LISTS):
-            raise IncompatibleVersionError(
-                "cannot convert: no valid IP addresses", f"a result of version {call.cni_version} must have one"
+def add(call: Call, session: Session) -> Result:
+    """The addresses, routes and DNS settings. Raises CniError."""
+    config = read(call)
+    if not config.ips and not versions.at_least(call.cni_version, _LISTS):
+        raise IncompatibleVersionError(
+            "cannot convert: no valid IP addresses", f"a result of version {call.cni_version} must have one"
+        )
+    return Result(ips=config.ips, routes=config.routes, dns=config.dns)
+
+
+def delete(call: Call, session: Session) -> None:
+    """Nothing has been taken; the configuration is not looked at."""
+
+
+def check(call: Call, session: Session) -> None:
+    """An address of prevResult that is configured with a gateway has that one. Raises CniError.
+
+    As the reference: an address that prevResult lacks is no failure, it may have been asked for since.
+    """
+    config = read(call)
+    if call.prev_result is None:
+        raise InvalidNetworkConfigError("Required prevResult missing", f"network {call.name!r}")
+    for ip in config.ips:
+        given = next((item for item in call.prev_result.ips if item.ip == ip.ip), None)
+        if given is not None and ip.gateway and ip.gateway != given.gateway:
+            raise InternalError(
+                f"static: Failed to match addr {ip.ip} on interface {call.invocation.ifname}",
+                f"its gateway is {given.gateway or 'none'} in prevResult, and {ip.gateway} in the configuration",
             )
-        return Result(ips=config.ips, routes=config.routes, dns=config.dns)
 
-    async def delete(self, call: Call) -> None:
-        """Nothing has been taken; the configuration is not looked at."""
 
-    async def check(self, call: Call) -> None:
-        """An address of prevResult that is configured with a gateway has that one. Raises CniError.
-
-        As the reference: an address that prevResult lacks is no failure, it may have been asked for since.
-        """
-        config = read(call)
-        if call.prev_result is None:
-            raise InvalidNetworkConfigError("Required prevResult missing", f"network {call.name!r}")
-        for ip in config.ips:
-            given = next((item for item in call.prev_result.ips if item.ip == ip.ip), None)
-            if given is not None and ip.gateway and ip.gateway != given.gateway:
-                raise InternalError(
-                    f"static: Failed to match addr {ip.ip} on interface {call.invocation.ifname}",
-                    f"its gateway is {given.gateway or 'none'} in prevResult, and {ip.gateway} in the configuration",
-                )
-
-    async def status(self, call: Call) -> None:
-        """Always ready."""
+def status(call: Call) -> None:
+    """Always ready."""
 
 
 def read(call: Call) -> StaticConfig:

@@ -1,12 +1,11 @@
 """A veth pair between a container and the host, as the reference plugins make it (plugins `pkg/ip`, SetupVeth).
 
-The functions that take a `Session` run in its thread; they raise InternalError.
+The functions raise InternalError.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import secrets
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +14,7 @@ from multus_daemon.builtin import interfaces
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import absent_is_done, step
 from multus_daemon.cni.errors import InternalError, InvalidNetnsError
-from multus_daemon.netlink import ops, sysctl
+from multus_daemon.netlink import sysctl
 from multus_daemon.netlink.inet import IpInterface
 from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.netns import NamespaceError
@@ -27,7 +26,7 @@ _NAME_ATTEMPTS: Final = 10
 
 @dataclass(slots=True)
 class Pair:
-    """What may have been made so far, written by the thread that makes it and read by who undoes it after its end."""
+    """What may have been made so far, for who undoes it."""
 
     host_name: str = ""
 
@@ -88,36 +87,49 @@ def add(kernel: Rtnl, ifname: str, peer_netns: int, pair: Pair, *, mtu: int, mac
     raise InternalError(f'failed to find a free name for the host\'s end of "{ifname}"', f"the last one was {peer!r}")
 
 
-async def undo(pair: Pair) -> None:
+def undo(pair: Pair, session: Session) -> None:
     """Remove what `make` has made: by the host's end, which is there whatever became of the container's namespace."""
 
-    def work(host: Rtnl) -> None:
-        with absent_is_done():
-            host.delete_link(host.link(pair.host_name).index)
-
     if pair.host_name:
-        await ops.on_host(work)
+        with absent_is_done():
+            session.host.delete_link(session.host.link(pair.host_name).index)
 
 
-async def remove(call: Call) -> Removed:
-    """Remove the container's end, and with it the host's. Absent is done. Raises CniError."""
+def remove(call: Call, session: Session) -> Removed:
+    """Remove the container's end, and with it the host's, or another plugin's link. Absent is done. Raises CniError.
+
+    The first of several that leave in one request takes all of them along (`Session.leaving`).
+    """
     if not call.invocation.netns:
         return Removed(is_namespace_gone=True)
+    ifname = call.invocation.ifname
+    if ifname in session.removed:
+        return Removed(addresses=session.removed[ifname])
     try:
-        return await interfaces.in_pod(call, functools.partial(_remove, ifname=call.invocation.ifname))
+        with interfaces.inside(call, session):
+            return _remove(session, ifname)
     except InvalidNetnsError as error:
         if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
             raise
         return Removed(is_namespace_gone=True)
 
 
-def _remove(session: Session, *, ifname: str) -> Removed:
-    found: list[IpInterface] | None = None
-    with step(f'remove "{ifname}"'), absent_is_done():
-        link = session.pod.link(ifname)
-        found = [item.address for item in session.pod.addresses(link.index)]
-        session.pod.delete_link(link.index)
-    if found is None:
-        with step("list the addresses of other interfaces"):
-            return Removed(living=tuple(item.address for item in session.pod.addresses(ANY_LINK)))
-    return Removed(addresses=tuple(address for address in found if not address.ip.is_link_local))
+def _remove(session: Session, ifname: str) -> Removed:
+    together = session.leaving if ifname in session.leaving else (ifname,)
+    with step(f'remove "{ifname}"'):
+        found = [link for name in together if (link := session.pod.find_link(name))]
+        addresses = {link.name: _addresses(session, link) for link in found}
+        refused = session.pod.delete_links([link.index for link in found])
+        session.removed |= {link.name: addresses[link.name] for link in found if link.index not in refused}
+        for link in found:
+            if link.name == ifname and link.index in refused:
+                raise refused[link.index]
+    if ifname in addresses:
+        return Removed(addresses=addresses[ifname])
+    with step("list the addresses of other interfaces"):
+        return Removed(living=tuple(item.address for item in session.pod.addresses(ANY_LINK)))
+
+
+def _addresses(session: Session, link: Link) -> tuple[IpInterface, ...]:
+    found = [item.address for item in session.pod.addresses(link.index)]
+    return tuple(address for address in found if not address.ip.is_link_local)

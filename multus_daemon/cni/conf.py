@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from multus_daemon.cni import gojson, versions
 from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
 from multus_daemon.cni.names import NetworkName, network_name_problem
+
+_REMEMBERED_MAX_BYTES: Final = 4 * 1024
+_LIST_FLAGS: Final = ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class PluginConfig:
 
     type: str
     fields: Mapping[str, Any]
-    """The whole object as it was written."""
+    """The whole object, as a plugin that reads its standard input sees it. Not to be changed: others have it too."""
     capabilities: frozenset[str]
     """The capabilities that it declares as true."""
     ipam_type: str = ""
@@ -67,42 +71,44 @@ def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False)
     then written anew with it. `allow_no_plugins`: a list whose plugins come from a folder (see `with_plugins`).
     Raises DecodingFailureError (6) and InvalidNetworkConfigError (7), with the cause first.
     """
+    if len(raw) <= _REMEMBERED_MAX_BYTES:
+        return _parsed_before(raw, default_name, allow_no_plugins)
+    return _parse(raw, default_name, allow_no_plugins)
+
+
+def _parse(raw: bytes, default_name: str, allow_no_plugins: bool) -> NetworkConfig:
     try:
         fields = gojson.loads_object(raw)
-        if not gojson.get_str(fields, "name") and default_name:
+        if default_name and not gojson.get_str(fields, "name"):
             # Sorted, as upstream's; read again: of two spellings of a key the last one in the bytes counts.
             raw = gojson.dumps(gojson.with_keys(fields, {"name": default_name}))
             fields = gojson.loads_object(raw)
-        return _read(raw, fields, allow_no_plugins)
+        name = gojson.get_str(fields, "name") or ""
+        if problem := network_name_problem(name):
+            raise InvalidNetworkConfigError(problem, name)
+        version = gojson.get_str(fields, "cniVersion") or ""
+        offered = gojson.get_strings(fields, "cniVersions")
+        # A `type` decides as upstream does; a list is what has none.
+        is_list = not gojson.get_str(fields, "type")
+        entries = gojson.get_list(fields, "plugins") if is_list else None
+        flags = [gojson.get_flag(fields, key) if is_list else False for key in _LIST_FLAGS]
+        cni_version = _choose_version(version, offered)
+        if is_list and entries is None and not allow_no_plugins:
+            raise InvalidNetworkConfigError(
+                "CNI configuration has neither 'type' nor 'plugins'", f"network {name!r}: name a plugin"
+            )
+        if entries is not None and not entries:
+            raise InvalidNetworkConfigError("no plugins in list", f"network {name!r}: 'plugins' is empty")
+        plugins = tuple(_list_entry(index, entry) for index, entry in enumerate(entries or ()))
+        return NetworkConfig(
+            raw, NetworkName(name), cni_version, plugins if is_list else (_plugin(fields),), is_list, *flags
+        )
     except gojson.JsonError as error:
         raise DecodingFailureError(f"CNI configuration: {error}") from error
 
 
-def _read(raw: bytes, fields: dict[str, Any], allow_no_plugins: bool) -> NetworkConfig:
-    name = gojson.get_str(fields, "name") or ""
-    if problem := network_name_problem(name):
-        raise InvalidNetworkConfigError(problem, name)
-    cni_version = _choose_version(fields)
-    # A `type` decides as upstream does; a list is what has none.
-    if gojson.get_str(fields, "type"):
-        return NetworkConfig(raw, NetworkName(name), cni_version, (_plugin(fields),), is_list=False)
-    entries = gojson.get_list(fields, "plugins")
-    if entries is None and not allow_no_plugins:
-        raise InvalidNetworkConfigError(
-            "CNI configuration has neither 'type' nor 'plugins'", f"network {name!r}: name a plugin"
-        )
-    if entries is not None and not entries:
-        raise InvalidNetworkConfigError("no plugins in list", f"network {name!r}: 'plugins' is empty")
-    return NetworkConfig(
-        raw,
-        NetworkName(name),
-        cni_version,
-        tuple(_list_entry(index, entry) for index, entry in enumerate(entries or ())),
-        is_list=True,
-        disable_check=_flag(fields, "disableCheck"),
-        disable_gc=_flag(fields, "disableGC"),
-        load_only_inlined_plugins=_flag(fields, "loadOnlyInlinedPlugins"),
-    )
+# The same few networks, for every pod. A call that raises is not remembered.
+_parsed_before = lru_cache(maxsize=256)(_parse)
 
 
 def _list_entry(index: int, entry: Any) -> PluginConfig:
@@ -143,36 +149,21 @@ def _plugin(fields: Mapping[str, Any]) -> PluginConfig:
     ipam = gojson.get_object(fields, "ipam") or {}
     return PluginConfig(
         type=plugin_type,
-        fields=fields,
+        # Written and read again, sorted by key: of two spellings of one the same counts for built-ins and binaries.
+        fields=gojson.loads_object(gojson.dumps(fields)),
         capabilities=frozenset(key for key, value in capabilities.items() if value),
         ipam_type=gojson.get_str(ipam, "type") or "",
     )
 
 
-def _choose_version(fields: Mapping[str, Any]) -> str:
+def _choose_version(single: str, offered: list[str] | None) -> str:
     """`cniVersion`, or the highest of `cniVersions` that the libraries know (CNI SPEC 1.1.0 section 1)."""
     try:
-        single = gojson.get_str(fields, "cniVersion") or ""
         versions.parse(single)
-        offered = gojson.get_strings(fields, "cniVersions")
-        if offered is None:
-            return single
-        pool = [version for version in (*offered, single) if version and versions.parse(version) <= (1, 1, 0)]
-        return max(pool, key=versions.parse, default=single)
-    except gojson.JsonError:
-        raise
+        pool = [version for version in (*(offered or ()), single) if version and versions.parse(version) <= (1, 1, 0)]
+        return single if offered is None else max(pool, key=versions.parse, default=single)
     except ValueError as error:
         raise InvalidNetworkConfigError(str(error)) from error
-
-
-def _flag(fields: Mapping[str, Any], key: str) -> bool:
-    """A boolean that 0.4.0 documented as the strings "true" and "false"."""
-    value = gojson.get(fields, key)
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise gojson.JsonError(f'{key}: a boolean, or "true" or "false", is needed, not {gojson.kind_of(value)}')
 
 
 def with_plugins(config: NetworkConfig, extra: tuple[bytes, ...]) -> NetworkConfig:
@@ -200,27 +191,29 @@ def with_version(config: NetworkConfig, cni_version: str) -> NetworkConfig:
     return replace(config, cni_version=cni_version)
 
 
-def plugin_stdin(
+def plugin_fields(
     config: NetworkConfig,
     plugin: PluginConfig,
     *,
-    prev_result: Mapping[str, Any] | None = None,
     capability_args: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> bytes:
-    """What `plugin` of `config` reads on stdin (CNI SPEC section 3, "Deriving execution configuration").
+) -> dict[str, Any]:
+    """What `plugin` of `config` is configured with (CNI SPEC section 3, "Deriving execution configuration").
 
-    The plugin's own object, with name and cniVersion of the network, `prevResult` where there is one, and
-    `runtimeConfig` with those of `capability_args` that the plugin declares; a literal runtimeConfig of the file stays
-    where no capability applies, as with libcni. `extra` keys are set as they are.
+    The plugin's own object, with name and cniVersion of the network, and `runtimeConfig` with those of
+    `capability_args` that the plugin declares; a literal runtimeConfig of the file stays where no capability applies,
+    as with libcni. `extra` keys are set as they are. Without `prevResult`: see `plugin_stdin`.
     """
     updates: dict[str, Any] = {"name": config.name, "cniVersion": config.cni_version or versions.IMPLIED}
-    if prev_result is not None:
-        updates["prevResult"] = dict(prev_result)
     granted = {key: value for key, value in (capability_args or {}).items() if key in plugin.capabilities}
     if granted:
         updates["runtimeConfig"] = granted
-    return gojson.dumps(gojson.with_keys(plugin.fields, updates | dict(extra or {})))
+    return gojson.with_keys(plugin.fields, updates | dict(extra or {}))
+
+
+def plugin_stdin(fields: Mapping[str, Any], prev_result: Mapping[str, Any] | None) -> bytes:
+    """What a plugin with this configuration reads on stdin, `prevResult` in it where there is one."""
+    return gojson.dumps(fields if prev_result is None else gojson.with_keys(fields, {"prevResult": prev_result}))
 
 
 def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args: Mapping[str, Any]) -> NetworkConfig:
@@ -233,20 +226,16 @@ def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args
         return config
     fields = gojson.loads_object(config.raw)
     try:
-        if config.is_list:
-            entries = [_merged(entry, extra, cni_args) for entry in gojson.get_list(fields, "plugins") or ()]
-            fields = gojson.with_keys(fields, {"plugins": entries})
-        else:
-            fields = _merged(fields, extra, cni_args)
+        entries = (gojson.get_list(fields, "plugins") or ()) if config.is_list else (fields,)
+        merged = []
+        for entry in entries:
+            updates = dict(extra)
+            if cni_args:
+                arguments = gojson.get_object(entry, "args") or {}
+                cni = {**(gojson.get_object(arguments, "cni") or {}), **cni_args}
+                updates["args"] = gojson.with_keys(arguments, {"cni": cni})
+            merged.append(gojson.with_keys(entry, updates))
+        fields = gojson.with_keys(fields, {"plugins": merged}) if config.is_list else merged[0]
     except gojson.JsonError as error:
         raise DecodingFailureError(f"CNI configuration: {error}", f"network {config.name!r}") from error
     return replace(parse(_rewritten(fields)), cni_version=config.cni_version)
-
-
-def _merged(fields: Mapping[str, Any], extra: Mapping[str, Any], cni_args: Mapping[str, Any]) -> dict[str, Any]:
-    updates = dict(extra)
-    if cni_args:
-        arguments = gojson.get_object(fields, "args") or {}
-        cni = {**(gojson.get_object(arguments, "cni") or {}), **cni_args}
-        updates["args"] = gojson.with_keys(arguments, {"cni": cni})
-    return gojson.with_keys(fields, updates)

@@ -176,6 +176,28 @@ def get_strings(fields: Mapping[str, Any], key: str) -> list[str] | None:
     return values
 
 
+def get_objects(fields: Mapping[str, Any], key: str) -> list[dict[str, Any]] | None:
+    """The array of objects at `key`, None if absent or null. Raises JsonError for another type."""
+    values = get_list(fields, key)
+    for index, value in enumerate(values or ()):
+        if not isinstance(value, dict):
+            raise JsonError(f"{key}[{index}]: an object is needed, not {kind_of(value)}")
+    return values
+
+
+def get_flag(fields: Mapping[str, Any], key: str) -> bool:
+    """A boolean that CNI 0.4.0 documented as the strings "true" and "false"; False if absent or null.
+
+    Raises JsonError for anything else.
+    """
+    value = get(fields, key)
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise JsonError(f'{key}: a boolean, or "true" or "false", is needed, not {kind_of(value)}')
+
+
 def dumps(value: Any, *, sort_keys: bool = True) -> bytes:
     """Compact JSON, as `json.Marshal` writes a map (sorted) or a struct (not sorted)."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)

@@ -302,6 +302,16 @@ def empty_stdout(version: str) -> bytes:
     return to_stdout(Result(), version)
 
 
+def in_version(result: Result, version: str) -> Result:
+    """The result as who gets it in `version` sees it: before 1.0.0 some of it can't be said.
+
+    An empty one can be said in any version by a plugin. Raises as `to_object` does.
+    """
+    if versions.is_supported(version) and (versions.at_least(version, "1.0.0") or result == Result()):
+        return result
+    return from_object(to_object(result, version), version)
+
+
 def _present(**fields: Any) -> dict[str, Any]:
     """The fields that hold something: Go's `omitempty`, where None is a nil pointer and a 0 behind one is kept."""
     return {key: value for key, value in fields.items() if value not in ("", None, ())}

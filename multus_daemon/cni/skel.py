@@ -125,6 +125,14 @@ def configuration(verb: str, stdin: bytes) -> Configuration:
         fields: Any = {} if value is None else value
         if not isinstance(fields, dict):
             raise gojson.JsonError(f"a JSON object is needed, not {gojson.kind_of(fields)}")
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"error unmarshall network config: {error}") from error
+    return checked(verb, fields)
+
+
+def checked(verb: str, fields: Mapping[str, Any]) -> Configuration:
+    """As `configuration`, of what has been read."""
+    try:
         name = gojson.get_str(fields, "name") or ""
     except gojson.JsonError as error:
         raise DecodingFailureError(f"error unmarshall network config: {error}") from error

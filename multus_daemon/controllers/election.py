@@ -155,7 +155,7 @@ class Election:
         if not await asyncio.to_thread(path.is_file):
             raise NoPrimaryError(f"{path} (multusMasterCNI) is not there; it is waited for")
         try:
-            config = await self._files.at_path(str(path))
+            config = await asyncio.to_thread(self._files.at_path, str(path))
         except CniError as error:
             raise NoPrimaryError(f"{path} (multusMasterCNI) can't be read: {error}") from error
         if problem := primary.own_problem(config, self._plugin_type):
@@ -195,7 +195,7 @@ class Election:
         if problem := primary.name_problem(name):
             return _Candidate(name, signature, problem=problem)
         try:
-            config = await self._files.at_path(str(self._directory / name))
+            config = await asyncio.to_thread(self._files.at_path, str(self._directory / name))
         except CniError as error:
             return _Candidate(name, signature, problem=str(error), broken=True)
         if problem := primary.content_problem(config, self._plugin_type):

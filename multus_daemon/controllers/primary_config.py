@@ -32,7 +32,7 @@ from multus_daemon.controllers.conf_watch import ConfWatch
 from multus_daemon.controllers.election import Election, NoPrimaryError
 from multus_daemon.controllers.runtime_conf import RuntimeConf, Wanted
 from multus_daemon.delegates.conf_files import CONF_MAX_BYTES
-from multus_daemon.engine.verbs import INDICATOR_GATE
+from multus_daemon.engine.engine import INDICATOR_GATE
 from multus_daemon.netconf import generate
 from multus_daemon.ports import EVENT_MESSAGE_MAX, ConfFiles, NodeEvents
 from multus_daemon.settings import Settings

@@ -1,6 +1,6 @@
 """Compares what is on record with what lives, at start and every few minutes, and deletes what is left of the dead.
 
-What an orphan is, `engine.orphans` says; here is when: those that are certain at once, the others when a second look
+What an orphan is, `engine.reconcile` says; here is when: those that are certain at once, the others when a second look
 finds them too. A run has a budget, a container that fails waits longer each time. What can't be deleted stays on record
 and is told of: a gauge, a line in the log for each try, one Event.
 
@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from multus_daemon import deadlines
-from multus_daemon.base.aio import backoff
+from multus_daemon.base.aio import side_by_side
+from multus_daemon.base.backoff import backoff
 from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import stale
-from multus_daemon.engine.orphans import Findings, Orphan, Unattached
+from multus_daemon.engine import schedule
+from multus_daemon.engine.reconcile import Findings, Orphan, Unattached
 from multus_daemon.ports import EVENT_MESSAGE_MAX, Events
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Observer(Protocol):
 
 
 class Orphans(Protocol):
-    """What finds and deletes; see `engine.orphans`."""
+    """What finds and deletes; see `engine.reconcile`."""
 
     async def look(self) -> Findings:
         """What there is now."""
@@ -77,7 +78,7 @@ class Reconcile:
         self._failures: dict[ContainerId, _Failure] = {}
         self._lacking: set[str] = set()
         self._told: set[str] = set()
-        self._blind = ""
+        self._unknown_because = ""
 
     async def run(self) -> None:
         """Reconcile for ever."""
@@ -91,23 +92,27 @@ class Reconcile:
                     self._seconds, error, exc_info=not isinstance(error, OSError),
                 )  # fmt: skip
             # A daemon that starts does not know its pods yet.
-            await asyncio.sleep(min(self._seconds, deadlines.RECONCILE_BLIND_SECONDS) if self._blind else self._seconds)
+            await asyncio.sleep(
+                min(self._seconds, deadlines.RECONCILE_BLIND_SECONDS) if self._unknown_because else self._seconds
+            )
 
     async def reconcile(self) -> None:
         """One run. Raises OSError where records or processes can't be listed."""
         found = await self._orphans.look()
-        if found.blind and found.blind != self._blind:
-            log.info("only containers whose network namespace is gone are told to be orphans: %s", found.blind)
-        self._blind = found.blind
+        if found.unknown_because and found.unknown_because != self._unknown_because:
+            log.info(
+                "only containers whose network namespace is gone are told to be orphans: %s", found.unknown_because
+            )
+        self._unknown_because = found.unknown_because
         self._failures = {name: failure for name, failure in self._failures.items() if name in found.orphans}
         end = _now() + deadlines.RECONCILE_RUN_SECONDS
         left: set[ContainerId] = set()
-        await stale.side_by_side(self._confirmed(found), functools.partial(self._delete, end, left))
+        await side_by_side(self._confirmed(found), functools.partial(self._delete, end, left), at_once=schedule.AT_ONCE)
         # Not certain yet: those count from the second look on.
-        self._observer.left_over(len(left), len(found.inhabited), len(found.unreadable))
+        self._observer.left_over(len(left), len(found.in_use), len(found.unreadable))
         if found.unreadable:
             log.warning("records of these containers can't be read: %s", ", ".join(found.unreadable[:10]))
-        if not found.blind:
+        if not found.unknown_because:
             self._tell_of_unattached(found.unattached)
 
     def _confirmed(self, found: Findings) -> list[Orphan]:

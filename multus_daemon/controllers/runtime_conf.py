@@ -15,7 +15,8 @@ from typing import Final, Protocol
 
 from multus_daemon import deadlines
 from multus_daemon.base import fs
-from multus_daemon.base.aio import backoff, in_thread
+from multus_daemon.base.aio import in_thread
+from multus_daemon.base.backoff import backoff
 from multus_daemon.delegates.conf_files import CONF_MAX_BYTES, SUFFIXES
 from multus_daemon.netconf import generate
 from multus_daemon.ports import NodeEvents

@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from multus_daemon import deadlines
 from multus_daemon.base import fs
-from multus_daemon.base.aio import backoff
+from multus_daemon.base.backoff import backoff
 from multus_daemon.ports import EVENT_MESSAGE_MAX, NodeEvents
 
 log = logging.getLogger(__name__)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 from typing import Any
 
 from multus_daemon.netlink.inet import Route
-from multus_daemon.netlink.ops import Session, in_pod
+from multus_daemon.netlink.ops import Session, session
 
 
 def look(netns: str) -> dict[str, Any]:
@@ -16,7 +15,8 @@ def look(netns: str) -> dict[str, Any]:
 
     Raises OSError if the namespace can't be entered.
     """
-    return asyncio.run(in_pod(netns, _look))
+    with session(netns) as opened, opened.inside():
+        return _look(opened)
 
 
 def _look(session: Session) -> dict[str, Any]:

@@ -6,11 +6,12 @@ below 0.4.0 is skipped, and the first words of an error are its cause, followed 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from multus_daemon.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.cni import args, conf, errors, names, result, versions
 from multus_daemon.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.cni.errors import (
@@ -24,28 +25,32 @@ from multus_daemon.cni.errors import (
 from multus_daemon.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.cache import Entry, ResultCache, name_problem
-from multus_daemon.ports import Attachment, Invocation, PluginRunner, Sandbox
+from multus_daemon.ports import ChoosingRunner
 
 log = logging.getLogger(__name__)
 
 
 class Chain:
-    """The DelegateRunner over a PluginRunner. `bin_path` is CNI_PATH, directories joined by `:`."""
+    """The DelegateRunner over a ChoosingRunner. `bin_path` is CNI_PATH, directories joined by `:`."""
 
-    def __init__(self, runner: PluginRunner, cache: ResultCache, bin_path: str) -> None:
+    def __init__(self, runner: ChoosingRunner, cache: ResultCache, bin_path: str) -> None:
         self._runner = runner
         self._cache = cache
         self._bin_path = bin_path
 
-    def validate(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        """Names, version, and that every plugin and every IPAM plugin is to be had. Touches nothing.
+    def plan(self, sandbox: Sandbox, attachment: Attachment) -> Attachment:
+        """See `ports.DelegateRunner`: names, version, and that every plugin and every IPAM plugin is to be had.
 
         Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name), IncompatibleVersionError.
         """
         try:
             self._validate(sandbox, attachment)
+            served_by: dict[str, str] = {}
+            for plugin in attachment.config.plugins:
+                served_by |= self._servers(sandbox, attachment, plugin)
         except CniError as error:
             raise error.with_context(_place(attachment)) from error
+        return replace(attachment, served_by=served_by)
 
     def _validate(self, sandbox: Sandbox, attachment: Attachment) -> None:
         config = attachment.config
@@ -66,68 +71,78 @@ class Chain:
             )
         if not config.plugins:
             raise InvalidNetworkConfigError("no plugins in list", "name one in the configuration's 'plugins'")
-        for plugin in config.plugins:
-            self._need(plugin.type, f"in path [{self._bin_path.replace(':', ' ')}]")
-            if plugin.ipam_type:
-                self._need(plugin.ipam_type, f"in path [{self._bin_path.replace(':', ' ')}], the IPAM of {plugin.type}")
 
-    def _need(self, plugin_type: str, where: str) -> None:
-        if not self._runner.locate(plugin_type):
-            raise InvalidNetworkConfigError(
-                f'failed to find plugin "{plugin_type}" {where}',
-                "install the plugin on the node (its file must be executable), or correct the configuration",
-            )
+    def _servers(self, sandbox: Sandbox, attachment: Attachment, plugin: PluginConfig) -> Mapping[str, str]:
+        served_by = self._runner.choose(plugin.type, self._invocation("ADD", sandbox, attachment, plugin, None))
+        needed = dict(served_by)
+        if plugin.ipam_type and plugin.ipam_type not in needed:
+            # What a binary calls is its own choice, but must be there.
+            needed[plugin.ipam_type] = self._runner.locate(plugin.ipam_type)
+        for name, where in needed.items():
+            if not where:
+                called = "" if name == plugin.type else f", the IPAM of {plugin.type}"
+                raise InvalidNetworkConfigError(
+                    f'failed to find plugin "{name}" in path [{self._bin_path.replace(":", " ")}]{called}',
+                    "install the plugin on the node (its file must be executable), or correct the configuration",
+                )
+        return served_by
 
-    async def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
+    def runs_here(self, attachment: Attachment, verb: str) -> bool:
+        """See `ports.DelegateRunner`."""
+        served_by = attachment.served_by
+        named = {name for plugin in attachment.config.plugins for name in (plugin.type, plugin.ipam_type) if name}
+        if not named <= served_by.keys() or any(where != BUILT_IN for where in served_by.values()):
+            return False
+        return verb != "ADD" or not any(map(self._runner.waits, served_by))
+
+    def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
         """ADD in the list's order, each plugin with the result of the one before. The first failure ends it.
 
         Raises CniError, also where the result can't be written to the cache: DEL would lack it. What has been made
         until then is left for `delete`.
         """
         config = attachment.config
-        previous: Mapping[str, Any] | None = None
+        previous: Result | None = None
         current = Result()
         for plugin in config.plugins:
             try:
-                stdin = _stdin(attachment, plugin, previous)
-                stdout = await self._runner.run(plugin.type, self._invocation("ADD", sandbox, attachment, stdin))
-                current = result.decode(stdout, config.cni_version)
-                previous = _object(current, config)
+                invocation = self._invocation("ADD", sandbox, attachment, plugin, previous)
+                current = self._runner.run(plugin.type, invocation)
+                previous = _as_seen(current, config)
             except CniError as error:
                 raise _placed(error, plugin, attachment, "ADD") from error
-        await self.remember(sandbox, attachment.with_result(current))
+        self.remember(sandbox, attachment.with_result(current))
         return current
 
-    async def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """Put the attachment's result into the cache. Raises IoFailureError (5)."""
         try:
-            await asyncio.to_thread(self._cache.write, _entry(sandbox, attachment))
+            self._cache.write(_entry(sandbox, attachment))
         except OSError as error:
             raise IoFailureError(
                 f"the result could not be stored: {error}",
                 f"{_place(attachment)}, ADD; make room or repair the directory",
             ) from error
 
-    async def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
 
         Every plugin is called, also after one has failed. Then the failures are raised as one CniError, with the code
         of the first, and the cached result is kept for the next try.
         """
         config = attachment.config
-        previous: Mapping[str, Any] | None = None
+        previous: Result | None = None
         if versions.at_least(config.cni_version, "0.4.0"):
-            stored = await self._stored(sandbox, attachment)
+            stored = self._stored(sandbox, attachment)
             try:
-                previous = None if stored is None else _object(stored, config)
+                previous = None if stored is None else _as_seen(stored, config)
             except IncompatibleVersionError as error:
                 # As libcni: a result that can't be converted must not be what keeps a network attached.
                 log.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
         failures: list[CniError] = []
         for plugin in reversed(config.plugins):
             try:
-                stdin = _stdin(attachment, plugin, previous)
-                await self._runner.run(plugin.type, self._invocation("DEL", sandbox, attachment, stdin))
+                self._runner.run(plugin.type, self._invocation("DEL", sandbox, attachment, plugin, previous))
             except UnknownContainerError as error:
                 # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
@@ -136,12 +151,12 @@ class Chain:
         if failures:
             raise _joined(failures, "DEL")
         try:
-            await asyncio.to_thread(self._cache.remove, config.name, sandbox.container_id, attachment.ifname)
+            self._cache.remove(config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
             # The network is detached, which is what was asked for; the file alone does no harm.
             log.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
 
-    async def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """CHECK in the list's order, each plugin with the stored result. The first failure ends it.
 
         Skipped where the configuration is older than 0.4.0, which has no such verb, or says `disableCheck`.
@@ -149,7 +164,7 @@ class Chain:
         config = attachment.config
         if config.disable_check or not versions.allows(config.cni_version, "CHECK"):
             return
-        stored = await self._stored(sandbox, attachment)
+        stored = self._stored(sandbox, attachment)
         if stored is None:
             raise InvalidNetworkConfigError(
                 f"no stored result to CHECK against ({_place(attachment)}, CHECK)",
@@ -157,12 +172,12 @@ class Chain:
             )
         for plugin in config.plugins:
             try:
-                stdin = _stdin(attachment, plugin, _object(stored, config))
-                await self._runner.run(plugin.type, self._invocation("CHECK", sandbox, attachment, stdin))
+                previous = _as_seen(stored, config)
+                self._runner.run(plugin.type, self._invocation("CHECK", sandbox, attachment, plugin, previous))
             except CniError as error:
                 raise _placed(error, plugin, attachment, "CHECK") from error
 
-    async def status(self, config: NetworkConfig) -> None:
+    def status(self, config: NetworkConfig) -> None:
         """STATUS in the list's order; the first failure ends it, with its code (50, 51 and any other).
 
         Skipped where the configuration is older than 1.1.0, which has no such verb.
@@ -171,11 +186,11 @@ class Chain:
             return
         for plugin in config.plugins:
             try:
-                await self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}))
+                self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}))
             except CniError as error:
                 raise _located(error, plugin, config, "STATUS") from error
 
-    async def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
+    def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
         """GC in the list's order, with `valid` under both names of its key; every plugin, also after one has failed.
 
         Then the failures are raised as one CniError, with the code of the first. Skipped below 1.1.0, and where the
@@ -189,7 +204,7 @@ class Chain:
         failures: list[CniError] = []
         for plugin in config.plugins:
             try:
-                await self._runner.run(plugin.type, self._without_container("GC", config, plugin, extra))
+                self._runner.run(plugin.type, self._without_container("GC", config, plugin, extra))
             except CniError as error:
                 failures.append(_located(error, plugin, config, "GC"))
         if failures:
@@ -198,18 +213,18 @@ class Chain:
     def _without_container(
         self, verb: str, config: NetworkConfig, plugin: PluginConfig, extra: Mapping[str, Any]
     ) -> Invocation:
-        stdin = conf.plugin_stdin(config, plugin, extra=extra)
-        return Invocation(verb=verb, container_id="", netns="", ifname="", args="", path=self._bin_path, stdin=stdin)
+        fields = conf.plugin_fields(config, plugin, extra=extra)
+        return Invocation(verb, container_id="", netns="", ifname="", args="", path=self._bin_path, fields=fields)
 
-    async def _stored(self, sandbox: Sandbox, attachment: Attachment) -> Result | None:
+    def _stored(self, sandbox: Sandbox, attachment: Attachment) -> Result | None:
         if attachment.result is not None:
             return attachment.result
         config = attachment.config
-        return await asyncio.to_thread(
-            self._cache.read_result, config.name, sandbox.container_id, attachment.ifname, config.cni_version
-        )
+        return self._cache.read_result(config.name, sandbox.container_id, attachment.ifname, config.cni_version)
 
-    def _invocation(self, verb: str, sandbox: Sandbox, attachment: Attachment, stdin: bytes) -> Invocation:
+    def _invocation(
+        self, verb: str, sandbox: Sandbox, attachment: Attachment, plugin: PluginConfig, previous: Result | None
+    ) -> Invocation:
         return Invocation(
             verb=verb,
             container_id=sandbox.container_id,
@@ -217,23 +232,30 @@ class Chain:
             ifname=attachment.ifname,
             args=args.render(attachment.cni_args),
             path=self._bin_path,
-            stdin=stdin,
+            fields=conf.plugin_fields(attachment.config, plugin, capability_args=attachment.capability_args),
+            prev_result=previous,
             served_by=attachment.served_by,
         )
 
 
-def _stdin(attachment: Attachment, plugin: PluginConfig, previous: Mapping[str, Any] | None) -> bytes:
-    return conf.plugin_stdin(
-        attachment.config, plugin, prev_result=previous, capability_args=attachment.capability_args
-    )
-
-
-def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:
-    """The result in the configuration's version; None where that version can't express it.
+def _as_seen(value: Result, config: NetworkConfig) -> Result | None:
+    """The result as plugins of the configuration's version see it; None where that version can't express it.
 
     That is a result without addresses in 0.1.0 and 0.2.0. Such a plugin is no failure: the Go library, which hands
     results on as they were printed, never converts there.
     """
+    try:
+        if value == Result():
+            result.to_object(value, config.cni_version)
+        return result.in_version(value, config.cni_version)
+    except IncompatibleVersionError:
+        if versions.at_least(config.cni_version, "0.3.0"):
+            raise
+        return None
+
+
+def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:
+    """As `_as_seen`, as a JSON object."""
     try:
         return result.to_object(value, config.cni_version)
     except IncompatibleVersionError:

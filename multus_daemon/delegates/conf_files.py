@@ -6,7 +6,6 @@ plugins); the bytes that are handed on are complete by themselves.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from multus_daemon.base import fs
@@ -23,17 +22,17 @@ SUFFIXES = (".conf", ".json", ".conflist")
 class NodeConfFiles:
     """`ports.ConfFiles` on the file system. Files are read anew at each call: they are few, small and changeable."""
 
-    async def by_name(self, directory: str, name: str) -> NetworkConfig | None:
+    def by_name(self, directory: str, name: str) -> NetworkConfig | None:
         """See `ports.ConfFiles`."""
-        return await asyncio.to_thread(_by_name, Path(directory), name)
+        return _by_name(Path(directory), name)
 
-    async def at_path(self, path: str) -> NetworkConfig:
+    def at_path(self, path: str) -> NetworkConfig:
         """See `ports.ConfFiles`."""
-        return await asyncio.to_thread(_at_path, Path(path))
+        return _at_path(Path(path))
 
-    async def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
+    def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
         """See `ports.ConfFiles`."""
-        return await asyncio.to_thread(_plugins_beside, Path(path), name)
+        return _plugins_beside(Path(path), name)
 
 
 def _candidates(directory: Path) -> list[Path]:

@@ -11,13 +11,12 @@ import logging
 from pathlib import Path
 from typing import Final
 
+from multus_daemon.attachment import Attachment
 from multus_daemon.base import fs
-from multus_daemon.base.aio import in_thread
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.delegates.find import resolve
 from multus_daemon.nad import device_info
 from multus_daemon.nad.device_info import DeviceInfo
-from multus_daemon.ports import Attachment
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +38,18 @@ class NodeDeviceFiles:
         """See `ports.DeviceFiles`."""
         return f"{_BASE}/cni/{device_info.cni_file(attachment.name, container_id, attachment.ifname)}"
 
-    async def prepare(self, attachment: Attachment, path: str) -> None:
+    def prepare(self, attachment: Attachment, path: str) -> None:
         """See `ports.DeviceFiles`. What an ADD that a crash cut off has left there is replaced."""
-        await in_thread(self._prepare, attachment, path)
+        self._prepare(attachment, path)
 
-    async def read(self, path: str) -> DeviceInfo | None:
+    def read(self, path: str) -> DeviceInfo | None:
         """See `ports.DeviceFiles`."""
-        data = await in_thread(self._read, "cni", _name(path))
+        data = self._read("cni", _name(path))
         return device_info.parse(data) if data is not None else None
 
-    async def remove(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         """See `ports.DeviceFiles`."""
-        await in_thread(self._remove, _name(path))
+        self._remove(_name(path))
 
     def _prepare(self, attachment: Attachment, path: str) -> None:
         name = _name(path)

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
-from multus_daemon.base.aio import in_thread
+from multus_daemon.attachment import BUILT_IN, Invocation
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import IfName
+from multus_daemon.cni.result import Result
 from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.netlink import netns, ops
-from multus_daemon.ports import BUILT_IN, BuiltinPlugins, Invocation, PluginRunner
+from multus_daemon.ports import BinaryRunner, BuiltinPlugins
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ def observe_nothing(plugin_type: str, verb: str, outcome: str, seconds: float) -
 
 
 class Dispatcher:
-    """The PluginRunner that the chain uses.
+    """The ChoosingRunner that the chain uses.
 
     `off`: binaries only. `fallback`: the built-in where there is no binary. `prefer`: the built-in where there is one
     that knows all of the configuration. `excepted`: types of which only the binary is to be had for an ADD.
@@ -52,7 +54,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        process: PluginRunner,
+        process: BinaryRunner,
         builtin: BuiltinPlugins,
         mode: Mode,
         *,
@@ -75,14 +77,47 @@ class Dispatcher:
             case "prefer":
                 return self._builtin.locate(plugin_type) or self._process.locate(plugin_type)
 
-    async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
+    def waits(self, plugin_type: str) -> bool:
+        """See `ports.ChoosingRunner`."""
+        return self._builtin.waits(plugin_type)
+
+    def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
+        """See `ports.ChoosingRunner`."""
+        served_by = {plugin_type: self._server(plugin_type, invocation)}
+        if served_by[plugin_type] == BUILT_IN:
+            for name, fields in self._builtin.called_by(plugin_type, invocation).items():
+                if name not in served_by:
+                    served_by |= self.choose(name, replace(invocation, fields=fields))
+        return served_by
+
+    def _server(self, plugin_type: str, invocation: Invocation) -> str:
+        """Who serves what is attached anew; empty where nobody does."""
+        mode = self._mode_of(plugin_type)
+        built_in = self._builtin.locate(plugin_type) if mode != "off" else ""
+        if built_in and mode == "prefer":
+            unsupported = self._builtin.unsupported(plugin_type, invocation)
+            if not unsupported:
+                return built_in
+            # Without a binary the built-in says what is missing.
+            if binary := self._process.locate(plugin_type):
+                log.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, unsupported)
+                return binary
+            return built_in
+        return self._process.locate(plugin_type) or built_in
+
+    def run(self, plugin_type: str, invocation: Invocation) -> Result:
         """As PluginRunner. Raises PluginNotFoundError where neither has it."""
         outcome = "crash"
         began = time.monotonic()
         try:
-            stdout = await self._choose(plugin_type, invocation)
+            if invocation.verb in _FOLLOWING:
+                made = self._follow(plugin_type, invocation)
+            elif (where := invocation.served_by.get(plugin_type) or self._server(plugin_type, invocation)) == BUILT_IN:
+                made = self._builtin.run(plugin_type, invocation)
+            else:
+                made = self._process.run(plugin_type, invocation, where)
             outcome = "success"
-            return stdout
+            return made
         except CniError as error:
             outcome = str(error.code)
             raise
@@ -102,32 +137,30 @@ class Dispatcher:
         """The mode for what is attached anew."""
         return "off" if plugin_type in self._excepted else self._mode
 
-    async def _choose(self, plugin_type: str, invocation: Invocation) -> bytes:
-        if await self._is_for_builtin(plugin_type, invocation):
-            return await self._run_builtin(plugin_type, invocation)
-        if invocation.verb == "ADD" and (binary := self._process.locate(plugin_type)):
-            # Also where it fails: what it has made by then is for its own DEL.
-            invocation.served_by[plugin_type] = binary
+    def _follow(self, plugin_type: str, invocation: Invocation) -> Result:
+        """By the one that did the ADD; where that is not to be had any more, by the other."""
+        if self._follows_builtin(plugin_type, invocation):
+            return self._builtin.run(plugin_type, invocation)
         mode = self._mode_of(plugin_type)
         may_leave = invocation.verb == "DEL" and plugin_type in _MASQUERADING and mode != "off"
-        had_interface = may_leave and await _has_interface(invocation)
+        had_interface = may_leave and _has_interface(invocation)
         try:
-            stdout = await self._process.run(plugin_type, invocation)
+            made = self._process.run(plugin_type, invocation)
         except PluginNotFoundError:
             # Not looked up first: the search is the runner's, and the file could go in between.
             if mode == "off" or not self._builtin.locate(plugin_type):
                 raise
-            if _added_by(plugin_type, invocation) not in ("", BUILT_IN):
+            if invocation.served_by.get(plugin_type, "") not in ("", BUILT_IN):
                 _log_replaced(plugin_type, invocation, BUILT_IN)
-            return await self._run_builtin(plugin_type, invocation)
-        if may_leave and not (had_interface and await in_thread(netns.is_netns, invocation.netns)):
-            await self._remove_rules(plugin_type, invocation)
-        return stdout
+            return self._builtin.run(plugin_type, invocation)
+        if may_leave and not (had_interface and netns.is_netns(invocation.netns)):
+            self._remove_rules(plugin_type, invocation)
+        return made
 
-    async def _remove_rules(self, plugin_type: str, invocation: Invocation) -> None:
+    def _remove_rules(self, plugin_type: str, invocation: Invocation) -> None:
         """After a DEL by a binary. What fails here is logged: the plugin has said that the DEL is done."""
         try:
-            await self._builtin.run(plugin_type, invocation)
+            self._builtin.run(plugin_type, invocation)
         except CniError as error:
             log.warning(
                 "container %s: rules that plugin %s has left can't be removed: %s",
@@ -136,8 +169,8 @@ class Dispatcher:
                 error,
             )
 
-    async def _is_for_builtin(self, plugin_type: str, invocation: Invocation) -> bool:
-        added_by = _added_by(plugin_type, invocation)
+    def _follows_builtin(self, plugin_type: str, invocation: Invocation) -> bool:
+        added_by = invocation.served_by.get(plugin_type, "")
         if self._mode == "off" or not self._builtin.locate(plugin_type):
             if added_by == BUILT_IN:
                 _log_replaced(plugin_type, invocation, BINARY)
@@ -145,33 +178,19 @@ class Dispatcher:
         preferred = BUILT_IN if self._mode_of(plugin_type) == "prefer" else BINARY
         if (added_by or preferred) != BUILT_IN:
             return False
-        unsupported = await self._builtin.unsupported(plugin_type, invocation)
-        if not unsupported:
-            return True
+        unsupported = self._builtin.unsupported(plugin_type, invocation)
         # Without a binary the built-in says what is missing, or does the DEL.
-        if binary := self._process.locate(plugin_type):
-            log.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, unsupported)
-        return not binary
-
-    async def _run_builtin(self, plugin_type: str, invocation: Invocation) -> bytes:
-        if invocation.verb == "ADD":
-            invocation.served_by[plugin_type] = BUILT_IN
-        return await self._builtin.run(plugin_type, invocation)
+        return not (unsupported and self._process.locate(plugin_type))
 
 
-async def _has_interface(invocation: Invocation) -> bool:
+def _has_interface(invocation: Invocation) -> bool:
     """Whether the interface is there; also where its namespace can't be entered."""
     if not invocation.netns:
         return False
     try:
-        return bool(await ops.KernelLinks().existing_links(invocation.netns, [IfName(invocation.ifname)]))
+        return bool(ops.KernelLinks().existing_links(invocation.netns, [IfName(invocation.ifname)]))
     except OSError:
         return True
-
-
-def _added_by(plugin_type: str, invocation: Invocation) -> str:
-    """Who did the ADD that the call is about; empty where it is about none, or nobody knows."""
-    return invocation.served_by.get(plugin_type, "") if invocation.verb in _FOLLOWING else ""
 
 
 def _log_replaced(plugin_type: str, invocation: Invocation, other: str) -> None:

@@ -19,10 +19,10 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import Invocation
 from multus_daemon.base import slots
 from multus_daemon.base.aio import KeyedLock
 from multus_daemon.cni.errors import TryAgainLaterError
-from multus_daemon.ports import Invocation
 
 MIB: Final = 1024 * 1024
 PROCESS_BYTES: Final = 64 * MIB

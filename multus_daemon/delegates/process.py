@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.base.aio import backoff
+from multus_daemon.attachment import Invocation
+from multus_daemon.base.backoff import backoff
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.delegates import child, failure, find
 from multus_daemon.delegates.limit import ProcessLimit
-from multus_daemon.ports import Invocation
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _BUSY_ATTEMPTS: Final = 6
 
 
 class ProcessRunner:
-    """The PluginRunner for plugin binaries."""
+    """Runs plugin binaries, on the event loop."""
 
     def __init__(
         self,
@@ -77,15 +77,15 @@ class ProcessRunner:
         except CniError:
             return ""
 
-    async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
-        """What the plugin printed on stdout, its exit status being 0.
+    async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
+        """What the plugin printed on stdout, its exit status being 0; `path` is where `locate` has just found it.
 
         Raises the plugin's own CniError, PluginNotFoundError, IoFailureError where it can't be started,
         TryAgainLaterError where its file stays busy, its time is up or no place became free, InternalError for an end
         without a CNI error and for too much output.
         """
         # First, so that a plugin that is not there is known at once.
-        path = await asyncio.to_thread(find.find, self._bin_dirs, plugin_type, root=self._root)
+        path = path or await asyncio.to_thread(find.find, self._bin_dirs, plugin_type, root=self._root)
         async with self._limit.hold(plugin_type, invocation) if self._limit else contextlib.nullcontext():
             return await self._run(plugin_type, invocation, path)
 

@@ -1,7 +1,9 @@
-"""The file format of our own container records: one JSON document, checked by a sum over its exact bytes.
+"""The file format of our own container records: lines of JSON, each checked by a sum over its exact bytes.
 
 `{"format":1,"sha256":"<hex>","record":{...}}`; the sum is over the bytes of `record`, from `{` to `}`. Configurations
-are in base64, byte for byte; results in the form of the newest CNI version. Pure: bytes in, values out.
+are in base64, byte for byte; results in the form of the newest CNI version. Each line is the whole record as it was at
+a time, the last one that is whole counts; there is a first one always, with its end (`delegates.store`). Pure: bytes
+in, values out.
 
 A newer daemon raises `FORMAT` only where an older one would misread the record; new keys alone do not, unknown ones
 are passed over.
@@ -9,15 +11,16 @@ are passed over.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any, Final
 
 import msgspec
 
+from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.cni import conf, result, versions
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
 
 FORMAT: Final = 1
 
@@ -65,7 +68,7 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def encode(record: ContainerRecord) -> bytes:
-    """The file's content."""
+    """One state of the container, as a line without its end."""
     body = msgspec.json.encode(
         _Record(
             container_id=record.sandbox.container_id,
@@ -100,13 +103,21 @@ def _encode(attachment: Attachment) -> _Attachment:
         default_route=None if attachment.default_route is None else list(attachment.default_route),
         resource_name=attachment.resource_name,
         device_id=attachment.device_id,
-        # A copy: beside this thread the ADD of another network of the container may go on.
-        served_by=attachment.served_by.copy(),
+        served_by=dict(attachment.served_by),
     )
 
 
 def decode(data: bytes) -> ContainerRecord:
-    """The record in a file's content. Raises RecordFormatError."""
+    """The last state in a file's content that is whole. Raises RecordFormatError where none is, for the first."""
+    first, *later = data.split(b"\n")
+    for line in reversed(later):
+        # Cut off by a crash, or never on the disk: nobody had been told of it, or the container is gone.
+        with contextlib.suppress(RecordFormatError):
+            return _decode_state(line)
+    return _decode_state(first)
+
+
+def _decode_state(data: bytes) -> ContainerRecord:
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         if envelope.format > FORMAT:
@@ -152,5 +163,5 @@ def _decode(fields: _Attachment) -> Attachment:
         default_route=None if fields.default_route is None else tuple(fields.default_route),
         resource_name=fields.resource_name,
         device_id=fields.device_id,
-        served_by=dict(fields.served_by),
+        served_by=fields.served_by,
     )

@@ -1,5 +1,10 @@
 """The record of each container, in `<cniDir>/attachments/<containerID>.json`; what an upstream daemon left is read too.
 
+The record that an ADD begins with must survive a power failure: files of IPAM plugins do. What the ADD has made may be
+lost in one, for then there is no container any more, and the first record says all that a DEL needs. So it is appended
+as a further line, without fsync: a file put in the place of the first, some file systems would lose with the first.
+Each line is written with its end, so that the first has it on the disk, whatever bytes are behind it after the failure.
+
 Files 0600 in a directory 0700, written with fsync and rename, no symbolic link followed. All methods block: `load` for
 a tenth of a millisecond, `save` and `remove` for as long as the disk takes, `recover` and `containers` for longer the
 more files there are.
@@ -16,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from multus_daemon.attachment import ContainerRecord
 from multus_daemon.base import fs
 from multus_daemon.cni import gojson, names
 from multus_daemon.cni.errors import InvalidEnvironmentError
@@ -23,7 +29,7 @@ from multus_daemon.cni.names import ContainerId
 from multus_daemon.delegates import record as record_format
 from multus_daemon.delegates import upstream
 from multus_daemon.delegates.cache import Entry, ResultCache
-from multus_daemon.ports import ContainerRecord, CorruptRecordError
+from multus_daemon.ports import CorruptRecordError
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +64,30 @@ class FileStore:
             except OSError as error:
                 log.error("%s is open to others, and its mode can't be changed: %s", directory, error)
         try:
-            fs.sweep(self._directory)
+            self._adopt()
             self._cache.sweep()
         except OSError as error:
             log.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
+
+    def _adopt(self) -> None:
+        """Put the records in place that were written and not yet renamed; remove what else writers have left.
+
+        A power failure can lose a rename that nobody has waited for, and a removal before it: what is in place is then
+        of an earlier ADD of the same container. Raises OSError.
+        """
+        for path, name in fs.temporary_files(self._directory).items():
+            try:
+                record = record_format.decode(fs.read_limited(path, follow=False))
+            except (record_format.RecordFormatError, FileNotFoundError):
+                fs.remove(path)
+                continue
+            own = self._own_path(record.sandbox.container_id)
+            # Not one that was cut.
+            if name == own.name and _is_newer(record, own):
+                log.warning("record of container %s is put in place: it had not been", record.sandbox.container_id)
+                path.rename(own)
+            else:
+                fs.remove(path)
 
     def _refuse_writers(self) -> None:
         try:
@@ -130,15 +156,19 @@ class FileStore:
             raise CorruptRecordError(f"upstream's record can't be read: {path}: {error}") from error
         return replace(record, foreign=True)
 
-    def save(self, record: ContainerRecord) -> None:
-        """Write our own record, durable on return. Raises OSError, InvalidEnvironmentError for an id that is none."""
+    def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
+        """See `ports.DelegateStore`. Raises OSError, InvalidEnvironmentError for an id that is none."""
         path = self._own_path(record.sandbox.container_id)
-        data = record_format.encode(record)
-        if len(data) > fs.DEFAULT_READ_LIMIT:
-            # What `load` would refuse must not come to be: its networks could not be detached.
+        data = record_format.encode(record) + b"\n"
+        # What `load` would refuse must not come to be: its networks could not be detached.
+        if len(data) + (0 if durable else path.stat().st_size) > fs.DEFAULT_READ_LIMIT:
             raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
+        if not durable:
+            fs.append(path, data)
+            return
         fs.ensure_private_directory(self._directory)
-        fs.write_atomic(path, data)
+        # Of a new one the rename may be lost: `sweep` finds what was to be renamed.
+        fs.write_atomic(path, data, fsync_name=path.exists())
 
     def remove(self, container_id: ContainerId) -> None:
         """Forget our own record and upstream's; none is done. Raises OSError, InvalidEnvironmentError."""
@@ -186,6 +216,16 @@ class FileStore:
         if problem := names.container_id_problem(container_id):
             raise InvalidEnvironmentError(problem, repr(container_id))
         return self._directory / f"{container_id}{_SUFFIX}"
+
+
+def _is_newer(record: ContainerRecord, place: Path) -> bool:
+    """Whether the record in `place` is missing, or of an earlier ADD. Raises OSError."""
+    try:
+        return record_format.decode(fs.read_limited(place, follow=False)).created < record.created
+    except FileNotFoundError:
+        return True
+    except record_format.RecordFormatError:
+        return False
 
 
 def _files(directory: Path) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.cni import args, conf, gojson, names, result, versions
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.errors import CniError
@@ -20,7 +21,6 @@ from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, Pod
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.cache import Entry
 from multus_daemon.delegates.dispatch import BINARY
-from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
 
 log = logging.getLogger(__name__)
 

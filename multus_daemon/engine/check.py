@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
+from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.cni.errors import CniError, InvalidNetnsError, UnknownContainerError
-from multus_daemon.ports import Attachment, ContainerRecord, DelegateRunner, LinkOps, Sandbox
+from multus_daemon.engine import records
+from multus_daemon.engine.engine import Engine
+from multus_daemon.engine.request import CniRequest
 
-log = logging.getLogger(__name__)
 
-
-class Checker:
-    """Checks networks of one container. The caller holds the container's lock."""
-
-    def __init__(self, runner: DelegateRunner, links: LinkOps) -> None:
-        self._runner = runner
-        self._links = links
-
-    async def check(self, record: ContainerRecord, netns: str) -> None:
-        """Run CHECK for each attachment in order; the first failure ends it. Raises CniError."""
+def check(engine: Engine, request: CniRequest) -> None:
+    """Run CHECK for each attachment of the container in order; the first failure ends it. Raises CniError."""
+    with engine.locks.hold(request.container_id):
+        record = records.find(engine, request.container_id, search=True)
+        if record is None:
+            raise UnknownContainerError(
+                f"container {request.container_id} has no networks here",
+                f"pod {request.args.namespace}/{request.args.name}: no ADD is on record",
+            )
         if not record.complete:
             raise UnknownContainerError(
-                f"pod {record.pod}: ADD of container {record.sandbox.container_id} never finished",
+                f"pod {record.pod}: ADD of container {request.container_id} never finished",
                 "delete the container and add it anew",
             )
-        await self.check_some(record, [item for item in record.attachments if not _unfinished(item)], netns)
-
-    async def check_some(self, record: ContainerRecord, attachments: Sequence[Attachment], netns: str) -> None:
-        """Run CHECK for these `attachments` of the record. Raises CniError."""
-        if problem := self._links.netns_problem(netns):
-            raise InvalidNetnsError(f"{netns} {problem}", f"pod {record.pod}: CNI_NETNS must be one")
-        sandbox = Sandbox(record.sandbox.container_id, netns)
-        for attachment in attachments:
-            try:
-                await self._runner.check(sandbox, attachment)
-            except CniError as error:
-                raise error.with_context(f"pod {record.pod}") from error
+        # A crash can have cut off the ADD of a network to the running container: nobody was told that it is there.
+        told = [item for item in record.attachments if item.result is not None or not item.hot_plugged]
+        check_some(engine, record, told, request.netns)
 
 
-def _unfinished(attachment: Attachment) -> bool:
-    """True for what a crash cut off while it was plugged in: nobody was told that it is there."""
-    return attachment.hot_plugged and attachment.result is None
+def check_some(engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: str) -> None:
+    """Run CHECK for these `attachments` of the record. Raises CniError."""
+    if problem := engine.links.netns_problem(netns):
+        raise InvalidNetnsError(f"{netns} {problem}", f"pod {record.pod}: CNI_NETNS must be one")
+    sandbox = Sandbox(record.sandbox.container_id, netns)
+    for attachment in attachments:
+        try:
+            engine.runner.check(sandbox, attachment)
+        except CniError as error:
+            raise error.with_context(f"pod {record.pod}") from error

@@ -8,88 +8,82 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from multus_daemon.cni import conf
+from multus_daemon.attachment import Attachment, Pod
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
 from multus_daemon.cni.names import ContainerId
+from multus_daemon.engine.engine import Engine
+from multus_daemon.engine.networks import Network
 from multus_daemon.nad.device_info import DeviceInfo
-from multus_daemon.ports import Attachment, DeviceFiles, DeviceSource, DevicesUnavailableError, Pod
+from multus_daemon.ports import DevicesUnavailableError
 
 log = logging.getLogger(__name__)
 
 # Capabilities: NPWG multi-network SPEC 4.1.2.1.11, device-info SPEC 5.1.
-_DEVICE_ID: Final = "deviceID"
+DEVICE_ID: Final = "deviceID"
 _INFO_FILE: Final = "CNIDeviceInfoFile"
 _SHOWN_NAMES: Final = 10
 
 
-class Devices:
-    """Deals out a pod's devices, and keeps the device-info files."""
+def deal(engine: Engine, pod: Pod, networks: Sequence[Network]) -> list[str]:
+    """The device of each network, empty for none: the n-th network of a resource has the resource's n-th device.
 
-    def __init__(self, source: DeviceSource, files: DeviceFiles) -> None:
-        self._source = source
-        self._files = files
-
-    async def allot(
-        self, pod: Pod, container_id: ContainerId, attachments: Sequence[Attachment]
-    ) -> tuple[Attachment, ...]:
-        """The same attachments with their devices: the n-th one of a resource has the resource's n-th device.
-
-        A device id that was asked for counts where the network has no resource, or where the resource has no more
-        devices. Touches nothing. Raises TryAgainLaterError (11) where nobody can say what the pod has been given,
-        InvalidNetworkConfigError (7) where that is not enough.
-        """
-        allocated: Mapping[str, Sequence[str]] = {}
-        if any(attachment.resource_name for attachment in attachments):
-            try:
-                allocated = await self._source.allocated(pod)
-            except DevicesUnavailableError as error:
-                raise TryAgainLaterError(f"the pod's devices can't be told: {error}") from error
-        dealt: dict[str, int] = {}
-        return tuple(
-            self._with_file(_with_device(attachment, _device_for(attachment, pod, allocated, dealt)), container_id)
-            for attachment in attachments
-        )
-
-    def _with_file(self, attachment: Attachment, container_id: ContainerId) -> Attachment:
-        """The attachment with the path of its device-info file, if its plugins or its device have use for one."""
-        given = {key: value for key, value in attachment.capability_args.items() if key != _INFO_FILE}
-        if attachment.device_id or _INFO_FILE in attachment.config.capabilities:
-            given[_INFO_FILE] = self._files.path(attachment, container_id)
-        return replace(attachment, capability_args=given)
-
-    async def prepare(self, attachment: Attachment) -> None:
-        """Before the ADD of the attachment's plugins: its device-info file is what the device plugin has told.
-
-        Raises IoFailureError (5).
-        """
-        if path := _info_file(attachment):
-            try:
-                await self._files.prepare(attachment, path)
-            except OSError as error:
-                raise IoFailureError(
-                    f"device-info file can't be prepared: {error}", f"network {attachment.name}: {path}"
-                ) from error
-
-    async def info(self, attachment: Attachment) -> DeviceInfo | None:
-        """After the ADD: what the file says; None where it is not there or not to be used, which the log tells then."""
-        path = _info_file(attachment)
-        if not path:
-            return None
+    A device id that was asked for counts where the network has no resource, or where the resource has no more
+    devices. Touches nothing. Raises TryAgainLaterError (11) where nobody can say what the pod has been given,
+    InvalidNetworkConfigError (7) where that is not enough.
+    """
+    allocated: Mapping[str, Sequence[str]] = {}
+    if any(network.resource_name for network in networks):
         try:
-            return await self._files.read(path)
-        except (CniError, OSError) as error:
-            log.warning("network %s: its device-info is left out of the status: %s (%s)", attachment.name, error, path)
-            return None
+            allocated = engine.devices.allocated(pod)
+        except DevicesUnavailableError as error:
+            raise TryAgainLaterError(f"the pod's devices cannot be determined: {error}") from error
+    dealt: dict[str, int] = {}
+    return [_device_for(network, pod, allocated, dealt) for network in networks]
 
-    async def remove(self, attachment: Attachment) -> None:
-        """After the DEL. The file alone does no harm: that it can't be removed is for the log."""
-        if path := _info_file(attachment):
-            try:
-                await self._files.remove(path)
-            except OSError as error:
-                log.warning("network %s: its device-info file is not removed: %s", attachment.name, error)
+
+def with_info_file(engine: Engine, attachment: Attachment, container_id: ContainerId) -> Attachment:
+    """The attachment with the path of its device-info file, if its plugins or its device have use for one."""
+    given = {key: value for key, value in attachment.capability_args.items() if key != _INFO_FILE}
+    if attachment.device_id or _INFO_FILE in attachment.config.capabilities:
+        given[_INFO_FILE] = engine.device_files.path(attachment, container_id)
+    return replace(attachment, capability_args=given)
+
+
+def prepare(engine: Engine, attachment: Attachment) -> None:
+    """Before the ADD of the attachment's plugins: its device-info file is what the device plugin has told.
+
+    Raises IoFailureError (5).
+    """
+    if path := _info_file(attachment):
+        try:
+            engine.device_files.prepare(attachment, path)
+        except OSError as error:
+            raise IoFailureError(
+                f"device-info file can't be prepared: {error}", f"network {attachment.name}: {path}"
+            ) from error
+
+
+def info(engine: Engine, attachment: Attachment) -> DeviceInfo | None:
+    """After the ADD: what the file says; None where it is not there or not to be used, which the log tells then."""
+    path = _info_file(attachment)
+    if not path:
+        return None
+    try:
+        return engine.device_files.read(path)
+    except (CniError, OSError) as error:
+        log.warning("network %s: its device-info is left out of the status: %s (%s)", attachment.name, error, path)
+        return None
+
+
+def remove(engine: Engine, attachment: Attachment) -> None:
+    """After the DEL. The file alone does no harm: that it can't be removed is for the log."""
+    if path := _info_file(attachment):
+        try:
+            engine.device_files.remove(path)
+        except OSError as error:
+            log.warning("network %s: its device-info file is not removed: %s", attachment.name, error)
 
 
 def _info_file(attachment: Attachment) -> str:
@@ -97,10 +91,10 @@ def _info_file(attachment: Attachment) -> str:
     return path if isinstance(path, str) else ""
 
 
-def _device_for(attachment: Attachment, pod: Pod, allocated: Mapping[str, Sequence[str]], dealt: dict[str, int]) -> str:
-    """The next device of the attachment's resource, counted in `dealt`, else the one that was asked for, else empty."""
-    asked = attachment.capability_args.get(_DEVICE_ID)
-    resource = attachment.resource_name
+def _device_for(network: Network, pod: Pod, allocated: Mapping[str, Sequence[str]], dealt: dict[str, int]) -> str:
+    """The next device of the network's resource, counted in `dealt`, else the one that was asked for, else empty."""
+    asked = network.capability_args.get(DEVICE_ID)
+    resource = network.resource_name
     if not resource:
         return asked if isinstance(asked, str) else ""
     # A pod that has a claim by a template knows it by the name in its own spec; the object's name is generated.
@@ -111,25 +105,12 @@ def _device_for(attachment: Attachment, pod: Pod, allocated: Mapping[str, Sequen
         return devices[index]
     if isinstance(asked, str) and asked and asked not in devices:
         return asked
-    has = f"has {len(devices)} of them, and network {attachment.name} is number {index + 1} that needs one"
+    has = f"has {len(devices)} of them, and network {network.name} is number {index + 1} that needs one"
     if not devices:
-        has = f"has none, and network {attachment.name} needs one"
+        has = f"has none, and network {network.name} needs one"
     raise InvalidNetworkConfigError(
         f"not enough devices of {resource}: the pod {has}",
         f"its containers must ask for them; they have devices of: {_shown(allocated)}",
-    )
-
-
-def _with_device(attachment: Attachment, device_id: str) -> Attachment:
-    """The attachment with the device in each plugin's object, as upstream has it, and among the capabilities."""
-    if not device_id:
-        return attachment
-    fields: dict[str, Any] = {"deviceID": device_id, "pciBusID": device_id}
-    return replace(
-        attachment,
-        config=conf.with_plugin_fields(attachment.config, fields, {}),
-        capability_args={**attachment.capability_args, _DEVICE_ID: device_id},
-        device_id=device_id,
     )
 
 

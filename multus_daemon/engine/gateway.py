@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from multus_daemon.attachment import Attachment, Sandbox
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Route
-from multus_daemon.ports import Attachment, DelegateRunner, LinkOps, Sandbox
+from multus_daemon.ports import DelegateRunner, LinkOps
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,7 @@ def routes_of(attachment: Attachment) -> tuple[Route, ...]:
     return tuple(routes)
 
 
-async def moved(
-    links: LinkOps, sandbox: Sandbox, pod: str, attachments: tuple[Attachment, ...]
-) -> tuple[Attachment, ...]:
+def moved(links: LinkOps, sandbox: Sandbox, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
     """`attachments`, those of the whole container, after the default routes have come to the one that asked for them.
 
     The same objects where nothing has changed, and nothing is looked at where none asks. Raises CniError; the routes
@@ -55,14 +54,14 @@ async def moved(
         return attachments
     routes = routes_of(chosen)
     try:
-        await links.move_default_routes(sandbox.netns, chosen.ifname, routes)
+        links.move_default_routes(sandbox.netns, chosen.ifname, routes)
     except OSError as error:
         raise _refused(error, chosen, sandbox, links).with_context(f"pod {pod}") from error
     log.info("default route of pod %s: %s via %s", pod, chosen.ifname, ", ".join(route.gw for route in routes))
     return tuple(_with_routes(item, routes if item is chosen else (), routes) for item in attachments)
 
 
-async def remembered(
+def remembered(
     runner: DelegateRunner,
     sandbox: Sandbox,
     pod: str,
@@ -73,7 +72,7 @@ async def remembered(
     for was, attachment in zip(before, attachments, strict=True):
         if attachment is not was:
             try:
-                await runner.remember(sandbox, attachment)
+                runner.remember(sandbox, attachment)
             except CniError as error:
                 raise error.with_context(f"pod {pod}") from error
 

@@ -1,28 +1,24 @@
 """ADD, DEL and CHECK of one network of a container that runs (hot-plug), as clients of `/delegate` ask for them.
 
-What is plugged in goes into the container's record, so that the pod's DEL takes it out, CHECK checks it and GC knows
+What is added goes into the container's record, so that the pod's DEL takes it out, CHECK checks it and GC knows
 it. Nothing of the daemon's own configuration gets into the network's, its CNI version is its own.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from multus_daemon.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
 from multus_daemon.cni.names import IfName
 from multus_daemon.cni.result import Result
-from multus_daemon.engine.attach import Attacher, interfaces_live
-from multus_daemon.engine.check import Checker
-from multus_daemon.engine.detach import Detacher
-from multus_daemon.engine.report import FAILED, Reporter
+from multus_daemon.engine import add, check, detach, plan, records, report, unsupported
+from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.request import DelegateRequest
-from multus_daemon.engine.resolve import Resolver, plugged
-from multus_daemon.engine.unmet import Requests
-from multus_daemon.ports import Attachment, ContainerRecord, LinkOps, Pod
+from multus_daemon.netconf.load import load
 
 log = logging.getLogger(__name__)
 
@@ -32,166 +28,157 @@ _NAMES_MAX: Final = 256
 _NAMES_AT_ONCE: Final = 16
 
 
-class HotPlug:
-    """Plugs networks into one container. The caller holds the container's lock."""
+def add_network(engine: Engine, request: DelegateRequest) -> Result:
+    """Attach the network; its result, the stored one if it is attached already. Raises CniError.
 
-    def __init__(
-        self,
-        resolver: Resolver,
-        attacher: Attacher,
-        detacher: Detacher,
-        checker: Checker,
-        reporter: Reporter,
-        requests: Requests,
-        links: LinkOps,
-        clock: Callable[[], float],
-    ) -> None:
-        self._resolver = resolver
-        self._attacher = attacher
-        self._detacher = detacher
-        self._checker = checker
-        self._reporter = reporter
-        self._requests = requests
-        self._links = links
-        self._clock = clock
-
-    async def add(self, request: DelegateRequest, *, strict: bool) -> Result:
-        """Attach the network; its result, the stored one if it is attached already. Raises CniError.
-
-        `strict`: what is asked of the network and not met fails it.
-
-        Without an interface name in the request, the next free `net<N>`; only for a network that the container does
-        not have, since a client that repeats such a request would get one interface more each time.
-        """
-        if problem := self._links.netns_problem(request.netns):
-            raise InvalidNetnsError(f"{request.netns} {problem}", _of(request))
-        found = await self._detacher.find(request.container_id, search=True)
+    Without an interface name in the request, the next free `net<N>`; only for a network that the container does
+    not have, since a client that repeats such a request would get one interface more each time.
+    """
+    container_id = request.container_id
+    netns = request.netns
+    with engine.locks.hold(container_id):
+        engine.adds.begins(container_id)
+        # The request's configuration is the network's own: what is ours can only be the daemon's.
+        strict = load(b"{}", engine.overlay).strict_requests
+        if problem := engine.links.netns_problem(netns):
+            raise InvalidNetnsError(f"{netns} {problem}", _of(request))
+        found = records.find(engine, container_id, search=True)
         record = _adopted(found) if found else None
         leftovers = []
         for present in record.attachments if record else ():
             wanted = present.config.name == request.network and request.ifname in ("", present.ifname)
-            if wanted and present.result and await interfaces_live(self._links, request.netns, [present]):
-                return self._stored_result(request, present)
-            if wanted and not _is_pluggable(present):
+            if wanted and present.result and add.interfaces_live(engine, netns, [present]):
+                return _stored_result(request, present)
+            if wanted and not _is_removable(present):
                 raise InvalidNetworkConfigError(
                     f"network {present.name} is the {_kind(present)} of {_of(request)}", "it comes with the pod"
                 )
             cut_off = present.hot_plugged and present.result is None and present.ifname == request.ifname
             if wanted or cut_off:
                 leftovers.append(present)
-        return await self._plug(request, record, leftovers, strict)
+        return _add(engine, request, record, leftovers, strict)
 
-    def _stored_result(self, request: DelegateRequest, present: Attachment) -> Result:
-        if not request.ifname:
-            raise InvalidNetworkConfigError(
-                f"network {request.network} is attached as {present.ifname!r} already, and the request names no "
-                f"interface ({_of(request)})",
-                "name the interface for one more attachment",
-            )
-        log.info("network %s is attached as %s: the stored result is returned", present.name, present.ifname)
-        return present.result or Result()
 
-    async def _plug(
-        self, request: DelegateRequest, record: ContainerRecord | None, leftovers: list[Attachment], strict: bool
-    ) -> Result:
-        pod = await self._resolver.pod(request)
-        with self._reporter.telling_of_failure(pod, FAILED):
-            config = conf.parse(request.stdin)
-            if record and leftovers:
-                log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))
-                record = await self._detacher.detach_some(record, leftovers, request.netns)
-            base = record or self._new_record(request, pod)
-            ifname = request.ifname or await self._free_name(request, base)
-            new = plugged(request, config, pod.namespace, ifname)
-            self._requests.before_add(pod, (new,), strict=strict)
-            async with self._attacher.attached(base, (new,), request.netns, completes=False) as stored:
-                done = stored.attachments[-1]
-                self._requests.after_add(pod, (done,), strict=strict)
-                self._reporter.added(pod, done)
-        return done.result or Result()
-
-    def _new_record(self, request: DelegateRequest, pod: Pod) -> ContainerRecord:
-        """For a container of which nothing is known: never complete, so no ADD or CHECK takes it for the pod's own."""
-        return ContainerRecord(
-            sandbox=request.sandbox,
-            ifname=_CLUSTER_IFNAME,
-            pod_namespace=pod.namespace,
-            pod_name=pod.name,
-            pod_uid=request.args.uid or pod.uid,
-            attachments=(),
-            created=self._clock(),
+def _stored_result(request: DelegateRequest, present: Attachment) -> Result:
+    if not request.ifname:
+        raise InvalidNetworkConfigError(
+            f"network {request.network} is attached as {present.ifname!r} already, and the request names no "
+            f"interface ({_of(request)})",
+            "name the interface for one more attachment",
         )
+    log.info("network %s is attached as %s: the stored result is returned", present.name, present.ifname)
+    return present.result or Result()
 
-    async def _free_name(self, request: DelegateRequest, record: ContainerRecord) -> IfName:
-        """The first `net<N>` that neither the record nor the namespace has. Raises CniError."""
-        used = {record.ifname, *(attachment.ifname for attachment in record.attachments)}
-        names = [name for number in range(1, _NAMES_MAX + 1) if (name := IfName(f"net{number}")) not in used]
-        for start in range(0, len(names), _NAMES_AT_ONCE):
-            asked = names[start : start + _NAMES_AT_ONCE]
-            try:
-                taken = await self._links.existing_links(request.netns, asked)
-            except OSError as error:
-                raise InvalidNetnsError(f"{request.netns} can't be entered: {error}", _of(request)) from error
-            if free := [name for name in asked if name not in taken]:
-                return free[0]
-        raise InvalidNetworkConfigError(f"no interface name is free up to net{_NAMES_MAX}", _of(request))
 
-    async def delete(self, request: DelegateRequest) -> None:
-        """Detach the network, by the record if it is in there; asks nobody about the pod. Raises CniError.
+def _add(
+    engine: Engine, request: DelegateRequest, record: ContainerRecord | None, leftovers: list[Attachment], strict: bool
+) -> Result:
+    pod = plan.find_pod(engine, request.args)
+    with report.telling_of_failure(engine, pod, report.FAILED):
+        config = conf.parse(request.stdin)
+        if record and leftovers:
+            log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))
+            record = detach.detach_some(engine, record, leftovers, request.netns)
+        base = record or _new_record(engine, request, pod)
+        ifname = request.ifname or _free_name(engine, request, base)
+        new = plan.hot_plugged(request, config, pod.namespace, ifname)
+        unsupported.before_add(engine, pod, (new,), strict=strict)
+        with add.attached(engine, base, (new,), request.netns, completes=False) as stored:
+            done = stored.attachments[-1]
+            unsupported.after_add(engine, pod, (done,), strict=strict)
+            add.keep(engine, stored)
+            report.added(engine, pod, done)
+    return done.result or Result()
 
-        What is not there is done. An interface that belongs to something else is never touched: a client takes back
-        the ADDs that were refused, with a DEL like any other.
-        """
+
+def _new_record(engine: Engine, request: DelegateRequest, pod: Pod) -> ContainerRecord:
+    """For a container of which nothing is known: never complete, so no ADD or CHECK takes it for the pod's own."""
+    return ContainerRecord(
+        sandbox=request.sandbox,
+        ifname=_CLUSTER_IFNAME,
+        pod_namespace=pod.namespace,
+        pod_name=pod.name,
+        pod_uid=request.args.uid or pod.uid,
+        attachments=(),
+        created=engine.clock(),
+    )
+
+
+def _free_name(engine: Engine, request: DelegateRequest, record: ContainerRecord) -> IfName:
+    """The first `net<N>` that neither the record nor the namespace has. Raises CniError."""
+    used = {record.ifname, *(attachment.ifname for attachment in record.attachments)}
+    names = [name for number in range(1, _NAMES_MAX + 1) if (name := IfName(f"net{number}")) not in used]
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        asked = names[start : start + _NAMES_AT_ONCE]
+        try:
+            taken = engine.links.existing_links(request.netns, asked)
+        except OSError as error:
+            raise InvalidNetnsError(f"{request.netns} can't be entered: {error}", _of(request)) from error
+        if free := [name for name in asked if name not in taken]:
+            return free[0]
+    raise InvalidNetworkConfigError(f"no interface name is free up to net{_NAMES_MAX}", _of(request))
+
+
+def remove_network(engine: Engine, request: DelegateRequest) -> None:
+    """Detach the network, by the record if it is in there; asks nobody about the pod. Raises CniError.
+
+    What is not there is done. An interface that belongs to something else is never touched: a client takes back
+    the ADDs that were refused, with a DEL like any other.
+    """
+    with engine.locks.hold(request.container_id):
         if not request.ifname:
             log.warning("DEL of network %s of %s names no interface: done", request.network, _of(request))
             return
-        found = await self._detacher.find(request.container_id, search=True)
+        found = records.find(engine, request.container_id, search=True)
         record = _adopted(found) if found else None
         if record and (present := _present(record, request)):
-            if not _is_pluggable(present):
+            if not _is_removable(present):
                 raise InvalidNetworkConfigError(
                     f"network {present.name} is the {_kind(present)} of {_of(request)}", "it goes with the pod"
                 )
-            await self._detacher.detach_some(record, [present], request.netns)
-        elif record and await self._is_anothers(record, request):
+            detach.detach_some(engine, record, [present], request.netns)
+        elif record and _is_anothers(engine, record, request):
             log.warning(
                 "DEL of network %s of %s: %s belongs to something else: done",
                 request.network, _of(request), request.ifname,
             )  # fmt: skip
         else:
-            attachment = plugged(request, conf.parse(request.stdin), request.args.namespace, request.ifname)
+            attachment = plan.hot_plugged(request, conf.parse(request.stdin), request.args.namespace, request.ifname)
             log.info(
                 "network %s of %s is not on record: DEL with the request's configuration",
                 attachment.name,
                 _of(request),
             )
-            await self._detacher.detach_unrecorded(request.sandbox, _of(request), attachment)
+            detach.detach_unrecorded(engine, request.sandbox, _of(request), attachment)
 
-    async def _is_anothers(self, record: ContainerRecord, request: DelegateRequest) -> bool:
-        """True where the interface is there and not of the request's network, which the record does not have."""
-        if any(attachment.ifname == request.ifname for attachment in record.attachments):
-            return True
-        if not self._links.is_netns(request.netns):
-            return False
-        try:
-            return bool(await self._links.existing_links(request.netns, [request.ifname]))
-        except OSError:
-            # The namespace has just gone, and the interface with it.
-            return False
 
-    async def check(self, request: DelegateRequest) -> None:
-        """CHECK the network against its stored result. Raises CniError, UnknownContainerError (3) if not attached."""
-        found = await self._detacher.find(request.container_id, search=True)
+def _is_anothers(engine: Engine, record: ContainerRecord, request: DelegateRequest) -> bool:
+    """True where the interface is there and not of the request's network, which the record does not have."""
+    if any(attachment.ifname == request.ifname for attachment in record.attachments):
+        return True
+    if not engine.links.is_netns(request.netns):
+        return False
+    try:
+        return bool(engine.links.existing_links(request.netns, [request.ifname]))
+    except OSError:
+        # The namespace has just gone, and the interface with it.
+        return False
+
+
+def check_network(engine: Engine, request: DelegateRequest) -> None:
+    """CHECK the network against its stored result. Raises CniError, UnknownContainerError (3) if not attached."""
+    with engine.locks.hold(request.container_id):
+        found = records.find(engine, request.container_id, search=True)
         present = _present(found, request) if found else None
         if found is None or present is None or present.result is None:
             raise UnknownContainerError(
                 f"network {request.network} is not attached as {request.ifname!r}",
                 f"{_of(request)}: no ADD is on record",
             )
-        await self._checker.check_some(found, [present], request.netns)
+        check.check_some(engine, found, [present], request.netns)
 
 
-def _is_pluggable(attachment: Attachment) -> bool:
+def _is_removable(attachment: Attachment) -> bool:
     """False for what is the pod's own for as long as it lives."""
     return not attachment.cluster_network and not attachment.auxiliary
 
@@ -212,7 +199,7 @@ def _present(record: ContainerRecord, request: DelegateRequest) -> Attachment | 
 
 
 def _adopted(record: ContainerRecord) -> ContainerRecord:
-    """A record of another daemon, as ours: its container runs, or nobody would plug anything into it.
+    """A record of another daemon, as ours: its container runs, or nobody would add a network to it.
 
     Where the cluster network is not among what is known, nothing of it may pass for the runtime's ADD.
     """

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
-from typing import Final, Literal
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import Attachment, ContainerRecord, Pod
+from multus_daemon.base import deadline
 from multus_daemon.cni.errors import CniError, TryAgainLaterError
-from multus_daemon.engine import unmet
-from multus_daemon.engine.resolve import MissingDefinitionError
+from multus_daemon.engine import unsupported
+from multus_daemon.engine.engine import Engine
+from multus_daemon.engine.networks import MissingDefinitionError
 from multus_daemon.nad import status
-from multus_daemon.ports import EVENT_MESSAGE_MAX, Attachment, ClusterStore, ContainerRecord, Pod, StatusWriteError
+from multus_daemon.ports import EVENT_MESSAGE_MAX, StatusWriteError
 
 log = logging.getLogger(__name__)
-
-StatusWrite = Literal["best-effort", "required"]
 
 # Reasons of Warning events. The first is upstream's, the third that of the hot-plug controller.
 NO_NETWORK: Final = "NoNetworkFound"
@@ -30,86 +30,83 @@ class StatusRequiredError(TryAgainLaterError):
     """The network-status must be written, and could not be."""
 
 
-class Reporter:
-    """Reports on the cluster store."""
+def attached(engine: Engine, pod: Pod, record: ContainerRecord, keep: Callable[[], None]) -> None:
+    """The runtime's ADD has made `record`: network-status and events. `keep`, which stores it, goes on beside that.
 
-    def __init__(self, cluster: ClusterStore, status_write: StatusWrite = "best-effort") -> None:
-        self._cluster = cluster
-        self._status_write = status_write
+    Raises StatusRequiredError (11), and what `keep` raises.
+    """
+    # An auxiliary chain has no interface of its own, so there is nothing to tell of it.
+    shown = [attachment for attachment in record.attachments if not attachment.auxiliary]
+    # Clients take the first entry for the cluster network's.
+    attachments = sorted(shown, key=lambda attachment: attachment.hot_plugged)
+    problem = _write_status(engine, pod, attachments, keep)
+    for attachment in attachments:
+        if not attachment.hot_plugged:
+            added(engine, pod, attachment)
+    if problem:
+        engine.cluster.event(pod, "Warning", NO_STATUS, f"network-status: {problem}")
 
-    async def attached(self, pod: Pod, record: ContainerRecord) -> None:
-        """The runtime's ADD has made `record`: network-status and events.
 
-        Raises StatusRequiredError (11).
-        """
-        # An auxiliary chain has no interface of its own, so there is nothing to tell of it.
-        shown = [attachment for attachment in record.attachments if not attachment.auxiliary]
-        # Clients take the first entry for the cluster network's.
-        attachments = sorted(shown, key=lambda attachment: attachment.hot_plugged)
-        problem = await self._write_status(pod, attachments)
-        for attachment in attachments:
-            if not attachment.hot_plugged:
-                self.added(pod, attachment)
-        if problem:
-            self._cluster.event(pod, "Warning", NO_STATUS, f"network-status: {problem}")
+def added(engine: Engine, pod: Pod, attachment: Attachment) -> None:
+    """One network is attached: an event, in upstream's words."""
+    result = attachment.result
+    if result and (result.interfaces or result.ips):
+        addresses = " ".join(ip.address for ip in result.ips)
+        message = f"Add {attachment.ifname} [{addresses}] from {attachment.name}"
+        engine.cluster.event(pod, "Normal", "AddedInterface", message)
 
-    def added(self, pod: Pod, attachment: Attachment) -> None:
-        """One network is attached: an event, in upstream's words."""
-        result = attachment.result
-        if result and (result.interfaces or result.ips):
-            addresses = " ".join(ip.address for ip in result.ips)
-            message = f"Add {attachment.ifname} [{addresses}] from {attachment.name}"
-            self._cluster.event(pod, "Normal", "AddedInterface", message)
 
-    @contextlib.contextmanager
-    def telling_of_failure(self, pod: Pod, reason: str) -> Iterator[None]:
-        """A CniError that ends the block becomes one Warning; `reason` is its reason where the cause has none."""
-        try:
-            yield
-        except CniError as error:
-            reason, message = _as_event(pod, error, reason)
-            self._cluster.event(pod, "Warning", reason, message[:EVENT_MESSAGE_MAX])
-            raise
+@contextlib.contextmanager
+def telling_of_failure(engine: Engine, pod: Pod, reason: str) -> Iterator[None]:
+    """A CniError that ends the block becomes one Warning; `reason` is its reason where the cause has none."""
+    try:
+        yield
+    except CniError as error:
+        reason, message = _as_event(pod, error, reason)
+        engine.cluster.event(pod, "Warning", reason, message[:EVENT_MESSAGE_MAX])
+        raise
 
-    async def _write_status(self, pod: Pod, attachments: list[Attachment]) -> str:
-        """Why the status is not written yet; empty where it is. Raises StatusRequiredError."""
-        entries = [
-            entry
-            for item in attachments
-            if item.result is not None
-            for entry in status.entries_for(
-                item.name,
-                item.ifname,
-                item.result,
-                cluster_network=item.cluster_network,
-                device_info=item.device_info,
-                default_route=item.default_route,
-            )
-        ]
-        if not entries:
-            return ""
-        required = self._status_write == "required"
-        try:
-            async with asyncio.timeout(deadlines.NETWORK_STATUS_SECONDS):
-                await self._cluster.write_network_status(pod, status.render(entries), keep_trying=not required)
-        except (StatusWriteError, TimeoutError) as error:
-            problem = str(error) or f"not written within {deadlines.NETWORK_STATUS_SECONDS:g} s"
-            if required:
-                raise StatusRequiredError(
-                    f"network-status can't be written: {problem} (pod {pod})",
-                    "statusWrite is 'required', so nothing stays attached",
-                ) from error
-            log.warning("network-status of pod %s: %s", pod, problem)
-            return problem
+
+def _write_status(engine: Engine, pod: Pod, attachments: list[Attachment], keep: Callable[[], None]) -> str:
+    """Why the status is not written yet; empty where it is. Raises StatusRequiredError."""
+    entries = [
+        entry
+        for item in attachments
+        if item.result is not None
+        for entry in status.entries_for(
+            item.name,
+            item.ifname,
+            item.result,
+            cluster_network=item.cluster_network,
+            device_info=item.device_info,
+            default_route=item.default_route,
+        )
+    ]
+    if not entries:
+        keep()
         return ""
+    required = engine.status_write == "required"
+    try:
+        with deadline.within(deadlines.NETWORK_STATUS_SECONDS):
+            engine.cluster.write_network_status(pod, status.render(entries), keep, keep_trying=not required)
+    except (StatusWriteError, deadline.ExpiredError) as error:
+        problem = str(error) or f"not written within {deadlines.NETWORK_STATUS_SECONDS:g} s"
+        if required:
+            raise StatusRequiredError(
+                f"network-status can't be written: {problem} (pod {pod})",
+                "statusWrite is 'required', so nothing stays attached",
+            ) from error
+        log.warning("network-status of pod %s: %s", pod, problem)
+        return problem
+    return ""
 
 
 def _as_event(pod: Pod, error: CniError, reason: str) -> tuple[str, str]:
     """Reason and message; a cause that has a reason of its own goes before `reason`."""
     if isinstance(error, StatusRequiredError):
         return NO_STATUS, str(error)
-    if isinstance(error, unmet.UnmetRequestError):
-        return unmet.EVENT, str(error)
+    if isinstance(error, unsupported.UnsupportedArgError):
+        return unsupported.EVENT, str(error)
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MissingDefinitionError):

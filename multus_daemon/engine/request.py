@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from multus_daemon.attachment import Sandbox
 from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.ports import Sandbox
 
 
 @dataclass(frozen=True, slots=True)

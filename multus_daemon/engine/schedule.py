@@ -7,20 +7,26 @@ after another, in the order of the list, where their configurations tell that on
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import ipaddress
-import itertools
 import re
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from multus_daemon.base.aio import ended
+from multus_daemon.attachment import Attachment
+from multus_daemon.base import deadline, threads
+from multus_daemon.base.deadline import Deadline
 from multus_daemon.cni import gojson
 from multus_daemon.cni.conf import PluginConfig
-from multus_daemon.ports import Attachment
 
+T = TypeVar("T")
+
+AT_ONCE: Final = 4
+"""Containers to delete: a DEL that hangs must not keep the others waiting; more at once would slow down the ADDs of a
+starting node."""
 SERIAL: Final = "multus.io/serial"
 """A key of a network's configuration, or of one of its plugin objects: if true, nothing runs beside the network."""
 
@@ -80,61 +86,113 @@ def backwards(before: Sequence[Collection[int]]) -> tuple[frozenset[int], ...]:
     )
 
 
-async def in_order(
-    work: Callable[[int], Coroutine[Any, Any, None]],
+def in_order(
+    work: Callable[[int], None],
     before: Sequence[Collection[int]],
     *,
     at_once: int,
+    here: Collection[int] = (),
     patience: float | None = None,
 ) -> dict[int, Exception]:
     """Run `work` for each number, at most `at_once` (from 1) together, each after those `before` it; what they raised.
 
-    Of those that can begin the lowest does; `before` names lower ones only. `patience`: nothing begins after a failure,
-    and what is under way has so many seconds to come to its end, then it is cancelled; None: a failure stops no other.
-    The failures are by number, in order; what was cancelled is not among them.
+    Of those that can begin the lowest does; `before` names lower ones only. Those that are `here`, and one that has
+    nothing beside it, run in the calling thread, one after the other; the rest in a thread for each. `patience`:
+    nothing begins after a failure, and what is under way has so many seconds to come to its end, then it is
+    interrupted, but for what runs in the calling thread; None: a failure stops no other. The failures are by number, in
+    order, without what was interrupted.
 
-    Returns, or is cancelled, only when all that began has ended. Raises what is raised and is no Exception.
+    Returns, or raises Interrupted, only when all that began has ended. Raises what is raised and is no Exception.
     """
+    group = _Group()
     waiting = list(range(len(before)))
-    over: set[int] = set()
-    running: dict[asyncio.Task[None], int] = {}
-    failures: dict[int, Exception] = {}
     try:
-        while waiting or running:
-            able = (number for number in waiting if over.issuperset(before[number]))
-            ready = list(itertools.islice(able, at_once - len(running)))
-            waiting = [number for number in waiting if number not in ready]
-            if len(ready) == 1 and not running:
-                # Nothing can run beside it, so it needs no task.
+        while waiting or group.running:
+            able = [number for number in waiting if group.over.issuperset(before[number])]
+            ready = able[: at_once - len(group.running)]
+            alone = len(ready) == 1 and not group.running
+            own = next((number for number in ready if alone or number in here), None)
+            inline = [] if own is None else [own]
+            for number in ready:
+                if number not in here and number != own and not group.start(work, number):
+                    inline.append(number)
+            for number in inline:
+                group.begun.add(number)
                 try:
-                    await work(ready[0])
+                    work(number)
                 except Exception as error:
-                    failures[ready[0]] = error
-                over.update(ready)
-            else:
-                running |= {asyncio.create_task(work(number)): number for number in ready}
-                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                failures |= _failures(running, done)
-                over.update(running.pop(task) for task in done)
-            if failures and patience is not None:
+                    group.failures[number] = error
+                group.over.add(number)
+                group.collect()
+            if group.running and not inline:
+                group.wait()
+            waiting = [number for number in waiting if number not in group.begun]
+            if group.failures and patience is not None:
                 break
-        if running:
-            done, _ = await asyncio.wait(running, timeout=patience)
-            failures |= _failures(running, done)
+        if patience is not None:
+            group.finish(patience)
     finally:
-        await ended(*running)
-    return dict(sorted(failures.items()))
+        group.end()
+    return dict(sorted(group.failures.items()))
 
 
-def _failures(running: Mapping[asyncio.Task[None], int], done: Iterable[asyncio.Task[None]]) -> dict[int, Exception]:
-    found = {}
-    for task in done:
-        error = task.exception()
-        if isinstance(error, Exception):
-            found[running[task]] = error
-        elif error is not None:
-            raise error
-    return found
+def side_by_side(items: Iterable[T], work: Callable[[T], None]) -> None:
+    """`work` for each of the items, in their order, `AT_ONCE` at a time. What one raises ends the others."""
+    rest = list(items)
+    failures = in_order(lambda number: work(rest[number]), [()] * len(rest), at_once=AT_ONCE, patience=0.0)
+    for error in failures.values():
+        raise error
+
+
+class _Group:
+    """The threads of one `in_order`."""
+
+    def __init__(self) -> None:
+        self.running: dict[futures.Future[None], tuple[int, Deadline]] = {}
+        self.begun: set[int] = set()
+        self.over: set[int] = set()
+        self.failures: dict[int, Exception] = {}
+
+    def start(self, work: Callable[[int], None], number: int) -> bool:
+        """Begin the work of that number in a thread; False where there is none."""
+        # A word of its own, by which this one is stopped and no other.
+        limit = Deadline(deadline.current().left)
+        try:
+            with deadline.given(limit):
+                self.running[threads.start(lambda: work(number), name=f"network {number}")] = number, limit
+        except RuntimeError:
+            # The node, or the container's cgroup, has no thread left: slower in the calling one, but done.
+            return False
+        self.begun.add(number)
+        return True
+
+    def wait(self) -> None:
+        """Wait for one of those that run to end."""
+        deadline.current().wait(*self.running)
+        self.collect()
+
+    def finish(self, patience: float) -> None:
+        """Wait for all that run, `patience` seconds at most."""
+        with contextlib.suppress(deadline.ExpiredError), deadline.within(patience):
+            while self.running:
+                self.wait()
+
+    def end(self) -> None:
+        """Stop what still runs and wait for its end. What it raises is dropped."""
+        for _, limit in self.running.values():
+            limit.stop()
+        futures.wait(self.running)
+
+    def collect(self) -> None:
+        """Note what has ended."""
+        for future in [running for running in self.running if running.done()]:
+            number, _ = self.running.pop(future)
+            self.over.add(number)
+            error = future.exception()
+            if isinstance(error, Exception):
+                self.failures[number] = error
+            elif error is not None:
+                raise error
 
 
 def _traits(attachment: Attachment) -> _Traits:

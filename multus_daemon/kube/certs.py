@@ -35,7 +35,7 @@ from cryptography.x509.oid import NameOID
 
 from multus_daemon import deadlines
 from multus_daemon.base import fs
-from multus_daemon.base.aio import backoff
+from multus_daemon.base.backoff import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.kube import approver
 from multus_daemon.kube.approver import CertificateError, Client, DeniedError, WaitingError

@@ -21,11 +21,11 @@ from urllib.parse import quote
 import msgspec
 
 from multus_daemon import deadlines
-from multus_daemon.base.aio import backoff
+from multus_daemon.attachment import Pod
+from multus_daemon.base.backoff import backoff
 from multus_daemon.kube.errors import ApiError, ApiUnavailableError, KubeError
 from multus_daemon.kube.observer import NullObserver, Observer
 from multus_daemon.kube.status import MERGE_PATCH
-from multus_daemon.ports import Pod
 
 log = logging.getLogger(__name__)
 

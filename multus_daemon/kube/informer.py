@@ -17,7 +17,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from multus_daemon import deadlines
-from multus_daemon.base.aio import backoff
+from multus_daemon.base.backoff import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.kube import errors
 from multus_daemon.kube.errors import ApiUnavailableError, GoneError, KubeError

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import msgspec
 
+from multus_daemon.attachment import Pod
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.nad import definition
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.ports import Pod
 
 T = TypeVar("T")
 

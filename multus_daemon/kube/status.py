@@ -18,12 +18,14 @@ from typing import Final, Protocol
 import msgspec
 
 from multus_daemon import deadlines
-from multus_daemon.base.aio import KeyedLock, backoff
+from multus_daemon.attachment import Pod
+from multus_daemon.base.aio import KeyedLock
+from multus_daemon.base.backoff import backoff
 from multus_daemon.kube import objects
 from multus_daemon.kube.errors import ApiError, ApiUnavailableError, KubeError
 from multus_daemon.kube.observer import NullObserver, Observer
 from multus_daemon.nad.status import ANNOTATION
-from multus_daemon.ports import Pod, StatusWriteError
+from multus_daemon.ports import StatusWriteError
 
 log = logging.getLogger(__name__)
 

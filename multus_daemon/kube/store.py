@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final, TypeVar
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import Pod
 from multus_daemon.base.aio import KeyedLock
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.names import Namespace, PodName, PodUid
@@ -22,7 +23,7 @@ from multus_daemon.kube.observer import Observer
 from multus_daemon.kube.status import StatusWriter
 from multus_daemon.nad import names
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StoreUnavailableError
+from multus_daemon.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/co
 
 
 class KubeStore:
-    """Implements `ports.ClusterStore`. Making one touches nothing; `run` is a root task.
+    """Implements `portals.LoopStore`. Making one touches nothing; `run` is a root task.
 
     Gates: `pods` and `networks`, each open once it has been listed.
     """
@@ -77,7 +78,16 @@ class KubeStore:
             async with asyncio.timeout(timeout):
                 await asyncio.gather(self.statuses.flush(), self.events.flush())
 
-    # --- ports.ClusterStore ---
+    # --- portals.LoopStore ---
+
+    def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
+        """See `portals.LoopStore`."""
+        found = self.pods.get((namespace, name))
+        return found if found is not None and is_incarnation(found, uid) else None
+
+    def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
+        """See `portals.LoopStore`."""
+        return self.networks.get((namespace, name))
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         """See `ports.ClusterStore`. Waits for the watch's event, then asks the API server once."""

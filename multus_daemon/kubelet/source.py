@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from multus_daemon.attachment import Pod
 from multus_daemon.kubelet import checkpoint
-from multus_daemon.ports import DevicesUnavailableError, Pod
+from multus_daemon.ports import DevicesUnavailableError
 
 
 class KubeletDevices:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from multus_daemon.cni import conf
+from multus_daemon.cni.conf import NetworkConfig
+
 GROUP = "k8s.cni.cncf.io"
 VERSION = "v1"
 PLURAL = "network-attachment-definitions"
@@ -25,6 +28,14 @@ class NetworkAttachmentDefinition:
     def resource_name(self) -> str:
         """The device plugin resource that a pod must hold to use the network, else empty."""
         return self.annotations.get(RESOURCE_NAME_ANNOTATION, "")
+
+    @property
+    def network(self) -> NetworkConfig | None:
+        """The network of `config`, None where that is empty. Raises as `conf.parse` does."""
+        if not self.config.strip():
+            return None
+        # What JSON let in as half a surrogate pair is no text; the parser says so.
+        return conf.parse(self.config.encode("utf-8", "surrogatepass"), default_name=self.name)
 
     def __str__(self) -> str:
         """`namespace/name`, as the status names it."""

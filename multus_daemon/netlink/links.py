@@ -42,6 +42,7 @@ _IFLA_PROTINFO: Final = 12
 _IFLA_TXQLEN: Final = 13
 _IFLA_OPERSTATE: Final = 16
 _IFLA_LINKINFO: Final = 18
+_IFLA_GROUP: Final = 27
 _IFLA_NET_NS_FD: Final = 28
 _IFLA_EXT_MASK: Final = 29
 _IFLA_INFO_KIND: Final = 1
@@ -166,6 +167,16 @@ def set_master(index: int, master: int) -> Request:
 def delete(index: int) -> Request:
     """Remove the link."""
     return _request(RTM_DELLINK, index)
+
+
+def set_group(index: int, group: int) -> Request:
+    """Make the link one of the group; every link is in one group, in 0 if nothing is said."""
+    return _request(RTM_SETLINK, index, attrs=(number(_IFLA_GROUP, group),))
+
+
+def delete_group(group: int) -> Request:
+    """Remove every link of the group, which is not 0."""
+    return _request(RTM_DELLINK, attrs=(number(_IFLA_GROUP, group),))
 
 
 def set_port(index: int, *, hairpin: bool, isolated: bool) -> Request:

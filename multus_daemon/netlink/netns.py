@@ -1,7 +1,7 @@
 """Network namespaces as paths and file descriptors, and the one place that enters them.
 
-`enter` changes the namespace of the calling thread for good, so it is called by throw-away threads only
-(`netlink.thread`); the daemon's own threads stay in the host's namespace.
+`enter` changes the namespace of the calling thread for good, so it is called by a request's thread only
+(`base.portal`), which ends with it; the daemon's own threads stay in the host's namespace.
 """
 
 from __future__ import annotations

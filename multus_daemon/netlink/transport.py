@@ -131,16 +131,15 @@ class Socket:
         """
         errors: dict[int, OSError] = {}
         for start in range(0, len(requests), _BATCH_REQUESTS):
-            found = self._batch(requests[start : start + _BATCH_REQUESTS])
-            errors.update({start + position: error for position, error in found.items()})
+            together = requests[start : start + _BATCH_REQUESTS]
+            # Only the last is acknowledged where it succeeds; of the others there is nothing to be heard then.
+            last = self._send(together, 0, NLM_F_ACK)
+            first = last - len(together) + 1
+            errors |= {start + number - first: error for number, error in self._refusals(first, last)}
         return errors
 
-    def _batch(self, requests: Sequence[Request]) -> dict[int, OSError]:
-        """`batch` in one datagram."""
-        errors: dict[int, OSError] = {}
-        # Only the last is acknowledged where it succeeds; of the others there is nothing to be heard then.
-        last = self._send(requests, 0, NLM_F_ACK)
-        first = last - len(requests) + 1
+    def _refusals(self, first: int, last: int) -> Iterator[tuple[int, OSError]]:
+        """Of the requests with these sequence numbers, up to the acknowledgement of the last."""
         while True:
             for number, kind, flags, message in self._messages():
                 if not first <= number <= last or kind != _NLMSG_ERROR:
@@ -148,9 +147,9 @@ class Socket:
                 try:
                     _raise_for(message, kind, flags)
                 except OSError as error:
-                    errors[number - first] = error
+                    yield number, error
                 if number == last:
-                    return errors
+                    return
 
     def _send(self, requests: Sequence[Request], flags: int, of_last: int = 0) -> int:
         """The sequence number of the last one."""

@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
-from multus_daemon.base.aio import backoff
+from multus_daemon.base.backoff import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.errors import InternalError
 from multus_daemon.metrics import Metrics

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from aiohttp import web
 
 from multus_daemon import deadlines, logs
-from multus_daemon.base import slots
-from multus_daemon.base.aio import TaskGroupOfRequests
+from multus_daemon.base import portal, slots
+from multus_daemon.base.aio import SharedCalls, TaskGroupOfRequests
+from multus_daemon.base.deadline import Deadline, ExpiredError
 from multus_daemon.cni import versions
 from multus_daemon.cni.errors import (
     CniError,
@@ -40,38 +42,39 @@ _DRAIN_STEP = 0.02
 class Verbs(Protocol):
     """What the socket needs from the engine. Every method raises CniError; anything else is a fault of the program.
 
-    A method that is cancelled (its deadline is over) first undoes what it did, then lets the cancellation through.
+    They block, each call in a thread of its own. One whose deadline (`base.deadline`) is over, or which is to stop,
+    first undoes what it did, then raises Interrupted.
     """
 
-    async def add(self, request: CniRequest) -> Result:
+    def add(self, request: CniRequest) -> Result:
         """Attach the pod to its networks, all or none."""
         ...
 
-    async def delete(self, request: CniRequest) -> None:
+    def delete(self, request: CniRequest) -> None:
         """Detach the container; what is absent counts as done, can be repeated."""
         ...
 
-    async def check(self, request: CniRequest) -> None:
+    def check(self, request: CniRequest) -> None:
         """Is everything still as ADD left it?"""
         ...
 
-    async def plug(self, request: DelegateRequest) -> Result:
+    def add_network(self, request: DelegateRequest) -> Result:
         """Attach one network to a running container."""
         ...
 
-    async def unplug(self, request: DelegateRequest) -> None:
+    def remove_network(self, request: DelegateRequest) -> None:
         """Detach one network from a container; what is absent counts as done, can be repeated."""
         ...
 
-    async def check_plugged(self, request: DelegateRequest) -> None:
+    def check_network(self, request: DelegateRequest) -> None:
         """Is one network still as its ADD left it?"""
         ...
 
-    async def status(self, stdin: bytes) -> None:
+    def status(self, stdin: bytes) -> None:
         """Could an ADD be served now?"""
         ...
 
-    async def gc(self, stdin: bytes) -> None:
+    def gc(self, stdin: bytes) -> None:
         """Remove what belongs to no attachment that the configuration names as valid."""
         ...
 
@@ -98,21 +101,23 @@ class CniApi:
         *,
         verb_seconds: Mapping[str, float] = deadlines.VERB_SECONDS,
         body_timeout: float = deadlines.BODY_SECONDS,
-        at_once: int | None = None,
+        at_once: int = 256,
         hurry: Hurry | None = None,
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
-        `at_once`: how many verbs, None for any number; `hurry`: used while a DEL of a container is there, since it
+        `at_once`: how many verbs; `hurry`: used while a DEL of a container is there, since it
         waits for what runs of it.
         """
         self._verbs = verbs
         self._metrics = metrics
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
-        self._slots = slots.Slots(at_once) if at_once else None
+        self._slots = slots.Slots(at_once)
         self._hurry = hurry
         self._requests = TaskGroupOfRequests()
+        # Runtimes ask every 5 s, CRI-O at its start every 0.5 s: a plugin that hangs does so once.
+        self._status = SharedCalls()
         self._closed = False
 
     @property
@@ -225,19 +230,18 @@ class CniApi:
         """One of those that are worked on. Raises TryAgainLaterError (11) for a request that waited in vain."""
         verb = request.verb
         async with contextlib.AsyncExitStack() as stack:
-            if self._slots is not None:
-                key = request.container_id if isinstance(request, CniRequest) else ""
-                patience = deadlines.SLOT_WAIT_SECONDS[verb]
-                place = self._slots.hold(key, RANKS.get(verb, RANKS["CHECK"]), patience)
-                try:
-                    with self._metrics.queued(verb):
-                        await stack.enter_async_context(place)
-                except slots.NoSlotError as error:
-                    raise TryAgainLaterError(
-                        f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
-                        f"requests waiting and at most {self._slots.size} worked on at once",
-                        "that is what connectionLimit says: raise it",
-                    ) from error
+            key = request.container_id if isinstance(request, CniRequest) else ""
+            patience = deadlines.SLOT_WAIT_SECONDS[verb]
+            place = self._slots.hold(key, RANKS.get(verb, RANKS["CHECK"]), patience)
+            try:
+                with self._metrics.queued(verb):
+                    await stack.enter_async_context(place)
+            except slots.NoSlotError as error:
+                raise TryAgainLaterError(
+                    f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
+                    f"requests waiting and at most {self._slots.size} worked on at once",
+                    "that is what connectionLimit says: raise it",
+                ) from error
             stack.enter_context(self._metrics.in_flight(verb))
             yield
 
@@ -256,25 +260,25 @@ class CniApi:
     async def _perform(self, call: wire.Call, stdout: bool) -> wire.Answer:
         request = call.request
         if isinstance(request, wire.NodeRequest):
-            work = self._verbs.status(request.stdin) if request.verb == "STATUS" else self._verbs.gc(request.stdin)
-            await self._limited(request, work)
+            verb = self._verbs.status if request.verb == "STATUS" else self._verbs.gc
+            await self._limited(request, functools.partial(verb, request.stdin))
         elif isinstance(request, DelegateRequest):
             return await self._plug(request)
         elif request.verb == "ADD":
-            made = await self._limited(request, self._verbs.add(request))
+            made = await self._limited(request, functools.partial(self._verbs.add, request))
             return await self._tell(request, made, call.asked_version, stdout)
         elif request.verb == "DEL":
-            await self._limited(request, self._verbs.delete(request))
+            await self._limited(request, functools.partial(self._verbs.delete, request))
         else:
-            await self._limited(request, self._verbs.check(request))
+            await self._limited(request, functools.partial(self._verbs.check, request))
         return wire.encode_done(stdout=stdout)
 
     async def _plug(self, request: DelegateRequest) -> wire.Answer:
         if request.verb == "ADD":
-            made = await self._limited(request, self._verbs.plug(request))
+            made = await self._limited(request, functools.partial(self._verbs.add_network, request))
             return wire.encode_result(made, versions.CURRENT, stdout=False)
-        work = self._verbs.unplug(request) if request.verb == "DEL" else self._verbs.check_plugged(request)
-        await self._limited(request, work)
+        verb = self._verbs.remove_network if request.verb == "DEL" else self._verbs.check_network
+        await self._limited(request, functools.partial(verb, request))
         return wire.encode_done(stdout=False)
 
     async def _tell(self, request: CniRequest, made: Result, version: str, stdout: bool) -> wire.Answer:
@@ -284,31 +288,32 @@ class CniApi:
         except CniError as error:
             undo = replace(request, verb="DEL")
             try:
-                await self._limited(undo, self._verbs.delete(undo))
+                await self._limited(undo, functools.partial(self._verbs.delete, undo))
             except CniError as second:
                 raise error.with_context(f"and undoing the ADD failed: {second}") from second
             raise
 
-    async def _limited(self, request: CniRequest | wire.NodeRequest, work: Coroutine[Any, Any, T]) -> T:
-        """Begin `work` in its turn, and wait for it; both as long as its verb may take.
+    async def _limited(self, request: CniRequest | wire.NodeRequest, work: Callable[[], T]) -> T:
+        """Begin `work` in its turn, in a thread of its own, and wait for it; both as long as its verb may take.
 
         Raises DeadlineExceededError once it has undone its part.
         """
         seconds = self._verb_seconds[request.verb]
-        deadline = asyncio.timeout(seconds)
+        limit = Deadline(seconds)
         try:
-            async with deadline, self._admitted(request):
-                return await work
+            async with asyncio.timeout(seconds), self._admitted(request):
+                if request.verb == "STATUS" and isinstance(request, wire.NodeRequest):
+                    # Of several that share it, each waits for as long as it may; the run is stopped with the last.
+                    return await self._status.of(request.stdin, lambda: portal.run(Deadline(), work, name="STATUS"))
+                return await portal.run(limit, work, name=request.verb)
         except TimeoutError as error:
-            if not deadline.expired():
+            # A STATUS may share the run of one that came before, whose time is over earlier.
+            if not (limit.expired or isinstance(error, ExpiredError)):
                 raise
             subject = f" of pod {request.args.namespace}/{request.args.name}" if isinstance(request, CniRequest) else ""
             raise DeadlineExceededError(
                 f"{request.verb}{subject} took longer than {seconds:g} s", "the daemon's log has what it was doing"
             ) from error
-        finally:
-            # It may not have begun.
-            work.close()
 
 
 def to_cni_error(error: BaseException) -> CniError:

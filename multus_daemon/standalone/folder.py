@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+from multus_daemon.attachment import Pod
 from multus_daemon.base import fs
 from multus_daemon.cni import gojson
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.ports import Pod
 from multus_daemon.standalone import manifests
 from multus_daemon.standalone.manifests import ManifestError, Manifests
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
+from multus_daemon.attachment import Pod
 from multus_daemon.base import fs
 from multus_daemon.nad import status
 from multus_daemon.nad.names import label_problem, subdomain_problem
-from multus_daemon.ports import Pod
 from multus_daemon.standalone.folder import STATUS_DIRECTORY
 
 
@@ -21,7 +21,7 @@ class _Text(str):
     """A string to be written as a literal block."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
     """Keys in our order, texts of several lines as blocks."""
 
 

@@ -6,19 +6,20 @@ import asyncio
 import collections
 import contextlib
 import logging
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import watchfiles
 
+from multus_daemon.attachment import Pod
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.ports import (
     NetworkNotFoundError,
-    Pod,
     PodNotFoundError,
     StatusWriteError,
     StoreUnavailableError,
@@ -45,7 +46,7 @@ class Event:
 
 
 class StandaloneStore:
-    """Implements `ports.ClusterStore`. `run` is a root task."""
+    """Implements `ports.ClusterStore`; `run` is a root task, on the event loop."""
 
     def __init__(self, directory: Path, gates: Gates | None = None, *, poll_seconds: float = POLL_SECONDS) -> None:
         """The gate `manifests` is open while the directory can be read; `poll_seconds` is for where no watch works."""
@@ -55,7 +56,7 @@ class StandaloneStore:
         self._poll_seconds = poll_seconds
         self._folder = Folder(directory)
         self._view = View()
-        self._scanning = asyncio.Lock()
+        self._scanning = threading.Lock()
         self._events: collections.deque[Event] = collections.deque(maxlen=EVENTS_KEPT)
 
     # --- the directory ---
@@ -70,11 +71,11 @@ class StandaloneStore:
         """The last events, oldest first."""
         return tuple(self._events)
 
-    async def refresh(self, changed: Collection[str] = ()) -> None:
-        """Read what has changed, and the files `changed` in any case. Raises StoreUnavailableError."""
-        async with self._scanning:
+    def refresh(self, changed: Collection[str] = ()) -> None:
+        """Read what has changed, and the files `changed` in any case. Blocks. Raises StoreUnavailableError."""
+        with self._scanning:
             try:
-                self._view = await asyncio.to_thread(self._folder.scan, changed)
+                self._view = self._folder.scan(changed)
                 self._gates.open(GATE)
             except OSError as error:
                 self._gates.close(GATE, str(error))
@@ -97,7 +98,7 @@ class StandaloneStore:
             await asyncio.sleep(self._poll_seconds)
 
     async def _watch_until_failure(self) -> None:
-        await self.refresh()
+        await asyncio.to_thread(self.refresh)
         # An empty batch every few seconds: that scan catches what changed before the watch stood, or was lost to it.
         changes = watchfiles.awatch(
             self._directory,
@@ -107,7 +108,7 @@ class StandaloneStore:
         )
         async with contextlib.aclosing(changes):
             async for batch in changes:
-                await self.refresh({self._relative(path) for _, path in batch})
+                await asyncio.to_thread(self.refresh, {self._relative(path) for _, path in batch})
 
     def _concerns_us(self, _change: watchfiles.Change, path: str) -> bool:
         parts = Path(self._relative(path)).parts
@@ -122,22 +123,22 @@ class StandaloneStore:
                 return str(Path(path).relative_to(directory))
         return path
 
-    # --- ports.ClusterStore ---
+    # --- ports.ClusterStore: it blocks, without a way over the event loop ---
 
-    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+    def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         """See `ports.ClusterStore`. A miss looks at the directory, so that a file just written counts at once."""
         found = self._view.pods.get((namespace, name))
         if found is None or (uid and found.uid != uid):
-            await self.refresh()
+            self.refresh()
             found = self._view.pods.get((namespace, name))
         if found is None:
             raise PodNotFoundError(f"no manifest in {self._directory} declares pod {namespace}/{name}{self._hint()}")
         return found
 
-    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+    def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
         """See `ports.ClusterStore`. A miss looks at the directory."""
         if (namespace, name) not in self._view.networks:
-            await self.refresh()
+            self.refresh()
         found = self._view.networks.get((namespace, name))
         if found is None:
             raise NetworkNotFoundError(
@@ -146,22 +147,23 @@ class StandaloneStore:
             )
         return found
 
-    async def node_pods(self) -> list[Pod]:
+    def node_pods(self) -> list[Pod]:
         """See `ports.ClusterStore`. Looks at the directory; a file that can't be used may declare anything."""
-        await self.refresh()
+        self.refresh()
         if self.errors:
             raise StoreUnavailableError(f"not every manifest in {self._directory} can be read{self._hint()}")
         return list(self._view.pods.values())
 
-    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+    def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`. Writes `status/<namespace>/<pod>.yaml`."""
+        meanwhile()
         present = self._view.pods.get((pod.namespace, pod.name))
         if present is None:
             raise StatusWriteError(f"pod {pod} is no longer declared in {self._directory}")
         if present.uid != pod.uid:
             raise StatusWriteError(f"pod {pod} has UID {present.uid} now, and the status is for {pod.uid}")
         try:
-            await asyncio.to_thread(status_file.write, self._directory, pod, value)
+            status_file.write(self._directory, pod, value)
         except (OSError, ValueError) as error:
             raise StatusWriteError(f"status file of pod {pod} can't be written: {error}") from error
 

@@ -1,34 +1,104 @@
-"""Every implementation of `ports.ClusterStore` behind one harness, which declares things and reads what was written."""
+"""Every implementation of `ports.ClusterStore` behind one harness, which declares things and reads what was written.
+
+The tests are on an event loop, as the stores of the loop and their API server are. So each call of a `ClusterStore`,
+which blocks, is in a thread of its own, as a request's is; and it comes back to the loop by `portals`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import pathlib
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import pytest
 import yaml
 
+from multus_daemon import portals
+from multus_daemon.attachment import Pod
+from multus_daemon.base import portal
+from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
+from multus_daemon.base.portal import LoopPortal
+from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.kube.client import ApiClient
 from multus_daemon.kube.credentials import Kubeconfig
 from multus_daemon.kube.store import KubeStore
 from multus_daemon.nad import status
 from multus_daemon.nad.definition import GROUP, KIND, VERSION, NetworkAttachmentDefinition
-from multus_daemon.ports import ClusterStore, Pod
+from multus_daemon.ports import ClusterStore, Events
 from multus_daemon.standalone import status_file
 from multus_daemon.standalone.store import StandaloneStore
 from tests.fakes.apiserver import NETWORKS, PODS, FakeApiServer
 from tests.fakes.cluster import FakeClusterStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Blocking `work` as a request's thread does it."""
+    return await portal.run(Deadline(), functools.partial(work, *args, **kwargs))
+
+
+class Store(Events, Protocol):
+    """A `ports.ClusterStore` as the tests call it."""
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        """See `ports.ClusterStore`, as for the others."""
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition: ...
+
+    async def node_pods(self) -> list[Pod]: ...
+
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None: ...
+
+
+class Blocking:
+    """A `Store` over one that blocks."""
+
+    def __init__(self, store: ClusterStore, events: Events) -> None:
+        """`events`: who takes them in the end, asked at once, so that a failure is seen here."""
+        self._store = store
+        self._events = events
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        return await in_thread(self._store.pod, namespace, name, uid)
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        return await in_thread(self._store.network, namespace, name)
+
+    async def node_pods(self) -> list[Pod]:
+        return await in_thread(self._store.node_pods)
+
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+        called: list[str] = []
+        write = functools.partial(self._store.write_network_status, keep_trying=keep_trying)
+        try:
+            await in_thread(write, pod, value, lambda: called.append("meanwhile"))
+        finally:
+            # Once, whatever becomes of the writing: the engine stores its record in it.
+            assert called == ["meanwhile"]
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        self._events.event(pod, kind, reason, message)
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        self._events.node_event(kind, reason, message)
+
+
+def of_the_loop(store: portals.LoopStore) -> Store:
+    """The `Store` over one of the event loop's, by the way that the engine goes."""
+    return Blocking(portals.Cluster(store, LoopPortal()), store)
 
 
 class StoreHarness(Protocol):
     """A store, and the other side of it."""
 
     @property
-    def store(self) -> ClusterStore:
+    def store(self) -> Store:
         """The store itself."""
 
     async def put_pod(self, pod: Pod) -> Pod:
@@ -49,26 +119,28 @@ class StoreHarness(Protocol):
 
 class FakeHarness:
     def __init__(self) -> None:
-        self.store = FakeClusterStore()
+        self._fake = FakeClusterStore()
+        self.store = Blocking(self._fake, self._fake)
 
     async def put_pod(self, pod: Pod) -> Pod:
-        self.store.put_pod(pod)
+        self._fake.put_pod(pod)
         return pod
 
     async def put_network(self, network: NetworkAttachmentDefinition) -> None:
-        self.store.put_network(network)
+        self._fake.put_network(network)
 
     async def remove_pod(self, pod: Pod) -> None:
-        del self.store.pods[pod.namespace, pod.name]
+        del self._fake.pods[pod.namespace, pod.name]
 
     async def read_status(self, pod: Pod) -> str | None:
-        return self.store.statuses.get(str(pod))
+        return self._fake.statuses.get(str(pod))
 
 
 class StandaloneHarness:
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
-        self.store = StandaloneStore(directory)
+        self._standalone = StandaloneStore(directory)
+        self.store = Blocking(self._standalone, self._standalone)
 
     def _write(self, kind: str, version: str, item: Pod | NetworkAttachmentDefinition, **fields: object) -> None:
         metadata = {"namespace": item.namespace, "name": item.name, "annotations": dict(item.annotations)}
@@ -83,16 +155,16 @@ class StandaloneHarness:
 
     async def put_pod(self, pod: Pod) -> Pod:
         self._write("Pod", "v1", pod, spec={"hostNetwork": pod.host_network})
-        await self.store.refresh()
+        await in_thread(self._standalone.refresh)
         return pod
 
     async def put_network(self, network: NetworkAttachmentDefinition) -> None:
         self._write(KIND, f"{GROUP}/{VERSION}", network, spec={"config": network.config})
-        await self.store.refresh()
+        await in_thread(self._standalone.refresh)
 
     async def remove_pod(self, pod: Pod) -> None:
         self._path(pod).unlink()
-        await self.store.refresh()
+        await in_thread(self._standalone.refresh)
 
     async def read_status(self, pod: Pod) -> str | None:
         return status_file.read(self._directory, pod.namespace, pod.name)
@@ -103,7 +175,8 @@ class KubeHarness:
 
     def __init__(self, server: FakeApiServer, store: KubeStore) -> None:
         self._server = server
-        self.store = store
+        self._kube = store
+        self.store = of_the_loop(store)
 
     def _metadata(self, item: Pod | NetworkAttachmentDefinition) -> dict[str, Any]:
         return {"namespace": item.namespace, "name": item.name, "annotations": dict(item.annotations)}
@@ -116,16 +189,16 @@ class KubeHarness:
     async def put_pod(self, pod: Pod) -> Pod:
         spec = {"nodeName": "node-a", "hostNetwork": pod.host_network}
         self._server.put(PODS, {"metadata": self._metadata(pod) | {"uid": pod.uid}, "spec": spec})
-        await self._until_known(self.store.pods, pod, pod)
+        await self._until_known(self._kube.pods, pod, pod)
         return pod
 
     async def put_network(self, network: NetworkAttachmentDefinition) -> None:
         self._server.put(NETWORKS, {"metadata": self._metadata(network), "spec": {"config": network.config}})
-        await self._until_known(self.store.networks, network, network)
+        await self._until_known(self._kube.networks, network, network)
 
     async def remove_pod(self, pod: Pod) -> None:
         self._server.delete(PODS, pod.namespace, pod.name)
-        await self._until_known(self.store.pods, pod, None)
+        await self._until_known(self._kube.pods, pod, None)
 
     async def read_status(self, pod: Pod) -> str | None:
         value: str | None = self._server.get(PODS, pod.namespace, pod.name)["metadata"]["annotations"].get(

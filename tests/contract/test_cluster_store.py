@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
+from multus_daemon.attachment import Pod
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StatusWriteError
+from multus_daemon.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError
 from tests.contract.conftest import StoreHarness
 
 POD = Pod(

@@ -8,13 +8,14 @@ import json
 
 import pytest
 
+from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.cni import conf, versions
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
 from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.delegates.store import FileStore
-from multus_daemon.ports import Attachment, ContainerRecord, CorruptRecordError, Sandbox
+from multus_daemon.ports import CorruptRecordError
 from tests.fakes.store import FakeDelegateStore
 
 RESULT = Result(

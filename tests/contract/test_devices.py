@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from multus_daemon import portals
+from multus_daemon.attachment import Attachment, Pod
+from multus_daemon.base.portal import LoopPortal
 from multus_daemon.cni import conf
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.delegates.device_files import NodeDeviceFiles
 from multus_daemon.kubelet.source import KubeletDevices
 from multus_daemon.nad import device_info
-from multus_daemon.ports import Attachment, DeviceFiles, DeviceSource, DevicesUnavailableError, Pod
+from multus_daemon.ports import DeviceFiles, DeviceSource, DevicesUnavailableError
+from tests.contract.conftest import in_thread
 from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
 from tests.fakes.kubelet import FakeKubelet, container
 
@@ -23,8 +27,13 @@ POD = Pod(Namespace("web"), PodName("p1"), PodUid("u1"))
 OTHER = Pod(Namespace("web"), PodName("p2"), PodUid("u2"))
 
 
+def of_the_kubelet(directory: Path) -> DeviceSource:
+    """By the way that the engine goes."""
+    return portals.Devices(KubeletDevices(directory), LoopPortal())
+
+
 @pytest.fixture(params=["get", "list", "checkpoint", "fake"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceSource]:
+async def source(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DeviceSource]:
     """A source that has given `GIVEN` to `POD`."""
     if request.param == "fake":
         fake = FakeDeviceSource()
@@ -35,30 +44,30 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceSou
         path.parent.mkdir()
         entries = [{"PodUID": "u1", "ResourceName": name, "DeviceIDs": {"0": ids[::-1]}} for name, ids in GIVEN.items()]
         path.write_text(json.dumps({"Data": {"PodDeviceEntries": entries}}))
-        yield KubeletDevices(tmp_path)
+        yield of_the_kubelet(tmp_path)
     else:
         kubelet = FakeKubelet(tmp_path, get="answers" if request.param == "get" else "unimplemented")
         kubelet.add("p1", container("c", {name: ids[::-1] for name, ids in GIVEN.items()}))
         with kubelet:
-            yield KubeletDevices(tmp_path)
+            yield of_the_kubelet(tmp_path)
 
 
 @pytest.mark.conformance("programs-3")
 async def test_device_ids_by_resource_sorted(source: DeviceSource) -> None:
-    assert await source.allocated(POD) == GIVEN
+    assert await in_thread(source.allocated, POD) == GIVEN
 
 
 async def test_a_pod_without_devices(source: DeviceSource) -> None:
-    assert await source.allocated(OTHER) == {}
+    assert await in_thread(source.allocated, OTHER) == {}
 
 
 @pytest.mark.parametrize("kind", ["kubelet", "fake"])
 async def test_a_source_that_is_away(kind: str, tmp_path: Path) -> None:
     fake = FakeDeviceSource()
     fake.fail = DevicesUnavailableError("away")
-    source: DeviceSource = fake if kind == "fake" else KubeletDevices(tmp_path)
+    source: DeviceSource = fake if kind == "fake" else of_the_kubelet(tmp_path)
     with pytest.raises(DevicesUnavailableError):
-        await source.allocated(POD)
+        await in_thread(source.allocated, POD)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -85,18 +94,18 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DeviceFiles, 
     return NodeDeviceFiles(tmp_path), lambda data: (folder / name).write_bytes(data)
 
 
-async def test_the_life_of_a_file(files: tuple[DeviceFiles, Callable[[bytes], object]]) -> None:
+def test_the_life_of_a_file(files: tuple[DeviceFiles, Callable[[bytes], object]]) -> None:
     found, write = files
     path = found.path(ATTACHMENT, ContainerId("c1"))
     assert path != found.path(ATTACHMENT, ContainerId("c2"))
-    assert await found.read(path) is None
-    await found.prepare(ATTACHMENT, path)
-    assert await found.read(path) is None
+    assert found.read(path) is None
+    found.prepare(ATTACHMENT, path)
+    assert found.read(path) is None
     write(json.dumps(INFO).encode())
-    await found.prepare(ATTACHMENT, path)
-    read = await found.read(path)
+    found.prepare(ATTACHMENT, path)
+    read = found.read(path)
     assert read is not None
     assert read.to_object() == INFO
     for _ in range(2):
-        await found.remove(path)
-        assert await found.read(path) is None
+        found.remove(path)
+        assert found.read(path) is None

@@ -3,20 +3,25 @@
 The binary is Debian's package containernetworking-plugins (1.1.1).
 """
 
-import asyncio
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from multus_daemon.builtin.runner import BuiltinRunner
+from multus_daemon.attachment import Invocation
+from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.cni import gojson, result
 from multus_daemon.cni.errors import CniError
-from multus_daemon.ports import Invocation
+from tests.aside import together
 
 REFERENCE = Path("/usr/lib/cni/host-local")
 
@@ -36,33 +41,44 @@ def environ(verb, container_id, args=""):
     }
 
 
-async def reference(verb, container_id, config, args=""):
-    process = await asyncio.create_subprocess_exec(
-        str(REFERENCE),
+def reference(verb, container_id, config, args=""):
+    done = subprocess.run(
+        [str(REFERENCE)],
         env=environ(verb, container_id, args),
-        stdin=subprocess.PIPE,
+        input=json.dumps(config).encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        timeout=60,
     )
-    stdout, _ = await process.communicate(json.dumps(config).encode())
-    return process.returncode, stdout
+    return done.returncode, done.stdout
+
+
+def daemon():
+    """A runner as in a process of its own: locks, and what is known of directories, are shared with no other."""
+    spec = importlib.util.find_spec(PLUGINS["host-local"])
+    assert spec is not None
+    assert spec.loader is not None
+    plugin = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plugin)
+    return BuiltinRunner(Path("/"), plugins={"host-local": plugin})
 
 
 RUNNERS: dict[str, BuiltinRunner] = {}
 
 
-async def ours(verb, container_id, config, args="", *, runner=None):
-    runner = runner or RUNNERS.setdefault("one", BuiltinRunner(Path("/")))
-    invocation = Invocation(verb, container_id, "/nowhere", "eth0", args, "/usr/lib/cni", json.dumps(config).encode())
+def ours(verb, container_id, config, args="", *, runner=None):
+    fields = gojson.loads_object(json.dumps(config).encode())
+    invocation = Invocation(verb, container_id, "/nowhere", "eth0", args, "/usr/lib/cni", fields)
     try:
-        return 0, await runner.run("host-local", invocation)
+        made = (runner or RUNNERS["one"]).run("host-local", invocation)
+        return 0, result.to_stdout(made, config["cniVersion"]) if verb == "ADD" else b""
     except CniError as error:
         return 1, error.to_stdout()
 
 
 @pytest.fixture(autouse=True)
 def fresh_runner():
-    RUNNERS.clear()
+    RUNNERS["one"] = daemon()
 
 
 def network(directory, version="0.4.0", *, top=None, **ipam):
@@ -129,12 +145,12 @@ CASES = {
 }
 
 
-async def compare(tmp_path, calls, version="0.4.0", *, top=None, **ipam):
+def compare(tmp_path, calls, version="0.4.0", *, top=None, **ipam):
     """The same calls to both, each with a directory of its own: same output, same files after each call."""
     for verb, container_id, args in calls:
         seen = []
         for name, run in (("reference", reference), ("ours", ours)):
-            code, stdout = await run(verb, container_id, network(tmp_path / name, version, top=top, **ipam), args)
+            code, stdout = run(verb, container_id, network(tmp_path / name, version, top=top, **ipam), args)
             if code:
                 # Codes and details are better here, on purpose; the words are the same.
                 stdout = json.loads(stdout)["msg"]
@@ -146,17 +162,17 @@ async def compare(tmp_path, calls, version="0.4.0", *, top=None, **ipam):
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_same_answers_and_files(tmp_path, case):
+def test_same_answers_and_files(tmp_path, case):
     ipam, calls = CASES[case]
-    await compare(tmp_path, calls, **ipam)
+    compare(tmp_path, calls, **ipam)
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"])
-async def test_same_answers_in_every_version(tmp_path, version):
+def test_same_answers_in_every_version(tmp_path, version):
     ranges = sets("10.50.0.0/29", "fd00::/64")
     routes = [{"dst": "0.0.0.0/0"}, {"dst": "fd01::/48", "gw": "fd00::9"}]
-    await compare(tmp_path, ADDS[:2], version, ranges=ranges, routes=routes)
-    await compare(tmp_path / "more", ADDS[:1], version, ranges=sets("10.50.0.0/29", "10.51.0.0/29"))
+    compare(tmp_path, ADDS[:2], version, ranges=ranges, routes=routes)
+    compare(tmp_path / "more", ADDS[:1], version, ranges=sets("10.50.0.0/29", "10.51.0.0/29"))
 
 
 @pytest.mark.parametrize(
@@ -173,50 +189,50 @@ async def test_same_answers_in_every_version(tmp_path, version):
     ],
     ids=json.dumps,
 )
-async def test_same_answers_to_runtime_requests(tmp_path, top):
-    await compare(tmp_path, ADDS[:2], top=top, ranges=sets("10.50.0.0/29", "10.60.0.0/29"))
+def test_same_answers_to_runtime_requests(tmp_path, top):
+    compare(tmp_path, ADDS[:2], top=top, ranges=sets("10.50.0.0/29", "10.60.0.0/29"))
 
 
-async def test_same_dns(tmp_path):
+def test_same_dns(tmp_path):
     path = tmp_path / "resolv.conf"
     path.write_text(
         "# c\nnameserver 1.1.1.1\nnameserver 1.0.0.1 x\ndomain a\ndomain b\nsearch x y\nsearch z\noptions o\n"
     )
-    await compare(tmp_path, ADDS[:1], subnet=SMALL, resolvConf=str(path))
+    compare(tmp_path, ADDS[:1], subnet=SMALL, resolvConf=str(path))
 
 
-async def test_a_directory_moves_from_one_to_the_other_and_back(tmp_path):
+def test_a_directory_moves_from_one_to_the_other_and_back(tmp_path):
     config = network(tmp_path, subnet="10.50.0.0/29")
     for number, (adds, deletes) in enumerate([(reference, ours), (ours, reference)] * 4):
-        code, stdout = await adds("ADD", "c1", config)
+        code, stdout = adds("ADD", "c1", config)
         assert code == 0
         # Both walk on from the same mark.
         address = f"10.50.0.{2 + number % 5}"
         assert json.loads(stdout)["ips"][0]["address"] == f"{address}/29"
         assert files(tmp_path)[address] == b"c1\r\neth0"
-        assert (await deletes("CHECK", "c1", config))[0] == 0
-        assert (await deletes("ADD", "c1", config))[0] == 1
-        assert (await deletes("DEL", "c1", config))[0] == 0
+        assert (deletes("CHECK", "c1", config))[0] == 0
+        assert (deletes("ADD", "c1", config))[0] == 1
+        assert (deletes("DEL", "c1", config))[0] == 0
         assert set(files(tmp_path)) == {"lock", "last_reserved_ip.0"}
 
 
-async def _many(runs, verb, config, names):
-    limit = asyncio.Semaphore(8)
+def _many(runs, verb, config, names):
+    limit = threading.Semaphore(8)
 
-    async def one(position, name):
-        async with limit:
-            code, stdout = await runs[position % len(runs)](verb, name, config)
+    def one(position, name):
+        with limit:
+            code, stdout = runs[position % len(runs)](verb, name, config)
             assert code == 0, stdout
             return json.loads(stdout)["ips"][0]["address"] if stdout else ""
 
-    return await asyncio.gather(*(one(position, name) for position, name in enumerate(names)))
+    return together(*(partial(one, position, name) for position, name in enumerate(names)))
 
 
-async def test_both_at_once(tmp_path):
+def test_both_at_once(tmp_path):
     config = network(tmp_path, subnet="10.50.0.0/26")
     names = [f"c{number}" for number in range(61)]
     # Seldom the program, whose start takes longer than twenty calls of the others.
-    got = await _many([ours, reference, ours, reference, ours, command], "ADD", config, names)
+    got = _many([ours, reference, ours, reference, ours, command], "ADD", config, names)
     # Every address of the subnet, each once.
     assert sorted(got) == sorted(f"10.50.0.{number}/26" for number in range(2, 63))
     owners = {name: content for name, content in files(tmp_path).items() if re.fullmatch(r"[\d.]+", name)}
@@ -224,33 +240,33 @@ async def test_both_at_once(tmp_path):
         address.partition("/")[0]: f"{name}\r\neth0".encode() for name, address in zip(names, got, strict=True)
     }
     # Each is taken back by another one than gave it.
-    await _many([reference, ours, reference, command, reference, ours], "DEL", config, names)
+    _many([reference, ours, reference, command, reference, ours], "DEL", config, names)
     assert set(files(tmp_path)) == {"lock", "last_reserved_ip.0"}
 
 
-async def test_both_in_turns_under_load(tmp_path):
+def test_both_in_turns_under_load(tmp_path):
     """Few addresses, given and taken back all the time: each is somebody's alone, and none is lost."""
     config = network(tmp_path, subnet="10.50.0.0/28")
     runs = [ours, reference]
     held = set()
 
-    async def worker(number):
+    def worker(number):
         for turn in range(5):
             adds, deletes = runs[(number + turn) % 2], runs[(number + turn // 2) % 2]
             name = f"w{number}t{turn}"
-            code, stdout = await adds("ADD", name, config)
+            code, stdout = adds("ADD", name, config)
             assert code == 0, stdout
             address = json.loads(stdout)["ips"][0]["address"]
             assert address not in held
             held.add(address)
-            assert (await deletes("CHECK", name, config))[0] == 0
+            assert (deletes("CHECK", name, config))[0] == 0
             held.remove(address)
-            assert (await deletes("DEL", name, config))[0] == 0
+            assert (deletes("DEL", name, config))[0] == 0
 
-    await asyncio.gather(*(worker(number) for number in range(12)))
+    together(*(partial(worker, number) for number in range(12)))
     assert set(files(tmp_path)) == {"lock", "last_reserved_ip.0"}
     # All 13 of the subnet are there to be had.
-    got = await _many([ours, reference], "ADD", config, [f"c{number}" for number in range(13)])
+    got = _many([ours, reference], "ADD", config, [f"c{number}" for number in range(13)])
     assert len(set(got)) == 13
 
 
@@ -302,7 +318,7 @@ def _by_hand(random, books, directory):
 
 @pytest.mark.parametrize("same_mtime", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-async def test_any_order_of_both_and_of_changes_by_hand(tmp_path, seed, same_mtime):
+def test_any_order_of_both_and_of_changes_by_hand(tmp_path, seed, same_mtime):
     """The binary, two daemons that remember, and somebody at a shell: each sees at once what another has done.
 
     With one mtime for all that happens, as for what happens within one tick of the kernel's clock.
@@ -310,8 +326,7 @@ async def test_any_order_of_both_and_of_changes_by_hand(tmp_path, seed, same_mti
     random = Random(seed)
     config = network(tmp_path, subnet="10.50.0.0/28", rangeStart="10.50.0.2", rangeEnd="10.50.0.9")
     books = Books(2, 9)
-    another = BuiltinRunner(Path("/"))
-    runs = [reference, ours, ours, lambda *call: ours(*call, runner=another)]
+    runs: list[Callable[..., tuple[int, bytes]]] = [reference, ours, ours, partial(ours, runner=daemon())]
     for turn in range(300):
         # Of these containers some have an address, some do not.
         name = f"c{random.randrange(10)}"
@@ -320,7 +335,7 @@ async def test_any_order_of_both_and_of_changes_by_hand(tmp_path, seed, same_mti
             _by_hand(random, books, tmp_path)
         else:
             verb = "ADD" if verb == "hand" else verb
-            code, stdout = await random.choice(runs)(verb, name, config)
+            code, stdout = random.choice(runs)(verb, name, config)
             mine, free = books.of(name), books.next_free()
             if verb == "ADD" and not mine and free:
                 assert (code, json.loads(stdout)["ips"][0]["address"]) == (0, f"{free}/28")
@@ -337,17 +352,14 @@ async def test_any_order_of_both_and_of_changes_by_hand(tmp_path, seed, same_mti
             os.utime(tmp_path / "net", ns=(0, 0))
 
 
-async def command(verb, container_id, config, args=""):
+def command(verb, container_id, config, args=""):
     """Ours as a program of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "multus_daemon.plugin",
-        "host-local",
+    done = subprocess.run(
+        [sys.executable, "-m", "multus_daemon.plugin", "host-local"],
         cwd=Path(__file__).parents[2],
         env=environ(verb, container_id, args),
-        stdin=subprocess.PIPE,
+        input=json.dumps(config).encode(),
         stdout=subprocess.PIPE,
+        timeout=60,
     )
-    stdout, _ = await process.communicate(json.dumps(config).encode())
-    return process.returncode, stdout
+    return done.returncode, done.stdout

@@ -264,17 +264,47 @@ def test_a_damaged_record(small: Node, damage: str) -> None:
     assert_alive(small)
 
 
+@pytest.mark.parametrize("damage", ["cut", "bit", "other"])
+def test_a_record_of_which_one_state_is_damaged(small: Node, damage: str) -> None:
+    """What an ADD begins with is enough for its DEL, and so is what it ends with."""
+    small.start()
+    for name, position in (("one", 0), ("two", 1)):
+        netns = add(small, name)
+        path = small.cni_dir / "attachments" / f"{name}.json"
+        lines = path.read_bytes().splitlines()
+        assert len(lines) == 2
+        half = len(lines[position]) // 2
+        lines[position] = {
+            "cut": lines[position][:half],
+            "bit": with_a_bit_changed(lines[position]),
+            "other": b"\x00" * len(lines[position]),
+        }[damage]
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        for result in (small.cni_dir / "results").iterdir():
+            result.unlink()
+        assert small.cni("DEL", name, netns, name).code == 0
+        assert small.links(netns) == ["lo"]
+        assert addresses(small) == []
+    assert_alive(small)
+
+
 def damage_file(path: Path, how: str) -> None:
     data = path.read_bytes()
-    middle = len(data) // 2
+    # A record has a line for each state of the container, and each of them alone would do.
+    lines = data.splitlines()
     path.write_bytes(
         {
             "empty": b"",
-            "cut": data[:middle],
-            "bit": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+            "cut": data[: len(lines[0]) // 2],
+            "bit": b"".join(with_a_bit_changed(line) + b"\n" for line in lines),
             "other": b"\x00" * len(data),
         }[how]
     )
+
+
+def with_a_bit_changed(line: bytes) -> bytes:
+    middle = len(line) // 2
+    return line[:middle] + bytes([line[middle] ^ 1]) + line[middle + 1 :]
 
 
 def test_a_damaged_spool_entry(small: Node) -> None:

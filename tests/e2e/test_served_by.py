@@ -40,7 +40,7 @@ def by_binaries(node: Node, plugin: str = "ptp") -> list[str]:
 
 def served_by(node: Node) -> dict[str, Any]:
     (path,) = (node.cni_dir / "attachments").iterdir()
-    found: dict[str, Any] = json.loads(path.read_bytes())["record"]["attachments"][0]["servedBy"]
+    found: dict[str, Any] = json.loads(path.read_bytes().splitlines()[-1])["record"]["attachments"][0]["servedBy"]
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.attachment import Pod
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.names import PodUid
 from multus_daemon.kube.client import ApiClient
@@ -18,7 +19,6 @@ from multus_daemon.kube.credentials import Kubeconfig
 from multus_daemon.kube.store import KubeStore
 from multus_daemon.nad import status
 from multus_daemon.nad.definition import KIND, NetworkAttachmentDefinition
-from multus_daemon.ports import Pod
 from tests.contract.test_cluster_store import *  # noqa: F403  every test of the suite
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import NAD

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 
+from multus_daemon.attachment import Pod
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.nad import status
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.ports import (
     NetworkNotFoundError,
-    Pod,
     PodNotFoundError,
     StatusWriteError,
     StoreUnavailableError,
@@ -30,6 +31,7 @@ class FakeClusterStore:
         self.calls: list[tuple[str, ...]] = []
         self.unsynced = False
         self._failures: dict[int, BaseException] = {}
+        self._guard = threading.Lock()
 
     def fail_at(self, number: int, error: BaseException) -> None:
         """Raise `error` at the call `number`, counted from 1; events do not count, they never raise."""
@@ -43,7 +45,7 @@ class FakeClusterStore:
         """Declare the network, in place of one of the same name."""
         self.networks[network.namespace, network.name] = network
 
-    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+    def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         """See `ports.ClusterStore`."""
         self._call("pod", namespace, name, uid)
         found = self.pods.get((namespace, name))
@@ -51,7 +53,7 @@ class FakeClusterStore:
             raise PodNotFoundError(f"pod {namespace}/{name} is not in the fake store")
         return found
 
-    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+    def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
         """See `ports.ClusterStore`."""
         self._call("network", namespace, name)
         found = self.networks.get((namespace, name))
@@ -59,15 +61,16 @@ class FakeClusterStore:
             raise NetworkNotFoundError(f"network {namespace}/{name} is not in the fake store")
         return found
 
-    async def node_pods(self) -> list[Pod]:
+    def node_pods(self) -> list[Pod]:
         """See `ports.ClusterStore`."""
         self._call("node_pods")
         if self.unsynced:
             raise StoreUnavailableError("the fake store is told not to know")
         return list(self.pods.values())
 
-    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+    def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`; kept in `statuses` by `namespace/name`."""
+        meanwhile()
         self._call("write_network_status", str(pod), value)
         present = self.pods.get((pod.namespace, pod.name))
         if present is None or present.uid != pod.uid:
@@ -83,6 +86,8 @@ class FakeClusterStore:
         self.events.append(("node", kind, reason, message))
 
     def _call(self, *call: str) -> None:
-        self.calls.append(call)
-        if error := self._failures.pop(len(self.calls), None):
+        with self._guard:
+            self.calls.append(call)
+            number = len(self.calls)
+        if error := self._failures.pop(number, None):
             raise error

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from multus_daemon.attachment import Attachment, Pod
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.nad import device_info
 from multus_daemon.nad.device_info import DeviceInfo
-from multus_daemon.ports import Attachment, Pod
 
 
 class FakeDeviceSource:
@@ -18,7 +18,7 @@ class FakeDeviceSource:
         self.calls: list[str] = []
         self.fail: BaseException | None = None
 
-    async def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
+    def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
         self.calls.append(str(pod))
         if self.fail:
             raise self.fail
@@ -40,7 +40,7 @@ class FakeDeviceFiles:
     def path(self, attachment: Attachment, container_id: ContainerId) -> str:
         return "/devinfo/" + device_info.cni_file(attachment.name, container_id, attachment.ifname)
 
-    async def prepare(self, attachment: Attachment, path: str) -> None:
+    def prepare(self, attachment: Attachment, path: str) -> None:
         self._call("prepare")
         self.prepared.append(path)
         self.files.pop(path, None)
@@ -48,11 +48,11 @@ class FakeDeviceFiles:
         if data is not None:
             self.files[path] = data
 
-    async def read(self, path: str) -> DeviceInfo | None:
+    def read(self, path: str) -> DeviceInfo | None:
         self._call("read")
         return device_info.parse(self.files[path]) if path in self.files else None
 
-    async def remove(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         self._call("remove")
         self.files.pop(path, None)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
 from collections.abc import Collection, Mapping, Sequence
 
 from multus_daemon.cni.names import IfName
@@ -13,7 +15,7 @@ from multus_daemon.cni.result import Route
 class FakeLinks:
     """`namespaces`: path of a network namespace to the names of its links; other paths are none.
 
-    Processes run in each that is not in `uninhabited`. Of a path in `unseen` it can't be told whether it is gone.
+    Processes run in each that is not in `unused`. Of a path in `unseen` it can't be told whether it is gone.
     `fail_at`: the number of a call, from 1, to what it raises.
     `default_routes`: by path, and whether it is of IPv4, the interface and the route of each that was put there.
     """
@@ -22,14 +24,20 @@ class FakeLinks:
         self.namespaces: dict[str, set[str]] = {path: set(links) for path, links in (namespaces or {}).items()}
         self.calls: list[tuple[str, str, tuple[str, ...]]] = []
         self.fail_at: dict[int, BaseException] = {}
-        self.uninhabited: set[str] = set()
+        self.unused: set[str] = set()
         self.unseen: set[str] = set()
         self.default_routes: dict[tuple[str, bool], list[tuple[IfName, Route]]] = {}
+        self._guard = threading.Lock()
 
     def _call(self, method: str, netns: str, ifnames: Sequence[str] = ()) -> None:
-        self.calls.append((method, netns, tuple(ifnames)))
-        if error := self.fail_at.get(len(self.calls)):
+        with self._guard:
+            self.calls.append((method, netns, tuple(ifnames)))
+            number = len(self.calls)
+        if error := self.fail_at.get(number):
             raise error
+
+    def kept_open(self, leaving: Collection[IfName] = ()) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def is_netns(self, path: str) -> bool:
         self._call("is_netns", path)
@@ -39,21 +47,21 @@ class FakeLinks:
         self._call("netns_problem", path)
         return "" if path in self.namespaces else "is no network namespace"
 
-    async def vanished(self, paths: Collection[str]) -> set[str]:
+    def vanished(self, paths: Collection[str]) -> set[str]:
         self._call("vanished", ",".join(sorted(paths)))
         return {path for path in paths if path not in self.namespaces and path not in self.unseen}
 
-    async def inhabited(self, paths: Collection[str]) -> set[str]:
-        self._call("inhabited", ",".join(sorted(paths)))
-        return {path for path in paths if path in self.namespaces and path not in self.uninhabited}
+    def netns_in_use(self, paths: Collection[str]) -> set[str]:
+        self._call("netns_in_use", ",".join(sorted(paths)))
+        return {path for path in paths if path in self.namespaces and path not in self.unused}
 
-    async def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
+    def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
         self._call("existing_links", netns, ifnames)
         if netns not in self.namespaces:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
         return [name for name in ifnames if name in self.namespaces[netns]]
 
-    async def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
+    def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
         self._call("move_default_routes", netns, [ifname])
         if netns not in self.namespaces:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from multus_daemon.attachment import BUILT_IN, Attachment, Invocation, Sandbox
+from multus_daemon.base import deadline
+from multus_daemon.cni import result
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.find import PluginNotFoundError
-from multus_daemon.ports import Attachment, Invocation, Sandbox
+
+
+def _pause(seconds: float) -> None:
+    # Also without a time to wait somebody else may come in between.
+    if seconds:
+        deadline.pause(seconds)
+    else:
+        time.sleep(0)
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,8 @@ class FakePluginRunner:
     """`answers`: (plugin type, verb) to what it prints, what it raises, or a function of the invocation.
 
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not to be had.
-    `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says.
+    `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
+    `called`: plugin type to what `called_by` says. `paths` are those that were given with a call.
     """
 
     def __init__(
@@ -56,6 +68,10 @@ class FakePluginRunner:
         self.not_supported: dict[str, str] = {}
         self.calls: list[PluginCall] = []
         self.located: list[str] = []
+        self.waiting: set[str] = set()
+        self.called: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+        self.paths: list[str] = []
+        self._guard = threading.Lock()
 
     @property
     def order(self) -> list[tuple[str, str]]:
@@ -66,20 +82,32 @@ class FakePluginRunner:
         self.located.append(plugin_type)
         return "" if plugin_type in self.missing else self.where.format(plugin_type)
 
-    async def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
+    def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
         return self.not_supported.get(plugin_type, "")
 
-    async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
-        self.calls.append(PluginCall(plugin_type, invocation))
-        await asyncio.sleep(0)
-        if error := self.fail_at.get(len(self.calls)):
+    def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Mapping[str, Any]]:
+        return self.called.get(plugin_type, {})
+
+    def waits(self, plugin_type: str) -> bool:
+        return plugin_type in self.waiting
+
+    def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
+        return {plugin_type: self.locate(plugin_type)}
+
+    def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
+        with self._guard:
+            self.calls.append(PluginCall(plugin_type, invocation))
+            self.paths.append(path)
+            number = len(self.calls)
+        if error := self.fail_at.get(number):
             raise error
         if plugin_type in self.missing:
             raise PluginNotFoundError(f'failed to find plugin "{plugin_type}" in path [/fake]')
         answer = self.answers.get((plugin_type, invocation.verb), b"{}" if invocation.verb == "ADD" else b"")
         if isinstance(answer, BaseException):
             raise answer
-        return answer(invocation) if callable(answer) else answer
+        printed = answer(invocation) if callable(answer) else answer
+        return result.decode(printed, invocation.cni_version) if invocation.verb == "ADD" else Result()
 
 
 @dataclass(frozen=True)
@@ -104,9 +132,10 @@ class FakeDelegateRunner:
     """`results`: attachment name to what its ADD returns (else an empty result).
 
     `fail`: (verb, attachment name) to what it raises each time; `fail_at`: the number of a call, from 1, to what it
-    raises; verbs are VALIDATE, ADD, DEL, CHECK, REMEMBER, numbers count all but VALIDATE. `attached` is what (name,
+    raises; verbs are PLAN, ADD, DEL, CHECK, REMEMBER, numbers count all but PLAN. `attached` is what (name,
     interface) has had an ADD and no DEL since; `most_at_once` the largest number of calls under way together.
-    STATUS and GC are in `network_calls`, not counted, and fail by the network's name.
+    What is in `built_in`, by attachment name, runs in the calling thread. STATUS and GC are in `network_calls`, not
+    counted, and fail by the network's name.
     """
 
     def __init__(self, results: Mapping[str, Result] | None = None, *, pause: float = 0.0) -> None:
@@ -115,60 +144,70 @@ class FakeDelegateRunner:
         self.fail_at: dict[int, BaseException] = {}
         self.calls: list[DelegateCall] = []
         self.network_calls: list[NetworkCall] = []
-        self.validated: list[Attachment] = []
+        self.planned: list[Attachment] = []
+        self.built_in: set[str] = set()
         self.attached: set[tuple[str, str]] = set()
         self.pause = pause
         self.most_at_once = 0
         self._running = 0
+        self._guard = threading.Lock()
 
     @property
     def order(self) -> list[tuple[str, str]]:
         """(verb, attachment name) of each call."""
         return [(call.verb, call.attachment.name) for call in self.calls]
 
-    def validate(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        self.validated.append(attachment)
-        if error := self.fail.get(("VALIDATE", attachment.name)):
+    def plan(self, sandbox: Sandbox, attachment: Attachment) -> Attachment:
+        self.planned.append(attachment)
+        if error := self.fail.get(("PLAN", attachment.name)):
             raise error
+        served_by = {
+            plugin.type: BUILT_IN if attachment.name in self.built_in else f"/fake/{plugin.type}"
+            for plugin in attachment.config.plugins
+        }
+        return replace(attachment, served_by=served_by)
 
-    async def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
+    def runs_here(self, attachment: Attachment, verb: str) -> bool:
+        return attachment.name in self.built_in
+
+    def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
         # As the real one: what a failed ADD has made stays.
         self.attached.add((attachment.name, attachment.ifname))
-        await self._call("ADD", sandbox, attachment)
+        self._call("ADD", sandbox, attachment)
         return self.results.get(attachment.name, Result())
 
-    async def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        await self._call("DEL", sandbox, attachment)
+    def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        self._call("DEL", sandbox, attachment)
         self.attached.discard((attachment.name, attachment.ifname))
 
-    async def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        await self._call("CHECK", sandbox, attachment)
+    def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        self._call("CHECK", sandbox, attachment)
 
-    async def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        await self._call("REMEMBER", sandbox, attachment)
+    def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        self._call("REMEMBER", sandbox, attachment)
 
-    async def status(self, config: NetworkConfig) -> None:
-        await self._call_network("STATUS", config, ())
+    def status(self, config: NetworkConfig) -> None:
+        self._call_network("STATUS", config, ())
 
-    async def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
-        await self._call_network("GC", config, valid)
+    def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
+        self._call_network("GC", config, valid)
 
-    async def _call_network(
-        self, verb: str, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]
-    ) -> None:
+    def _call_network(self, verb: str, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
         self.network_calls.append(NetworkCall(verb, config, tuple(valid)))
-        await asyncio.sleep(self.pause)
+        _pause(self.pause)
         if error := self.fail.get((verb, config.name)):
             raise error
 
-    async def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment) -> None:
-        self.calls.append(DelegateCall(verb, sandbox, attachment))
-        number = len(self.calls)
-        self._running += 1
-        self.most_at_once = max(self.most_at_once, self._running)
+    def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment) -> None:
+        with self._guard:
+            self.calls.append(DelegateCall(verb, sandbox, attachment))
+            number = len(self.calls)
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
         try:
-            await asyncio.sleep(self.pause)
+            _pause(self.pause)
         finally:
-            self._running -= 1
+            with self._guard:
+                self._running -= 1
         if error := self.fail_at.get(number) or self.fail.get((verb, attachment.name)):
             raise error

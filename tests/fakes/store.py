@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Set
 from dataclasses import replace
 
+from multus_daemon.attachment import ContainerRecord
 from multus_daemon.cni import names
 from multus_daemon.cni.errors import InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
-from multus_daemon.ports import ContainerRecord, CorruptRecordError
+from multus_daemon.ports import CorruptRecordError
 
 
 class FakeDelegateStore:
@@ -29,10 +31,13 @@ class FakeDelegateStore:
         self.corrupt: set[str] = set()
         self.calls: list[tuple[str, str]] = []
         self.fail_at: dict[int, BaseException] = {}
+        self._guard = threading.Lock()
 
     def _call(self, method: str, container_id: str) -> None:
-        self.calls.append((method, container_id))
-        if error := self.fail_at.get(len(self.calls)):
+        with self._guard:
+            self.calls.append((method, container_id))
+            number = len(self.calls)
+        if error := self.fail_at.get(number):
             raise error
 
     def _check(self, container_id: str) -> None:
@@ -44,16 +49,17 @@ class FakeDelegateStore:
         self._check(container_id)
         if container_id in self.corrupt:
             raise CorruptRecordError(f"record can't be read: fake/{container_id}.json")
-        if container_id in self.records:
-            return self.records[container_id]
+        if record := self.records.get(container_id):
+            return record
         return replace(self.left[container_id], foreign=True) if container_id in self.listed else None
 
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         self._call("recover", container_id)
         self._check(container_id)
-        return replace(self.left[container_id], foreign=True) if container_id in self.left else None
+        record = self.left.get(container_id)
+        return replace(record, foreign=True) if record else None
 
-    def save(self, record: ContainerRecord) -> None:
+    def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
         self._call("save", record.sandbox.container_id)
         self._check(record.sandbox.container_id)
         self.records[record.sandbox.container_id] = record

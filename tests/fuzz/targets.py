@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from multus_daemon.attachment import Pod
 from multus_daemon.cni import args, conf, gojson, result, versions
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, Namespace, PodName, PodUid
@@ -25,7 +26,7 @@ from multus_daemon.kube import objects
 from multus_daemon.kubelet import checkpoint
 from multus_daemon.nad import device_info, selection, status
 from multus_daemon.netconf.load import load
-from multus_daemon.ports import DevicesUnavailableError, Pod
+from multus_daemon.ports import DevicesUnavailableError
 from multus_daemon.server import wire
 
 CONTAINER = ContainerId("c0ffee")
@@ -120,8 +121,10 @@ def _network_status(data: bytes) -> None:
 def _nad_config(data: bytes) -> None:
     config = conf.parse(data, default_name="web")
     for plugin in config.plugins:
-        made = conf.plugin_stdin(config, plugin, prev_result={}, capability_args={"mac": "00:00:5e:00:53:01"})
-        gojson.loads_object(made)
+        fields = conf.plugin_fields(config, plugin, capability_args={"mac": "00:00:5e:00:53:01"})
+        if gojson.loads_object(conf.plugin_stdin(fields, None)) != fields:
+            raise AssertionError("a process reads something else than a built-in is given")
+        gojson.loads_object(conf.plugin_stdin(fields, {}))
     again = conf.with_plugin_fields(config, {}, {"a": 1})
     if [plugin.type for plugin in again.plugins] != [plugin.type for plugin in config.plugins]:
         raise AssertionError("cni-args have changed the plugins")
@@ -184,7 +187,8 @@ def _cni_result(data: bytes) -> None:
             printed = result.to_stdout(made, version)
         except CniError:
             continue
-        result.decode(printed, version)
+        if result.in_version(made, version) != result.decode(printed, version):
+            raise AssertionError(f"in {version} a process prints something else than a built-in returns")
     status.entries_for("web/n", "net1", made, cluster_network=True)
 
 

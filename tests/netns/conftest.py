@@ -5,8 +5,6 @@ Root is needed, or a user namespace in which one is root: `unshare -Urnm .venv/b
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
@@ -24,11 +22,15 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.attachment import Invocation, ToolExit
+from multus_daemon.base import deadline
+from multus_daemon.base.portal import OwnLoop
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.result import from_object
+from multus_daemon.cni.result import Result, decode, from_object
 from multus_daemon.delegates.tools import ToolRunner
-from multus_daemon.ports import HostTools, Invocation
+from multus_daemon.portals import Tools
+from multus_daemon.ports import HostTools
 
 _CLONE_NEWNET = 0x40000000
 _MS_BIND = 0x1000
@@ -100,28 +102,22 @@ class Netns:
 
     def files(self, *folders: str) -> dict[str, str]:
         """The content of all files below `folders` that can be read, as the namespace sees them."""
-
-        def read() -> dict[str, str]:
-            found = {}
-            with _entered(self.path):
-                for top in folders:
-                    for folder, _, names, directory in os.fwalk(top):
-                        for name in names:
-                            try:
-                                file = os.open(name, os.O_RDONLY, dir_fd=directory)
-                            except OSError:
-                                continue
-                            try:
-                                found[f"{folder}/{name}"] = os.read(file, 65536).decode()
-                            except OSError:
-                                pass
-                            finally:
-                                os.close(file)
-            return found
-
-        # There are hundreds. In a thread without an event loop the guard against blocking calls looks at none of them.
-        with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            return executor.submit(read).result()
+        found = {}
+        with _entered(self.path):
+            for top in folders:
+                for folder, _, names, directory in os.fwalk(top):
+                    for name in names:
+                        try:
+                            file = os.open(name, os.O_RDONLY, dir_fd=directory)
+                        except OSError:
+                            continue
+                        try:
+                            found[f"{folder}/{name}"] = os.read(file, 65536).decode()
+                        except OSError:
+                            pass
+                        finally:
+                            os.close(file)
+        return found
 
     def set_sysctl(self, name: str, value: str) -> None:
         """Write it."""
@@ -160,7 +156,6 @@ def new_host() -> Iterator[Netns]:
         try:
             made = Netns("")
             _set_up("lo")
-            _renew_executor()
             # A new namespace begins with what the first one has now.
             for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
                 made.set_sysctl(f"net/{name}", "0")
@@ -175,15 +170,6 @@ def new_host() -> Iterator[Netns]:
 def _set_up(ifname: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
         fcntl.ioctl(kernel, _SIOCSIFFLAGS, struct.pack("16sh22x", ifname.encode(), _IFF_UP))
-
-
-def _renew_executor() -> None:
-    """A thread of the event loop's pool, which starts programs, is in the namespace that it was begun in."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor())
 
 
 _numbers = itertools.count(1)
@@ -243,7 +229,7 @@ def netns(make_netns: Callable[[], Netns]) -> Netns:
 class StubIpam:
     """A PluginRunner that answers ADD with `result` and raises for the verbs in `errors`.
 
-    `hook` runs before either, in a thread.
+    `hook` runs before either. As one that is a process, it is not begun where the deadline is over.
     """
 
     result: dict[str, Any] = field(default_factory=dict)
@@ -258,13 +244,16 @@ class StubIpam:
     def locate(self, plugin_type: str) -> str:
         return "stub"
 
-    async def run(self, plugin_type: str, invocation: Invocation) -> bytes:
+    def run(self, plugin_type: str, invocation: Invocation) -> Result:
+        deadline.check()
         self.calls.append((plugin_type, invocation))
         if self.hook is not None:
-            await asyncio.to_thread(self.hook, invocation.verb)
+            self.hook(invocation.verb)
         if invocation.verb in self.errors:
             raise self.errors[invocation.verb]
-        return json.dumps(self.result).encode() if invocation.verb == "ADD" else b""
+        if invocation.verb != "ADD":
+            return Result()
+        return decode(json.dumps(self.result).encode(), invocation.cni_version)
 
 
 @pytest.fixture
@@ -279,10 +268,20 @@ def ipam() -> StubIpam:
     )
 
 
+class RealTools:
+    """The daemon's own, in the namespace that the calling thread is in; each call has an event loop of its own."""
+
+    def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+        # As the way to the daemon's event loop does.
+        deadline.check()
+        # A new runner for each: its places are those of one event loop.
+        return Tools(ToolRunner(), OwnLoop()).run(tool, arguments, stdin)
+
+
 @pytest.fixture
 def tools() -> HostTools:
     """Runs the real `nft` and `iptables`, in the test's host."""
-    return ToolRunner()
+    return RealTools()
 
 
 @pytest.fixture
@@ -295,9 +294,9 @@ def make_call(ipam: StubIpam, tools: HostTools) -> Callable[..., Call]:
         fields = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": {"type": "stub"}, **keys}
         fields = {key: value for key, value in fields.items() if value is not None}
         previous = fields.get("prevResult")
+        raw = json.dumps(fields).encode()
         return Call(
-            invocation=Invocation(verb, container, path, ifname, cni_args, "/opt/cni/bin", json.dumps(fields).encode()),
-            fields=fields,
+            invocation=Invocation(verb, container, path, ifname, cni_args, "/opt/cni/bin", fields, raw=raw),
             name=fields["name"],
             cni_version=fields["cniVersion"],
             prev_result=None if previous is None else from_object(previous, fields["cniVersion"]),

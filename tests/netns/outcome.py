@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multus_daemon.attachment import Invocation
+from multus_daemon.base.portal import OwnLoop
 from multus_daemon.builtin.runner import BuiltinRunner
+from multus_daemon.cni import gojson, result, versions
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.result import Result
 from multus_daemon.delegates.dispatch import Dispatcher, Mode
 from multus_daemon.delegates.process import ProcessRunner
-from multus_daemon.ports import HostTools, Invocation, PluginRunner
+from multus_daemon.portals import Binaries
+from multus_daemon.ports import HostTools, PluginRunner
 from tests.netns import reference
 
 _ROOT = Path(__file__).parents[2]
@@ -42,12 +47,19 @@ class Outcome:
 def _decoded(stdout: bytes) -> dict[str, Any] | None:
     if not stdout:
         return None
-    result: dict[str, Any] = json.loads(stdout)
+    found: dict[str, Any] = json.loads(stdout)
     # v1.1.1 writes an empty dns, which newer ones leave out from 1.0.0 on.
-    return {key: value for key, value in result.items() if value}
+    return {key: value for key, value in found.items() if value}
 
 
-async def builtin(
+def _printed(verb: str, made: Result, version: str) -> bytes:
+    """What a plugin with this result has on stdout; an ADD without one says no more than its version."""
+    if made != Result():
+        return result.to_stdout(made, version)
+    return result.empty_stdout(version) if verb == "ADD" else b""
+
+
+def builtin(
     plugin: str,
     verb: str,
     path: str,
@@ -61,9 +73,12 @@ async def builtin(
     tools: HostTools | None = None,
 ) -> Outcome:
     """The built-in's outcome; `ipam`: what runs the plugins that it calls, the built-ins where it is None."""
-    invocation = Invocation(verb, container, path, ifname, args, str(reference.DIRECTORY), json.dumps(config).encode())
+    raw = json.dumps(config).encode()
+    fields = gojson.loads_object(raw)
+    invocation = Invocation(verb, container, path, ifname, args, str(reference.DIRECTORY), fields, raw=raw)
     try:
-        return Outcome(_decoded(await BuiltinRunner(host_root, ipam=ipam, tools=tools).run(plugin, invocation)))
+        made = BuiltinRunner(host_root, ipam=ipam, tools=tools).run(plugin, invocation)
+        return Outcome(_decoded(_printed(verb, made, invocation.cni_version or versions.IMPLIED)))
     except CniError as error:
         return Outcome(msg=error.msg, code=error.code)
 
@@ -73,7 +88,8 @@ def dispatched(
 ) -> Dispatcher:
     """Built-ins and binaries, chosen as the daemon does."""
     builtin = BuiltinRunner(Path("/"), tools=tools)
-    builtin.ipam = dispatcher = Dispatcher(ProcessRunner([str(directory) for directory in bin_dirs]), builtin, mode)
+    binaries = Binaries(ProcessRunner([str(directory) for directory in bin_dirs]), OwnLoop())
+    builtin.ipam = dispatcher = Dispatcher(binaries, builtin, mode)
     return dispatcher
 
 

@@ -186,7 +186,7 @@ class Side:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_clear_error_and_nothing_left(
+def test_a_clear_error_and_nothing_left(
     name: str, host: Any, another_host: Callable[[], Any], make_netns: Any, tmp_path: Path, tools: HostTools
 ) -> None:
     case = CASES[name]
@@ -204,7 +204,7 @@ async def test_a_clear_error_and_nothing_left(
             if ours:
                 before = side.left(side_host)
                 runner = outcome.dispatched("prefer", tools, bin_dirs=[side.bin_dir])
-                made = await outcome.builtin(
+                made = outcome.builtin(
                     case.plugin, "ADD", side.path, side.config, args=case.args, ipam=runner, tools=tools
                 )
                 after = side.left(side_host)
@@ -228,7 +228,7 @@ async def test_a_clear_error_and_nothing_left(
 
 
 @pytest.mark.parametrize("name", MAKES)
-async def test_mtu_0_is_the_default(name: str, host: Any, make_netns: Any, tools: HostTools) -> None:
+def test_mtu_0_is_the_default(name: str, host: Any, make_netns: Any, tools: HostTools) -> None:
     """So it is no bad input: both take it as not said."""
     if not reference.has(name, "static"):
         pytest.skip(f"no reference plugin {name}: {reference.HOW}")
@@ -238,7 +238,7 @@ async def test_mtu_0_is_the_default(name: str, host: Any, make_netns: Any, tools
     for ours in (True, False):
         netns = make_netns()
         if ours:
-            made = await outcome.builtin(name, "ADD", netns.path, config, tools=tools)
+            made = outcome.builtin(name, "ADD", netns.path, config, tools=tools)
         else:
             made = outcome.of_reference(name, "ADD", netns.path, config)
         assert not made.failed, made.msg

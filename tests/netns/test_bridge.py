@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -18,8 +19,11 @@ import blockbuster
 import pytest
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import ToolExit
+from multus_daemon.base import deadline, portal
+from multus_daemon.base.deadline import Deadline, Interrupted
 from multus_daemon.builtin import masquerade, spoofing, veth
-from multus_daemon.builtin.bridge import Bridge, kernel
+from multus_daemon.builtin.bridge import kernel, plugin
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import (
     CniError,
@@ -32,10 +36,14 @@ from multus_daemon.cni.errors import (
 )
 from multus_daemon.cni.result import Dns, to_object
 from multus_daemon.netlink.rtnl import Rtnl
-from multus_daemon.ports import HostTools, ToolExit, ToolNotFoundError
+from multus_daemon.ports import HostTools, ToolNotFoundError
+from tests.aside import PATIENCE, Aside, together
 from tests.netns.conftest import remove_netns
+from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]
+
+BRIDGE = Direct(plugin)
 
 V4 = {"address": "10.213.7.2/24", "gateway": "10.213.7.1"}
 V6 = {"address": "fd21:7::2/64", "gateway": "fd21:7::1"}
@@ -79,9 +87,9 @@ def next_address(ipam: Any, number: int) -> None:
 # --- what it makes ---------------------------------------------------------------------------------------------------
 
 
-async def test_add_makes_what_it_reports(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_add_makes_what_it_reports(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
     made = call("ADD", netns.path, isGateway=True, mtu=1400)
-    result = await Bridge().add(made)
+    result = BRIDGE.add(made)
 
     (port,) = ports(host)
     assert (port["master"], port["state"], port["hairpin"], port["isolated"]) == ("br-test", "forwarding", False, False)
@@ -106,15 +114,15 @@ async def test_add_makes_what_it_reports(host: Any, netns: Any, call: MakeCall, 
     assert ipam.calls == [("stub", made.invocation)]
 
 
-async def test_the_ipam_plugin_finds_the_interface(netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_the_ipam_plugin_finds_the_interface(netns: Any, call: MakeCall, ipam: Any) -> None:
     """The plugin dhcp asks for an address through it."""
     seen: list[set[str]] = []
     ipam.hook = lambda _verb: seen.append(netns.links())
-    await Bridge().add(call("ADD", netns.path))
+    BRIDGE.add(call("ADD", netns.path))
     assert seen == [{"eth0"}]
 
 
-async def test_containers_reach_each_other(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_containers_reach_each_other(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
     pods = [make_netns() for _ in range(3)]
     for number, pod in enumerate(pods, 2):
         ipam.result = {
@@ -123,7 +131,7 @@ async def test_containers_reach_each_other(host: Any, make_netns: Any, call: Mak
                 {"address": f"fd21:7::{number}/64", "gateway": "fd21:7::1"},
             ]
         }
-        await Bridge().add(call("ADD", pod.path))
+        BRIDGE.add(call("ADD", pod.path))
     assert "1 received" in pods[0].run("ping", "-c1", "-W2", "10.213.7.4")
     assert "1 received" in pods[1].run("ping", "-c1", "-W2", "fd21:7::4")
     # No gateway is asked for, so none is made, and nothing is forwarded.
@@ -131,56 +139,54 @@ async def test_containers_reach_each_other(host: Any, make_netns: Any, call: Mak
     assert host.sysctl("net/ipv4/ip_forward") == "0"
 
 
-async def test_isolated_ports_reach_the_gateway_only(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_isolated_ports_reach_the_gateway_only(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
     pods = [make_netns() for _ in range(2)]
     for number, pod in enumerate(pods, 2):
         next_address(ipam, number)
-        await Bridge().add(call("ADD", pod.path, isGateway=True, portIsolation=True))
+        BRIDGE.add(call("ADD", pod.path, isGateway=True, portIsolation=True))
     assert [port["isolated"] for port in ports(host)] == [True, True]
     assert "1 received" in pods[0].run("ping", "-c1", "-W2", "10.213.7.1")
     assert "0 received" in pods[0].run("sh", "-c", "ping -c1 -W0.3 10.213.7.3 || true")
 
 
-async def test_hairpin(host: Any, netns: Any, call: MakeCall) -> None:
-    await Bridge().add(call("ADD", netns.path, hairpinMode=True))
+def test_hairpin(host: Any, netns: Any, call: MakeCall) -> None:
+    BRIDGE.add(call("ADD", netns.path, hairpinMode=True))
     assert [(port["hairpin"], port["isolated"]) for port in ports(host)] == [(True, False)]
 
 
-async def test_promiscuous_bridge(host: Any, netns: Any, call: MakeCall) -> None:
-    await Bridge().add(call("ADD", netns.path, promiscMode=True))
+def test_promiscuous_bridge(host: Any, netns: Any, call: MakeCall) -> None:
+    BRIDGE.add(call("ADD", netns.path, promiscMode=True))
     (link,) = host.ip("link", "show", "dev", "br-test")
     assert "PROMISC" in link["flags"]
 
 
-async def test_the_bridge_keeps_its_mac_as_ports_come_and_go(
-    host: Any, make_netns: Any, call: MakeCall, ipam: Any
-) -> None:
+def test_the_bridge_keeps_its_mac_as_ports_come_and_go(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
     pods = [make_netns() for _ in range(2)]
-    await Bridge().add(call("ADD", pods[0].path, isGateway=True))
+    BRIDGE.add(call("ADD", pods[0].path, isGateway=True))
     before = mac_of(host, "br-test")
     next_address(ipam, 3)
-    made = await Bridge().add(call("ADD", pods[1].path, isGateway=True))
+    made = BRIDGE.add(call("ADD", pods[1].path, isGateway=True))
     # A bridge whose address nobody has set takes the lowest one of its ports.
     host.run("ip", "link", "set", made.interfaces[1].name, "address", "02:00:00:00:00:01")
-    await Bridge().delete(call("DEL", pods[0].path))
+    BRIDGE.delete(call("DEL", pods[0].path))
     assert mac_of(host, "br-test") == before == made.interfaces[0].mac
 
 
-async def test_a_bridge_that_has_lost_its_last_port_becomes_a_gateway(
+def test_a_bridge_that_has_lost_its_last_port_becomes_a_gateway(
     host: Any, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
-    await Bridge().add(call("ADD", netns.path))
-    await Bridge().delete(call("DEL", netns.path))
+    BRIDGE.add(call("ADD", netns.path))
+    BRIDGE.delete(call("DEL", netns.path))
     assert mac_of(host, "br-test") == "00:00:00:00:00:00"
-    result = await Bridge().add(call("ADD", netns.path, isGateway=True))
+    result = BRIDGE.add(call("ADD", netns.path, isGateway=True))
     assert mac_of(host, "br-test") == result.interfaces[0].mac == result.interfaces[1].mac
-    await Bridge().delete(call("DEL", netns.path))
+    BRIDGE.delete(call("DEL", netns.path))
     assert mac_of(host, "br-test") == result.interfaces[0].mac
 
 
-async def test_an_existing_bridge_is_used_as_it_is(host: Any, netns: Any, call: MakeCall) -> None:
+def test_an_existing_bridge_is_used_as_it_is(host: Any, netns: Any, call: MakeCall) -> None:
     host.run("ip", "link", "add", "br-test", "mtu", "1300", "type", "bridge")
-    await Bridge().add(call("ADD", netns.path, mtu=1200))
+    BRIDGE.add(call("ADD", netns.path, mtu=1200))
     (link,) = host.ip("link", "show", "dev", "br-test")
     # Not by us: it follows its lowest port.
     assert (link["mtu"], link["operstate"]) == (1200, "UP")
@@ -209,7 +215,7 @@ async def test_an_existing_bridge_is_used_as_it_is(host: Any, netns: Any, call: 
         ([V4], [{"dst": "0.0.0.0/0"}], {}, set(), {"default 10.213.7.1"}),
     ],
 )
-async def test_gateways(
+def test_gateways(
     ips: Any,
     routes: Any,
     keys: dict[str, Any],
@@ -221,7 +227,7 @@ async def test_gateways(
     ipam: Any,
 ) -> None:
     ipam.result = {"ips": ips, "routes": routes}
-    await Bridge().add(call("ADD", netns.path, **keys))
+    BRIDGE.add(call("ADD", netns.path, **keys))
     assert addresses(host, "br-test") == expected_gateways
     found = [*netns.ip("route", "show", "default"), *netns.ip("-6", "route", "show", "default")]
     assert {f"{item['dst']} {item['gateway']}" for item in found} == expected_routes
@@ -240,24 +246,24 @@ async def test_gateways(
         ),
     ],
 )
-async def test_mac(args: str, keys: dict[str, Any], expected: str, netns: Any, call: MakeCall) -> None:
-    result = await Bridge().add(call("ADD", netns.path, cni_args=args, **keys))
+def test_mac(args: str, keys: dict[str, Any], expected: str, netns: Any, call: MakeCall) -> None:
+    result = BRIDGE.add(call("ADD", netns.path, cni_args=args, **keys))
     assert mac_of(netns, "eth0") == result.interfaces[2].mac == expected
 
 
-async def test_layer_2_only(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
-    result = await Bridge().add(call("ADD", netns.path, ipam=None, isGateway=True, ipMasq=True))
+def test_layer_2_only(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
+    result = BRIDGE.add(call("ADD", netns.path, ipam=None, isGateway=True, ipMasq=True))
     (link,) = netns.ip("addr", "show", "eth0")
     assert (link["operstate"], result.ips, ipam.calls) == ("UP", (), [])
     assert "CNI-" not in rules(host)
-    await Bridge().check(call("CHECK", netns.path, ipam=None, prevResult=to_object(result, "1.0.0")))
-    await Bridge().delete(call("DEL", netns.path, ipam=None, isGateway=True, ipMasq=True))
+    BRIDGE.check(call("CHECK", netns.path, ipam=None, prevResult=to_object(result, "1.0.0")))
+    BRIDGE.delete(call("DEL", netns.path, ipam=None, isGateway=True, ipMasq=True))
     assert netns.links() == set()
 
 
-async def test_an_interface_that_stays_down(netns: Any, call: MakeCall) -> None:
+def test_an_interface_that_stays_down(netns: Any, call: MakeCall) -> None:
     began = time.monotonic()
-    result = await Bridge().add(call("ADD", netns.path, ipam={}, disableContainerInterface=True))
+    result = BRIDGE.add(call("ADD", netns.path, ipam={}, disableContainerInterface=True))
     assert time.monotonic() - began < 1
     (link,) = netns.ip("link", "show", "dev", "eth0")
     assert "UP" not in link["flags"]
@@ -265,21 +271,21 @@ async def test_an_interface_that_stays_down(netns: Any, call: MakeCall) -> None:
 
 
 @pytest.mark.parametrize(("keys", "expected"), [({}, "0"), ({"enabledad": True}, "1")])
-async def test_duplicate_address_detection(
+def test_duplicate_address_detection(
     keys: dict[str, Any], expected: str, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
     netns.detect_duplicates()
     ipam.result = {"ips": [V6]}
-    await Bridge().add(call("ADD", netns.path, **keys))
+    BRIDGE.add(call("ADD", netns.path, **keys))
     assert netns.sysctl("net/ipv6/conf/eth0/accept_dad") == expected
     assert netns.sysctl("net/ipv4/conf/eth0/arp_notify") == "1"
     (link,) = netns.ip("addr", "show", "eth0")
     assert not any("tentative" in item for item in link["addr_info"] if item["scope"] == "global")
 
 
-async def test_dns_of_the_configuration_replaces_that_of_ipam(netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_dns_of_the_configuration_replaces_that_of_ipam(netns: Any, call: MakeCall, ipam: Any) -> None:
     ipam.result["dns"] = {"nameservers": ["192.0.2.53"]}
-    result = await Bridge().add(call("ADD", netns.path, dns={"search": ["example.org"]}))
+    result = BRIDGE.add(call("ADD", netns.path, dns={"search": ["example.org"]}))
     assert result.dns == Dns(search=("example.org",))
 
 
@@ -298,29 +304,29 @@ async def test_dns_of_the_configuration_replaces_that_of_ipam(netns: Any, call: 
         (["fd21:7::9/48", "fd21:9::1/64"], [V6], True, {"fd21:9::1/64", "fd21:7::1/64"}),
     ],
 )
-async def test_the_gateways_address_beside_others(
+def test_the_gateways_address_beside_others(
     present: list[str], ips: Any, force: bool, expected: Any, host: Any, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
     host.run("ip", "link", "add", "br-test", "type", "bridge")
     for address in present:
         host.run("ip", "addr", "add", address, "dev", "br-test", *(["nodad"] if ":" in address else []))
     ipam.result = {"ips": ips}
-    work = Bridge().add(call("ADD", netns.path, isGateway=True, forceAddress=force))
+    made = call("ADD", netns.path, isGateway=True, forceAddress=force)
     if expected is None:
         with pytest.raises(InternalError, match='"br-test" already has an IP address different from'):
-            await work
+            BRIDGE.add(made)
         assert (addresses(host, "br-test"), netns.links(), ports(host)) == (set(present), set(), [])
     else:
-        await work
+        BRIDGE.add(made)
         assert addresses(host, "br-test") == expected
 
 
-async def test_two_networks_share_a_bridge(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_two_networks_share_a_bridge(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
     first, second = make_netns(), make_netns()
-    await Bridge().add(call("ADD", first.path, name="net-a", isGateway=True))
+    BRIDGE.add(call("ADD", first.path, name="net-a", isGateway=True))
     next_address(ipam, 3)
-    await Bridge().add(call("ADD", second.path, name="net-b", isGateway=True))
-    await Bridge().delete(call("DEL", first.path, name="net-a", isGateway=True))
+    BRIDGE.add(call("ADD", second.path, name="net-b", isGateway=True))
+    BRIDGE.delete(call("DEL", first.path, name="net-a", isGateway=True))
     assert addresses(host, "br-test") == {"10.213.7.1/24"}
     assert "1 received" in second.run("ping", "-c1", "-W2", "10.213.7.1")
 
@@ -342,114 +348,110 @@ def outside(host: Any, make_netns: Any) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["iptables", "nftables"])
-async def test_masquerading_lets_containers_out(
-    backend: str, host: Any, netns: Any, outside: Any, call: MakeCall
-) -> None:
+def test_masquerading_lets_containers_out(backend: str, host: Any, netns: Any, outside: Any, call: MakeCall) -> None:
     keys: dict[str, Any] = {"isGateway": True, "ipMasqBackend": backend}
     ping = ("sh", "-c", "ping -c1 -W0.3 192.0.2.2 || true")
-    await Bridge().add(call("ADD", netns.path, **keys))
+    BRIDGE.add(call("ADD", netns.path, **keys))
     assert "0 received" in netns.run(*ping)
-    await Bridge().delete(call("DEL", netns.path, **keys))
+    BRIDGE.delete(call("DEL", netns.path, **keys))
     keys["ipMasq"] = True
-    await Bridge().add(call("ADD", netns.path, **keys))
+    BRIDGE.add(call("ADD", netns.path, **keys))
     assert "1 received" in netns.run(*ping)
     for _ in range(2):
-        await Bridge().delete(call("DEL", netns.path, **keys))
+        BRIDGE.delete(call("DEL", netns.path, **keys))
         assert not [line for line in rules(host).splitlines() if "CNI-" in line or "container1" in line]
 
 
-async def test_the_default_backend_is_what_the_host_has(
-    host: Any, netns: Any, call: MakeCall, ipam: Any, tools: Any
-) -> None:
+def test_the_default_backend_is_what_the_host_has(host: Any, netns: Any, call: MakeCall, ipam: Any, tools: Any) -> None:
     class WithoutIptables:
-        async def run(self, tool: str, arguments: Any, stdin: bytes = b"") -> ToolExit:
+        def run(self, tool: str, arguments: Any, stdin: bytes = b"") -> ToolExit:
             if "tables" in tool:
                 raise ToolNotFoundError(f"{tool} is not there")
-            done: ToolExit = await tools.run(tool, arguments, stdin)
+            done: ToolExit = tools.run(tool, arguments, stdin)
             return done
 
     made = replace(call("ADD", netns.path, isGateway=True, ipMasq=True), tools=WithoutIptables())
-    await Bridge().add(made)
+    BRIDGE.add(made)
     assert "cni_plugins_masquerade" in rules(host)
-    await Bridge().delete(replace(made, invocation=replace(made.invocation, verb="DEL")))
+    BRIDGE.delete(replace(made, invocation=replace(made.invocation, verb="DEL")))
     assert "masquerade comment" not in rules(host)
     forced = call("ADD", netns.path, isGateway=True, ipMasq=True, ipMasqBackend="iptables")
     with pytest.raises(InternalError, match=r"^failed to masquerade: iptables is not there"):
-        await Bridge().add(replace(forced, tools=WithoutIptables()))
+        BRIDGE.add(replace(forced, tools=WithoutIptables()))
     assert (netns.links(), ports(host)) == (set(), [])
 
 
 @pytest.mark.parametrize("backend", ["iptables", "nftables"])
 @pytest.mark.parametrize("path", ["", "gone"])
-async def test_a_container_whose_namespace_has_gone_leaves_no_rules(
+def test_a_container_whose_namespace_has_gone_leaves_no_rules(
     path: str, backend: str, host: Any, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
     """Rules for an address that the next container gets."""
     keys = {"isGateway": True, "ipMasq": True, "ipMasqBackend": backend, "macspoofchk": True}
-    await Bridge().add(call("ADD", netns.path, **keys))
+    BRIDGE.add(call("ADD", netns.path, **keys))
     assert "container1" in rules(host)
     remove_netns(Path(netns.path))
-    await Bridge().delete(call("DEL", path and netns.path, **keys))
+    BRIDGE.delete(call("DEL", path and netns.path, **keys))
     assert not [line for line in rules(host).splitlines() if "CNI-" in line or "container1" in line]
     assert ipam.verbs == ["ADD", "DEL"]
 
 
 @pytest.mark.parametrize("backend", ["iptables", "nftables"])
-async def test_a_del_that_was_cut_off_after_the_interface_is_finished_by_the_next(
+def test_a_del_that_was_cut_off_after_the_interface_is_finished_by_the_next(
     backend: str, host: Any, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
     """That of an ADD which was cut off too: there is no result, and the interface can't be asked any more."""
     keys: dict[str, Any] = {"isGateway": True, "ipMasq": True, "ipMasqBackend": backend}
-    await Bridge().add(call("ADD", netns.path, **keys))
+    BRIDGE.add(call("ADD", netns.path, **keys))
     next_address(ipam, 3)
-    await Bridge().add(call("ADD", netns.path, ifname="net1", **keys))
+    BRIDGE.add(call("ADD", netns.path, ifname="net1", **keys))
     netns.run("ip", "link", "delete", "eth0")
-    await Bridge().delete(call("DEL", netns.path, **keys))
+    BRIDGE.delete(call("DEL", netns.path, **keys))
     left = rules(host)
     assert ("10.213.7.3" in left, "10.213.7.2 " in left) == (True, False)
     netns.run("ip", "link", "delete", "net1")
-    await Bridge().delete(call("DEL", netns.path, ifname="net1", **keys))
+    BRIDGE.delete(call("DEL", netns.path, ifname="net1", **keys))
     assert not [line for line in rules(host).splitlines() if "CNI-" in line or "container1" in line]
 
 
 @pytest.mark.parametrize("backend", ["iptables", "nftables"])
 @pytest.mark.parametrize("is_repeated", [False, True])
-async def test_two_interfaces_on_one_network_are_masqueraded_apart(
+def test_two_interfaces_on_one_network_are_masqueraded_apart(
     is_repeated: bool, backend: str, host: Any, netns: Any, outside: Any, call: MakeCall, ipam: Any
 ) -> None:
     keys: dict[str, Any] = {"isGateway": True, "ipMasq": True, "ipMasqBackend": backend}
-    await Bridge().add(call("ADD", netns.path, **keys))
+    BRIDGE.add(call("ADD", netns.path, **keys))
     next_address(ipam, 3)
-    await Bridge().add(call("ADD", netns.path, ifname="net1", **keys))
+    BRIDGE.add(call("ADD", netns.path, ifname="net1", **keys))
     netns.run("ip", "route", "add", "192.0.2.0/24", "via", "10.213.7.1", "dev", "net1", "src", "10.213.7.3")
     for _ in range(1 + is_repeated):
-        await Bridge().delete(call("DEL", netns.path, **keys))
+        BRIDGE.delete(call("DEL", netns.path, **keys))
     assert "1 received" in netns.run("ping", "-c1", "-W2", "192.0.2.2")
-    await Bridge().delete(call("DEL", netns.path, ifname="net1", **keys))
+    BRIDGE.delete(call("DEL", netns.path, ifname="net1", **keys))
     assert not [line for line in rules(host).splitlines() if "CNI-" in line or "container1" in line]
 
 
-async def test_another_mac_address_is_dropped(host: Any, netns: Any, call: MakeCall) -> None:
+def test_another_mac_address_is_dropped(host: Any, netns: Any, call: MakeCall) -> None:
     keys = {"isGateway": True, "macspoofchk": True}
-    await Bridge().add(call("ADD", netns.path, **keys))
+    BRIDGE.add(call("ADD", netns.path, **keys))
     assert "1 received" in netns.run("ping", "-c1", "-W2", "10.213.7.1")
     netns.run("ip", "link", "set", "eth0", "address", "02:00:00:00:00:99")
     assert "0 received" in netns.run("sh", "-c", "ping -c1 -W0.3 10.213.7.1 || true")
     for _ in range(2):
-        await Bridge().delete(call("DEL", netns.path, **keys))
+        BRIDGE.delete(call("DEL", netns.path, **keys))
         assert "container1" not in rules(host)
 
 
-async def test_del_is_done_though_the_rules_about_mac_addresses_stay(
+def test_del_is_done_though_the_rules_about_mac_addresses_stay(
     host: Any, netns: Any, call: MakeCall, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await Bridge().add(call("ADD", netns.path, macspoofchk=True))
+    BRIDGE.add(call("ADD", netns.path, macspoofchk=True))
 
-    async def refuse(*_arguments: Any) -> None:
+    def refuse(*_arguments: Any) -> None:
         raise InternalError("nft failed")
 
     monkeypatch.setattr(spoofing, "remove", refuse)
-    await Bridge().delete(call("DEL", netns.path, macspoofchk=True))
+    BRIDGE.delete(call("DEL", netns.path, macspoofchk=True))
     assert (netns.links(), ports(host)) == (set(), [])
     assert "the rules against other MAC addresses stay: nft failed" in caplog.text
 
@@ -479,34 +481,34 @@ async def test_del_is_done_though_the_rules_about_mac_addresses_stay(
         ({"cni_args": "FOO=1"}, InvalidEnvironmentError, 'ARGS: unknown args ."FOO=1".'),
     ],
 )
-async def test_what_can_be_refused_is_refused_first(
+def test_what_can_be_refused_is_refused_first(
     keys: dict[str, Any], error: type[CniError], message: str, host: Any, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
     with pytest.raises(error, match=f"^{message}"):
-        await Bridge().add(call("ADD", netns.path, **keys))
+        BRIDGE.add(call("ADD", netns.path, **keys))
     assert (host.links(), netns.links(), ipam.calls) == (set(), set(), [])
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/self/ns/net", "/nonexistent/netns"])
-async def test_what_is_no_container_namespace_is_refused_first(path: str, host: Any, call: MakeCall, ipam: Any) -> None:
+def test_what_is_no_container_namespace_is_refused_first(path: str, host: Any, call: MakeCall, ipam: Any) -> None:
     with pytest.raises(InvalidNetnsError):
-        await Bridge().add(call("ADD", path))
+        BRIDGE.add(call("ADD", path))
     assert (host.links(), ipam.calls) == (set(), [])
 
 
-async def test_a_taken_name_is_found_first(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_a_taken_name_is_found_first(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
     netns.run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "other0")
     with pytest.raises(InternalError, match=r'^container veth name \("eth0"\) already exists'):
-        await Bridge().add(call("ADD", netns.path))
+        BRIDGE.add(call("ADD", netns.path))
     assert (host.links(), netns.links(), ipam.calls) == (set(), {"eth0", "other0"}, [])
 
 
-async def test_a_bridge_that_is_none(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_a_bridge_that_is_none(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
     host.run("ip", "link", "add", "br-test", "type", "veth", "peer", "name", "other0")
     with pytest.raises(
         InternalError, match=r'^failed to create bridge "br-test": .*already exists but is not a bridge'
     ):
-        await Bridge().add(call("ADD", netns.path))
+        BRIDGE.add(call("ADD", netns.path))
     assert (host.links(), netns.links(), ipam.calls) == ({"br-test", "other0"}, set(), [])
 
 
@@ -523,17 +525,17 @@ def has_vlans(host: Any) -> bool:
     return found
 
 
-async def test_vlans(has_vlans: bool, host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_vlans(has_vlans: bool, host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
     if not has_vlans:
         pytest.skip("the kernel's bridges have no VLANs: needs one with CONFIG_BRIDGE_VLAN_FILTERING")
     first, second, other = make_netns(), make_netns(), make_netns()
     keys: dict[str, Any] = {"isGateway": True, "vlan": 5, "vlanTrunk": [{"minID": 10, "maxID": 12}, {"id": 20}]}
-    result = await Bridge().add(call("ADD", first.path, **keys))
+    result = BRIDGE.add(call("ADD", first.path, **keys))
     assert [item.name for item in result.interfaces][3:] == ["br-test.5"]
     next_address(ipam, 3)
-    await Bridge().add(call("ADD", second.path, **keys))
+    BRIDGE.add(call("ADD", second.path, **keys))
     next_address(ipam, 4)
-    await Bridge().add(call("ADD", other.path, vlan=6))
+    BRIDGE.add(call("ADD", other.path, vlan=6))
     (port,) = [
         item for item in json.loads(host.run("bridge", "-j", "vlan")) if item["ifname"] == result.interfaces[1].name
     ]
@@ -546,7 +548,7 @@ async def test_vlans(has_vlans: bool, host: Any, make_netns: Any, call: MakeCall
 
 @pytest.mark.parametrize("keys", [{"vlan": 5}, {"vlanTrunk": [{"id": 5}]}, {"vlanTrunk": []}])
 @pytest.mark.parametrize("is_there", [False, True])
-async def test_a_kernel_without_vlans_says_so(
+def test_a_kernel_without_vlans_says_so(
     is_there: bool, keys: dict[str, Any], has_vlans: bool, host: Any, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
     if has_vlans:
@@ -554,11 +556,11 @@ async def test_a_kernel_without_vlans_says_so(
     if is_there:
         host.run("ip", "link", "add", "br-test", "type", "bridge")
     if is_there and keys == {"vlanTrunk": []}:
-        await Bridge().add(call("ADD", netns.path, **keys))
+        BRIDGE.add(call("ADD", netns.path, **keys))
         return
     expected = 'failed to set up vlan tag on interface "veth' if is_there else 'failed to create bridge "br-test": '
     with pytest.raises(InternalError, match=f"^{expected}.*: Operation not supported"):
-        await Bridge().add(call("ADD", netns.path, **keys))
+        BRIDGE.add(call("ADD", netns.path, **keys))
     assert (host.links(), netns.links()) == ({"br-test"} if is_there else set(), set())
     assert ipam.calls == []
 
@@ -585,7 +587,7 @@ EVERYTHING: dict[str, Any] = {"isGateway": True, "ipMasq": True, "macspoofchk": 
     ],
 )
 @pytest.mark.parametrize("is_done_first", [False, True])
-async def test_a_failing_step_leaves_nothing_of_the_container(
+def test_a_failing_step_leaves_nothing_of_the_container(
     is_done_first: bool,
     owner: Any,
     name: str,
@@ -605,21 +607,16 @@ async def test_a_failing_step_leaves_nothing_of_the_container(
             real(*arguments, **keywords)
         raise PermissionError(1, "Operation not permitted")
 
-    async def refuse_later(*arguments: Any, **keywords: Any) -> Any:
-        if is_done_first:
-            await real(*arguments, **keywords)
-        raise PermissionError(1, "Operation not permitted")
-
     with monkeypatch.context() as patched:
-        patched.setattr(owner, name, refuse_later if asyncio.iscoroutinefunction(real) else refuse)
+        patched.setattr(owner, name, refuse)
         with pytest.raises((PermissionError, InternalError), match="Operation not permitted"):
-            await Bridge().add(call("ADD", netns.path, **EVERYTHING))
+            BRIDGE.add(call("ADD", netns.path, **EVERYTHING))
     assert (netns.links(), ports(host)) == (set(), [])
     left = [line for line in rules(host).splitlines() if "container1" in line or "CNI-" in line]
     assert (left, "container1" in before) == ([], False)
     assert ipam.verbs in ([], ["ADD", "DEL"])
     # And nothing is in the way of the next try.
-    await Bridge().add(call("ADD", netns.path, **EVERYTHING))
+    BRIDGE.add(call("ADD", netns.path, **EVERYTHING))
 
 
 class FailingTools:
@@ -629,16 +626,16 @@ class FailingTools:
         self._tools, self._at = tools, at
         self.calls: list[str] = []
 
-    async def run(self, tool: str, arguments: Any, stdin: bytes = b"") -> ToolExit:
+    def run(self, tool: str, arguments: Any, stdin: bytes = b"") -> ToolExit:
         self.calls.append(tool)
         if len(self.calls) == self._at:
             return ToolExit(4, b"", f"{tool}: Operation not permitted")
-        return await self._tools.run(tool, arguments, stdin)
+        return self._tools.run(tool, arguments, stdin)
 
 
 @pytest.mark.parametrize("backend", ["iptables", "nftables"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
-async def test_a_failing_tool_leaves_nothing_of_the_container(
+def test_a_failing_tool_leaves_nothing_of_the_container(
     at: int, backend: str, host: Any, netns: Any, call: MakeCall, ipam: Any, tools: Any
 ) -> None:
     keys = EVERYTHING | {"ipMasqBackend": backend}
@@ -647,102 +644,104 @@ async def test_a_failing_tool_leaves_nothing_of_the_container(
     add = replace(call("ADD", netns.path, **keys), tools=failing)
     if backend == "nftables" and at in (3, 4, 5):
         # At 3 it is tried again without comments, for old kernels; two transactions are all that it takes.
-        await Bridge().add(add)
+        BRIDGE.add(add)
         assert len(failing.calls) == (4 if at == 3 else 3)
         return
     with pytest.raises(InternalError, match=r"tables(-restore)? failed|nft failed .*not permitted") as caught:
-        await Bridge().add(add)
+        BRIDGE.add(add)
     assert "Operation not permitted" in str(caught.value)
     assert (netns.links(), ports(host)) == (set(), [])
     assert not [line for line in rules(host).splitlines() if "container1" in line or "CNI-" in line]
     assert ipam.verbs == ([] if at == 1 else ["ADD", "DEL"])
     # One that fails in a DEL is told, and the next DEL does the rest, though the interface has gone.
-    previous = to_object(await Bridge().add(call("ADD", netns.path, **keys)), "1.0.0")
+    previous = to_object(BRIDGE.add(call("ADD", netns.path, **keys)), "1.0.0")
     delete = call("DEL", netns.path, **keys, prevResult=previous)
     with pytest.raises(InternalError, match="failed to stop masquerading") if at > 2 else contextlib.nullcontext():
-        await Bridge().delete(replace(delete, tools=FailingTools(tools, at)))
+        BRIDGE.delete(replace(delete, tools=FailingTools(tools, at)))
     assert netns.links() == set()
     if at > 2:
-        await Bridge().delete(delete)
+        BRIDGE.delete(delete)
         assert not [line for line in rules(host).splitlines() if "container1" in line or "CNI-" in line]
 
 
-async def test_ipam_failure_is_passed_on_and_undone(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_ipam_failure_is_passed_on_and_undone(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
     ipam.errors["ADD"] = CniError("no addresses left", "pool 1", code=117)
     with pytest.raises(CniError, match="no addresses left") as caught:
-        await Bridge().add(call("ADD", netns.path, macspoofchk=True))
+        BRIDGE.add(call("ADD", netns.path, macspoofchk=True))
     assert (caught.value.code, caught.value.details) == (117, "pool 1")
     assert ipam.verbs == ["ADD", "DEL"]
     assert (netns.links(), ports(host), "container1" in rules(host)) == (set(), [], False)
 
 
-async def test_no_addresses(netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_no_addresses(netns: Any, call: MakeCall, ipam: Any) -> None:
     ipam.result = {"cniVersion": "1.0.0"}
     with pytest.raises(InternalError, match=r"^IPAM plugin returned missing IP config"):
-        await Bridge().add(call("ADD", netns.path))
+        BRIDGE.add(call("ADD", netns.path))
     assert ipam.verbs == ["ADD", "DEL"]
     assert netns.links() == set()
 
 
-async def test_a_namespace_that_vanishes_meanwhile(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_a_namespace_that_vanishes_meanwhile(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
     def vanish(verb: str) -> None:
         if verb == "ADD":
             remove_netns(Path(netns.path))
 
     ipam.hook = vanish
     with pytest.raises(InvalidNetnsError, match="No such file"):
-        await Bridge().add(call("ADD", netns.path))
+        BRIDGE.add(call("ADD", netns.path))
     assert ipam.verbs == ["ADD", "DEL"]
     assert ports(host) == []
 
 
-async def test_a_port_that_does_not_come_up(
+def test_a_port_that_does_not_come_up(
     host: Any, netns: Any, call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "BRIDGE_PORT_UP_SECONDS", 0.1)
     ipam.hook = lambda verb: verb == "ADD" and host.run("ip", "link", "set", ports(host)[0]["ifname"], "down")
     with pytest.raises(InternalError, match=r"^bridge port in error state: down"):
-        await Bridge().add(call("ADD", netns.path))
+        BRIDGE.add(call("ADD", netns.path))
     assert (netns.links(), ports(host), ipam.verbs) == (set(), [], ["ADD", "DEL"])
 
 
 @pytest.mark.parametrize("moment", ["ipam", "settling", "masquerading"])
-async def test_cancellation_undoes_everything(
+def test_a_stop_undoes_everything(
     moment: str, host: Any, netns: Any, call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    reached = threading.Event()
     keys = dict(EVERYTHING)
     if moment == "ipam":
 
         def hook(verb: str) -> None:
             if verb == "ADD":
-                loop.call_soon_threadsafe(reached.set)
-                time.sleep(0.1)
+                reached.set()
+                deadline.pause(PATIENCE)
 
         ipam.hook = hook
     elif moment == "settling":
         netns.detect_duplicates()
         keys["enabledad"] = True
         ipam.result = {"ips": [V6]}
-        ipam.hook = lambda verb: verb == "ADD" and loop.call_soon_threadsafe(loop.call_later, 0.2, reached.set)
+
+        def settle(verb: str) -> None:
+            if verb == "ADD":
+                threading.Timer(0.2, reached.set).start()
+
+        ipam.hook = settle
     else:
         real = masquerade.add
 
-        async def add(*arguments: Any) -> None:
-            await real(*arguments)
+        def add(*arguments: Any) -> None:
+            real(*arguments)
             reached.set()
-            await asyncio.sleep(30)
+            deadline.pause(PATIENCE)
 
         monkeypatch.setattr(masquerade, "add", add)
-    task = asyncio.create_task(Bridge().add(call("ADD", netns.path, **keys)))
-    waiting = asyncio.create_task(reached.wait())
-    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    assert not task.done(), task
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    work = Aside(BRIDGE.add, call("ADD", netns.path, **keys))
+    assert reached.wait(PATIENCE)
+    assert not work.done
+    work.stop()
+    with pytest.raises(Interrupted):
+        work.result()
     assert (netns.links(), ports(host), ipam.verbs) == (set(), [], ["ADD", "DEL"])
     assert not [line for line in rules(host).splitlines() if "container1" in line or "CNI-" in line]
 
@@ -750,10 +749,10 @@ async def test_cancellation_undoes_everything(
 # --- DEL -------------------------------------------------------------------------------------------------------------
 
 
-async def test_delete_can_be_repeated_and_leaves_the_bridge(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
-    await Bridge().add(call("ADD", netns.path, isGateway=True))
+def test_delete_can_be_repeated_and_leaves_the_bridge(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
+    BRIDGE.add(call("ADD", netns.path, isGateway=True))
     for _ in range(2):
-        await Bridge().delete(call("DEL", netns.path, isGateway=True))
+        BRIDGE.delete(call("DEL", netns.path, isGateway=True))
         assert (host.links(), netns.links()) == ({"br-test"}, set())
     assert addresses(host, "br-test") == {"10.213.7.1/24"}
     assert ipam.verbs == ["ADD", "DEL", "DEL"]
@@ -761,38 +760,38 @@ async def test_delete_can_be_repeated_and_leaves_the_bridge(host: Any, netns: An
 
 @pytest.mark.parametrize("path", ["", "/nonexistent/netns"])
 @pytest.mark.parametrize("keys", [{}, {"ipMasq": True, "macspoofchk": True}])
-async def test_delete_without_namespace(path: str, keys: dict[str, Any], call: MakeCall, ipam: Any) -> None:
-    await Bridge().delete(call("DEL", path, **keys))
+def test_delete_without_namespace(path: str, keys: dict[str, Any], call: MakeCall, ipam: Any) -> None:
+    BRIDGE.delete(call("DEL", path, **keys))
     assert ipam.verbs == ["DEL"]
 
 
-async def test_delete_goes_on_past_ipam(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_delete_goes_on_past_ipam(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
     keys = {"isGateway": True, "ipMasq": True}
-    await Bridge().add(call("ADD", netns.path, **keys))
+    BRIDGE.add(call("ADD", netns.path, **keys))
     ipam.errors["DEL"] = TryAgainLaterError("locked")
     with pytest.raises(TryAgainLaterError, match="locked"):
-        await Bridge().delete(call("DEL", netns.path, **keys))
+        BRIDGE.delete(call("DEL", netns.path, **keys))
     assert netns.links() == set()
     assert "CNI-" not in rules(host)
 
 
-async def test_delete_takes_a_configuration_that_no_add_would(netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_delete_takes_a_configuration_that_no_add_would(netns: Any, call: MakeCall, ipam: Any) -> None:
     """A DEL that fails is repeated until the pod is gone: it must not fail because the ADD did."""
     bad = {"vlan": 9999, "mtu": "large", "hairpinMode": True, "promiscMode": True, "ipMasq": "yes", "macspoofchk": 1}
-    await Bridge().delete(call("DEL", netns.path, cni_args="FOO=1", **bad))
+    BRIDGE.delete(call("DEL", netns.path, cni_args="FOO=1", **bad))
     assert ipam.verbs == ["DEL"]
 
 
 # --- CHECK, STATUS ---------------------------------------------------------------------------------------------------
 
 
-async def added(netns: Any, call: MakeCall, **keys: Any) -> dict[str, Any]:
-    return to_object(await Bridge().add(call("ADD", netns.path, **keys)), "1.0.0")
+def added(netns: Any, call: MakeCall, **keys: Any) -> dict[str, Any]:
+    return to_object(BRIDGE.add(call("ADD", netns.path, **keys)), "1.0.0")
 
 
-async def test_check_finds_all_as_it_was_made(netns: Any, call: MakeCall, ipam: Any) -> None:
-    previous = await added(netns, call, isGateway=True)
-    await Bridge().check(call("CHECK", netns.path, isGateway=True, prevResult=previous))
+def test_check_finds_all_as_it_was_made(netns: Any, call: MakeCall, ipam: Any) -> None:
+    previous = added(netns, call, isGateway=True)
+    BRIDGE.check(call("CHECK", netns.path, isGateway=True, prevResult=previous))
     assert ipam.verbs == ["ADD", "CHECK"]
 
 
@@ -810,55 +809,53 @@ async def test_check_finds_all_as_it_was_made(netns: Any, call: MakeCall, ipam: 
         ("host", "ip link set PORT address 02:00:00:00:00:01", '"veth.*" has MAC 02:00:00:00:00:01, not'),
     ],
 )
-async def test_check_finds_damage(side: str, damage: str, message: str, host: Any, netns: Any, call: MakeCall) -> None:
-    previous = await added(netns, call, isGateway=True)
+def test_check_finds_damage(side: str, damage: str, message: str, host: Any, netns: Any, call: MakeCall) -> None:
+    previous = added(netns, call, isGateway=True)
     (netns if side == "pod" else host).run(*damage.replace("PORT", previous["interfaces"][1]["name"]).split())
     with pytest.raises(InternalError, match=message):
-        await Bridge().check(call("CHECK", netns.path, prevResult=previous))
+        BRIDGE.check(call("CHECK", netns.path, prevResult=previous))
 
 
-async def test_check_needs_a_fitting_previous_result(netns: Any, call: MakeCall) -> None:
-    previous = await added(netns, call)
+def test_check_needs_a_fitting_previous_result(netns: Any, call: MakeCall) -> None:
+    previous = added(netns, call)
     with pytest.raises(InvalidNetworkConfigError, match=r"^bridge: Required prevResult missing"):
-        await Bridge().check(call("CHECK", netns.path))
+        BRIDGE.check(call("CHECK", netns.path))
     with pytest.raises(InternalError, match="bridge br-other was not found in prevResult"):
-        await Bridge().check(call("CHECK", netns.path, bridge="br-other", prevResult=previous))
+        BRIDGE.check(call("CHECK", netns.path, bridge="br-other", prevResult=previous))
     previous["interfaces"][2]["sandbox"] = "/run/netns/another"
     with pytest.raises(InternalError, match=r"^Sandbox in prevResult doesn't match configured netns"):
-        await Bridge().check(call("CHECK", netns.path, prevResult=previous))
+        BRIDGE.check(call("CHECK", netns.path, prevResult=previous))
 
 
-async def test_status_is_that_of_ipam(call: MakeCall, ipam: Any) -> None:
-    await Bridge().status(call("STATUS", "", ipam=None))
+def test_status_is_that_of_ipam(call: MakeCall, ipam: Any) -> None:
+    BRIDGE.status(call("STATUS", "", ipam=None))
     assert ipam.verbs == []
     ipam.errors["STATUS"] = CniError("pool is full", code=50)
     with pytest.raises(CniError, match="pool is full") as caught:
-        await Bridge().status(call("STATUS", ""))
+        BRIDGE.status(call("STATUS", ""))
     assert caught.value.code == 50
 
 
 # --- the daemon's side -----------------------------------------------------------------------------------------------
 
 
-async def test_side_by_side_on_a_bridge_that_is_not_there_yet(
-    host: Any, make_netns: Any, call: MakeCall, ipam: Any
-) -> None:
+def test_side_by_side_on_a_bridge_that_is_not_there_yet(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
     pods = [make_netns() for _ in range(8)]
-    tasks = []
+    works = []
     for number, pod in enumerate(pods, 2):
         next_address(ipam, number)
         made = call("ADD", pod.path, container=f"c{number}", isDefaultGateway=True, ipMasq=True)
         own = replace(ipam, calls=ipam.calls, result=dict(ipam.result))
-        tasks.append(asyncio.create_task(Bridge().add(replace(made, ipam=own))))
-    await asyncio.gather(*tasks)
+        works.append(functools.partial(BRIDGE.add, replace(made, ipam=own)))
+    together(*works)
     assert len(ports(host)) == 8
     assert addresses(host, "br-test") == {"10.213.7.1/24"}
     for number, pod in enumerate(pods, 2):
         assert addresses(pod, "eth0") == {f"10.213.7.{number}/24"}
     assert rules(host).count("-j CNI-") == 8
-    await asyncio.gather(
+    together(
         *(
-            Bridge().delete(call("DEL", pod.path, container=f"c{number}", ipMasq=True))
+            functools.partial(BRIDGE.delete, call("DEL", pod.path, container=f"c{number}", ipMasq=True))
             for number, pod in enumerate(pods, 2)
         )
     )
@@ -868,19 +865,24 @@ async def test_side_by_side_on_a_bridge_that_is_not_there_yet(
 async def test_nothing_leaks_and_the_event_loop_is_not_blocked(
     netns: Any, call: MakeCall, record_property: Callable[[str, object], None]
 ) -> None:
-    plugin = Bridge()
+    """As the server has it: a thread for each verb, the loop waits."""
     keys = {"isGateway": True}
-    await plugin.add(call("ADD", netns.path, **keys))
-    await plugin.delete(call("DEL", netns.path, **keys))
+
+    async def run(work: Callable[[Call], object], verb: str) -> None:
+        await portal.run(Deadline(), functools.partial(work, call(verb, netns.path, **keys)))
+
+    await run(BRIDGE.add, "ADD")
+    await run(BRIDGE.delete, "DEL")
+    # The last thread has told its result and may be on its last step.
     await asyncio.sleep(0.05)
     before = (len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks()))
     times: dict[str, list[float]] = {"add": [], "delete": []}
     with blockbuster.blockbuster_ctx():
         for _ in range(15):
             began = time.perf_counter()
-            await plugin.add(call("ADD", netns.path, **keys))
+            await run(BRIDGE.add, "ADD")
             middle = time.perf_counter()
-            await plugin.delete(call("DEL", netns.path, **keys))
+            await run(BRIDGE.delete, "DEL")
             times["add"].append(middle - began)
             times["delete"].append(time.perf_counter() - middle)
     await asyncio.sleep(0.05)

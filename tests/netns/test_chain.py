@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.attachment import Attachment, Sandbox
+from multus_daemon.base.portal import OwnLoop
+from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
+from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.process import ProcessRunner
-from multus_daemon.ports import Attachment, Sandbox
+from multus_daemon.portals import Binaries
 
 DEBIAN = "/usr/lib/cni"
 
@@ -58,7 +62,9 @@ def bridge(unique: str) -> Iterator[str]:
 
 @pytest.fixture(params=["", "/proc/self/root"], ids=["plain", "chroot"])
 def chain(request: pytest.FixtureRequest, tmp_path: Path) -> Chain:
-    return Chain(ProcessRunner([DEBIAN], chroot_dir=request.param), ResultCache(tmp_path / "multus"), DEBIAN)
+    binaries = Binaries(ProcessRunner([DEBIAN], chroot_dir=request.param), OwnLoop())
+    runner = Dispatcher(binaries, BuiltinRunner(Path("/")), "off")
+    return Chain(runner, ResultCache(tmp_path / "multus"), DEBIAN)
 
 
 def attachment(bridge: str, tmp_path: Path, version: str, *, portmap: bool) -> Attachment:
@@ -96,12 +102,12 @@ def dnat_rules(sandbox: Sandbox) -> int:
     return saved.stdout.count(sandbox.container_id)
 
 
-async def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
+def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
     """CHECK, but for a fault of portmap before 1.3: it looks for IPv6 rules that an IPv4 container does not have
     (containernetworking/plugins issue 819). It is the last of the list: all others have succeeded then.
     """
     try:
-        await chain.check(sandbox, whole)
+        chain.check(sandbox, whole)
     except CniError as error:
         if not error.msg.startswith("could not check ipv6 dnat") or 'plugin type="portmap"' not in error.msg:
             raise
@@ -110,16 +116,15 @@ async def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
 @pytest.mark.conformance("verbs-16")
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
 @pytest.mark.parametrize("portmap", [False, True], ids=["single", "list"])
-async def test_add_check_delete(
+def test_add_check_delete(
     chain: Chain, sandbox: Sandbox, bridge: str, tmp_path: Path, version: str, portmap: bool
 ) -> None:
     if portmap and subprocess.run(["sh", "-c", "iptables-save -t nat"], check=False, capture_output=True).returncode:
         pytest.skip("portmap needs a working iptables: apt-get install iptables")
-    whole = attachment(bridge, tmp_path, version, portmap=portmap)
+    whole = chain.plan(sandbox, attachment(bridge, tmp_path, version, portmap=portmap))
     netns = os.path.basename(sandbox.netns)
-    chain.validate(sandbox, whole)
     try:
-        result = await chain.add(sandbox, whole)
+        result = chain.add(sandbox, whole)
         [link] = ip("-n", netns, "addr", "show", "net1")
         assert [f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"] if item["family"] == "inet"] == [
             item.address for item in result.ips
@@ -128,26 +133,26 @@ async def test_add_check_delete(
         if portmap:
             assert dnat_rules(sandbox)
         # From the attachment, and from the cache alone.
-        await check(chain, sandbox, whole.with_result(result))
-        await check(chain, sandbox, whole)
+        check(chain, sandbox, whole.with_result(result))
+        check(chain, sandbox, whole)
         if version != "0.3.1":
             subprocess.run(["ip", "-n", netns, "addr", "flush", "dev", "net1"], check=True)
             with pytest.raises(CniError, match=r'plugin type="bridge" network="web/n" interface="net1", CHECK'):
-                await chain.check(sandbox, whole.with_result(result))
+                chain.check(sandbox, whole.with_result(result))
     finally:
-        await chain.delete(sandbox, whole)
+        chain.delete(sandbox, whole)
     assert [link["ifname"] for link in ip("-n", netns, "link")] == ["lo"]
     assert leases(tmp_path, bridge) == []
     if portmap:
         assert not dnat_rules(sandbox)
     # Again, and without the namespace: done is done.
-    await chain.delete(Sandbox(sandbox.container_id, ""), whole)
+    chain.delete(Sandbox(sandbox.container_id, ""), whole)
 
 
-async def test_a_failure_names_its_place(chain: Chain, sandbox: Sandbox, bridge: str, tmp_path: Path) -> None:
+def test_a_failure_names_its_place(chain: Chain, sandbox: Sandbox, bridge: str, tmp_path: Path) -> None:
     whole = attachment(bridge, tmp_path, "1.0.0", portmap=False)
     with pytest.raises(CniError) as caught:
-        await chain.add(Sandbox(sandbox.container_id, "/run/netns/none-such"), whole)
+        chain.add(Sandbox(sandbox.container_id, "/run/netns/none-such"), whole)
     assert caught.value.msg.endswith('(plugin type="bridge" network="web/n" interface="net1", ADD)')
     assert "none-such" in str(caught.value)
-    await chain.delete(sandbox, whole)
+    chain.delete(sandbox, whole)

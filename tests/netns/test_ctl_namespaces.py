@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import os
 import pathlib
@@ -16,7 +15,8 @@ import pytest
 from multus_daemon.ctl import inside, namespaces
 from multus_daemon.netlink import netns
 from multus_daemon.netlink.inet import Route
-from multus_daemon.netlink.ops import Session, in_pod
+from multus_daemon.netlink.ops import Session
+from tests.netns.direct import in_pod
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_look(path: pathlib.Path) -> None:
         gateway = ipaddress.ip_address("10.99.0.1")
         session.pod.add_route(Route(ipaddress.ip_interface("0.0.0.0/0"), link.index, gateway))
 
-    asyncio.run(in_pod(str(path), make))
+    in_pod(str(path), make)
     view = inside.look(str(path))
     (interface,) = view["interfaces"]
     mac = interface.pop("mac")

@@ -49,56 +49,56 @@ def everything(netns: Any) -> list[str]:
     return [line for line in lines if "multicast" not in line]
 
 
-async def move(netns: Any, *routes: Route, ifname: IfName = NET1) -> None:
-    await KernelLinks().move_default_routes(netns.path, ifname, routes)
+def move(netns: Any, *routes: Route, ifname: IfName = NET1) -> None:
+    KernelLinks().move_default_routes(netns.path, ifname, routes)
 
 
 @pytest.mark.weak_spot(2)
 @pytest.mark.npwg("4.1.2.1.9a")
 @pytest.mark.conformance("routes-1")
 @pytest.mark.parametrize("existing", [("via", "10.214.0.1", "dev", "eth0"), ("dev", "eth0")], ids=["gateway", "device"])
-async def test_ipv4(netns: Any, existing: Sequence[str]) -> None:
+def test_ipv4(netns: Any, existing: Sequence[str]) -> None:
     """A default route without gateway on eth0 goes too."""
     netns.run("ip", "route", "add", "default", *existing)
-    await move(netns, V4)
+    move(netns, V4)
     assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
     assert "10.214.1.254 dev net1" in netns.run("ip", "route", "get", "192.0.2.1")
 
 
 @pytest.mark.weak_spot(2)
 @pytest.mark.conformance("routes-1")
-async def test_ipv6(netns: Any) -> None:
+def test_ipv6(netns: Any) -> None:
     netns.run("ip", "-6", "route", "add", "default", "via", "fd14:0::1", "dev", "eth0")
-    await move(netns, V6)
+    move(netns, V6)
     assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
     assert "via fd14:1::fe dev net1" in netns.run("ip", "-6", "route", "get", "2001:db8::1")
 
 
-async def test_a_link_local_gateway(netns: Any) -> None:
+def test_a_link_local_gateway(netns: Any) -> None:
     netns.run("ip", "-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0")
-    await move(netns, Route("::/0", "fe80::1"))
+    move(netns, Route("::/0", "fe80::1"))
     assert defaults(netns, 6) == [("fe80::1", "net1", 1024)]
 
 
 @pytest.mark.conformance("routes-2")
-async def test_both_families(netns: Any) -> None:
+def test_both_families(netns: Any) -> None:
     netns.run("ip", "route", "add", "default", "via", "10.214.0.1")
     netns.run("ip", "-6", "route", "add", "default", "via", "fd14:0::1")
-    await move(netns, V4, V6)
+    move(netns, V4, V6)
     assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
     assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
 
 
 @pytest.mark.conformance("routes-2")
-async def test_without_a_default_route_before(netns: Any) -> None:
-    await move(netns, V4, V6)
+def test_without_a_default_route_before(netns: Any) -> None:
+    move(netns, V4, V6)
     assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
     assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
 
 
 @pytest.mark.npwg("4.1.2.1.9b")
-async def test_of_several_gateways_the_first_is_preferred(netns: Any) -> None:
-    await move(
+def test_of_several_gateways_the_first_is_preferred(netns: Any) -> None:
+    move(
         netns,
         V4,
         V6,
@@ -112,18 +112,18 @@ async def test_of_several_gateways_the_first_is_preferred(netns: Any) -> None:
 
 @pytest.mark.weak_spot(16)
 @pytest.mark.parametrize(("wanted", "other"), [(V4, 6), (V6, 4)])
-async def test_the_other_family_is_left_alone(netns: Any, wanted: Route, other: int) -> None:
+def test_the_other_family_is_left_alone(netns: Any, wanted: Route, other: int) -> None:
     netns.run("ip", "route", "add", "default", "via", "10.214.0.1")
     netns.run("ip", "-6", "route", "add", "default", "via", "fd14:0::1")
     before = defaults(netns, other)
-    await move(netns, wanted)
+    move(netns, wanted)
     assert defaults(netns, other) == before != []
 
 
-async def test_the_same_again_changes_nothing(netns: Any) -> None:
-    await move(netns, V4, V6)
+def test_the_same_again_changes_nothing(netns: Any) -> None:
+    move(netns, V4, V6)
     before = everything(netns)
-    await move(netns, V4, V6)
+    move(netns, V4, V6)
     assert everything(netns) == before
 
 
@@ -154,11 +154,11 @@ def every_kind(netns: Any) -> None:
 
 
 @pytest.mark.conformance("routes-1")
-async def test_every_kind_of_default_route_goes_and_no_other(netns: Any) -> None:
+def test_every_kind_of_default_route_goes_and_no_other(netns: Any) -> None:
     every_kind(netns)
     others = [line for line in everything(netns) if not line.startswith("\t") and " default " not in line]
     others += [line for line in everything(netns) if "table 100" in line or "default from" in line]
-    await move(netns, V4, V6)
+    move(netns, V4, V6)
     assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
     assert defaults(netns, 6) == [("fd14:1::fe", "net1", 1024)]
     after = everything(netns)
@@ -183,68 +183,68 @@ async def test_every_kind_of_default_route_goes_and_no_other(netns: Any) -> None
         ([V4, V6, Route("::/0", "2001:db8::1", priority=1025)], errno.EHOSTUNREACH, "2001:db8::1"),
     ],
 )
-async def test_a_gateway_off_the_link_changes_nothing(
+def test_a_gateway_off_the_link_changes_nothing(
     netns: Any, routes: list[Route], code: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     every_kind(netns)
     before = everything(netns)
     with pytest.raises(OSError, match=f"no default route via {words}") as caught:
-        await move(netns, *routes)
+        move(netns, *routes)
     assert caught.value.errno == code
     assert everything(netns) == before
     assert caplog.text == ""
 
 
-async def test_an_expiring_route_is_put_back_with_its_time(netns: Any) -> None:
+def test_an_expiring_route_is_put_back_with_its_time(netns: Any) -> None:
     netns.run("ip", "-6", "route", "add", "default", "via", "fe80::1", "dev", "eth0", "proto", "ra", "expires", "600")
     with pytest.raises(OSError, match="2001:db8::1"):
-        await move(netns, Route("::/0", "2001:db8::1"))
+        move(netns, Route("::/0", "2001:db8::1"))
     [route] = netns.ip("-6", "route", "show", "default")
     assert (route["protocol"], route["gateway"]) == ("ra", "fe80::1")
     assert 590 <= route["expires"] <= 600
 
 
-async def test_a_route_by_nexthop_id(netns: Any) -> None:
+def test_a_route_by_nexthop_id(netns: Any) -> None:
     netns.run("ip", "nexthop", "add", "id", "7", "via", "10.214.0.1", "dev", "eth0")
     netns.run("ip", "route", "add", "default", "nhid", "7")
     with pytest.raises(OSError, match="198.51.100.1"):
-        await move(netns, Route("0.0.0.0/0", "198.51.100.1"))
+        move(netns, Route("0.0.0.0/0", "198.51.100.1"))
     assert netns.run("ip", "route", "show", "default").split()[:3] == ["default", "nhid", "7"]
-    await move(netns, V4)
+    move(netns, V4)
     assert defaults(netns, 4) == [("10.214.1.254", "net1", 0)]
 
 
-async def test_routes_of_a_link_without_carrier_are_put_back(netns: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_routes_of_a_link_without_carrier_are_put_back(netns: Any, caplog: pytest.LogCaptureFixture) -> None:
     every_kind(netns)
     netns.run("ip", "link", "set", "dev", "peer0", "down")
     before = [line.replace(" linkdown", "") for line in everything(netns)]
     with pytest.raises(OSError, match="198.51.100.1"):
-        await move(netns, Route("0.0.0.0/0", "198.51.100.1"))
+        move(netns, Route("0.0.0.0/0", "198.51.100.1"))
     assert [line.replace(" linkdown", "") for line in everything(netns)] == before
     assert caplog.text == ""
 
 
-async def test_what_can_not_be_put_back_is_logged_and_the_cause_raised(
+def test_what_can_not_be_put_back_is_logged_and_the_cause_raised(
     netns: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     netns.run("ip", "route", "add", "default", "via", "10.214.0.1")
     monkeypatch.setattr("multus_daemon.netlink.routes.RTM_NEWROUTE", 9999)
     with caplog.at_level(logging.ERROR), pytest.raises(OSError, match="via 198.51.100.1"):
-        await move(netns, Route("0.0.0.0/0", "198.51.100.1"))
+        move(netns, Route("0.0.0.0/0", "198.51.100.1"))
     assert "a default route of metric 0 can't be put back" in caplog.text
 
 
 @pytest.mark.weak_spot(54)
-async def test_a_link_that_is_not_there_changes_nothing(netns: Any) -> None:
+def test_a_link_that_is_not_there_changes_nothing(netns: Any) -> None:
     every_kind(netns)
     before = everything(netns)
     with pytest.raises(OSError, match="No such device") as caught:
-        await move(netns, V4, ifname=IfName("net9"))
+        move(netns, V4, ifname=IfName("net9"))
     assert caught.value.errno == errno.ENODEV
     assert everything(netns) == before
 
 
-async def test_a_namespace_that_is_none() -> None:
+def test_a_namespace_that_is_none() -> None:
     with pytest.raises(NamespaceError) as caught:
-        await KernelLinks().move_default_routes("/nonexistent", NET1, [V4])
+        KernelLinks().move_default_routes("/nonexistent", NET1, [V4])
     assert caught.value.is_absent

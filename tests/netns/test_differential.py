@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from multus_daemon.builtin import loopback, ptp
-from multus_daemon.builtin.bridge import Bridge
+from multus_daemon.builtin.bridge import plugin as bridge
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.result import to_object
 from tests.netns import reference
+from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]
+
+BRIDGE, LOOPBACK, PTP = Direct(bridge), Direct(loopback), Direct(ptp)
 
 # Without what differs from link to link or from moment to moment. Debian's v1.1.1 also differs from v1.9.1, whose
 # state is ours: its links have a txqlen of 0, and it does not know keep_addr_on_down.
@@ -87,7 +90,7 @@ CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, Any]], dict[str, Any
 
 @reference.needs("ptp", "static", "loopback")
 @pytest.mark.parametrize("case", CASES)
-async def test_ptp_leaves_the_same_state_and_result(
+def test_ptp_leaves_the_same_state_and_result(
     case: str, host: Any, make_netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     addresses, routes, keys = CASES[case]
@@ -101,11 +104,11 @@ async def test_ptp_leaves_the_same_state_and_result(
     reference.run("ptp", "DEL", first.path, config)
 
     ipam.result = {"cniVersion": "1.0.0", "ips": addresses, "routes": routes, "dns": dns}
-    await ptp.Ptp().add(make_call("ADD", second.path, ipam=section, dad=True, **keys))
+    PTP.add(make_call("ADD", second.path, ipam=section, dad=True, **keys))
     assert whole_state(host, second) == expected_state
-    await ptp.Ptp().delete(make_call("DEL", second.path, ipam=section, **keys))
+    PTP.delete(make_call("DEL", second.path, ipam=section, **keys))
     # Without the key the one difference is that nobody looks for duplicates of an IPv6 address.
-    result = to_object(await ptp.Ptp().add(make_call("ADD", third.path, ipam=section, **keys)), "1.0.0")
+    result = to_object(PTP.add(make_call("ADD", third.path, ipam=section, **keys)), "1.0.0")
     assert [text.replace(" nodad True", "") for text in whole_state(host, third)] == expected_state
 
     for item in (expected, result):
@@ -117,30 +120,28 @@ async def test_ptp_leaves_the_same_state_and_result(
 
 
 @reference.needs("ptp", "static", "loopback")
-async def test_each_removes_and_checks_what_the_other_made(
-    host: Any, netns: Any, make_call: MakeCall, ipam: Any
-) -> None:
+def test_each_removes_and_checks_what_the_other_made(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
     section = {"type": "static", "addresses": [V4], "routes": [{"dst": "0.0.0.0/0"}]}
     config = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": section}
     ipam.result = {"ips": [V4], "routes": [{"dst": "0.0.0.0/0"}]}
 
     previous = reference.run("ptp", "ADD", netns.path, config)
-    await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
-    await ptp.Ptp().delete(make_call("DEL", netns.path))
+    PTP.check(make_call("CHECK", netns.path, prevResult=previous))
+    PTP.delete(make_call("DEL", netns.path))
     assert (host.links(), netns.links()) == (set(), set())
 
-    previous = to_object(await ptp.Ptp().add(make_call("ADD", netns.path)), "1.0.0")
+    previous = to_object(PTP.add(make_call("ADD", netns.path)), "1.0.0")
     reference.run("ptp", "CHECK", netns.path, config | {"prevResult": previous})
     reference.run("ptp", "DEL", netns.path, config)
     assert (host.links(), netns.links()) == (set(), set())
 
 
 @reference.needs("ptp", "static", "loopback")
-async def test_loopback_result_is_the_same(netns: Any, make_call: MakeCall) -> None:
+def test_loopback_result_is_the_same(netns: Any, make_call: MakeCall) -> None:
     config = {"cniVersion": "1.0.0", "name": "testnet", "type": "loopback"}
     expected = reference.run("loopback", "ADD", netns.path, config, ifname="lo")
     reference.run("loopback", "DEL", netns.path, config, ifname="lo")
-    result = to_object(await loopback.Loopback().add(make_call("ADD", netns.path)), "1.0.0")
+    result = to_object(LOOPBACK.add(make_call("ADD", netns.path)), "1.0.0")
     # v1.1.1 wrote an empty dns, which newer ones leave out.
     assert result == {key: value for key, value in expected.items() if value}
 
@@ -216,7 +217,7 @@ def comparable(result: dict[str, Any]) -> dict[str, Any]:
 
 @needs_bridge
 @pytest.mark.parametrize("case", [*BRIDGES, *(pytest.param(case, marks=needs_new) for case in NEW_BRIDGES)])
-async def test_bridge_leaves_the_same_state_and_result(
+def test_bridge_leaves_the_same_state_and_result(
     case: str, host: Any, another_host: Any, make_netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     addresses, routes, keys = (BRIDGES | NEW_BRIDGES)[case]
@@ -230,16 +231,16 @@ async def test_bridge_leaves_the_same_state_and_result(
     ipam.result = {"cniVersion": "1.0.0", "ips": addresses or [], "routes": routes}
     call_keys = config | {"ipam": config.get("ipam")}
     with another_host() as ours:
-        result = to_object(await Bridge().add(make_call("ADD", second.path, **call_keys)), "1.0.0")
+        result = to_object(BRIDGE.add(make_call("ADD", second.path, **call_keys)), "1.0.0")
         reference.require_same(both_sides(ours, second), expected_state)
-        await Bridge().delete(make_call("DEL", second.path, **call_keys))
+        BRIDGE.delete(make_call("DEL", second.path, **call_keys))
         reference.require_same(reference.rules(ours), expected_rest)
     assert comparable(result) == comparable(expected)
 
 
 @needs_bridge
 @pytest.mark.parametrize("case", [*BRIDGES, *(pytest.param(case, marks=needs_new) for case in NEW_BRIDGES)])
-async def test_each_removes_and_checks_what_the_other_bridge_made(
+def test_each_removes_and_checks_what_the_other_bridge_made(
     case: str, host: Any, another_host: Any, make_netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     addresses, routes, keys = (BRIDGES | NEW_BRIDGES)[case]
@@ -252,15 +253,15 @@ async def test_each_removes_and_checks_what_the_other_bridge_made(
         with another_host() as side:
             before = side.links()
             if ours:
-                previous = to_object(await Bridge().add(make_call("ADD", netns.path, **call_keys)), "1.0.0")
+                previous = to_object(BRIDGE.add(make_call("ADD", netns.path, **call_keys)), "1.0.0")
                 # The reference can't check without an IPAM plugin, v1.1.1 not a route through a gateway that it chose.
                 if addresses is not None and not (reference.is_old() and case == "gateway-derived"):
                     reference.run("bridge", "CHECK", netns.path, config | {"prevResult": previous})
                 reference.run("bridge", "DEL", netns.path, config | {"prevResult": previous})
             else:
                 previous = reference.run("bridge", "ADD", netns.path, config)
-                await Bridge().check(make_call("CHECK", netns.path, **call_keys, prevResult=previous))
-                await Bridge().delete(make_call("DEL", netns.path, **call_keys, prevResult=previous))
+                BRIDGE.check(make_call("CHECK", netns.path, **call_keys, prevResult=previous))
+                BRIDGE.delete(make_call("DEL", netns.path, **call_keys, prevResult=previous))
             assert netns.links() == set()
             assert side.links() - before == {keys.get("bridge", "cni0")}
             left.append(reference.rules(side))
@@ -290,7 +291,7 @@ async def test_each_removes_and_checks_what_the_other_bridge_made(
         ({"cniArgs": "FOO=1"}, ""),
     ],
 )
-async def test_both_refuse_for_the_same_reason(
+def test_both_refuse_for_the_same_reason(
     keys: dict[str, Any], prepare: str, host: Any, another_host: Any, make_netns: Any, make_call: MakeCall
 ) -> None:
     keys = dict(keys)
@@ -304,7 +305,7 @@ async def test_both_refuse_for_the_same_reason(
                 side.run("sh", "-c", prepare)
             if ours:
                 with pytest.raises(CniError) as caught:
-                    await Bridge().add(make_call("ADD", netns.path, cni_args=args, **config))
+                    BRIDGE.add(make_call("ADD", netns.path, cni_args=args, **config))
                 words.append(caught.value.msg)
                 assert netns.links() == set()
                 assert not [name for name in side.links() if name.startswith("veth")]
@@ -322,7 +323,7 @@ async def test_both_refuse_for_the_same_reason(
 @needs_new
 @pytest.mark.parametrize("backend", [None, "iptables", "nftables"])
 @pytest.mark.parametrize("ours_adds", [True, False])
-async def test_masquerading_of_ptp(
+def test_masquerading_of_ptp(
     backend: str | None, ours_adds: bool, host: Any, another_host: Any, make_netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     section = {"type": "static", "addresses": DUAL, "routes": BOTH_DEFAULTS}
@@ -334,10 +335,10 @@ async def test_masquerading_of_ptp(
     expected = both_sides(host, other)
     with another_host() as side:
         if ours_adds:
-            await ptp.Ptp().add(make_call("ADD", netns.path, **config))
+            PTP.add(make_call("ADD", netns.path, **config))
             reference.require_same(both_sides(side, netns), expected)
             reference.run("ptp", "DEL", netns.path, config)
         else:
             reference.run("ptp", "ADD", netns.path, config)
-            await ptp.Ptp().delete(make_call("DEL", netns.path, **config))
+            PTP.delete(make_call("DEL", netns.path, **config))
         assert not [line for line in reference.rules(side) if "container1" in line or "CNI-" in line]

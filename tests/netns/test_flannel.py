@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,19 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from multus_daemon.base import deadline
+from multus_daemon.base.deadline import Interrupted
 from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.flannel import Flannel
+from multus_daemon.builtin.flannel import plugin
 from multus_daemon.cni.errors import CniError, InternalError, TryAgainLaterError
-from multus_daemon.cni.result import to_object
+from multus_daemon.cni.result import Result, to_object
+from tests.aside import PATIENCE, Aside
 from tests.netns import outcome, reference
+from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]
+
+FLANNEL = Direct(plugin)
 
 
 ENV = {
@@ -50,9 +56,9 @@ def saved(directory: Path) -> bytes:
 # --- with the built-in bridge ----------------------------------------------------------------------------------------
 
 
-async def test_add_check_and_del(host: Any, netns: Any, tmp_path: Path) -> None:
+def test_add_check_and_del(host: Any, netns: Any, tmp_path: Path) -> None:
     config = flannel(tmp_path, ENV | ENV_V6, delegate={"hairpinMode": True, "isDefaultGateway": True})
-    made = await outcome.builtin("flannel", "ADD", netns.path, config)
+    made = outcome.builtin("flannel", "ADD", netns.path, config)
     assert made.result is not None
     assert [item["name"] for item in made.result["interfaces"]][::2] == ["cni0", "eth0"]
     assert [item["address"] for item in made.result["ips"]] == ["10.244.7.2/24", "fd44:0:0:7::2/64"]
@@ -64,18 +70,18 @@ async def test_add_check_and_del(host: Any, netns: Any, tmp_path: Path) -> None:
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
     for verb in ("CHECK", "STATUS"):
-        checked = await outcome.builtin("flannel", verb, netns.path, config | {"cniVersion": "1.1.0"})
+        checked = outcome.builtin("flannel", verb, netns.path, config | {"cniVersion": "1.1.0"})
         assert checked == outcome.Outcome()
     # Another one of the node changes nothing for what is there.
     (tmp_path / "subnet.env").unlink()
     for _ in range(2):
-        assert await outcome.builtin("flannel", "DEL", netns.path, config) == outcome.Outcome()
+        assert outcome.builtin("flannel", "DEL", netns.path, config) == outcome.Outcome()
         assert netns.links() == set()
         assert not file.exists()
     assert not list((tmp_path / "leases" / "cbr0").glob("10.*"))
 
 
-async def test_as_a_program(netns: Any, tmp_path: Path) -> None:
+def test_as_a_program(netns: Any, tmp_path: Path) -> None:
     """Three of them, each by the one before it."""
     config = flannel(tmp_path)
     made = outcome.program("flannel", "ADD", netns.path, config)
@@ -86,11 +92,11 @@ async def test_as_a_program(netns: Any, tmp_path: Path) -> None:
     assert netns.links() == set()
 
 
-async def test_files_are_below_the_hosts_root(netns: Any, tmp_path: Path, make_call: MakeCall, ipam: Any) -> None:
+def test_files_are_below_the_hosts_root(netns: Any, tmp_path: Path, make_call: MakeCall, ipam: Any) -> None:
     (tmp_path / "run" / "flannel").mkdir(parents=True)
     (tmp_path / "run" / "flannel" / "subnet.env").write_text(text_of(ENV))
     config = {"cniVersion": "1.0.0", "name": "cbr0", "type": "flannel"}
-    made = await outcome.builtin("flannel", "ADD", netns.path, config, host_root=tmp_path, ipam=ipam)
+    made = outcome.builtin("flannel", "ADD", netns.path, config, host_root=tmp_path, ipam=ipam)
     assert not made.failed
     (call,) = ipam.calls
     assert (call[0], call[1].stdin) == (
@@ -99,11 +105,11 @@ async def test_files_are_below_the_hosts_root(netns: Any, tmp_path: Path, make_c
     )
 
 
-async def test_any_plugin_can_be_the_delegate(netns: Any, tmp_path: Path, ipam: Any) -> None:
+def test_any_plugin_can_be_the_delegate(netns: Any, tmp_path: Path, ipam: Any) -> None:
     config = flannel(tmp_path, delegate={"type": "anything", "key": {"b": 1, "a": [1.5]}}, prevResult={"ips": []})
     config |= {"cniVersion": "0.4.0", "runtimeConfig": {"mac": "x"}, "args": {"cni": {}}}
     ipam.result = {"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.244.7.2/24"}]}
-    made = await outcome.builtin("flannel", "ADD", netns.path, config, args="FOO=1", ipam=ipam)
+    made = outcome.builtin("flannel", "ADD", netns.path, config, args="FOO=1", ipam=ipam)
     assert made.result == ipam.result
     ((plugin_type, invocation),) = ipam.calls
     assert (plugin_type, invocation.verb, invocation.args, invocation.netns) == ("anything", "ADD", "FOO=1", netns.path)
@@ -124,29 +130,29 @@ async def test_any_plugin_can_be_the_delegate(netns: Any, tmp_path: Path, ipam: 
     }
 
 
-async def test_a_failed_delegate_is_undone(netns: Any, tmp_path: Path, ipam: Any) -> None:
+def test_a_failed_delegate_is_undone(netns: Any, tmp_path: Path, ipam: Any) -> None:
     config = flannel(tmp_path)
     ipam.errors = {"ADD": TryAgainLaterError("later")}
-    made = await outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    made = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
     assert (made.code, made.msg) == (11, "later")
     assert ipam.verbs == ["ADD", "DEL"]
     assert ipam.calls[0][1].stdin == ipam.calls[1][1].stdin
     assert not list((tmp_path / "a" / "data").iterdir())
 
 
-async def test_what_was_there_before_a_failed_add_stays(host: Any, netns: Any, tmp_path: Path) -> None:
+def test_what_was_there_before_a_failed_add_stays(host: Any, netns: Any, tmp_path: Path) -> None:
     config = flannel(tmp_path)
-    await outcome.builtin("flannel", "ADD", netns.path, config)
+    outcome.builtin("flannel", "ADD", netns.path, config)
     before = reference.state(netns), saved(tmp_path)
-    again = await outcome.builtin("flannel", "ADD", netns.path, config | {"delegate": {"mtu": 1300}})
+    again = outcome.builtin("flannel", "ADD", netns.path, config | {"delegate": {"mtu": 1300}})
     assert "already exists" in again.msg
     assert (reference.state(netns), saved(tmp_path)) == before
-    assert not (await outcome.builtin("flannel", "DEL", netns.path, config)).failed
+    assert not (outcome.builtin("flannel", "DEL", netns.path, config)).failed
     assert netns.links() == set()
 
 
-async def test_a_cancelled_add_is_undone(netns: Any, tmp_path: Path, make_call: MakeCall, ipam: Any) -> None:
-    entered = asyncio.Event()
+def test_a_stopped_add_is_undone(netns: Any, tmp_path: Path, make_call: MakeCall, ipam: Any) -> None:
+    entered = threading.Event()
 
     class Slow:
         verbs: list[str] = []  # noqa: RUF012
@@ -154,58 +160,59 @@ async def test_a_cancelled_add_is_undone(netns: Any, tmp_path: Path, make_call: 
         def locate(self, plugin_type: str) -> str:
             return "slow"
 
-        async def run(self, plugin_type: str, invocation: Any) -> bytes:
+        def run(self, plugin_type: str, invocation: Any) -> Result:
+            deadline.check()
             self.verbs.append(invocation.verb)
             if invocation.verb == "ADD":
                 entered.set()
-                await asyncio.Event().wait()
-            return b""
+                deadline.pause(PATIENCE)
+            return Result()
 
-    task = asyncio.create_task(outcome.builtin("flannel", "ADD", netns.path, flannel(tmp_path), ipam=Slow()))
-    await entered.wait()
+    work = Aside(outcome.builtin, "flannel", "ADD", netns.path, flannel(tmp_path), ipam=Slow())
+    assert entered.wait(PATIENCE)
     assert saved(tmp_path)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    work.stop()
+    with pytest.raises(Interrupted):
+        work.result()
     assert Slow.verbs == ["ADD", "DEL"]
     assert not list((tmp_path / "a" / "data").iterdir())
 
 
-async def test_a_failed_del_can_be_repeated(netns: Any, tmp_path: Path, ipam: Any) -> None:
+def test_a_failed_del_can_be_repeated(netns: Any, tmp_path: Path, ipam: Any) -> None:
     config = flannel(tmp_path)
-    await outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
     ipam.errors = {"DEL": TryAgainLaterError("later")}
-    assert (await outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam)).code == 11
+    assert (outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam)).code == 11
     ipam.errors = {}
-    assert not (await outcome.builtin("flannel", "DEL", "", config, ipam=ipam)).failed
+    assert not (outcome.builtin("flannel", "DEL", "", config, ipam=ipam)).failed
     assert ipam.verbs == ["ADD", "DEL", "DEL"]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"type": 5}'])
-async def test_a_saved_file_that_is_none(netns: Any, tmp_path: Path, ipam: Any, content: str, caplog: Any) -> None:
+def test_a_saved_file_that_is_none(netns: Any, tmp_path: Path, ipam: Any, content: str, caplog: Any) -> None:
     config = flannel(tmp_path)
     (tmp_path / "a" / "data").mkdir(parents=True)
     (tmp_path / "a" / "data" / "container1").write_text(content)
-    assert not (await outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam)).failed
+    assert not (outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam)).failed
     assert ipam.calls == []
     assert "failed to parse netconf" in caplog.text
 
 
-async def test_where_nothing_can_be_saved_nothing_is_made(netns: Any, tmp_path: Path, ipam: Any) -> None:
+def test_where_nothing_can_be_saved_nothing_is_made(netns: Any, tmp_path: Path, ipam: Any) -> None:
     config = flannel(tmp_path, dataDir=str(tmp_path / "subnet.env"))
-    made = await outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    made = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
     assert made.msg.startswith("failed to save the delegate's configuration")
     assert ipam.calls == []
 
 
-async def test_direct_calls(netns: Any, tmp_path: Path, make_call: MakeCall, ipam: Any) -> None:
+def test_direct_calls(netns: Any, tmp_path: Path, make_call: MakeCall, ipam: Any) -> None:
     config = flannel(tmp_path)
-    result = await Flannel().add(make_call("ADD", netns.path, **config))
+    result = FLANNEL.add(make_call("ADD", netns.path, **config))
     assert to_object(result, "1.0.0")["ips"] == ipam.result["ips"]
     with pytest.raises(InternalError, match="Check the flannel pod log for this node"):
-        await Flannel().add(make_call("ADD", netns.path, **config | {"subnetFile": str(tmp_path / "none")}))
+        FLANNEL.add(make_call("ADD", netns.path, **config | {"subnetFile": str(tmp_path / "none")}))
     with pytest.raises(CniError):
-        await Flannel().delete(make_call("DEL", netns.path, **config | {"dataDir": 5}))
+        FLANNEL.delete(make_call("DEL", netns.path, **config | {"dataDir": 5}))
 
 
 # --- beside the reference --------------------------------------------------------------------------------------------
@@ -273,7 +280,7 @@ def comparable(result: Any) -> Any:
 @needs
 @reference.needs("bridge", "ptp", "host-local")
 @pytest.mark.parametrize("case", [*CASES, *IPAM_CASES])
-async def test_both_leave_the_same(
+def test_both_leave_the_same(
     case: str, host: Any, another_host: Any, make_netns: Any, tmp_path: Path, tools: Any
 ) -> None:
     theirs, ours = make_netns(), make_netns()
@@ -284,7 +291,7 @@ async def test_both_leave_the_same(
     (tmp_path / "same" / "leases" / "cbr0" / "last_reserved_ip.0").unlink(missing_ok=True)
     (tmp_path / "same" / "leases" / "cbr0" / "last_reserved_ip.1").unlink(missing_ok=True)
     with another_host() as side:
-        made = await outcome.builtin("flannel", "ADD", ours.path, config, tools=tools)
+        made = outcome.builtin("flannel", "ADD", ours.path, config, tools=tools)
         assert (made.msg, expected.msg) == ("", "")
         assert saved(tmp_path / "same") == expected_file
         reference.require_same(both_sides(side, ours), expected_state)
@@ -295,7 +302,7 @@ async def test_both_leave_the_same(
 @reference.needs("bridge", "ptp", "host-local")
 @pytest.mark.parametrize("case", [*CASES, *IPAM_CASES])
 @pytest.mark.parametrize("ours_adds", [True, False])
-async def test_each_removes_what_the_other_made(
+def test_each_removes_what_the_other_made(
     case: str, ours_adds: bool, host: Any, netns: Any, tmp_path: Path, tools: Any
 ) -> None:
     config = prepared(case, tmp_path / "files")
@@ -303,7 +310,7 @@ async def test_each_removes_what_the_other_made(
         if verb == "CHECK" and config["cniVersion"] == "0.3.1":
             continue
         if ours:
-            made = await outcome.builtin("flannel", verb, netns.path, config, tools=tools)
+            made = outcome.builtin("flannel", verb, netns.path, config, tools=tools)
         else:
             made = outcome.of_reference("flannel", verb, netns.path, config)
         assert made.msg == ""
@@ -337,18 +344,18 @@ async def test_each_removes_what_the_other_made(
         (ENV, {"delegate": {"type": "no-such-plugin"}}),
     ],
 )
-async def test_both_refuse_for_the_same_reason(env: Any, keys: dict[str, Any], netns: Any, tmp_path: Path) -> None:
+def test_both_refuse_for_the_same_reason(env: Any, keys: dict[str, Any], netns: Any, tmp_path: Path) -> None:
     config = flannel(tmp_path, env, **keys)
-    ours = await outcome.builtin("flannel", "ADD", netns.path, config)
+    ours = outcome.builtin("flannel", "ADD", netns.path, config)
     assert netns.links() == set()
     assert not list(tmp_path.glob("a/data/*"))
     theirs = outcome.of_reference("flannel", "ADD", netns.path, config)
     outcome.require_same_failure(ours, theirs)
 
 
-async def test_a_line_without_a_value(netns: Any, tmp_path: Path) -> None:
+def test_a_line_without_a_value(netns: Any, tmp_path: Path) -> None:
     """The reference ends in a panic there."""
-    made = await outcome.builtin("flannel", "ADD", netns.path, flannel(tmp_path, text_of(ENV) + "FLANNEL_MTU\n"))
+    made = outcome.builtin("flannel", "ADD", netns.path, flannel(tmp_path, text_of(ENV) + "FLANNEL_MTU\n"))
     assert "FLANNEL_MTU has no value" in made.msg
 
 
@@ -393,7 +400,7 @@ _JSON = st.recursive(
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
-async def test_any_configuration(
+def test_any_configuration(
     env: dict[str, str],
     delegate: dict[str, Any],
     section: dict[str, Any],
@@ -408,7 +415,7 @@ async def test_any_configuration(
     program.write_text('#!/bin/sh\ncat >/dev/null\n[ "$CNI_COMMAND" = DEL ] || echo \'{"cniVersion":"1.0.0"}\'\n')
     program.chmod(0o755)
     config = flannel(tmp_path, env, delegate=delegate | {"type": "stub"}, ipam=section | {"routes": routes})
-    ours = await outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    ours = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
     content = None if ours.failed else saved(tmp_path)
     theirs = outcome.of_reference("flannel", "ADD", netns.path, config, bin_dir=program.parent)
     assert ours.failed == theirs.failed, (ours.msg, theirs.msg)

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.attachment import Attachment, Sandbox
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.dispatch import Mode
-from multus_daemon.ports import Attachment, HostTools, Sandbox
+from multus_daemon.ports import HostTools
 from tests.netns import outcome, reference
 from tests.netns.test_differential import CASES, V4, V6
 
@@ -36,10 +37,10 @@ NEW_MASQUERADING: Cases = {
 PTP = {**CASES, **MASQUERADING, **NEW_MASQUERADING}
 
 
-async def call(ours: bool, plugin: str, verb: str, netns: Any, config: dict[str, Any], tools: HostTools) -> Any:
+def call(ours: bool, plugin: str, verb: str, netns: Any, config: dict[str, Any], tools: HostTools) -> Any:
     """The result, by one of the two; it must succeed."""
     if ours:
-        made = await outcome.builtin(plugin, verb, netns.path, config, tools=tools)
+        made = outcome.builtin(plugin, verb, netns.path, config, tools=tools)
     else:
         made = outcome.of_reference(plugin, verb, netns.path, config)
     assert not made.failed, made.msg
@@ -56,18 +57,18 @@ def addresses(directory: Path) -> list[str]:
     "case", [*CASES, *MASQUERADING, *(pytest.param(case, marks=reference.needs_new()) for case in NEW_MASQUERADING)]
 )
 @pytest.mark.parametrize("ours_adds", [True, False])
-async def test_ptp(case: str, ours_adds: bool, host: Any, netns: Any, tools: HostTools) -> None:
+def test_ptp(case: str, ours_adds: bool, host: Any, netns: Any, tools: HostTools) -> None:
     given, routes, keys = PTP[case]
     ipam = {"type": "static", "addresses": given, "routes": routes}
     config = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": ipam, **keys}
-    previous = await call(ours_adds, "ptp", "ADD", netns, config, tools)
+    previous = call(ours_adds, "ptp", "ADD", netns, config, tools)
     if "masquerade" in case:
         assert any("container1" in line for line in reference.rules(host))
     after = config | {"prevResult": previous}
     # v1.1.1 does not find a route through a gateway that was chosen for it, not even its own.
     if not (ours_adds and reference.is_old() and case.endswith("-routes")):
-        await call(not ours_adds, "ptp", "CHECK", netns, after, tools)
-    await call(not ours_adds, "ptp", "DEL", netns, after, tools)
+        call(not ours_adds, "ptp", "CHECK", netns, after, tools)
+    call(not ours_adds, "ptp", "DEL", netns, after, tools)
     assert (host.links(), netns.links()) == (set(), set())
     assert not [line for line in reference.rules(host) if "container1" in line or "CNI-" in line]
 
@@ -75,13 +76,13 @@ async def test_ptp(case: str, ours_adds: bool, host: Any, netns: Any, tools: Hos
 @reference.needs("loopback")
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
 @pytest.mark.parametrize("ours_adds", [True, False])
-async def test_loopback(version: str, ours_adds: bool, netns: Any, tools: HostTools) -> None:
+def test_loopback(version: str, ours_adds: bool, netns: Any, tools: HostTools) -> None:
     config = {"cniVersion": version, "name": "testnet", "type": "loopback"}
-    previous = await call(ours_adds, "loopback", "ADD", netns, config, tools)
+    previous = call(ours_adds, "loopback", "ADD", netns, config, tools)
     assert "UP" in netns.ip("link", "show", "lo")[0]["flags"]
     after = config | {"prevResult": previous}
-    await call(not ours_adds, "loopback", "CHECK", netns, after, tools)
-    await call(not ours_adds, "loopback", "DEL", netns, after, tools)
+    call(not ours_adds, "loopback", "CHECK", netns, after, tools)
+    call(not ours_adds, "loopback", "DEL", netns, after, tools)
     assert "UP" not in netns.ip("link", "show", "lo")[0]["flags"]
 
 
@@ -122,9 +123,7 @@ LISTS: dict[str, tuple[dict[str, Any], ...]] = {
 @reference.needs("bridge", "ptp", "host-local", "tuning", "portmap")
 @pytest.mark.parametrize("case", LISTS)
 @pytest.mark.parametrize(("first", "then"), [("prefer", "off"), ("off", "prefer")])
-async def test_lists(
-    case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_path: Path, tools: HostTools
-) -> None:
+def test_lists(case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_path: Path, tools: HostTools) -> None:
     """Addresses by host-local, in one directory for both; portmap, which is no built-in, works on what either made."""
     cache = ResultCache(tmp_path / "cache")
     sandbox = Sandbox(ContainerId("container1"), netns.path)
@@ -134,34 +133,34 @@ async def test_lists(
     before = host.links()
 
     def chain(mode: Mode) -> Chain:
-        # From here on the machine's state has to do: nothing is said of who did the ADD.
-        whole.served_by.clear()
         return Chain(outcome.dispatched(mode, tools), cache, str(reference.DIRECTORY))
 
     adding = chain(first)
-    result = await adding.add(sandbox, whole)
-    assert (set(whole.served_by.values()) - {str(reference.DIRECTORY / "portmap")} == {"built-in"}) is (
+    planned = adding.plan(sandbox, whole)
+    result = adding.add(sandbox, planned)
+    assert (set(planned.served_by.values()) - {str(reference.DIRECTORY / "portmap")} == {"built-in"}) is (
         first == "prefer"
     )
     assert addresses(leases) == sorted(item.ip for item in result.ips)
     assert any("18123" in line for line in reference.rules(host))
 
+    # The machine's state has to do: `whole` does not say who did the ADD.
     other = chain(then)
-    await check(other, sandbox, whole)
-    await other.delete(sandbox, whole)
+    check(other, sandbox, whole)
+    other.delete(sandbox, whole)
     assert (addresses(leases), netns.links(), host.links() - before - {"br88"}) == ([], set(), set())
     # portmap leaves the chains that all its rules hang from.
     left = [line for line in reference.rules(host) if "18123" in line or "container1" in line or "testnet" in line]
     assert left == []
 
 
-async def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
+def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
     """CHECK, but for a fault of portmap before 1.3: it wants each IPv4 rule in IPv6 too (plugins issue 819).
 
     It is the last of the list: all others have succeeded then.
     """
     try:
-        await chain.check(sandbox, whole)
+        chain.check(sandbox, whole)
     except CniError as error:
         if not (reference.is_old() and error.msg.startswith("could not check ipv6 dnat")):
             raise
@@ -169,16 +168,16 @@ async def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
 
 @reference.needs("ptp", "host-local")
 @pytest.mark.parametrize("ours_adds", [True, False])
-async def test_a_container_whose_namespace_has_gone(
+def test_a_container_whose_namespace_has_gone(
     ours_adds: bool, host: Any, make_netns: MakeNetns, tmp_path: Path, tools: HostTools
 ) -> None:
     """Its addresses are free again, whoever gave them out."""
     ipam = {"type": "host-local", "subnet": "10.88.1.0/24", "dataDir": str(tmp_path / "leases")}
     config = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": ipam}
     netns = make_netns()
-    previous = await call(ours_adds, "ptp", "ADD", netns, config, tools)
+    previous = call(ours_adds, "ptp", "ADD", netns, config, tools)
     assert addresses(tmp_path / "leases") == ["10.88.1.2"]
     after = config | {"prevResult": previous}
     gone = type(netns)("")
-    await call(not ours_adds, "ptp", "DEL", gone, after, tools)
+    call(not ours_adds, "ptp", "DEL", gone, after, tools)
     assert addresses(tmp_path / "leases") == []

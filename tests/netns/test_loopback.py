@@ -11,47 +11,49 @@ from multus_daemon.builtin import loopback
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import InternalError, InvalidNetnsError
 from multus_daemon.cni.result import to_object
+from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]
 
+LOOPBACK = Direct(loopback)
 
-async def test_add_check_delete(netns: Any, make_call: MakeCall, ipam: Any) -> None:
-    plugin = loopback.Loopback()
+
+def test_add_check_delete(netns: Any, make_call: MakeCall, ipam: Any) -> None:
     with pytest.raises(InternalError, match='loopback interface "lo" is down'):
-        await plugin.check(make_call("CHECK", netns.path))
-    result = await plugin.add(make_call("ADD", netns.path, ifname="anything"))
+        LOOPBACK.check(make_call("CHECK", netns.path))
+    result = LOOPBACK.add(make_call("ADD", netns.path, ifname="anything"))
     assert to_object(result, "1.0.0") == {
         "cniVersion": "1.0.0",
         "interfaces": [{"name": "lo", "mac": "00:00:00:00:00:00", "sandbox": netns.path}],
         "ips": [{"interface": 0, "address": "127.0.0.1/8"}, {"interface": 0, "address": "::1/128"}],
     }
-    await plugin.check(make_call("CHECK", netns.path))
-    assert await plugin.add(make_call("ADD", netns.path)) == result
+    LOOPBACK.check(make_call("CHECK", netns.path))
+    assert LOOPBACK.add(make_call("ADD", netns.path)) == result
     for _ in range(2):
-        await plugin.delete(make_call("DEL", netns.path))
+        LOOPBACK.delete(make_call("DEL", netns.path))
     assert "UP" not in netns.ip("link", "show", "lo")[0]["flags"]
-    await plugin.status(make_call("STATUS", ""))
+    LOOPBACK.status(make_call("STATUS", ""))
     assert ipam.calls == []
 
 
-async def test_a_previous_result_is_passed_on(netns: Any, make_call: MakeCall) -> None:
+def test_a_previous_result_is_passed_on(netns: Any, make_call: MakeCall) -> None:
     previous = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]}
-    result = await loopback.Loopback().add(make_call("ADD", netns.path, prevResult=previous))
+    result = LOOPBACK.add(make_call("ADD", netns.path, prevResult=previous))
     assert to_object(result, "1.0.0") == previous
     assert "UP" in netns.ip("link", "show", "lo")[0]["flags"]
 
 
-async def test_another_address_is_an_error(netns: Any, make_call: MakeCall) -> None:
+def test_another_address_is_an_error(netns: Any, make_call: MakeCall) -> None:
     netns.run("ip", "addr", "add", "10.213.7.9/32", "dev", "lo")
     with pytest.raises(InternalError, match=r"non-loopback address 10.213.7.9/32"):
-        await loopback.Loopback().add(make_call("ADD", netns.path))
+        LOOPBACK.add(make_call("ADD", netns.path))
 
 
 @pytest.mark.parametrize("path", ["", "/nonexistent/netns"])
-async def test_delete_without_namespace_is_done(path: str, make_call: MakeCall) -> None:
-    await loopback.Loopback().delete(make_call("DEL", path))
+def test_delete_without_namespace_is_done(path: str, make_call: MakeCall) -> None:
+    LOOPBACK.delete(make_call("DEL", path))
 
 
-async def test_what_is_no_namespace_is_an_error(make_call: MakeCall) -> None:
+def test_what_is_no_namespace_is_an_error(make_call: MakeCall) -> None:
     with pytest.raises(InvalidNetnsError, match='failed to open netns "/etc/passwd"'):
-        await loopback.Loopback().delete(make_call("DEL", "/etc/passwd"))
+        LOOPBACK.delete(make_call("DEL", "/etc/passwd"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,21 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from multus_daemon.base import deadline
+from multus_daemon.base.deadline import Interrupted
+from multus_daemon.builtin import macvlan as plugin
 from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.macvlan import Macvlan
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, TryAgainLaterError
-from multus_daemon.cni.result import to_object
+from multus_daemon.cni.result import Result, to_object
 from multus_daemon.netlink.rtnl import Rtnl
+from tests.aside import PATIENCE, Aside
 from tests.netns import outcome, reference
 from tests.netns.conftest import remove_netns
+from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]
+
+MACVLAN = Direct(plugin)
 
 MAC = "02:00:00:00:00:77"
 V4 = {"address": "10.213.7.2/24", "gateway": "10.213.7.1"}
@@ -70,12 +76,12 @@ def link_of(netns: Any, ifname: str = "eth0") -> Any:
 # --- what it makes ---------------------------------------------------------------------------------------------------
 
 
-async def test_add_makes_what_it_reports(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_add_makes_what_it_reports(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
     before = host.links()
     seen: list[set[str]] = []
     ipam.hook = lambda _verb: seen.append(netns.links())
     made = call("ADD", netns.path, mtu=1400, mac=MAC)
-    result = await Macvlan().add(made)
+    result = MACVLAN.add(made)
     link = link_of(netns)
     assert (link["address"], link["mtu"], link["operstate"]) == (MAC, 1400, "UP")
     assert link["linkinfo"]["info_data"]["mode"] == "bridge"
@@ -91,7 +97,7 @@ async def test_add_makes_what_it_reports(host: Any, netns: Any, call: MakeCall, 
     assert ipam.calls == [("stub", made.invocation)]
 
 
-async def test_as_a_program(netns: Any) -> None:
+def test_as_a_program(netns: Any) -> None:
     config = macvlan([V4], DEFAULTS[:1], master="up0", mac=MAC)
     made = outcome.program("macvlan", "ADD", netns.path, config)
     assert made.result is not None
@@ -103,91 +109,91 @@ async def test_as_a_program(netns: Any) -> None:
     assert netns.links() == set()
 
 
-async def test_containers_reach_each_other(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_containers_reach_each_other(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
     pods = [make_netns() for _ in range(2)]
     for number, pod in enumerate(pods, 2):
         ipam.result = {"ips": [{"address": f"10.213.7.{number}/24"}, {"address": f"fd21:7::{number}/64"}]}
-        await Macvlan().add(call("ADD", pod.path))
+        MACVLAN.add(call("ADD", pod.path))
     assert "1 received" in pods[0].run("ping", "-c1", "-W2", "10.213.7.3")
     assert "1 received" in pods[1].run("ping", "-c1", "-W2", "fd21:7::2")
 
 
-async def test_private_ones_do_not(make_netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_private_ones_do_not(make_netns: Any, call: MakeCall, ipam: Any) -> None:
     pods = [make_netns() for _ in range(2)]
     for number, pod in enumerate(pods, 2):
         ipam.result = {"ips": [{"address": f"10.213.7.{number}/24"}]}
-        await Macvlan().add(call("ADD", pod.path, mode="private"))
+        MACVLAN.add(call("ADD", pod.path, mode="private"))
     assert "0 received" in pods[0].run("sh", "-c", "ping -c1 -W0.3 10.213.7.3 || true")
 
 
 @pytest.mark.parametrize("family", ["v4", "v6"])
-async def test_the_master_is_that_of_the_default_route(host: Any, netns: Any, call: MakeCall, family: str) -> None:
+def test_the_master_is_that_of_the_default_route(host: Any, netns: Any, call: MakeCall, family: str) -> None:
     if family == "v6":
         host.run("ip", "route", "del", "default")
         host.run("ip", "-6", "route", "add", "default", "dev", "up0")
-    await Macvlan().add(call("ADD", netns.path, master=None))
+    MACVLAN.add(call("ADD", netns.path, master=None))
     (master,) = host.ip("link", "show", "dev", "up0")
     assert link_of(netns)["link_index"] == master["ifindex"]
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_a_master_in_the_container(host: Any, netns: Any, call: MakeCall, ipam: Any, named: bool) -> None:
+def test_a_master_in_the_container(host: Any, netns: Any, call: MakeCall, ipam: Any, named: bool) -> None:
     with_master(netns)
     host.run("ip", "link", "del", "up0")
     keys = {"linkInContainer": True, "master": "up0" if named else None}
     ipam.result = {"ips": [V4]}
-    await Macvlan().add(call("ADD", netns.path, ifname="net1", **keys))
+    MACVLAN.add(call("ADD", netns.path, ifname="net1", **keys))
     assert link_of(netns, "net1")["link"] == "up0"
     previous = {"interfaces": [{"name": "net1", "sandbox": netns.path}], "ips": [V4]}
-    await Macvlan().check(call("CHECK", netns.path, ifname="net1", **keys, prevResult=previous))
-    await Macvlan().delete(call("DEL", netns.path, ifname="net1", **keys))
+    MACVLAN.check(call("CHECK", netns.path, ifname="net1", **keys, prevResult=previous))
+    MACVLAN.delete(call("DEL", netns.path, ifname="net1", **keys))
     assert "net1" not in netns.links()
 
 
-async def test_the_names_of_the_host_do_not_matter(host: Any, netns: Any, call: MakeCall) -> None:
+def test_the_names_of_the_host_do_not_matter(host: Any, netns: Any, call: MakeCall) -> None:
     host.run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "other")
-    await Macvlan().add(call("ADD", netns.path, ipam={}))
+    MACVLAN.add(call("ADD", netns.path, ipam={}))
     assert link_of(netns)["operstate"] == "UP"
 
 
-async def test_a_name_that_is_taken_is_not_taken_twice(
+def test_a_name_that_is_taken_is_not_taken_twice(
     host: Any, netns: Any, call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.run("ip", "link", "add", "veth00000001", "type", "bridge")
     tokens = iter(["00000001", "00000002"])
     monkeypatch.setattr("secrets.token_hex", lambda _size: next(tokens))
-    await Macvlan().add(call("ADD", netns.path, ipam={}))
+    MACVLAN.add(call("ADD", netns.path, ipam={}))
     assert netns.links() == {"eth0"}
 
 
-async def test_the_length_of_the_queue(netns: Any, call: MakeCall) -> None:
-    await Macvlan().add(call("ADD", netns.path, ipam={}, bcqueuelen=2345))
+def test_the_length_of_the_queue(netns: Any, call: MakeCall) -> None:
+    MACVLAN.add(call("ADD", netns.path, ipam={}, bcqueuelen=2345))
     assert link_of(netns)["linkinfo"]["info_data"]["bcqueuelen"] == 2345
 
 
-async def test_del_is_done_twice_and_without_a_namespace(netns: Any, call: MakeCall, ipam: Any, tmp_path: Path) -> None:
-    await Macvlan().add(call("ADD", netns.path))
+def test_del_is_done_twice_and_without_a_namespace(netns: Any, call: MakeCall, ipam: Any, tmp_path: Path) -> None:
+    MACVLAN.add(call("ADD", netns.path))
     for path in (netns.path, netns.path, f"{netns.path}-gone", ""):
-        await Macvlan().delete(call("DEL", path, master="gone0"))
+        MACVLAN.delete(call("DEL", path, master="gone0"))
     assert netns.links() == set()
     assert ipam.verbs == ["ADD", *["DEL"] * 4]
     (tmp_path / "file").touch()
     with pytest.raises(InvalidNetnsError):
-        await Macvlan().delete(call("DEL", str(tmp_path / "file")))
+        MACVLAN.delete(call("DEL", str(tmp_path / "file")))
 
 
-async def test_status(call: MakeCall, ipam: Any) -> None:
+def test_status(call: MakeCall, ipam: Any) -> None:
     ipam.errors = {"STATUS": TryAgainLaterError("not yet")}
-    await Macvlan().status(call("STATUS", "", ipam={}))
+    MACVLAN.status(call("STATUS", "", ipam={}))
     with pytest.raises(TryAgainLaterError):
-        await Macvlan().status(call("STATUS", ""))
+        MACVLAN.status(call("STATUS", ""))
 
 
 # --- what fails ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["add_macvlan", "rename", "batch"])
-async def test_a_failed_step_leaves_nothing(
+def test_a_failed_step_leaves_nothing(
     host: Any, netns: Any, call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     before = reference.state(host), reference.state(netns)
@@ -197,59 +203,58 @@ async def test_a_failed_step_leaves_nothing(
 
     monkeypatch.setattr(Rtnl, method, fail)
     with pytest.raises(InternalError, match="no luck"):
-        await Macvlan().add(call("ADD", netns.path))
+        MACVLAN.add(call("ADD", netns.path))
     assert (reference.state(host), reference.state(netns)) == before
     assert ipam.verbs == ([] if method in ("add_macvlan", "rename") else ["ADD", "DEL"])
 
 
-async def test_a_failed_ipam_plugin_leaves_nothing(netns: Any, call: MakeCall, ipam: Any) -> None:
+def test_a_failed_ipam_plugin_leaves_nothing(netns: Any, call: MakeCall, ipam: Any) -> None:
     ipam.errors = {"ADD": TryAgainLaterError("full")}
     with pytest.raises(TryAgainLaterError):
-        await Macvlan().add(call("ADD", netns.path))
+        MACVLAN.add(call("ADD", netns.path))
     assert netns.links() == set()
     ipam.errors, ipam.result = {}, {"ips": []}
     with pytest.raises(InternalError, match="IPAM plugin returned missing IP config"):
-        await Macvlan().add(call("ADD", netns.path))
+        MACVLAN.add(call("ADD", netns.path))
     assert netns.links() == set()
     assert ipam.verbs == ["ADD", "DEL", "ADD", "DEL"]
 
 
-async def test_a_cancelled_add_leaves_nothing(netns: Any, call: MakeCall, ipam: Any) -> None:
-    entered, release = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+def test_a_stopped_add_leaves_nothing(netns: Any, call: MakeCall, ipam: Any) -> None:
+    entered = threading.Event()
 
     class Slow:
         def locate(self, plugin_type: str) -> str:
             return "slow"
 
-        async def run(self, plugin_type: str, invocation: Any) -> bytes:
+        def run(self, plugin_type: str, invocation: Any) -> Result:
             if invocation.verb == "ADD":
-                loop.call_soon(entered.set)
-                await release.wait()
-            return b""
+                entered.set()
+                deadline.pause(PATIENCE)
+            return Result()
 
-    task = asyncio.create_task(Macvlan().add(dataclasses.replace(call("ADD", netns.path), ipam=Slow())))
-    await entered.wait()
+    work = Aside(MACVLAN.add, dataclasses.replace(call("ADD", netns.path), ipam=Slow()))
+    assert entered.wait(PATIENCE)
     assert netns.links() == {"eth0"}
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    work.stop()
+    with pytest.raises(Interrupted):
+        work.result()
     assert netns.links() == set()
 
 
-async def test_a_namespace_that_vanishes_meanwhile(netns: Any, call: MakeCall, ipam: Any, caplog: Any) -> None:
+def test_a_namespace_that_vanishes_meanwhile(netns: Any, call: MakeCall, ipam: Any, caplog: Any) -> None:
     ipam.hook = lambda verb: remove_netns(Path(netns.path)) if verb == "ADD" else None
     with pytest.raises(InvalidNetnsError):
-        await Macvlan().add(call("ADD", netns.path))
+        MACVLAN.add(call("ADD", netns.path))
     assert ipam.verbs == ["ADD", "DEL"]
     assert "undo of a failed ADD" not in caplog.text
 
 
-async def test_an_interface_that_exists_stays(netns: Any, call: MakeCall, ipam: Any) -> None:
-    await Macvlan().add(call("ADD", netns.path))
+def test_an_interface_that_exists_stays(netns: Any, call: MakeCall, ipam: Any) -> None:
+    MACVLAN.add(call("ADD", netns.path))
     before = reference.state(netns)
     with pytest.raises(InternalError, match=r'container macvlan name \("eth0"\) already exists'):
-        await Macvlan().add(call("ADD", netns.path))
+        MACVLAN.add(call("ADD", netns.path))
     assert reference.state(netns) == before
     assert ipam.verbs == ["ADD"]
 
@@ -267,15 +272,15 @@ async def test_an_interface_that_exists_stays(netns: Any, call: MakeCall, ipam: 
         ([], {"mtu": 1451}, "invalid MTU 1451"),
     ],
 )
-async def test_check_sees_what_has_changed(
+def test_check_sees_what_has_changed(
     netns: Any, call: MakeCall, ipam: Any, change: list[str], keys: dict[str, Any], words: str
 ) -> None:
-    previous = to_object(await Macvlan().add(call("ADD", netns.path)), "1.0.0")
-    await Macvlan().check(call("CHECK", netns.path, prevResult=previous))
+    previous = to_object(MACVLAN.add(call("ADD", netns.path)), "1.0.0")
+    MACVLAN.check(call("CHECK", netns.path, prevResult=previous))
     if change:
         netns.run(*change)
     with pytest.raises(CniError, match=words):
-        await Macvlan().check(call("CHECK", netns.path, prevResult=previous, **keys))
+        MACVLAN.check(call("CHECK", netns.path, prevResult=previous, **keys))
 
 
 # --- beside the reference --------------------------------------------------------------------------------------------
@@ -336,7 +341,7 @@ def comparable(result: Any) -> Any:
 
 @needs
 @pytest.mark.parametrize("case", ALL_CASES)
-async def test_both_leave_the_same(case: str, host: Any, another_host: Any, make_netns: Any) -> None:
+def test_both_leave_the_same(case: str, host: Any, another_host: Any, make_netns: Any) -> None:
     config = (CASES | NEW_CASES)[case]
     theirs = prepared(make_netns(), config)
     expected = outcome.of_reference("macvlan", "ADD", theirs.path, config, ifname="net1")
@@ -344,7 +349,7 @@ async def test_both_leave_the_same(case: str, host: Any, another_host: Any, make
     with another_host() as side:
         with_master(side)
         ours = prepared(make_netns(), config)
-        made = await outcome.builtin("macvlan", "ADD", ours.path, config, ifname="net1")
+        made = outcome.builtin("macvlan", "ADD", ours.path, config, ifname="net1")
         assert (made.msg, expected.msg) == ("", "")
         reference.require_same(both_sides(side, ours), expected_state)
         assert comparable(made.result) == comparable(expected.result)
@@ -353,23 +358,23 @@ async def test_both_leave_the_same(case: str, host: Any, another_host: Any, make
 @needs
 @pytest.mark.parametrize("case", ALL_CASES)
 @pytest.mark.parametrize("ours_adds", [True, False])
-async def test_each_checks_and_removes_what_the_other_made(case: str, ours_adds: bool, host: Any, netns: Any) -> None:
+def test_each_checks_and_removes_what_the_other_made(case: str, ours_adds: bool, host: Any, netns: Any) -> None:
     config = (CASES | NEW_CASES)[case]
     prepared(netns, config)
     before = both_sides(host, netns)
 
-    async def run(verb: str, ours: bool) -> Any:
+    def run(verb: str, ours: bool) -> Any:
         if ours:
-            made = await outcome.builtin("macvlan", verb, netns.path, config, ifname="net1")
+            made = outcome.builtin("macvlan", verb, netns.path, config, ifname="net1")
         else:
             made = outcome.of_reference("macvlan", verb, netns.path, config, ifname="net1")
         assert not made.failed, made.msg
         return made.result
 
-    config = config | {"prevResult": await run("ADD", ours_adds)}
+    config = config | {"prevResult": run("ADD", ours_adds)}
     if config["cniVersion"] != "0.3.1":
-        await run("CHECK", not ours_adds)
-    await run("DEL", not ours_adds)
+        run("CHECK", not ours_adds)
+    run("DEL", not ours_adds)
     reference.require_same(both_sides(host, netns), before)
 
 
@@ -394,7 +399,7 @@ async def test_each_checks_and_removes_what_the_other_made(case: str, ours_adds:
         pytest.param({"bcqueuelen": -1}, "", marks=reference.needs_new()),
     ],
 )
-async def test_both_refuse_for_the_same_reason(
+def test_both_refuse_for_the_same_reason(
     keys: dict[str, Any], args: str, host: Any, make_netns: Any, make_call: MakeCall
 ) -> None:
     if keys == {"master": ""}:
@@ -402,7 +407,7 @@ async def test_both_refuse_for_the_same_reason(
     ours_in, theirs_in = make_netns(), make_netns()
     config = macvlan([V4], master="up0") | keys
     before = reference.state(host), reference.state(ours_in)
-    ours = await outcome.builtin("macvlan", "ADD", ours_in.path, config, args=args)
+    ours = outcome.builtin("macvlan", "ADD", ours_in.path, config, args=args)
     assert (reference.state(host), reference.state(ours_in)) == before
     theirs = outcome.of_reference("macvlan", "ADD", theirs_in.path, config, args=args)
     if theirs.msg == "Link not found":
@@ -412,7 +417,7 @@ async def test_both_refuse_for_the_same_reason(
         # A newer binary may know it, so the built-in leaves it to that; asked itself it says the same.
         assert ours.code == 2
         with pytest.raises(CniError) as caught:
-            await Macvlan().add(make_call("ADD", ours_in.path, **config))
+            MACVLAN.add(make_call("ADD", ours_in.path, **config))
         ours = outcome.Outcome(msg=caught.value.msg, code=caught.value.code)
     outcome.require_same_failure(ours, theirs)
 
@@ -438,18 +443,16 @@ async def test_both_refuse_for_the_same_reason(
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
-async def test_any_configuration(keys: dict[str, Any], addresses: Any, routes: Any, host: Any, make_netns: Any) -> None:
+def test_any_configuration(keys: dict[str, Any], addresses: Any, routes: Any, host: Any, make_netns: Any) -> None:
     config = macvlan(addresses, routes, master="up0", **keys)
     found = []
     for side in ("theirs", "ours"):
         netns = make_netns()
         call = outcome.of_reference if side == "theirs" else outcome.builtin
         made = call("macvlan", "ADD", netns.path, config)
-        result = made if isinstance(made, outcome.Outcome) else await made
         # The reference leaves the interface behind where it fails.
-        state = None if result.failed else both_sides(host, netns)
-        found.append((result.failed, state, comparable(result.result) if result.result else None))
-        done = call("macvlan", "DEL", netns.path, config)
-        assert not (done if isinstance(done, outcome.Outcome) else await done).failed
+        state = None if made.failed else both_sides(host, netns)
+        found.append((made.failed, state, comparable(made.result) if made.result else None))
+        assert not call("macvlan", "DEL", netns.path, config).failed
         assert netns.links() == set()
     assert found[1] == found[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import socket
@@ -16,12 +17,15 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.base import deadline, portal
+from multus_daemon.base.deadline import Deadline, Interrupted
 from multus_daemon.cni.names import IfName
 from multus_daemon.netlink import inet, ops, sysctl
 from multus_daemon.netlink import netns as namespaces
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import KernelLinks, Session
-from multus_daemon.netlink.thread import AbandonedError
+from tests.aside import Aside
+from tests.netns.direct import in_pod
 
 
 def test_is_netns(netns: Any, tmp_path: Path) -> None:
@@ -49,7 +53,7 @@ def test_is_netns(netns: Any, tmp_path: Path) -> None:
     assert links.netns_problem(netns.path) == ""
 
 
-async def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
+def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
     lived_in, empty, gone = make_netns(), make_netns(), tmp_path / "gone"
     link = tmp_path / "link"
     link.symlink_to(lived_in.path)
@@ -57,23 +61,23 @@ async def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
     plain.touch()
     everything = [lived_in.path, empty.path, str(gone), str(link), str(plain), "", "a\0b", "/proc/self/ns/mnt"]
     links = KernelLinks()
-    assert await links.inhabited(everything) == set()
+    assert links.netns_in_use(everything) == set()
     process = subprocess.Popen(["nsenter", f"--net={lived_in.path}", "sleep", "60"])
     try:
         by_process = f"/proc/{process.pid}/ns/net"
-        deadline = time.monotonic() + 10
+        end = time.monotonic() + 10
         while os.stat(by_process).st_ino != os.stat(lived_in.path).st_ino:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
-        assert await links.inhabited([*everything, by_process]) == {lived_in.path, str(link), by_process}
-        assert await links.inhabited([]) == set()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert links.netns_in_use([*everything, by_process]) == {lived_in.path, str(link), by_process}
+        assert links.netns_in_use([]) == set()
     finally:
         process.kill()
         process.wait(timeout=10)
-    assert await links.inhabited([*everything, by_process]) == set()
+    assert links.netns_in_use([*everything, by_process]) == set()
 
 
-async def test_vanished(make_netns: Any, tmp_path: Path) -> None:
+def test_vanished(make_netns: Any, tmp_path: Path) -> None:
     there, gone = make_netns(), tmp_path / "gone"
     plain = tmp_path / "plain"
     plain.touch()
@@ -82,11 +86,11 @@ async def test_vanished(make_netns: Any, tmp_path: Path) -> None:
     # The last ones: of these nothing can be told.
     doubtful = ["", "a\0b", "/proc/999999999/ns/net", "/proc/gone", str(tmp_path / "no" / "directory")]
     paths = [there.path, str(gone), str(plain), str(dangling), *doubtful]
-    assert await KernelLinks().vanished(paths) == {str(gone)}
+    assert KernelLinks().vanished(paths) == {str(gone)}
 
 
-async def test_the_daemons_own_namespace_is_inhabited() -> None:
-    assert await KernelLinks().inhabited(["/proc/self/ns/net"]) == {"/proc/self/ns/net"}
+def test_the_daemons_own_namespace_is_inhabited() -> None:
+    assert KernelLinks().netns_in_use(["/proc/self/ns/net"]) == {"/proc/self/ns/net"}
 
 
 @pytest.mark.parametrize("doubt", ["processes unseen", "process locked up", "path locked up"])
@@ -110,19 +114,19 @@ def test_in_doubt_a_namespace_is_inhabited(netns: Any, monkeypatch: pytest.Monke
     assert namespaces.inhabited([netns.path]) == {netns.path}
 
 
-async def test_existing_links(netns: Any) -> None:
+def test_existing_links(netns: Any) -> None:
     links = KernelLinks()
     netns.run("ip", "link", "add", "veth1", "type", "veth", "peer", "name", "veth0")
     asked = [IfName(name) for name in ("veth1", "eth0", "lo", "veth0")]
-    assert await links.existing_links(netns.path, asked) == ["veth1", "lo", "veth0"]
-    assert await links.existing_links(netns.path, []) == []
+    assert links.existing_links(netns.path, asked) == ["veth1", "lo", "veth0"]
+    assert links.existing_links(netns.path, []) == []
     with pytest.raises(NamespaceError) as caught:
-        await links.existing_links("/nonexistent", asked)
+        links.existing_links("/nonexistent", asked)
     assert caught.value.is_absent
     assert isinstance(caught.value, OSError)
 
 
-async def test_sysctls_and_sockets_are_of_their_side(host: Any, netns: Any) -> None:
+def test_sysctls_and_sockets_are_of_their_side(host: Any, netns: Any) -> None:
     host.run("ip", "link", "add", "here0", "type", "veth", "peer", "name", "here1")
 
     def work(session: Session) -> None:
@@ -134,22 +138,22 @@ async def test_sysctls_and_sockets_are_of_their_side(host: Any, netns: Any) -> N
             assert sysctl.read("ipv4", "conf", "all", "forwarding") == "0"
         assert sysctl.read("ipv4", "conf", "all", "forwarding") == "1"
 
-    await ops.in_pod(netns.path, work)
+    in_pod(netns.path, work)
     assert host.sysctl("net/ipv4/conf/all/forwarding") == "0"
     assert netns.sysctl("net/ipv4/conf/all/forwarding") == "1"
 
 
-async def test_sysctl_refusals_name_the_file(netns: Any) -> None:
+def test_sysctl_refusals_name_the_file(netns: Any) -> None:
     def work(_session: Session) -> None:
         with pytest.raises(OSError, match="/proc/sys/net/ipv4/conf/eth9/forwarding"):
             sysctl.read("ipv4", "conf", "eth9", "forwarding")
         with pytest.raises(OSError, match="/proc/sys/net/ipv6/conf/lo/disable_ipv6"):
             sysctl.write("ipv6", "conf", "lo", "disable_ipv6", value="x")
 
-    await ops.in_pod(netns.path, work)
+    in_pod(netns.path, work)
 
 
-async def test_many_addresses_are_read_whole(netns: Any) -> None:
+def test_many_addresses_are_read_whole(netns: Any) -> None:
     def work(session: Session) -> int:
         lo = session.pod.link("lo")
         for number in range(1000):
@@ -157,10 +161,10 @@ async def test_many_addresses_are_read_whole(netns: Any) -> None:
         session.pod.set_up(lo.index)
         return len(session.pod.addresses(lo.index, socket.AF_INET))
 
-    assert await ops.in_pod(netns.path, work) == 1001
+    assert in_pod(netns.path, work) == 1001
 
 
-async def test_a_dump_survives_changes_meanwhile(netns: Any) -> None:
+def test_a_dump_survives_changes_meanwhile(netns: Any) -> None:
     stop = threading.Event()
 
     def change(session: Session) -> None:
@@ -171,8 +175,8 @@ async def test_a_dump_survives_changes_meanwhile(netns: Any) -> None:
             session.pod.add_address(lo, ipaddress.ip_interface(f"10.214.{number // 250 % 250}.{number % 250}/32"))
 
     def read(session: Session) -> int:
-        seen, deadline = 0, time.monotonic() + 1
-        while time.monotonic() < deadline:
+        seen, end = 0, time.monotonic() + 1
+        while time.monotonic() < end:
             # Addresses are only added: a shorter list than before would be a part of one. EINTR after 5 attempts is
             # an answer too.
             with contextlib.suppress(InterruptedError):
@@ -181,13 +185,13 @@ async def test_a_dump_survives_changes_meanwhile(netns: Any) -> None:
                 seen = now
         return seen
 
-    changer = asyncio.create_task(ops.in_pod(netns.path, change))
-    assert await ops.in_pod(netns.path, read) > 100
+    changer = Aside(in_pod, netns.path, change)
+    assert in_pod(netns.path, read) > 100
     stop.set()
-    await changer
+    changer.result()
 
 
-async def test_routes_are_read_as_they_were_added(netns: Any) -> None:
+def test_routes_are_read_as_they_were_added(netns: Any) -> None:
     def work(session: Session) -> None:
         session.pod.add_veth("eth0", "veth1", session.host_netns, mtu=1400)
         session.host.set_up(session.host.link("veth1").index)
@@ -212,9 +216,9 @@ async def test_routes_are_read_as_they_were_added(netns: Any) -> None:
             session.pod.delete_route(route)
         assert session.pod.routes(socket.AF_INET, 100) == []
 
-    await ops.in_pod(netns.path, work)
+    in_pod(netns.path, work)
     netns.run("ip", "route", "add", "10.96.0.0/16", "nexthop", "via", "10.213.7.3", "nexthop", "via", "10.213.7.4")
-    found = await ops.in_pod(netns.path, lambda session: session.pod.routes(socket.AF_INET))
+    found = in_pod(netns.path, lambda session: session.pod.routes(socket.AF_INET))
     hops = [str(route.gateway) for route in found if str(route.dst) == "10.96.0.0/16"]
     assert hops == ["10.213.7.3", "10.213.7.4"]
 
@@ -226,17 +230,17 @@ async def test_routes_are_read_as_they_were_added(netns: Any) -> None:
         (("eth0123456789abcdef",), 34, "Attribute failed policy validation"),
     ],
 )
-async def test_the_kernels_words_are_passed_on(arguments: tuple[str], code: int, words: str, netns: Any) -> None:
+def test_the_kernels_words_are_passed_on(arguments: tuple[str], code: int, words: str, netns: Any) -> None:
     def work(session: Session) -> None:
         session.pod.add_veth("eth0", "veth1", session.host_netns)
         session.pod.add_veth(*arguments, "veth2", session.host_netns)
 
     with pytest.raises(OSError, match=words) as caught:
-        await ops.in_pod(netns.path, work)
+        in_pod(netns.path, work)
     assert caught.value.errno == code
 
 
-async def test_an_error_in_the_work_ends_thread_and_sockets(netns: Any) -> None:
+def test_an_error_in_the_work_ends_thread_and_sockets(netns: Any) -> None:
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
 
     def work(session: Session) -> None:
@@ -245,41 +249,45 @@ async def test_an_error_in_the_work_ends_thread_and_sockets(netns: Any) -> None:
         raise StopIteration("odd")
 
     with pytest.raises(RuntimeError, match="odd"):
-        await ops.in_pod(netns.path, work)
-    await asyncio.sleep(0.05)
+        Aside(in_pod, netns.path, work).result()
+    # The thread has told its result and may be on its last step.
+    time.sleep(0.05)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
 async def test_cancellation_waits_for_the_thread(netns: Any, caplog: pytest.LogCaptureFixture) -> None:
-    ended: list[str] = []
+    entered, ended = threading.Event(), list[str]()
 
-    def work(session: Session) -> None:
+    def work(_session: Session) -> None:
+        entered.set()
         try:
-            session.pause(30)
-        except AbandonedError:
+            deadline.pause(30)
+        except Interrupted:
             time.sleep(0.05)
-            ended.append("abandoned")
+            ended.append("interrupted")
             raise
 
-    task = asyncio.create_task(ops.in_pod(netns.path, work))
-    await asyncio.sleep(0.05)
+    task = asyncio.create_task(portal.run(Deadline(), functools.partial(in_pod, netns.path, work)))
+    while not entered.is_set():
+        await asyncio.sleep(0.005)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ended == ["abandoned"]
+    assert ended == ["interrupted"]
     assert caplog.text == ""
 
 
 async def test_a_thread_that_does_not_end_is_logged(
     netns: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("multus_daemon.netlink.thread._STILL_RUNNING_SECONDS", 0.02)
-    task = asyncio.create_task(ops.in_pod(netns.path, lambda _session: time.sleep(0.2)))
+    monkeypatch.setattr(portal, "_STILL_RUNNING_SECONDS", 0.02)
+    work = functools.partial(in_pod, netns.path, lambda _session: time.sleep(0.2))
+    task = asyncio.create_task(portal.run(Deadline(), work, name=f"netns {netns.path}"))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert f"netns {netns.path}: cancelled, but the kernel has not let go" in caplog.text
+    assert f"netns {netns.path}: was told to stop, but the kernel has not let go" in caplog.text
 
 
 def test_a_namespace_of_another_kind_is_named() -> None:
@@ -290,7 +298,7 @@ def test_a_namespace_of_another_kind_is_named() -> None:
 # --- one entry for several pieces of work ----------------------------------------------------------------------------
 
 
-async def test_a_namespace_is_entered_once(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_namespace_is_entered_once(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     real = namespaces.open_path
 
@@ -300,42 +308,41 @@ async def test_a_namespace_is_entered_once(netns: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(namespaces, "open_path", noted)
     before = len(os.listdir("/proc/self/fd"))
-    async with ops.entered(netns.path) as pod:
-        first = await pod.run(lambda session: session.pod)
+    with ops.kept_open():
+        first = in_pod(netns.path, lambda session: session.pod)
         with pytest.raises(OSError, match="No such device"):
-            await pod.run(lambda session: session.pod.link("eth0"))
-        assert await pod.run(lambda session: session.pod) is first
+            in_pod(netns.path, lambda session: session.pod.link("eth0"))
+        assert in_pod(netns.path, lambda session: session.pod) is first
         for value in ("0", "1"):
             netns.run("sysctl", "-qw", f"net.ipv4.conf.all.forwarding={value}")
-            assert await pod.run(lambda _session: sysctl.read("ipv4", "conf", "all", "forwarding")) == value
+            assert in_pod(netns.path, lambda _session: sysctl.read("ipv4", "conf", "all", "forwarding")) == value
     assert opened.count(netns.path) == 1
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("other", [False, True])
-async def test_a_namespace_that_goes_between_two_pieces_of_work(make_netns: Any, tmp_path: Path, other: bool) -> None:
+def test_a_namespace_that_goes_between_two_pieces_of_work(make_netns: Any, tmp_path: Path, other: bool) -> None:
     path, first, second = tmp_path / "netns", make_netns(), make_netns()
     path.symlink_to(first.path)
-    async with ops.entered(str(path)) as pod:
-        await pod.run(lambda _session: None)
+    with ops.kept_open():
+        in_pod(str(path), lambda _session: None)
         path.unlink()
         if other:
             path.symlink_to(second.path)
         with pytest.raises(NamespaceError) as caught:
-            await pod.run(lambda _session: None)
+            in_pod(str(path), lambda _session: None)
     assert (caught.value.is_absent, caught.value.filename) == (not other, str(path))
 
 
-async def test_a_namespace_that_cant_be_entered_leaves_nothing_open() -> None:
+def test_a_namespace_that_cant_be_entered_leaves_nothing_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for path in ("/nonexistent", "/proc/self/ns/net", "/dev/null"):
-        async with ops.entered(path) as pod:
-            with pytest.raises(NamespaceError):
-                await pod.run(lambda _session: None)
+        with pytest.raises(NamespaceError):
+            in_pod(path, lambda _session: None)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_a_batch_goes_on_behind_what_fails(netns: Any) -> None:
+def test_a_batch_goes_on_behind_what_fails(netns: Any) -> None:
     def work(session: Session) -> None:
         lo = session.pod.link("lo").index
         wanted = [ipaddress.ip_interface(text) for text in ("10.213.7.2/32", "10.213.7.2/32", "10.213.7.3/32")]
@@ -347,10 +354,10 @@ async def test_a_batch_goes_on_behind_what_fails(netns: Any) -> None:
         found = [str(item.address) for item in session.pod.addresses(lo, socket.AF_INET)]
         assert found[-2:] == ["10.213.7.2/32", "10.213.7.3/32"]
 
-    await ops.in_pod(netns.path, work)
+    in_pod(netns.path, work)
 
 
-async def test_a_large_batch_of_which_all_fail(netns: Any) -> None:
+def test_a_large_batch_of_which_all_fail(netns: Any) -> None:
     def work(session: Session) -> None:
         requests = [
             inet.delete_address(1, ipaddress.ip_interface(f"10.213.{n // 250}.{n % 250}/32")) for n in range(5000)
@@ -358,10 +365,10 @@ async def test_a_large_batch_of_which_all_fail(netns: Any) -> None:
         assert len(session.pod.batch(requests)) == 5000
         assert session.pod.link("lo").index == 1
 
-    await ops.in_pod(netns.path, work)
+    in_pod(netns.path, work)
 
 
-async def test_a_new_pair_is_told_of_as_it_is(netns: Any) -> None:
+def test_a_new_pair_is_told_of_as_it_is(netns: Any) -> None:
     def work(session: Session) -> None:
         told = session.pod.add_veth("eth0", "veth1", session.host_netns, mtu=1400, mac="02:00:00:00:00:0a")
         # Kernels before 6.2 do not tell.
@@ -372,4 +379,4 @@ async def test_a_new_pair_is_told_of_as_it_is(netns: Any) -> None:
                 session.host.link("veth1").index,
             )
 
-    await ops.in_pod(netns.path, work)
+    in_pod(netns.path, work)

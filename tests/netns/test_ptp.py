@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import os
 import secrets
 import socket
@@ -10,12 +12,15 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import blockbuster
 import pytest
 
+from multus_daemon.base import deadline, portal
+from multus_daemon.base.deadline import Deadline, Interrupted
 from multus_daemon.builtin import ptp
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import (
@@ -26,11 +31,17 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.cni.result import Dns, to_object
+from multus_daemon.delegates.tools import ToolRunner
 from multus_daemon.netlink.rtnl import Rtnl
 from multus_daemon.netlink.transport import Socket
+from multus_daemon.portals import Tools
+from tests.aside import Aside, together
 from tests.netns import reference
+from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]
+
+PTP = Direct(ptp)
 
 DUAL: dict[str, Any] = {
     "cniVersion": "1.0.0",
@@ -66,9 +77,9 @@ def tentative(netns: Any) -> set[str]:
     }
 
 
-async def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
     call = make_call("ADD", netns.path, mtu=1400)
-    result = await ptp.Ptp().add(call)
+    result = PTP.add(call)
 
     (pod_link,) = netns.ip("link", "show", "eth0")
     (host_link,) = [item for item in host.ip("link", "show") if item["ifname"].startswith("veth")]
@@ -84,10 +95,10 @@ async def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeC
     assert (pod_link["mtu"], host_link["mtu"]) == (1400, 1400)
     assert all("LOWER_UP" in link["flags"] for link in (pod_link, host_link))
     # The kernel brings this up to date by itself, later.
-    deadline = time.monotonic() + 10
+    end = time.monotonic() + 10
     while host.ip("link", "show", host_link["ifname"])[0]["operstate"] != "UP":
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+        assert time.monotonic() < end
+        time.sleep(0.01)
     assert routes(netns) == {
         "default gateway 10.213.7.1 dev eth0",
         "10.213.7.0/24 gateway 10.213.7.1 dev eth0 prefsrc 10.213.7.2",
@@ -101,7 +112,7 @@ async def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeC
     assert ipam.calls == [("stub", call.invocation)]
 
 
-async def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any) -> None:
     pods = [make_netns(), make_netns()]
     for number, pod in enumerate(pods, 2):
         # The kernel would: nothing here waits for it, and every address can be used at once.
@@ -113,7 +124,7 @@ async def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, m
                 {"address": f"fd21:7::{number}/64", "gateway": "fd21:7::1"},
             ]
         }
-        await ptp.Ptp().add(make_call("ADD", pod.path))
+        PTP.add(make_call("ADD", pod.path))
         assert tentative(pod) == tentative(host) == set()
     assert "1 received" in pods[0].run("ping", "-c1", "-W3", "fd21:7::3")
     assert "1 received" in pods[1].run("ping", "-c1", "-W3", "10.213.7.2")
@@ -126,58 +137,56 @@ async def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, m
     }
 
 
-async def test_duplicate_address_detection_where_it_is_asked_for(
+def test_duplicate_address_detection_where_it_is_asked_for(
     host: Any, netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     for side in (host, netns):
         side.detect_duplicates()
     ipam.result = DUAL
-    await ptp.Ptp().add(make_call("ADD", netns.path, dad=True))
+    PTP.add(make_call("ADD", netns.path, dad=True))
     assert tentative(netns) == set()
     [link] = netns.ip("addr", "show", "dev", "eth0")
     found = {item["local"]: "nodad" in item for item in link["addr_info"] if item["scope"] == "global"}
     assert found == {"10.213.7.2": False, "fd21:7::2": False}
 
 
-async def test_delete_removes_both_ends_and_can_be_repeated(
-    host: Any, netns: Any, make_call: MakeCall, ipam: Any
-) -> None:
-    await ptp.Ptp().add(make_call("ADD", netns.path))
+def test_delete_removes_both_ends_and_can_be_repeated(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    PTP.add(make_call("ADD", netns.path))
     for _ in range(2):
-        await ptp.Ptp().delete(make_call("DEL", netns.path))
+        PTP.delete(make_call("DEL", netns.path))
         assert (host.links(), netns.links()) == (set(), set())
     assert ipam.verbs == ["ADD", "DEL", "DEL"]
 
 
 @pytest.mark.parametrize("path", ["", "/nonexistent/netns"])
-async def test_delete_without_namespace_is_done_once_addresses_are_released(
+def test_delete_without_namespace_is_done_once_addresses_are_released(
     path: str, make_call: MakeCall, ipam: Any
 ) -> None:
-    await ptp.Ptp().delete(make_call("DEL", path))
+    PTP.delete(make_call("DEL", path))
     assert ipam.verbs == ["DEL"]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/", "/proc/self/ns/uts"])
-async def test_what_is_no_namespace_is_an_error(path: str, host: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_what_is_no_namespace_is_an_error(path: str, host: Any, make_call: MakeCall, ipam: Any) -> None:
     with pytest.raises(InvalidNetnsError, match=f'^failed to open netns "{path}": not a network namespace'):
-        await ptp.Ptp().delete(make_call("DEL", path))
+        PTP.delete(make_call("DEL", path))
     with pytest.raises(InvalidNetnsError):
-        await ptp.Ptp().add(make_call("ADD", path))
+        PTP.add(make_call("ADD", path))
     assert ipam.verbs == ["DEL"]
     assert host.links() == set()
 
 
 @pytest.mark.parametrize("verb", ["add", "delete", "check"])
-async def test_the_hosts_own_namespace_is_refused(verb: str, make_call: MakeCall) -> None:
+def test_the_hosts_own_namespace_is_refused(verb: str, make_call: MakeCall) -> None:
     with pytest.raises(InvalidNetnsError, match="the host's own network namespace"):
-        await getattr(ptp.Ptp(), verb)(make_call(verb.upper(), "/proc/self/ns/net"))
+        getattr(PTP, verb)(make_call(verb.upper(), "/proc/self/ns/net"))
 
 
-async def test_delete_keeps_the_link_where_ipam_fails(netns: Any, make_call: MakeCall, ipam: Any) -> None:
-    await ptp.Ptp().add(make_call("ADD", netns.path))
+def test_delete_keeps_the_link_where_ipam_fails(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    PTP.add(make_call("ADD", netns.path))
     ipam.errors["DEL"] = TryAgainLaterError("locked")
     with pytest.raises(TryAgainLaterError, match="locked"):
-        await ptp.Ptp().delete(make_call("DEL", netns.path))
+        PTP.delete(make_call("DEL", netns.path))
     assert netns.links() == {"eth0"}
 
 
@@ -186,29 +195,27 @@ async def test_delete_keeps_the_link_where_ipam_fails(netns: Any, make_call: Mak
 
 @pytest.mark.parametrize("section", [None, {}, {"type": ""}])
 @pytest.mark.parametrize("verb", ["add", "delete", "status"])
-async def test_ipam_must_be_named(verb: str, section: Any, netns: Any, make_call: MakeCall) -> None:
+def test_ipam_must_be_named(verb: str, section: Any, netns: Any, make_call: MakeCall) -> None:
     with pytest.raises(InvalidNetworkConfigError, match=r"^no plugin name provided"):
-        await getattr(ptp.Ptp(), verb)(make_call(verb.upper(), netns.path, ipam=section))
+        getattr(PTP, verb)(make_call(verb.upper(), netns.path, ipam=section))
 
 
-async def test_a_taken_name_is_found_before_ipam_is_asked(
-    host: Any, netns: Any, make_call: MakeCall, ipam: Any
-) -> None:
-    await ptp.Ptp().add(make_call("ADD", netns.path))
+def test_a_taken_name_is_found_before_ipam_is_asked(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    PTP.add(make_call("ADD", netns.path))
     before = (host.links(), routes(netns))
     with pytest.raises(InternalError, match=r'^container veth name \("eth0"\) already exists'):
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert ipam.verbs == ["ADD"]
     assert (host.links(), routes(netns)) == before
 
 
 @pytest.mark.parametrize("gateway", [{}, {"gateway": "fd21:7::1"}])
-async def test_an_address_needs_a_gateway_of_its_family(
+def test_an_address_needs_a_gateway_of_its_family(
     gateway: dict[str, str], host: Any, netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     ipam.result = {"ips": [{"address": "10.213.7.2/24", **gateway}]}
     with pytest.raises(InvalidNetworkConfigError, match=r"for 10.213.7.2/24"):
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert ipam.verbs == ["ADD", "DEL"]
     assert (host.links(), netns.links()) == (set(), set())
     assert host.sysctl("net/ipv4/ip_forward") == "0"
@@ -217,17 +224,17 @@ async def test_an_address_needs_a_gateway_of_its_family(
 # --- failures in the middle ------------------------------------------------------------------------------------------
 
 
-async def test_no_addresses(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_no_addresses(netns: Any, make_call: MakeCall, ipam: Any) -> None:
     ipam.result = {"cniVersion": "1.0.0"}
     with pytest.raises(InternalError, match=r"^IPAM plugin returned missing IP config"):
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert ipam.verbs == ["ADD", "DEL"]
 
 
-async def test_ipam_failure_is_passed_on_and_undone(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_ipam_failure_is_passed_on_and_undone(netns: Any, make_call: MakeCall, ipam: Any) -> None:
     ipam.errors["ADD"] = CniError("no addresses left", "pool 1", code=117)
     with pytest.raises(CniError, match="no addresses left") as caught:
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert (caught.value.code, caught.value.details) == (117, "pool 1")
     assert ipam.verbs == ["ADD", "DEL"]
     assert netns.links() == set()
@@ -247,25 +254,25 @@ async def test_ipam_failure_is_passed_on_and_undone(netns: Any, make_call: MakeC
         ),
     ],
 )
-async def test_a_failing_step_leaves_nothing(
+def test_a_failing_step_leaves_nothing(
     result: dict[str, Any], message: str, host: Any, netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     ipam.result |= result
     with pytest.raises(InternalError) as caught:
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert caught.value.msg.startswith(message)
     assert f'(interface "eth0" in netns "{netns.path}")' in caught.value.msg
     assert (host.links(), netns.links()) == (set(), set())
     assert ipam.verbs == ["ADD", "DEL"]
 
 
-async def test_an_mtu_that_the_kernel_refuses(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_an_mtu_that_the_kernel_refuses(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
     with pytest.raises(InternalError, match=r'^failed to make veth pair "eth0" - "veth[0-9a-f]{8}": Invalid argument'):
-        await ptp.Ptp().add(make_call("ADD", netns.path, mtu=10))
+        PTP.add(make_call("ADD", netns.path, mtu=10))
     assert (host.links(), ipam.verbs) == (set(), ["ADD", "DEL"])
 
 
-async def test_a_failure_on_the_host_leaves_nothing(
+def test_a_failure_on_the_host_leaves_nothing(
     host: Any, netns: Any, make_call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_arguments: Any, **_keywords: Any) -> None:
@@ -273,12 +280,12 @@ async def test_a_failure_on_the_host_leaves_nothing(
 
     monkeypatch.setattr(ptp, "_host_side", refuse)
     with pytest.raises(PermissionError):
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert (host.links(), netns.links()) == (set(), set())
     assert ipam.verbs == ["ADD", "DEL"]
 
 
-async def test_a_kernel_that_does_not_tell_of_a_new_pair(
+def test_a_kernel_that_does_not_tell_of_a_new_pair(
     netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Rtnl.add_veth
@@ -287,7 +294,7 @@ async def test_a_kernel_that_does_not_tell_of_a_new_pair(
         real(*arguments, **keywords)
 
     monkeypatch.setattr(Rtnl, "add_veth", without_answer)
-    result = await ptp.Ptp().add(make_call("ADD", netns.path))
+    result = PTP.add(make_call("ADD", netns.path))
     assert result.interfaces[1].mac == netns.ip("link", "show", "eth0")[0]["address"]
 
 
@@ -297,7 +304,7 @@ REQUESTS = 7
 
 @pytest.mark.parametrize("at", range(1, REQUESTS + 2))
 @pytest.mark.parametrize("is_done_first", [False, True])
-async def test_every_request_can_fail(
+def test_every_request_can_fail(
     at: int,
     is_done_first: bool,
     host: Any,
@@ -323,27 +330,27 @@ async def test_every_request_can_fail(
     before = reference.state(host), reference.state(netns)
     monkeypatch.setattr(Socket, "_send", send)
     if at > REQUESTS:
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
         assert calls == REQUESTS
         return
     with pytest.raises(InternalError, match="Operation not permitted"):
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert (reference.state(host), reference.state(netns)) == before
     assert ipam.verbs == ([] if at == 1 else ["ADD", "DEL"])
 
 
-async def test_a_failing_undo_hides_neither_the_cause_nor_the_next_step(
+def test_a_failing_undo_hides_neither_the_cause_nor_the_next_step(
     host: Any, netns: Any, make_call: MakeCall, ipam: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     ipam.result |= {"routes": [{"dst": "10.99.0.0/16", "gw": "192.0.2.77"}]}
     ipam.errors["DEL"] = InternalError("store is read-only")
     with pytest.raises(InternalError, match="failed to add route"):
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert host.links() == set()
     assert "release the addresses: store is read-only" in caplog.text
 
 
-async def test_a_namespace_that_vanishes_meanwhile(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_a_namespace_that_vanishes_meanwhile(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
     def vanish(verb: str) -> None:
         if verb == "ADD":
             host.run("umount", "-l", netns.path)
@@ -351,91 +358,95 @@ async def test_a_namespace_that_vanishes_meanwhile(host: Any, netns: Any, make_c
 
     ipam.hook = vanish
     with pytest.raises(InvalidNetnsError, match="No such file"):
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert ipam.verbs == ["ADD", "DEL"]
     assert host.links() == set()
 
 
-async def test_a_link_that_appears_meanwhile_is_left_alone(
-    host: Any, netns: Any, make_call: MakeCall, ipam: Any
-) -> None:
+def test_a_link_that_appears_meanwhile_is_left_alone(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
     def interfere(verb: str) -> None:
         if verb == "ADD":
             netns.run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "other0")
 
     ipam.hook = interfere
     with pytest.raises(InternalError, match=r'^container veth name \("eth0"\) peer provided .* already exists'):
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert netns.links() == {"eth0", "other0"}
     assert (host.links(), ipam.verbs) == (set(), ["ADD", "DEL"])
 
 
-async def test_a_route_of_the_host_that_is_there_is_left_alone(host: Any, netns: Any, make_call: MakeCall) -> None:
+def test_a_route_of_the_host_that_is_there_is_left_alone(host: Any, netns: Any, make_call: MakeCall) -> None:
     host.run("ip", "link", "add", "here0", "type", "veth", "peer", "name", "here1")
     host.run("ip", "link", "set", "here0", "up")
     host.run("ip", "route", "add", "10.213.7.2/32", "dev", "here0")
-    await ptp.Ptp().add(make_call("ADD", netns.path))
+    PTP.add(make_call("ADD", netns.path))
     assert [route["dev"] for route in host.ip("route", "show", "10.213.7.2/32")] == ["here0"]
 
 
-async def test_a_taken_host_name_is_tried_again(
+def test_a_taken_host_name_is_tried_again(
     host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.run("ip", "link", "add", "veth00000001", "type", "veth", "peer", "name", "other0")
     names = iter(["00000001", "00000002"])
     monkeypatch.setattr(secrets, "token_hex", lambda _size: next(names))
-    result = await ptp.Ptp().add(make_call("ADD", netns.path))
+    result = PTP.add(make_call("ADD", netns.path))
     assert result.interfaces[0].name == "veth00000002"
 
 
-async def test_no_free_host_name(host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_free_host_name(host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch) -> None:
     host.run("ip", "link", "add", "veth00000001", "type", "veth", "peer", "name", "other0")
     monkeypatch.setattr(secrets, "token_hex", lambda _size: "00000001")
     with pytest.raises(InternalError, match="failed to find a free name"):
-        await ptp.Ptp().add(make_call("ADD", netns.path))
+        PTP.add(make_call("ADD", netns.path))
     assert host.links() == {"veth00000001", "other0"}
 
 
-async def test_cancellation_while_ipv6_settles_undoes_everything(
-    host: Any, netns: Any, make_call: MakeCall, ipam: Any
-) -> None:
+def test_a_stop_while_ipv6_settles_undoes_everything(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
     netns.detect_duplicates()
     ipam.result = DUAL
-    task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", netns.path, dad=True)))
+    work = Aside(PTP.add, make_call("ADD", netns.path, dad=True))
     while not netns.links():
-        assert not task.done(), task
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.1)
-    assert not task.done(), task
+        assert not work.done
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert not work.done
     began = time.monotonic()
-    task.cancel()
-    await asyncio.sleep(0)
+    work.stop()
+    time.sleep(0.001)
     # A second one must not cut the undoing short.
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    work.stop()
+    with pytest.raises(Interrupted):
+        work.result()
     assert time.monotonic() - began < 1
     assert (host.links(), netns.links()) == (set(), set())
     assert ipam.verbs == ["ADD", "DEL"]
 
 
-async def test_cancellation_just_after_the_thread_has_ended(
-    host: Any, netns: Any, make_call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_last_step", [False, True])
+async def test_a_stop_when_the_kernel_has_done_its_part(
+    is_last_step: bool, host: Any, netns: Any, make_call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = asyncio.get_running_loop()
+    """Where nothing waits any more the ADD ends well, and is whole."""
     real = ptp._connect
 
     def connect(*arguments: Any, **keywords: Any) -> Any:
         result = real(*arguments, **keywords)
-        # In the loop's queue right before the result.
-        loop.call_soon_threadsafe(task.cancel)
+        deadline.current().stop()
         return result
 
     monkeypatch.setattr(ptp, "_connect", connect)
-    task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", netns.path)))
+    made = make_call("ADD", netns.path, ipMasq=not is_last_step)
+    made = replace(made, tools=Tools(ToolRunner(), portal.LoopPortal()))
+    work = asyncio.create_task(portal.run(Deadline(), functools.partial(PTP.add, made)))
+    if is_last_step:
+        result = await work
+        assert (host.links(), netns.links()) == ({result.interfaces[0].name}, {"eth0"})
+        assert ipam.verbs == ["ADD"]
+        return
     with pytest.raises(asyncio.CancelledError):
-        await task
+        await work
     assert (host.links(), netns.links()) == (set(), set())
+    assert not [line for line in reference.rules(host) if "container1" in line or "CNI-" in line]
     assert ipam.verbs == ["ADD", "DEL"]
 
 
@@ -456,7 +467,7 @@ async def test_cancellation_just_after_the_thread_has_ended(
         pytest.param([("fd21:7::2/64", "fd21:7::1"), ("fd21:7::3/64", "fd21:7::1")], "fd21:7::1", id="IPv6 shared"),
     ],
 )
-async def test_unusual_addressing_works(
+def test_unusual_addressing_works(
     addresses: list[tuple[str, str]], target: str, host: Any, netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     v6 = ":" in target
@@ -465,13 +476,13 @@ async def test_unusual_addressing_works(
         "ips": [{"address": address, "gateway": gateway} for address, gateway in addresses],
         "routes": [{"dst": "::/0" if v6 else "0.0.0.0/0"}],
     }
-    await ptp.Ptp().add(make_call("ADD", netns.path))
+    PTP.add(make_call("ADD", netns.path))
     for address, _ in addresses:
         source = address.partition("/")[0]
         assert "1 received" in netns.run("ping", "-c1", "-W3", "-I", source, target)
     found = routes(netns, "-6" if v6 else "-4")
     assert not [route for route in found if "/" in route and "gateway" not in route], found
-    await ptp.Ptp().delete(make_call("DEL", netns.path))
+    PTP.delete(make_call("DEL", netns.path))
     assert host.links() == set()
 
 
@@ -489,21 +500,21 @@ async def test_unusual_addressing_works(
         ({"nameservers": ["198.51.100.1"]}, Dns(nameservers=("198.51.100.1",))),
     ],
 )
-async def test_dns_of_the_configuration_replaces_that_of_ipam(
+def test_dns_of_the_configuration_replaces_that_of_ipam(
     configured: Any, expected: Dns, netns: Any, make_call: MakeCall, ipam: Any
 ) -> None:
     ipam.result["dns"] = {"nameservers": ["192.0.2.53"]}
-    assert (await ptp.Ptp().add(make_call("ADD", netns.path, dns=configured))).dns == expected
+    assert (PTP.add(make_call("ADD", netns.path, dns=configured))).dns == expected
 
 
-async def added(netns: Any, make_call: MakeCall) -> dict[str, Any]:
-    return to_object(await ptp.Ptp().add(make_call("ADD", netns.path)), "1.0.0")
+def added(netns: Any, make_call: MakeCall) -> dict[str, Any]:
+    return to_object(PTP.add(make_call("ADD", netns.path)), "1.0.0")
 
 
-async def test_check_finds_all_as_it_was_made(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_check_finds_all_as_it_was_made(netns: Any, make_call: MakeCall, ipam: Any) -> None:
     ipam.result = DUAL | {"routes": [*DUAL["routes"], {"dst": "10.99.0.0/16", "gw": "10.213.7.1"}]}
-    previous = await added(netns, make_call)
-    await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
+    previous = added(netns, make_call)
+    PTP.check(make_call("CHECK", netns.path, prevResult=previous))
     assert ipam.verbs == ["ADD", "CHECK"]
 
 
@@ -517,62 +528,63 @@ async def test_check_finds_all_as_it_was_made(netns: Any, make_call: MakeCall, i
         ("ip link set eth0 address 02:00:00:00:00:01", "has MAC 02:00:00:00:00:01, not"),
     ],
 )
-async def test_check_finds_damage(damage: str, message: str, netns: Any, make_call: MakeCall) -> None:
-    previous = await added(netns, make_call)
+def test_check_finds_damage(damage: str, message: str, netns: Any, make_call: MakeCall) -> None:
+    previous = added(netns, make_call)
     netns.run(*damage.split())
     with pytest.raises(InternalError, match=message):
-        await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
+        PTP.check(make_call("CHECK", netns.path, prevResult=previous))
 
 
-async def test_check_needs_a_fitting_previous_result(netns: Any, make_call: MakeCall, ipam: Any) -> None:
-    previous = await added(netns, make_call)
+def test_check_needs_a_fitting_previous_result(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+    previous = added(netns, make_call)
     with pytest.raises(InvalidNetworkConfigError, match=r"^ptp: Required prevResult missing"):
-        await ptp.Ptp().check(make_call("CHECK", netns.path))
+        PTP.check(make_call("CHECK", netns.path))
     previous["interfaces"][1]["sandbox"] = "/run/netns/another"
     with pytest.raises(InternalError, match=r"^Sandbox in prevResult doesn't match configured netns"):
-        await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
+        PTP.check(make_call("CHECK", netns.path, prevResult=previous))
     ipam.errors["CHECK"] = InternalError("address is not reserved")
     with pytest.raises(InternalError, match="address is not reserved"):
-        await ptp.Ptp().check(make_call("CHECK", netns.path, prevResult=previous))
+        PTP.check(make_call("CHECK", netns.path, prevResult=previous))
 
 
-async def test_status_is_that_of_ipam(make_call: MakeCall, ipam: Any) -> None:
-    await ptp.Ptp().status(make_call("STATUS", ""))
+def test_status_is_that_of_ipam(make_call: MakeCall, ipam: Any) -> None:
+    PTP.status(make_call("STATUS", ""))
     ipam.errors["STATUS"] = CniError("pool is full", code=50)
     with pytest.raises(CniError, match="pool is full") as caught:
-        await ptp.Ptp().status(make_call("STATUS", ""))
+        PTP.status(make_call("STATUS", ""))
     assert caught.value.code == 50
 
 
 # --- the daemon's side -----------------------------------------------------------------------------------------------
 
 
-async def test_nothing_leaks_and_the_daemon_stays_in_its_namespace(
+def test_nothing_leaks_and_the_daemon_stays_in_its_namespace(
     netns: Any, make_call: MakeCall, record_property: Callable[[str, object], None]
 ) -> None:
-    plugin = ptp.Ptp()
-    await plugin.add(make_call("ADD", netns.path))
-    await plugin.delete(make_call("DEL", netns.path))
+    def home() -> tuple[int, int]:
+        return os.stat("/proc/self/ns/net").st_ino, os.stat("/proc/thread-self/ns/net").st_ino
+
+    Aside(PTP.add, make_call("ADD", netns.path)).result()
+    Aside(PTP.delete, make_call("DEL", netns.path)).result()
     # The last thread has told its result and may be on its last step.
-    await asyncio.sleep(0.05)
-    home = os.stat("/proc/self/ns/net").st_ino
-    before = (len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks()))
+    time.sleep(0.05)
+    before = (len(os.listdir("/proc/self/fd")), threading.active_count(), home())
     add_times, delete_times = [], []
     for _ in range(15):
         began = time.perf_counter()
-        await plugin.add(make_call("ADD", netns.path))
+        Aside(PTP.add, make_call("ADD", netns.path)).result()
         middle = time.perf_counter()
-        await plugin.delete(make_call("DEL", netns.path))
+        Aside(PTP.delete, make_call("DEL", netns.path)).result()
         add_times.append(middle - began)
         delete_times.append(time.perf_counter() - middle)
-    await asyncio.sleep(0.05)
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks())) == before
-    assert os.stat("/proc/self/ns/net").st_ino == home
+    time.sleep(0.05)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count(), home()) == before
     record_property("add_ms", statistics.median(add_times) * 1000)
     record_property("delete_ms", statistics.median(delete_times) * 1000)
 
 
 async def test_the_event_loop_is_not_blocked(netns: Any, make_call: MakeCall) -> None:
+    """As the server has it: a thread for each verb, the loop waits."""
     longest = 0.0
 
     async def watch() -> None:
@@ -582,35 +594,36 @@ async def test_the_event_loop_is_not_blocked(netns: Any, make_call: MakeCall) ->
             await asyncio.sleep(0.001)
             longest = max(longest, time.perf_counter() - began)
 
-    plugin = ptp.Ptp()
+    async def run(work: Callable[[Call], object], verb: str) -> None:
+        await portal.run(Deadline(), functools.partial(work, make_call(verb, netns.path)))
+
     # The classes of the messages are compiled at their first use.
-    await plugin.add(make_call("ADD", netns.path))
-    await plugin.delete(make_call("DEL", netns.path))
+    await run(PTP.add, "ADD")
+    await run(PTP.delete, "DEL")
     watcher = asyncio.create_task(watch())
     with blockbuster.blockbuster_ctx():
         for _ in range(5):
-            await plugin.add(make_call("ADD", netns.path))
-            await plugin.delete(make_call("DEL", netns.path))
+            await run(PTP.add, "ADD")
+            await run(PTP.delete, "DEL")
     watcher.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watcher
     # Removing a veth pair keeps its thread in the kernel for 20 ms.
     assert longest < 0.25
 
 
-async def test_side_by_side(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_side_by_side(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any) -> None:
     pods = [make_netns() for _ in range(8)]
-    calls = []
+    works = []
     for number, pod in enumerate(pods, 2):
-        ipam.result = {"ips": [{"address": f"10.213.7.{number}/24", "gateway": "10.213.7.1"}]}
-        task = asyncio.create_task(ptp.Ptp().add(make_call("ADD", pod.path)))
-        calls.append(task)
-        while len(ipam.calls) < len(calls):
-            await asyncio.sleep(0)
-    await asyncio.gather(*calls)
+        own = replace(ipam, result={"ips": [{"address": f"10.213.7.{number}/24", "gateway": "10.213.7.1"}]})
+        works.append(functools.partial(PTP.add, replace(make_call("ADD", pod.path), ipam=own)))
+    together(*works)
     assert len(host.links()) == 8
     for number, pod in enumerate(pods, 2):
         (address,) = pod.ip("-4", "addr", "show", "eth0")[0]["addr_info"]
         assert address["local"] == f"10.213.7.{number}"
-    await asyncio.gather(*(ptp.Ptp().delete(make_call("DEL", pod.path)) for pod in pods))
+    together(*(functools.partial(PTP.delete, make_call("DEL", pod.path)) for pod in pods))
     assert host.links() == set()
 
 

@@ -75,8 +75,8 @@ NEW_CASES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def require_same(verb: str, config: dict[str, Any], args: str) -> outcome.Outcome:
-    ours = await outcome.builtin("static", verb, "/nowhere", config, args=args)
+def require_same(verb: str, config: dict[str, Any], args: str) -> outcome.Outcome:
+    ours = outcome.builtin("static", verb, "/nowhere", config, args=args)
     theirs = outcome.of_reference("static", verb, "/nowhere", config, args=args)
     if ours.failed or theirs.failed:
         outcome.require_same_failure(ours, theirs)
@@ -85,11 +85,11 @@ async def require_same(verb: str, config: dict[str, Any], args: str) -> outcome.
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=reference.needs_new()) for case in NEW_CASES)])
-async def test_add_and_del(case: str) -> None:
+def test_add_and_del(case: str) -> None:
     config, args = (CASES | NEW_CASES)[case]
-    await require_same("ADD", config, args)
+    require_same("ADD", config, args)
     # Nothing has been taken, and so nothing is looked at.
-    assert await require_same("DEL", config, args) == outcome.Outcome()
+    assert require_same("DEL", config, args) == outcome.Outcome()
 
 
 @pytest.mark.parametrize(
@@ -104,16 +104,16 @@ async def test_add_and_del(case: str) -> None:
         (None, True),
     ],
 )
-async def test_check(given: Any, fails: bool) -> None:
+def test_check(given: Any, fails: bool) -> None:
     previous: dict[str, Any] = {} if given is None else {"prevResult": {"cniVersion": "1.0.0", "ips": given}}
-    assert (await require_same("CHECK", static([V4], **previous), "")).failed is fails
+    assert (require_same("CHECK", static([V4], **previous), "")).failed is fails
     without_gateway = static([{"address": "10.1.2.3/24"}], **previous)
-    assert (await require_same("CHECK", without_gateway, "")).failed is (given is None)
+    assert (require_same("CHECK", without_gateway, "")).failed is (given is None)
 
 
 @pytest.mark.parametrize("verb", ["STATUS", "GC"])
-async def test_the_verbs_without_a_handler(verb: str) -> None:
-    assert (await outcome.builtin("static", verb, "", static(version="1.1.0"))) == outcome.Outcome()
+def test_the_verbs_without_a_handler(verb: str) -> None:
+    assert (outcome.builtin("static", verb, "", static(version="1.1.0"))) == outcome.Outcome()
 
 
 def test_as_a_program() -> None:
@@ -144,11 +144,9 @@ _VERSION = st.sampled_from(["0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0"])
 @hypothesis.settings(
     max_examples=120, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
-async def test_any_configuration(
-    addresses: Any, routes: Any, runtime: Any, given: Any, version: str, ip: str | None
-) -> None:
+def test_any_configuration(addresses: Any, routes: Any, runtime: Any, given: Any, version: str, ip: str | None) -> None:
     config = static(addresses, version=version, ipam={"routes": routes}, runtimeConfig=runtime, args={"cni": given})
     args = "" if ip is None else f"IP={ip}"
-    ours = await outcome.builtin("static", "ADD", "/nowhere", config, args=args)
+    ours = outcome.builtin("static", "ADD", "/nowhere", config, args=args)
     theirs = outcome.of_reference("static", "ADD", "/nowhere", config, args=args)
     assert (ours.result, ours.failed) == (theirs.result, theirs.failed), (ours.msg, theirs.msg)

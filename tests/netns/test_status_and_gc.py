@@ -46,20 +46,20 @@ def leases(directory: Path) -> list[str]:
         ("static", "static"),
     ],
 )
-async def test_status(plugin: str, section: str, host: Any, tmp_path: Path) -> None:
+def test_status(plugin: str, section: str, host: Any, tmp_path: Path) -> None:
     given = config(plugin, SECTIONS[section], tmp_path / "leases")
     if section == "full":
         reference.run("host-local", "ADD", "/nowhere", given, container="another")
     theirs = outcome.of_reference(plugin, "STATUS", "", given)
     runner = outcome.dispatched("prefer")
-    ours = await outcome.builtin(plugin, "STATUS", "", given, ipam=runner)
+    ours = outcome.builtin(plugin, "STATUS", "", given, ipam=runner)
     assert ours.failed == theirs.failed, (ours.msg, theirs.msg)
     if ours.failed and theirs.code != 999:
         assert ours.code == theirs.code
 
 
 @pytest.mark.parametrize("plugin", TYPES)
-async def test_gc_frees_nothing(plugin: str, host: Any, tmp_path: Path) -> None:
+def test_gc_frees_nothing(plugin: str, host: Any, tmp_path: Path) -> None:
     """Of host-local either: the daemon frees addresses by DEL."""
     given = config(plugin, HOST_LOCAL, tmp_path / "leases")
     reference.run("host-local", "ADD", "/nowhere", given, container="another")
@@ -67,5 +67,5 @@ async def test_gc_frees_nothing(plugin: str, host: Any, tmp_path: Path) -> None:
     assert before == ["10.91.0.2"]
     given |= {"cni.dev/valid-attachments": [], "cni.dev/attachments": []}
     assert outcome.of_reference(plugin, "GC", "", given) == outcome.Outcome()
-    assert await outcome.builtin(plugin, "GC", "", given) == outcome.Outcome()
+    assert outcome.builtin(plugin, "GC", "", given) == outcome.Outcome()
     assert leases(tmp_path / "leases") == before

@@ -13,12 +13,15 @@ import hypothesis.strategies as st
 import pytest
 
 from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.tuning import Tuning, backup
+from multus_daemon.builtin.tuning import backup, plugin
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetworkConfigError, IoFailureError
 from multus_daemon.netlink.rtnl import Rtnl
 from tests.netns import outcome, reference
+from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]
+
+TUNING = Direct(plugin)
 
 MAC = "02:00:00:00:00:77"
 SYSCTLS = {"net.ipv4.conf.IFNAME.arp_filter": "1", "net/ipv4/tcp_keepalive_time": "120"}
@@ -66,29 +69,29 @@ def everything(pod: Any) -> list[str]:
 # --- what it does ----------------------------------------------------------------------------------------------------
 
 
-async def test_add_check_and_del(pod: Any, tmp_path: Path) -> None:
+def test_add_check_and_del(pod: Any, tmp_path: Path) -> None:
     before = attributes(pod)
     keys = {"sysctl": SYSCTLS, "mac": MAC, "promisc": True, "mtu": 1380, "allmulti": True, "txQLen": 77}
     config = tuning(pod.path, tmp_path / "a" / "b", **keys)
-    made = await outcome.builtin("tuning", "ADD", pod.path, config)
+    made = outcome.builtin("tuning", "ADD", pod.path, config)
     assert made.result is not None
     assert [item["mac"] for item in made.result["interfaces"]] == ["02:00:00:00:00:02", MAC]
     assert made.result["ips"] == config["prevResult"]["ips"]
     assert attributes(pod) == {"address": MAC, "mtu": 1380, "txqlen": 77, "PROMISC": True, "ALLMULTI": True}
     assert sysctls(pod)[:2] == ["1", "120"]
-    assert await outcome.builtin("tuning", "CHECK", pod.path, config) == outcome.Outcome()
+    assert outcome.builtin("tuning", "CHECK", pod.path, config) == outcome.Outcome()
 
     (file,) = (tmp_path / "a" / "b").iterdir()
     assert (file.name, file.stat().st_mode & 0o777) == ("container1_eth0.json", 0o600)
     for _ in range(2):
-        assert await outcome.builtin("tuning", "DEL", pod.path, config) == outcome.Outcome()
+        assert outcome.builtin("tuning", "DEL", pod.path, config) == outcome.Outcome()
         assert attributes(pod) == before
         # As with the reference: they end with the namespace.
         assert sysctls(pod)[:2] == ["1", "120"]
         assert not file.exists()
 
 
-async def test_as_a_program(pod: Any, tmp_path: Path) -> None:
+def test_as_a_program(pod: Any, tmp_path: Path) -> None:
     before = attributes(pod)
     config = tuning(pod.path, tmp_path, mtu=1300, sysctl=SYSCTLS)
     made = outcome.program("tuning", "ADD", pod.path, config)
@@ -99,24 +102,24 @@ async def test_as_a_program(pod: Any, tmp_path: Path) -> None:
     assert attributes(pod) == before
 
 
-async def test_an_interface_whose_name_has_dots(netns: Any, tmp_path: Path) -> None:
+def test_an_interface_whose_name_has_dots(netns: Any, tmp_path: Path) -> None:
     netns.run("ip", "link", "add", "eth0.100", "type", "veth", "peer", "name", "other")
     config = tuning(netns.path, tmp_path, sysctl={"net.ipv4.conf.IFNAME.arp_filter": "1"})
-    assert not (await outcome.builtin("tuning", "ADD", netns.path, config, ifname="eth0.100")).failed
+    assert not (outcome.builtin("tuning", "ADD", netns.path, config, ifname="eth0.100")).failed
     assert netns.sysctl("net/ipv4/conf/eth0.100/arp_filter") == "1"
 
 
-async def test_a_capture_does_not_count(pod: Any, tmp_path: Path) -> None:
+def test_a_capture_does_not_count(pod: Any, tmp_path: Path) -> None:
     """Promiscuity is a number of those who want it; the flag that somebody sets is one of them."""
     config = tuning(pod.path, tmp_path, mtu=1300)
-    await outcome.builtin("tuning", "ADD", pod.path, config)
+    outcome.builtin("tuning", "ADD", pod.path, config)
     pod.run("ip", "link", "add", "br0", "type", "bridge")
     pod.run("ip", "link", "set", "eth0", "master", "br0")
     (link,) = pod.ip("-d", "link", "show", "dev", "eth0")
     assert link["promiscuity"] == 1
-    assert not (await outcome.builtin("tuning", "CHECK", pod.path, config)).failed
+    assert not (outcome.builtin("tuning", "CHECK", pod.path, config)).failed
     pod.run("ip", "link", "set", "eth0", "promisc", "on")
-    assert "promiscuous mode" in (await outcome.builtin("tuning", "CHECK", pod.path, config)).msg
+    assert "promiscuous mode" in (outcome.builtin("tuning", "CHECK", pod.path, config)).msg
 
 
 @pytest.mark.parametrize(
@@ -131,20 +134,20 @@ async def test_a_capture_does_not_count(pod: Any, tmp_path: Path) -> None:
         (("ip", "link", "del", "eth0"), 'failed to find "eth0"'),
     ],
 )
-async def test_check_sees_what_has_changed(pod: Any, tmp_path: Path, change: tuple[str, ...], words: str) -> None:
+def test_check_sees_what_has_changed(pod: Any, tmp_path: Path, change: tuple[str, ...], words: str) -> None:
     keys = {"sysctl": {"net.ipv4.tcp_keepalive_time": "120"}, "mac": MAC, "promisc": True, "mtu": 1380}
     config = tuning(pod.path, tmp_path, **keys, allmulti=True, txQLen=77)
-    assert not (await outcome.builtin("tuning", "ADD", pod.path, config)).failed
+    assert not (outcome.builtin("tuning", "ADD", pod.path, config)).failed
     pod.run(*change)
-    assert words in (await outcome.builtin("tuning", "CHECK", pod.path, config)).msg
+    assert words in (outcome.builtin("tuning", "CHECK", pod.path, config)).msg
 
 
-async def test_check_passes_over_white_space(pod: Any, tmp_path: Path) -> None:
+def test_check_passes_over_white_space(pod: Any, tmp_path: Path) -> None:
     """The kernel prints a tab between the values of a list, and nobody writes one."""
     config = tuning(pod.path, tmp_path, sysctl={LOCAL_PORTS: "2000 3000"})
-    assert not (await outcome.builtin("tuning", "ADD", pod.path, config)).failed
+    assert not (outcome.builtin("tuning", "ADD", pod.path, config)).failed
     assert pod.sysctl("net/ipv4/ip_local_port_range") == "2000\t3000"
-    assert not (await outcome.builtin("tuning", "CHECK", pod.path, config)).failed
+    assert not (outcome.builtin("tuning", "CHECK", pod.path, config)).failed
 
 
 # --- what fails ------------------------------------------------------------------------------------------------------
@@ -153,7 +156,7 @@ async def test_check_passes_over_white_space(pod: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "method", ["set_mac", "set_promiscuous", "set_mtu", "set_allmulti", "set_tx_queue_length", "link", ""]
 )
-async def test_a_failed_add_puts_all_back(
+def test_a_failed_add_puts_all_back(
     pod: Any, tmp_path: Path, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     before = everything(pod)
@@ -175,48 +178,48 @@ async def test_a_failed_add_puts_all_back(
     file = tmp_path / "container1_eth0.json"
     file.write_text("of another tuning in the list")
     with pytest.raises(InternalError, match="no luck" if method else "tcp_keepalive_intvl"):
-        await Tuning().add(make_call("ADD", pod.path, **tuning(pod.path, tmp_path, **keys)))
+        TUNING.add(make_call("ADD", pod.path, **tuning(pod.path, tmp_path, **keys)))
     reference.require_same(everything(pod), before)
     assert file.read_text() == "of another tuning in the list"
 
 
-async def test_without_a_place_for_the_backup_nothing_is_changed(pod: Any, tmp_path: Path) -> None:
+def test_without_a_place_for_the_backup_nothing_is_changed(pod: Any, tmp_path: Path) -> None:
     before = everything(pod)
     (tmp_path / "file").touch()
     config = tuning(pod.path, tmp_path / "file" / "below", mac=MAC, sysctl=SYSCTLS)
-    assert (await outcome.builtin("tuning", "ADD", pod.path, config)).failed
+    assert (outcome.builtin("tuning", "ADD", pod.path, config)).failed
     reference.require_same(everything(pod), before)
 
 
 @pytest.mark.parametrize("gone", ["link", "namespace", "variable"])
-async def test_del_with_nothing_to_restore(pod: Any, tmp_path: Path, gone: str) -> None:
+def test_del_with_nothing_to_restore(pod: Any, tmp_path: Path, gone: str) -> None:
     config = tuning(pod.path, tmp_path, mtu=1300)
-    await outcome.builtin("tuning", "ADD", pod.path, config)
+    outcome.builtin("tuning", "ADD", pod.path, config)
     path = {"namespace": f"{pod.path}-gone", "variable": ""}.get(gone, pod.path)
     if gone == "link":
         pod.run("ip", "link", "del", "eth0")
-    assert not (await outcome.builtin("tuning", "DEL", path, config)).failed
+    assert not (outcome.builtin("tuning", "DEL", path, config)).failed
     assert not list(tmp_path.glob("container1*"))
 
 
 @pytest.mark.parametrize("content", ["{", '{"mtu": "many"}', '{"mtu": -1}', '{"mac": "x"}', '{"mtu": 1}'])
-async def test_del_by_a_backup_that_is_none(pod: Any, tmp_path: Path, content: str, caplog: Any) -> None:
+def test_del_by_a_backup_that_is_none(pod: Any, tmp_path: Path, content: str, caplog: Any) -> None:
     """The last one is none that this kernel takes for a veth; it is kept, as the reference keeps it."""
     file = tmp_path / "container1_eth0.json"
     file.write_text(content)
     before = attributes(pod)
-    assert not (await outcome.builtin("tuning", "DEL", pod.path, tuning(pod.path, tmp_path))).failed
+    assert not (outcome.builtin("tuning", "DEL", pod.path, tuning(pod.path, tmp_path))).failed
     assert attributes(pod) == before
     assert file.read_text() == content
     assert "eth0 is not restored" in caplog.text
 
 
-async def test_del_needs_little(pod: Any, tmp_path: Path) -> None:
+def test_del_needs_little(pod: Any, tmp_path: Path) -> None:
     config = tuning(pod.path, tmp_path, mtu=1300)
     before = attributes(pod)
-    await outcome.builtin("tuning", "ADD", pod.path, config)
+    outcome.builtin("tuning", "ADD", pod.path, config)
     config |= {"mtu": "many", "prevResult": None}
-    assert not (await outcome.builtin("tuning", "DEL", pod.path, config, args="nonsense")).failed
+    assert not (outcome.builtin("tuning", "DEL", pod.path, config, args="nonsense")).failed
     assert attributes(pod) == before
 
 
@@ -230,23 +233,23 @@ async def test_del_needs_little(pod: Any, tmp_path: Path) -> None:
         ("nonsense\n  keepalive  \n", "net.ipv4.tcp_keepalive_time", True),
     ],
 )
-async def test_the_allowlist(pod: Any, tmp_path: Path, lines: str | None, key: str, allowed: bool) -> None:
+def test_the_allowlist(pod: Any, tmp_path: Path, lines: str | None, key: str, allowed: bool) -> None:
     (tmp_path / "etc" / "cni" / "tuning").mkdir(parents=True)
     if lines is not None:
         (tmp_path / "etc" / "cni" / "tuning" / "allowlist.conf").write_text(lines)
     before = everything(pod)
     config = tuning(pod.path, Path("/data"), sysctl={key: "1"}, mtu=1300)
-    made = await outcome.builtin("tuning", "ADD", pod.path, config, host_root=tmp_path)
+    made = outcome.builtin("tuning", "ADD", pod.path, config, host_root=tmp_path)
     assert (made.msg.startswith(f"Sysctl {key} is not allowed"), made.failed) == (not allowed, not allowed)
     assert (everything(pod) != before) is allowed
     # Below the host's root.
     assert (tmp_path / "data" / "container1_eth0.json").exists() is allowed
 
 
-async def test_an_allowlist_that_cannot_be_read(pod: Any, tmp_path: Path, make_call: MakeCall) -> None:
+def test_an_allowlist_that_cannot_be_read(pod: Any, tmp_path: Path, make_call: MakeCall) -> None:
     (tmp_path / "etc" / "cni" / "tuning" / "allowlist.conf").mkdir(parents=True)
     config = tuning(pod.path, tmp_path, sysctl=SYSCTLS)
-    made = await outcome.builtin("tuning", "ADD", pod.path, config, host_root=tmp_path)
+    made = outcome.builtin("tuning", "ADD", pod.path, config, host_root=tmp_path)
     assert (made.code, made.msg.startswith("open ")) == (IoFailureError.default_code, True)
 
 
@@ -292,7 +295,7 @@ def comparable(found: outcome.Outcome) -> Any:
 
 @reference.needs("tuning")
 @pytest.mark.parametrize("case", ALL_CASES)
-async def test_both_leave_the_same(case: str, make_netns: Any, tmp_path: Path) -> None:
+def test_both_leave_the_same(case: str, make_netns: Any, tmp_path: Path) -> None:
     keys, args = (CASES | NEW_CASES)[case]
     left = []
     for side in ("theirs", "ours"):
@@ -300,7 +303,7 @@ async def test_both_leave_the_same(case: str, make_netns: Any, tmp_path: Path) -
         config = tuning(pod.path, directory, **keys)
         call = outcome.of_reference if side == "theirs" else outcome.builtin
         made = call("tuning", "ADD", pod.path, config, args=args)
-        result = comparable(made if isinstance(made, outcome.Outcome) else await made)
+        result = comparable(made)
         assert not result.failed
         files = {item.name: item.read_bytes() for item in directory.iterdir()} if directory.exists() else {}
         left.append((everything(pod), result, files))
@@ -312,9 +315,7 @@ async def test_both_leave_the_same(case: str, make_netns: Any, tmp_path: Path) -
 @reference.needs("tuning")
 @pytest.mark.parametrize("case", ALL_CASES)
 @pytest.mark.parametrize("ours_adds", [True, False])
-async def test_each_checks_and_restores_what_the_other_changed(
-    case: str, ours_adds: bool, pod: Any, tmp_path: Path
-) -> None:
+def test_each_checks_and_restores_what_the_other_changed(case: str, ours_adds: bool, pod: Any, tmp_path: Path) -> None:
     keys, args = (CASES | NEW_CASES)[case]
     if case == "mac-dashes" and ours_adds:
         # The reference compares the text, and finds its own change wrong.
@@ -326,7 +327,7 @@ async def test_each_checks_and_restores_what_the_other_changed(
             # v1.1.1 does not replace IFNAME here.
             continue
         if ours:
-            assert not (await outcome.builtin("tuning", verb, pod.path, config, args=args)).failed
+            assert not (outcome.builtin("tuning", verb, pod.path, config, args=args)).failed
         else:
             reference.run("tuning", verb, pod.path, config, args=args)
     assert attributes(pod) == before
@@ -353,26 +354,26 @@ async def test_each_checks_and_restores_what_the_other_changed(
         ({"ifname": "eth7", "mtu": 1400}, ""),
     ],
 )
-async def test_both_refuse_for_the_same_reason(keys: dict[str, Any], args: str, pod: Any, tmp_path: Path) -> None:
+def test_both_refuse_for_the_same_reason(keys: dict[str, Any], args: str, pod: Any, tmp_path: Path) -> None:
     keys = dict(keys)
     options = {"ifname": keys.pop("ifname", "eth0"), "args": args}
     before = everything(pod)
     config = tuning(pod.path, tmp_path / "ours", **keys)
-    ours = await outcome.builtin("tuning", "ADD", pod.path, config, **options)
+    ours = outcome.builtin("tuning", "ADD", pod.path, config, **options)
     reference.require_same(everything(pod), before)
     theirs = outcome.of_reference("tuning", "ADD", pod.path, config | {"dataDir": str(tmp_path / "theirs")}, **options)
     outcome.require_same_failure(ours, theirs)
 
 
 @reference.needs("tuning")
-async def test_a_sysctl_with_two_values(pod: Any, tmp_path: Path, make_call: MakeCall) -> None:
+def test_a_sysctl_with_two_values(pod: Any, tmp_path: Path, make_call: MakeCall) -> None:
     config = tuning(pod.path, tmp_path, sysctl={"net.ipv4.tcp_keepalive_time": "1"})
     text = json.dumps(config).replace('"sysctl": {', '"sysctl": {"net.ipv4.tcp_keepalive_time": "2", ')
     call = make_call("ADD", pod.path, **config)
-    call = dataclasses.replace(call, invocation=dataclasses.replace(call.invocation, stdin=text.encode()))
-    for verb in (Tuning().add, Tuning().check):
+    call = dataclasses.replace(call, invocation=dataclasses.replace(call.invocation, raw=text.encode()))
+    for verb in (TUNING.add, TUNING.check):
         with pytest.raises(InvalidNetworkConfigError, match="duplicated sysctl keys are not allowed"):
-            await verb(call)
+            verb(call)
 
 
 @reference.needs("tuning")
@@ -399,9 +400,7 @@ async def test_a_sysctl_with_two_values(pod: Any, tmp_path: Path, make_call: Mak
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
-async def test_any_configuration(
-    keys: dict[str, Any], start: tuple[int, str, str], make_netns: Any, tmp_path: Path
-) -> None:
+def test_any_configuration(keys: dict[str, Any], start: tuple[int, str, str], make_netns: Any, tmp_path: Path) -> None:
     """Of an interface that is not as it was made: ADD and DEL by either are the same."""
     left = []
     for side in ("theirs", "ours"):
@@ -413,14 +412,13 @@ async def test_any_configuration(
         for verb in ("ADD", "CHECK", "DEL"):
             call = outcome.of_reference if side == "theirs" else outcome.builtin
             made = call("tuning", verb, pod.path, config)
-            result = made if isinstance(made, outcome.Outcome) else await made
             files = {item.name: item.read_bytes() for item in directory.glob("*")}
-            states.append((everything(pod), result.failed, comparable(result).result, files))
+            states.append((everything(pod), made.failed, comparable(made).result, files))
         left.append(states)
     assert left[1] == left[0]
 
 
-async def test_what_is_written_can_be_read() -> None:
+def test_what_is_written_can_be_read() -> None:
     for content in (b"{}", b'{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":true,"txQLen":0}'):
         assert backup.decode(backup.encode(backup.decode(content))) == backup.decode(content)
     with pytest.raises(CniError):

@@ -1,10 +1,19 @@
-"""`docs/builtin-plugins.md` has a row for every built-in, and the tests that it names exist."""
+"""Every built-in is a module as `contract.Plugin` has it, and has a row in `docs/builtin-plugins.md`."""
 
 import ast
+import importlib
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from multus_daemon.builtin.contract import Call, Plugin
 from multus_daemon.builtin.runner import PLUGINS
+from multus_daemon.cni.result import Result
+from multus_daemon.netlink.ops import Session
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "builtin-plugins.md").read_text()
@@ -37,3 +46,88 @@ def test_every_test_that_is_named_exists() -> None:
         for path, test in named
         if not (ROOT / path).is_file() or (test and test not in functions(path))
     ]
+
+
+# --- the modules -----------------------------------------------------------------------------------------------------
+
+PROMISED = {
+    name: inspect.signature(function, eval_str=True)
+    for name, function in inspect.getmembers(Plugin, inspect.isfunction)
+    if not name.startswith("_")
+}
+
+
+def promised(name: str) -> inspect.Signature:
+    """A function of the contract as a module has it."""
+    parameters = list(PROMISED[name].parameters.values())
+    return PROMISED[name].replace(parameters=parameters[1:])
+
+
+def problems(module: object) -> Iterator[str]:
+    """What keeps a module from being a `contract.Plugin`: mypy can't see it, as the runner imports modules by name."""
+    for name in PROMISED:
+        function = getattr(module, name, None)
+        if not inspect.isfunction(function):
+            yield f"{name} is no function"
+        elif inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            yield f"{name} does not run when it is called"
+        elif inspect.signature(function, eval_str=True) != promised(name):
+            yield f"{name}{inspect.signature(function)}"
+
+
+def test_the_contract_is_what_the_runner_calls() -> None:
+    assert set(PROMISED) == {"unsupported", "add", "delete", "check", "status"}
+    assert str(promised("unsupported")).startswith("(call: ")
+    assert list(promised("add").parameters) == ["call", "session"]
+
+
+@pytest.mark.parametrize("plugin_type", sorted(PLUGINS))
+def test_every_built_in_is_a_module_as_the_contract_has_it(plugin_type: str) -> None:
+    assert list(problems(importlib.import_module(PLUGINS[plugin_type]))) == []
+
+
+def plugin(**changes: object) -> object:
+    def unsupported(call: Call) -> str:
+        return ""
+
+    def add(call: Call, session: Session) -> Result:
+        return Result()
+
+    def delete(call: Call, session: Session) -> None: ...
+
+    def status(call: Call) -> None: ...
+
+    functions = {"unsupported": unsupported, "add": add, "delete": delete, "check": delete, "status": status}
+    return SimpleNamespace(**(functions | changes))
+
+
+def without_a_session(call: Call) -> None: ...
+
+
+def in_another_order(session: Session, call: Call) -> None: ...
+
+
+def with_one_more(call: Call, session: Session, verb: str) -> None: ...
+
+
+def of_bytes(call: Call, session: Session) -> bytes:
+    return b""
+
+
+async def for_a_loop(call: Call, session: Session) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({"add": None}, ["add"]),
+        ({"delete": without_a_session}, ["delete"]),
+        ({"check": in_another_order}, ["check"]),
+        ({"delete": with_one_more, "check": for_a_loop}, ["check", "delete"]),
+        ({"add": of_bytes}, ["add"]),
+        ({"status": plugin}, ["status"]),
+    ],
+)
+def test_what_is_not_as_the_contract_has_it_is_found(changes: dict[str, object], found: list[str]) -> None:
+    assert [re.split(r"\W", problem)[0] for problem in problems(plugin(**changes))] == found

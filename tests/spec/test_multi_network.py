@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, UnsupportedFieldError
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
@@ -21,7 +22,6 @@ from multus_daemon.delegates.conf_files import NodeConfFiles
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.kube import objects
 from multus_daemon.nad.definition import RESOURCE_NAME_ANNOTATION, NetworkAttachmentDefinition
-from multus_daemon.ports import Invocation
 from tests.fakes.runner import FakePluginRunner, PluginCall
 from tests.unit.engine.conftest import NETNS, Engine
 
@@ -112,7 +112,7 @@ class Node:
         """A definition of one plugin, `main`."""
         self.define(name, {"cniVersion": "1.0.0", "name": name, "type": "main", **fields})
 
-    async def call(self, verb: str, annotation: Any = None, **stdin: Any) -> list[PluginCall]:
+    def call(self, verb: str, annotation: Any = None, **stdin: Any) -> list[PluginCall]:
         """One verb of the runtime, the pod asking for `annotation`; the plugins' calls for it."""
         if annotation is not None:
             self.engine.declare(annotation if isinstance(annotation, str) else json.dumps(annotation))
@@ -121,7 +121,7 @@ class Node:
         # A daemon that has just started: what DEL and CHECK know is on disk.
         verbs = self.engine.make_verbs()
         work = {"ADD": verbs.add, "DEL": verbs.delete, "CHECK": verbs.check}
-        await work[verb](self.engine.request(verb))
+        work[verb](self.engine.request(verb))
         return list(self.plugins.calls)
 
     @property
@@ -145,12 +145,12 @@ def of(calls: list[PluginCall], *plugins: str) -> list[PluginCall]:
 
 @pytest.mark.npwg("3.2a", "3.2b")
 @pytest.mark.parametrize("spec", [{}, {"spec": None}, {"spec": {}}, {"spec": {"config": None}}, {"spec": {"other": 1}}])
-async def test_a_definition_without_a_configuration_names_one_of_the_nodes(node: Node, spec: dict[str, Any]) -> None:
+def test_a_definition_without_a_configuration_names_one_of_the_nodes(node: Node, spec: dict[str, Any]) -> None:
     """3.2."""
     on_disk(node, "a.conflist", plugins=[{"type": "first"}])
     declared = {"metadata": {"namespace": "web", "name": "net-a"}, **spec}
     node.engine.cluster.put_network(objects.decode_network(json.dumps(declared).encode()).value)
-    assert [call.plugin_type for call in await node.call("ADD", "net-a")] == ["cluster", "first"]
+    assert [call.plugin_type for call in node.call("ADD", "net-a")] == ["cluster", "first"]
 
 
 @pytest.mark.npwg("3.2c", "3.4.2")
@@ -162,20 +162,20 @@ async def test_a_definition_without_a_configuration_names_one_of_the_nodes(node:
     ],
     ids=["single", "list"],
 )
-async def test_a_missing_name_is_that_of_the_definition(node: Node, config: dict[str, Any]) -> None:
+def test_a_missing_name_is_that_of_the_definition(node: Node, config: dict[str, Any]) -> None:
     """3.2, 3.4.2."""
     node.define("net-a", config)
     for verb in ("ADD", "CHECK", "DEL"):
-        calls = of(await node.call(verb, "net-a"), "main", "first", "second")
+        calls = of(node.call(verb, "net-a"), "main", "first", "second")
         assert len(calls) == len(config.get("plugins", [1]))
         assert {call.config["name"] for call in calls} == {"net-a"}
 
 
 @pytest.mark.npwg("3.4.3", "5.3.1")
-async def test_the_names_of_definition_and_configuration_may_differ(node: Node) -> None:
+def test_the_names_of_definition_and_configuration_may_differ(node: Node) -> None:
     """3.4.3."""
     node.define("net-a", {"cniVersion": "1.0.0", "name": "datacentre-7", "type": "main"})
-    (call,) = of(await node.call("ADD", "net-a"), "main")
+    (call,) = of(node.call("ADD", "net-a"), "main")
     assert call.config["name"] == "datacentre-7"
     assert node.status[1]["name"] == "web/net-a"
 
@@ -185,31 +185,31 @@ def on_disk(node: Node, file: str, **fields: Any) -> None:
 
 
 @pytest.mark.npwg("3.4.1")
-async def test_a_definition_with_a_configuration_is_not_looked_up_on_the_node(node: Node) -> None:
+def test_a_definition_with_a_configuration_is_not_looked_up_on_the_node(node: Node) -> None:
     """3.4.1, first rule."""
     on_disk(node, "a.conflist", plugins=[{"type": "first"}])
     node.single("net-a")
-    assert [call.plugin_type for call in await node.call("ADD", "net-a")] == ["cluster", "main"]
+    assert [call.plugin_type for call in node.call("ADD", "net-a")] == ["cluster", "main"]
 
 
 @pytest.mark.npwg("3.4.1")
-async def test_a_list_on_the_node_comes_before_a_single_configuration(node: Node) -> None:
+def test_a_list_on_the_node_comes_before_a_single_configuration(node: Node) -> None:
     """3.4.1, second and third rule."""
     on_disk(node, "a.conf", type="main")
     node.define("net-a", "")
-    assert [call.plugin_type for call in await node.call("ADD", "net-a")] == ["cluster", "main"]
-    await node.call("DEL")
+    assert [call.plugin_type for call in node.call("ADD", "net-a")] == ["cluster", "main"]
+    node.call("DEL")
     on_disk(node, "z.conflist", plugins=[{"type": "first"}, {"type": "second"}])
-    assert [call.plugin_type for call in await node.call("ADD", "net-a")] == ["cluster", "first", "second"]
+    assert [call.plugin_type for call in node.call("ADD", "net-a")] == ["cluster", "first", "second"]
 
 
 @pytest.mark.npwg("3.4.1")
-async def test_a_network_that_nobody_knows_fails(node: Node) -> None:
+def test_a_network_that_nobody_knows_fails(node: Node) -> None:
     """3.4.1, last rule."""
     on_disk(node, "a.conf", type="main", name="net-b")
     node.define("net-a", "")
     with pytest.raises(InvalidNetworkConfigError, match="^spec.config is empty"):
-        await node.call("ADD", "net-a")
+        node.call("ADD", "net-a")
     assert node.plugins.calls == []
 
 
@@ -222,12 +222,12 @@ async def test_a_network_that_nobody_knows_fails(node: Node) -> None:
     ["net-a,net-b,other-ns/net-c", [{"name": "net-a"}, {"name": "net-b"}, {"name": "net-c", "namespace": "other-ns"}]],
     ids=["comma", "json"],
 )
-async def test_both_formats(node: Node, annotation: Any) -> None:
+def test_both_formats(node: Node, annotation: Any) -> None:
     """4.1, 4.1.1, 4.1.2, 4.1.2.1.1, 4.1.2.1.2."""
     node.single("net-a")
     node.single("net-b")
     node.define("net-c", {"cniVersion": "1.0.0", "name": "net-c", "type": "main"}, namespace="other-ns")
-    calls = of(await node.call("ADD", annotation), "main")
+    calls = of(node.call("ADD", annotation), "main")
     assert [(call.config["name"], call.invocation.ifname) for call in calls] == [
         ("net-a", "net1"),
         ("net-b", "net2"),
@@ -237,10 +237,10 @@ async def test_both_formats(node: Node, annotation: Any) -> None:
 
 
 @pytest.mark.npwg("4.1.2.1")
-async def test_keys_of_others_are_passed_over(node: Node) -> None:
+def test_keys_of_others_are_passed_over(node: Node) -> None:
     """4.1.2.1."""
     node.single("net-a")
-    (call,) = of(await node.call("ADD", [{"name": "net-a", "org.foo.bar.key-name": {"x": 1}}]), "main")
+    (call,) = of(node.call("ADD", [{"name": "net-a", "org.foo.bar.key-name": {"x": 1}}]), "main")
     assert call.config.keys() == {"cniVersion", "name", "type"}
 
 
@@ -248,11 +248,11 @@ async def test_keys_of_others_are_passed_over(node: Node) -> None:
     "4.1.2.1.1-2", "4.1.2.1.3-10", "4.1.2.1.3a", "4.1.2.1.4", "4.1.2.1.5", "4.1.2.1.7", "4.1.2.1.8a", "4.1.2.1.10"
 )
 @pytest.mark.parametrize(("key", "value"), INVALID)
-async def test_an_invalid_value_fails_the_add_before_anything_is_attached(node: Node, key: str, value: Any) -> None:
+def test_an_invalid_value_fails_the_add_before_anything_is_attached(node: Node, key: str, value: Any) -> None:
     """4.1.2.1.x: the annotation shall be ignored. So it is, and the pod does not start without its networks."""
     node.single("net-a", capabilities={capability: True for _, capability, _ in REQUESTS.values()})
     with pytest.raises(CniError) as caught:
-        await node.call("ADD", [{"name": "net-a"}, {"name": "net-a", key: value}])
+        node.call("ADD", [{"name": "net-a"}, {"name": "net-a", key: value}])
     assert caught.value.code in (6, 7)
     assert "element 1" in str(caught.value)
     assert node.plugins.calls == []
@@ -261,7 +261,7 @@ async def test_an_invalid_value_fails_the_add_before_anything_is_attached(node: 
 
 @pytest.mark.npwg("4.1.2.1.3.2", "4.1.2.1.4.2", "4.1.2.1.7", "4.1.2.1.7.2", "4.1.2.1.8.2a", "4.1.2.1.10.2")
 @pytest.mark.parametrize("key", REQUESTS)
-async def test_a_request_reaches_the_plugins_that_declare_it(node: Node, key: str) -> None:
+def test_a_request_reaches_the_plugins_that_declare_it(node: Node, key: str) -> None:
     """4.1.2.1.3.2, .4.2, .7.2, .8.2, .10.2: in runtimeConfig, on ADD and DEL alike."""
     value, capability, expected = REQUESTS[key]
     plugins = [{"type": "first"}, {"type": "second", "capabilities": {capability: True}}]
@@ -269,7 +269,7 @@ async def test_a_request_reaches_the_plugins_that_declare_it(node: Node, key: st
     node.engine.overlay["strictRequests"] = True
     # Of a list the last result counts; `first` answers by what it is told, which is nothing.
     for verb in ("ADD", "CHECK", "DEL"):
-        calls = of(await node.call(verb, [{"name": "net-a", key: value}]), "first", "second")
+        calls = of(node.call(verb, [{"name": "net-a", key: value}]), "first", "second")
         seen = {call.plugin_type: call.config.get("runtimeConfig") for call in calls}
         assert seen == {"first": None, "second": {capability: expected}}
 
@@ -277,7 +277,7 @@ async def test_a_request_reaches_the_plugins_that_declare_it(node: Node, key: st
 @pytest.mark.npwg("4.1.2.1.3.2", "4.1.2.1.4.2", "4.1.2.1.7.2", "4.1.2.1.8.2a", "4.1.2.1.10.2")
 @pytest.mark.parametrize("declares", ["nothing", "something else", "that it does not"])
 @pytest.mark.parametrize("key", REQUESTS)
-async def test_what_no_plugin_declares_fails_where_requests_are_strict(node: Node, key: str, declares: str) -> None:
+def test_what_no_plugin_declares_fails_where_requests_are_strict(node: Node, key: str, declares: str) -> None:
     """4.1.2.1.3.2, .4.2, .7, .8, .10.2: the entire attachment request must fail."""
     value, capability, _ = REQUESTS[key]
     declared = {"nothing": {}, "something else": {"other": True}, "that it does not": {capability: False}}[declares]
@@ -286,18 +286,18 @@ async def test_what_no_plugin_declares_fails_where_requests_are_strict(node: Nod
     with pytest.raises(
         UnsupportedFieldError, match=f'^{key} .*no plugin of network .* declares the capability "'
     ) as caught:
-        await node.call("ADD", [{"name": "net-a", key: value}])
+        node.call("ADD", [{"name": "net-a", key: value}])
     assert f'"{capability}"' in caught.value.msg
     assert node.plugins.calls == []
 
 
 @pytest.mark.npwg("4.1.2.1.3.2")
 @pytest.mark.parametrize("key", REQUESTS)
-async def test_what_no_plugin_declares_is_told_where_requests_are_not_strict(node: Node, key: str) -> None:
+def test_what_no_plugin_declares_is_told_where_requests_are_not_strict(node: Node, key: str) -> None:
     """As upstream, which says nothing."""
     node.single("net-a")
     value, _, _ = REQUESTS[key]
-    (call,) = of(await node.call("ADD", [{"name": "net-a", key: value}]), "main")
+    (call,) = of(node.call("ADD", [{"name": "net-a", key: value}]), "main")
     assert "runtimeConfig" not in call.config
     [(reason, message)] = node.engine.warnings
     assert reason == "RequestNotMet"
@@ -305,40 +305,40 @@ async def test_what_no_plugin_declares_is_told_where_requests_are_not_strict(nod
 
 
 @pytest.mark.npwg("4.1.2.1.3b")
-async def test_an_address_without_a_prefix_length_is_left_to_the_plugin(node: Node) -> None:
+def test_an_address_without_a_prefix_length_is_left_to_the_plugin(node: Node) -> None:
     """4.1.2.1.3."""
     node.single("net-a", capabilities={"ips": True})
     node.plugins.answers["main", "ADD"] = CniError("a prefix length is needed", code=100)
     with pytest.raises(CniError, match="^a prefix length is needed"):
-        await node.call("ADD", [{"name": "net-a", "ips": [ADDRESS]}])
+        node.call("ADD", [{"name": "net-a", "ips": [ADDRESS]}])
 
 
 @pytest.mark.npwg("4.1.2.1.5.1")
-async def test_a_requested_interface_name_is_that_of_every_call(node: Node) -> None:
+def test_a_requested_interface_name_is_that_of_every_call(node: Node) -> None:
     """4.1.2.1.5, .5.1."""
     node.define("net-a", {"cniVersion": "1.0.0", "name": "net-a", "plugins": [{"type": "first"}, {"type": "second"}]})
     for verb in ("ADD", "CHECK", "DEL"):
-        calls = of(await node.call(verb, [{"name": "net-a", "interface": "data0"}]), "first", "second")
+        calls = of(node.call(verb, [{"name": "net-a", "interface": "data0"}]), "first", "second")
         assert [call.invocation.ifname for call in calls] == ["data0", "data0"]
 
 
 @pytest.mark.npwg("4.2.1", "4.1.2.1.5")
 @pytest.mark.parametrize("taken", ["eth0", "data0", "net1"])
-async def test_an_interface_name_that_is_taken_fails(node: Node, taken: str) -> None:
+def test_an_interface_name_that_is_taken_fails(node: Node, taken: str) -> None:
     """4.1.2.1.5: by the cluster network, by another request, by a name that is generated."""
     node.single("net-a")
     first = {"name": "net-a"} | ({"interface": taken} if taken == "data0" else {})
     with pytest.raises(InvalidNetworkConfigError, match=f"'{taken}'"):
-        await node.call("ADD", [first, {"name": "net-a", "interface": taken}])
+        node.call("ADD", [first, {"name": "net-a", "interface": taken}])
     assert node.plugins.calls == []
 
 
 @pytest.mark.npwg("4.1.2.1.6", "4.1.2.1.6.2")
-async def test_cni_args_come_before_those_of_the_definition(node: Node) -> None:
+def test_cni_args_come_before_those_of_the_definition(node: Node) -> None:
     """4.1.2.1.6, .6.2; CNI CONVENTIONS puts them under `args.cni`."""
     node.single("net-a", args={"cni": {"spoofchk": "off", "vlan": 7}, "org.example": {"kept": True}})
     for verb in ("ADD", "DEL"):
-        (call,) = of(await node.call(verb, [{"name": "net-a", "cni-args": {"spoofchk": "on", "new": [1]}}]), "main")
+        (call,) = of(node.call(verb, [{"name": "net-a", "cni-args": {"spoofchk": "on", "new": [1]}}]), "main")
         assert call.config["args"] == {
             "cni": {"spoofchk": "on", "vlan": 7, "new": [1]},
             "org.example": {"kept": True},
@@ -346,11 +346,11 @@ async def test_cni_args_come_before_those_of_the_definition(node: Node) -> None:
 
 
 @pytest.mark.npwg("4.1.2.1.9a", "4.1.2.1.9b", "5.3.6.4")
-async def test_the_default_route_goes_to_one_network(node: Node) -> None:
+def test_the_default_route_goes_to_one_network(node: Node) -> None:
     """4.1.2.1.9, 5.3.6.4."""
     node.single("net-a")
     node.single("net-b")
-    await node.call("ADD", [{"name": "net-a"}, {"name": "net-b", "default-route": ["10.1.0.1", "10.1.0.254"]}])
+    node.call("ADD", [{"name": "net-a"}, {"name": "net-b", "default-route": ["10.1.0.1", "10.1.0.254"]}])
     [(_, first), (_, second)] = node.engine.links.default_routes[NETNS, True]
     assert [(first.gw, first.priority), (second.gw, second.priority)] == [("10.1.0.1", 0), ("10.1.0.254", 1)]
     assert {name for name, _ in node.engine.links.default_routes[NETNS, True]} == {"net2"}
@@ -358,40 +358,40 @@ async def test_the_default_route_goes_to_one_network(node: Node) -> None:
 
 
 @pytest.mark.npwg("4.1.2.1.9a")
-async def test_two_networks_with_default_routes_are_refused(node: Node) -> None:
+def test_two_networks_with_default_routes_are_refused(node: Node) -> None:
     """4.1.2.1.9."""
     node.single("net-a")
     element = {"name": "net-a", "default-route": ["10.1.0.1"]}
     with pytest.raises(InvalidNetworkConfigError, match="^default-route is set twice"):
-        await node.call("ADD", [element, element])
+        node.call("ADD", [element, element])
     assert node.plugins.calls == []
 
 
 @pytest.mark.npwg("4.1.2.1.11")
-async def test_an_ipam_claim_is_no_hindrance_for_a_plugin_that_knows_none(node: Node) -> None:
+def test_an_ipam_claim_is_no_hindrance_for_a_plugin_that_knows_none(node: Node) -> None:
     """4.1.2.1.11: a plugin that does follows the annotation by itself."""
     node.single("net-a")
-    plain = await node.call("ADD", [{"name": "net-a"}])
-    await node.call("DEL")
-    assert await node.call("ADD", [{"name": "net-a", "ipam-claim-reference": "vm123.tenantblue"}]) == plain
+    plain = node.call("ADD", [{"name": "net-a"}])
+    node.call("DEL")
+    assert node.call("ADD", [{"name": "net-a", "ipam-claim-reference": "vm123.tenantblue"}]) == plain
 
 
 @pytest.mark.npwg("4.1.2.1.11.1")
-async def test_addresses_and_an_ipam_claim_exclude_each_other(node: Node) -> None:
+def test_addresses_and_an_ipam_claim_exclude_each_other(node: Node) -> None:
     """4.1.2.1.11.1."""
     node.single("net-a", capabilities={"ips": True})
     with pytest.raises(InvalidNetworkConfigError, match="^ips and ipam-claim-reference exclude each other"):
-        await node.call("ADD", [{"name": "net-a", "ips": [ADDRESS], "ipam-claim-reference": "vm123"}])
+        node.call("ADD", [{"name": "net-a", "ips": [ADDRESS], "ipam-claim-reference": "vm123"}])
     assert node.plugins.calls == []
 
 
 @pytest.mark.npwg("4.2", "4.2.1")
-async def test_the_same_network_twice_is_two_of_everything(node: Node) -> None:
+def test_the_same_network_twice_is_two_of_everything(node: Node) -> None:
     """4.2, 4.2.1, 4.2.2: (container, network, interface) is the same for all that is done to an attachment."""
     node.single("net-a")
     tuples = {}
     for verb in ("ADD", "CHECK", "DEL"):
-        calls = of(await node.call(verb, "net-a,net-a"), "main")
+        calls = of(node.call(verb, "net-a,net-a"), "main")
         tuples[verb] = sorted(
             (call.invocation.container_id, call.config["name"], call.invocation.ifname) for call in calls
         )
@@ -412,7 +412,7 @@ def answer(node: Node, plugin: str, result: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.npwg("5", "5.1", "5.1.1a", "5.3.2", "5.3.3", "5.3.4", "5.3.6")
-async def test_the_status_is_that_of_the_first_interface_in_the_pod(node: Node) -> None:
+def test_the_status_is_that_of_the_first_interface_in_the_pod(node: Node) -> None:
     """5, 5.1.1, 5.3.2.1, 5.3.3.1, 5.3.4.1; further interfaces in the pod have entries of their own behind it."""
     node.single("net-a")
     answer(
@@ -429,7 +429,7 @@ async def test_the_status_is_that_of_the_first_interface_in_the_pod(node: Node) 
             "dns": {"nameservers": ["10.1.0.53"], "domain": "example.org", "search": ["a.example.org"]},
         },
     )
-    await node.call("ADD", "net-a")
+    node.call("ADD", "net-a")
     _, entry, further = node.status
     assert entry == {
         "name": "web/net-a",
@@ -455,15 +455,13 @@ async def test_the_status_is_that_of_the_first_interface_in_the_pod(node: Node) 
         ),
     ],
 )
-async def test_every_attachment_has_an_entry(
-    node: Node, version: str, result: dict[str, Any], ips: list[str] | None
-) -> None:
+def test_every_attachment_has_an_entry(node: Node, version: str, result: dict[str, Any], ips: list[str] | None) -> None:
     """4.2, 5.1.1, 5.2: the cluster network too, also where the result tells little or nothing."""
     node.single("net-a", cniVersion=version)
     node.define("cluster", {"cniVersion": version, "name": "cluster", "type": "cluster"}, namespace="kube-system")
     answer(node, "main", result)
     answer(node, "cluster", result)
-    await node.call("ADD", "net-a")
+    node.call("ADD", "net-a")
     expected = [("kube-system/cluster", "eth0", ips, True), ("web/net-a", "net1", ips, False)]
     assert [(entry["name"], entry["interface"], entry.get("ips"), entry["default"]) for entry in node.status] == (
         expected
@@ -472,18 +470,18 @@ async def test_every_attachment_has_an_entry(
 
 @pytest.mark.npwg("5.2", "5.3.5")
 @pytest.mark.parametrize("interfaces", [1, 2, 3])
-async def test_one_entry_is_the_default(node: Node, interfaces: int) -> None:
+def test_one_entry_is_the_default(node: Node, interfaces: int) -> None:
     """5.2, 5.3.5: there in each entry, and true in one."""
     node.single("net-a")
     inside = [{"name": f"if{number}", "sandbox": NETNS} for number in range(interfaces)]
     for plugin in ("cluster", "main"):
         answer(node, plugin, {"cniVersion": "1.0.0", "interfaces": inside})
-    await node.call("ADD", "net-a")
+    node.call("ADD", "net-a")
     assert [entry["default"] for entry in node.status] == [True] + [False] * (2 * interfaces - 1)
 
 
 @pytest.mark.npwg("5.3.7", "DI 4.2-4.2.1", "DI 5.1", "DI 6.1.1")
-async def test_device_information(node: Node) -> None:
+def test_device_information(node: Node) -> None:
     """5.3.7; device information SPEC 1.1.0, 4.2.1, 5.1, 6.1.1."""
     info = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:01:00.1"}}
     node.define(
@@ -493,11 +491,11 @@ async def test_device_information(node: Node) -> None:
     )
     node.engine.devices.pods["web/p1"] = {"example.org/vf": ["0000:01:00.1"]}
     node.engine.device_files.written["example.org/vf", "0000:01:00.1"] = json.dumps(info).encode()
-    (call,) = of(await node.call("ADD", "net-a"), "main")
+    (call,) = of(node.call("ADD", "net-a"), "main")
     path = call.config["runtimeConfig"]["CNIDeviceInfoFile"]
     assert path in node.engine.device_files.files
     assert [entry.get("device-info") for entry in node.status] == [None, info]
-    (call,) = of(await node.call("DEL"), "main")
+    (call,) = of(node.call("DEL"), "main")
     assert call.config["runtimeConfig"]["CNIDeviceInfoFile"] == path
     assert node.engine.device_files.files == {}
 
@@ -507,22 +505,22 @@ async def test_device_information(node: Node) -> None:
 
 @pytest.mark.npwg("6", "6.2")
 @pytest.mark.parametrize("annotation", ["", "[]", "net-a"])
-async def test_every_pod_gets_the_cluster_network_first(node: Node, annotation: str) -> None:
+def test_every_pod_gets_the_cluster_network_first(node: Node, annotation: str) -> None:
     """6, 6.2."""
     node.single("net-a")
-    calls = await node.call("ADD", annotation)
+    calls = node.call("ADD", annotation)
     assert [call.plugin_type for call in calls] == ["cluster", "main"][: len(calls)]
     assert len(calls) == (2 if annotation == "net-a" else 1)
     assert [entry["name"] for entry in node.status if entry["default"]] == ["kube-system/cluster"]
 
 
 @pytest.mark.npwg("7.1")
-async def test_every_plugin_of_a_list_has_its_name_and_version(node: Node) -> None:
+def test_every_plugin_of_a_list_has_its_name_and_version(node: Node) -> None:
     """7.1."""
     plugins = [{"type": "first", "cniVersion": "9.9.9", "name": "own"}, {"type": "second"}]
     node.define("net-a", {"cniVersion": "0.4.0", "name": "net-a", "plugins": plugins})
     for verb in ("ADD", "CHECK", "DEL"):
-        for call in of(await node.call(verb, "net-a"), "first", "second"):
+        for call in of(node.call(verb, "net-a"), "first", "second"):
             assert (call.config["cniVersion"], call.config["name"]) == ("0.4.0", "net-a")
 
 
@@ -534,42 +532,42 @@ def refuse(words: str) -> Callable[[Invocation], bytes]:
 
 
 @pytest.mark.npwg("7.2a")
-async def test_the_first_failure_ends_the_add_and_nothing_stays(node: Node) -> None:
+def test_the_first_failure_ends_the_add_and_nothing_stays(node: Node) -> None:
     """7.2."""
     node.single("net-a")
     node.define("net-b", {"cniVersion": "1.0.0", "name": "net-b", "type": "broken"})
     node.plugins.answers["broken", "ADD"] = refuse("no address left")
     with pytest.raises(CniError, match="^no address left"):
-        await node.call("ADD", "net-b,net-a")
+        node.call("ADD", "net-b,net-a")
     assert node.plugins.order == [("cluster", "ADD"), ("broken", "ADD"), ("broken", "DEL"), ("cluster", "DEL")]
 
 
 @pytest.mark.npwg("7.2b")
 @pytest.mark.parametrize("broken", ["main", "first", "cluster"])
-async def test_a_failed_detachment_stops_no_other_and_is_told(node: Node, broken: str) -> None:
+def test_a_failed_detachment_stops_no_other_and_is_told(node: Node, broken: str) -> None:
     """7.2."""
     node.single("net-a")
     node.define("net-b", {"cniVersion": "1.0.0", "name": "net-b", "plugins": [{"type": "second"}, {"type": "first"}]})
-    await node.call("ADD", "net-a,net-b")
+    node.call("ADD", "net-a,net-b")
     node.plugins.answers[broken, "DEL"] = refuse("the lease is held")
     with pytest.raises(CniError, match="^the lease is held") as caught:
-        await node.call("DEL")
+        node.call("DEL")
     assert caught.value.code == 101
     assert node.plugins.order == [("first", "DEL"), ("second", "DEL"), ("main", "DEL"), ("cluster", "DEL")]
 
 
 @pytest.mark.npwg("7.4")
-async def test_a_network_that_is_not_allowed_fails_the_add(node: Node) -> None:
+def test_a_network_that_is_not_allowed_fails_the_add(node: Node) -> None:
     """7.4."""
     node.define("net-a", {"cniVersion": "1.0.0", "name": "net-a", "type": "main"}, namespace="other-ns")
     node.engine.overlay["namespaceIsolation"] = True
     with pytest.raises(InvalidNetworkConfigError, match="^network other-ns/net-a is out of reach for namespace web"):
-        await node.call("ADD", "other-ns/net-a")
+        node.call("ADD", "other-ns/net-a")
     assert node.plugins.calls == []
 
 
 @pytest.mark.npwg("7.5")
-async def test_the_runtimes_options_are_for_the_cluster_network_only(node: Node) -> None:
+def test_the_runtimes_options_are_for_the_cluster_network_only(node: Node) -> None:
     """7.5."""
     capabilities = {"portMappings": True, "bandwidth": True, "ips": True, "dns": True}
     node.define(
@@ -580,6 +578,6 @@ async def test_the_runtimes_options_are_for_the_cluster_network_only(node: Node)
     node.single("net-a", capabilities=capabilities)
     options = {"portMappings": [{"hostPort": 80, "containerPort": 80}], "bandwidth": {"ingressRate": 1}, "dns": {}}
     for verb in ("ADD", "CHECK", "DEL"):
-        calls = await node.call(verb, "net-a", runtimeConfig=options)
+        calls = node.call(verb, "net-a", runtimeConfig=options)
         seen = {call.plugin_type: call.config.get("runtimeConfig") for call in calls}
         assert seen == {"cluster": options, "main": None}

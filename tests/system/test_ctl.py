@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from multus_daemon import ctl
+from multus_daemon.attachment import Pod
 from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.ports import Pod
 from multus_daemon.standalone import status_file
 
 RESULT = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}]}

@@ -1,8 +1,6 @@
 """host-local's files when several processes write them, and after the death of one."""
 
 import os
-import threading
-import time
 import traceback
 
 import pytest
@@ -13,9 +11,8 @@ from multus_daemon.builtin.host_local.index import Index
 OWNER = store.Owner("c1", "eth0")
 
 
-def locked(path, owner=OWNER, *, timeout=1.0, given_up=None, index=None):
-    given_up = given_up or threading.Event()
-    return store.locked(path, owner, deadline=time.monotonic() + timeout, given_up=given_up, index=index)
+def locked(path, owner=OWNER, *, patience=1.0, index=None):
+    return store.locked(path, owner, patience=patience, index=index)
 
 
 def contents(path):
@@ -92,7 +89,7 @@ def _in_child(directory, number):
     first = 0x0A000002
     try:
         for turn in range(200):
-            with locked(directory, owner, timeout=30, index=index) as leases:
+            with locked(directory, owner, patience=30, index=index) as leases:
                 for name in leases.files():
                     leases.release(name)
                 assert leases.owned() == []

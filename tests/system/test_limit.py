@@ -10,13 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import Invocation
 from multus_daemon.base.slots import one_turn
 from multus_daemon.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.delegates.limit import MIB, Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.metrics import Metrics
-from multus_daemon.ports import Invocation
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "tests" / "fakes" / "plugin.py"
@@ -71,8 +71,7 @@ class Bench:
 
     async def call(self, verb, container_id, seconds=0.05, plugin="slow"):
         steer = {"record": str(self.record), "hang": seconds}
-        stdin = json.dumps({"steer": {verb: steer}}).encode()
-        invocation = Invocation(verb, container_id, "/n", "eth0", "", "/bin", stdin)
+        invocation = Invocation(verb, container_id, "/n", "eth0", "", "/bin", {"steer": {verb: steer}})
         return await self.runner.run(plugin, invocation)
 
     def task(self, verb, container_id, seconds=0.05):
@@ -145,7 +144,7 @@ async def test_a_container_with_twenty_networks_does_not_starve_others(bench):
 
 
 def add_to(container_id):
-    return Invocation("ADD", container_id, "/n", "eth0", "", "/bin", b"")
+    return Invocation("ADD", container_id, "/n", "eth0", "", "/bin", {})
 
 
 async def test_pods_of_several_networks_side_by_side_are_finished_in_the_order_of_their_beginning():

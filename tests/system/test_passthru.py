@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.cni import versions
-from multus_daemon.ports import Invocation
 
 # Results of CNI SPEC 0.1.0 to 1.1.0 that say nothing: libraries print `dns` in 0.x always, in 1.x never when empty.
 EMPTY: dict[str, dict[str, object]] = {
@@ -16,8 +16,9 @@ EMPTY: dict[str, dict[str, object]] = {
 
 
 def invocation(verb: str, **fields: object) -> Invocation:
-    stdin = json.dumps({"name": "chain", "type": "passthru"} | fields).encode()
-    return Invocation(verb, "c1", "/run/netns/none", "eth0", "", "/none", stdin)
+    return Invocation(
+        verb, "c1", "/run/netns/none", "eth0", "", "/none", {"name": "chain", "type": "passthru"} | fields
+    )
 
 
 def test_as_a_command(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from multus_daemon import plugin
 from multus_daemon.builtin.runner import PLUGINS
-from multus_daemon.cni import skel
+from multus_daemon.cni import skel, versions
 
 VERSIONS = '{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}\n'
 ENVIRON = {
@@ -71,6 +71,29 @@ def test_add_and_del(tmp_path):
     done = call("host-local", stdin=network(tmp_path), CNI_COMMAND="DEL", CNI_NETNS=None)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert not (tmp_path / "net" / "10.0.0.2").exists()
+
+
+@pytest.mark.parametrize("version", versions.SUPPORTED)
+def test_a_plugin_that_has_nothing_to_say_says_so_in_every_version(version):
+    # Libraries print `dns` in 0.x always, in 1.x never when empty; 0.1.0 and 0.2.0 have no result without an address.
+    expected = {"cniVersion": version} | ({} if version.startswith("1.") else {"dns": {}})
+    done = call("passthru", stdin={"cniVersion": version, "name": "net"})
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, json.dumps(expected, indent=4), b"")
+
+
+def test_the_implied_version_is_printed(tmp_path):
+    done = call("host-local", stdin=network(tmp_path, cniVersion=""))
+    assert json.loads(done.stdout) == {
+        "cniVersion": "0.1.0",
+        "ip4": {"ip": "10.0.0.2/24", "gateway": "10.0.0.1"},
+        "dns": {},
+    }
+
+
+@pytest.mark.parametrize("verb", ["DEL", "CHECK", "STATUS", "GC"])
+def test_verbs_without_output_print_none(verb):
+    done = call("passthru", stdin={"cniVersion": "1.1.0", "name": "net"}, CNI_COMMAND=verb)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_a_link_named_after_the_plugin(tmp_path):

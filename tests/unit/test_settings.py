@@ -75,7 +75,7 @@ DEFAULTS: dict[str, Any] = {
     "cniDir": "/var/lib/cni/multus",
     "cniVersion": "",
     "confDir": "/etc/cni/multus/net.d",
-    "connectionLimit": None,
+    "connectionLimit": 256,
     "daemonSocketDir": "",
     "daemonWaitSeconds": 60.0,
     "defaultNetworks": (),

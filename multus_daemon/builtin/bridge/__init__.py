@@ -5,7 +5,3 @@ remove what the other made. Different on purpose: an ADD that fails leaves nothi
 and its addresses are the network's, and stay as after a DEL); everything that can be refused is refused first; rules
 of a container whose namespace has gone are removed; CHECK works without an IPAM plugin.
 """
-
-from multus_daemon.builtin.bridge.plugin import Bridge
-
-__all__ = ["Bridge"]

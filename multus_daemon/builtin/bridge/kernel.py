@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.base import deadline
 from multus_daemon.builtin import interfaces, veth
 from multus_daemon.builtin.bridge.config import BridgeConfig
 from multus_daemon.builtin.interfaces import step
@@ -137,16 +138,16 @@ def _set_vlans(session: Session, port: Link, config: BridgeConfig, trunk: tuple[
 
 def _until_forwarding(session: Session, port: Link) -> Link:
     """The port, once it is up."""
-    deadline = time.monotonic() + deadlines.BRIDGE_PORT_UP_SECONDS
+    end = time.monotonic() + deadlines.BRIDGE_PORT_UP_SECONDS
     pause, longest = _PORT_POLL_SECONDS
     while True:
         with step(f'find "{port.name}"'):
             found = session.host.link(port.name)
         if found.operstate == OPERSTATE_UP:
             return found
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= end:
             raise InternalError(f"bridge port in error state: {found.operstate.lower()}", f'"{port.name}" is not up')
-        session.pause(pause)
+        deadline.pause(pause)
         pause = min(pause * 2, longest)
 
 

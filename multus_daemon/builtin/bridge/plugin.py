@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from multus_daemon.builtin import interfaces, ipam, masquerade, spoofing, veth
-from multus_daemon.builtin.bridge import check, config, kernel
+from multus_daemon.builtin.bridge import config, kernel
+from multus_daemon.builtin.bridge.check import comparison
 from multus_daemon.builtin.bridge.config import BridgeConfig
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.undo import Undo
@@ -18,6 +19,7 @@ from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import CniError, InternalError
 from multus_daemon.cni.result import Interface, IpConfig, Result, Route
 from multus_daemon.netlink.links import Link
+from multus_daemon.netlink.ops import Session
 
 log = logging.getLogger(__name__)
 
@@ -25,88 +27,91 @@ log = logging.getLogger(__name__)
 _CONTAINER_INTERFACE: Final = 2
 
 
-class Bridge:
-    """The plugin."""
+def unsupported(call: Call) -> str:
+    """See `contract.Plugin`."""
+    return config.unsupported(call)
 
-    def unsupported(self, call: Call) -> str:
-        """As BuiltinPlugin."""
-        return config.unsupported(call)
 
-    async def add(self, call: Call) -> Result:
-        """Make the port, and the bridge if need be. Raises CniError, CancelledError; the port and what is its are gone.
+def add(call: Call, session: Session) -> Result:
+    """Make the port, and the bridge if need be. Raises CniError, Interrupted; the port and what is its are gone.
 
-        The pair comes before the addresses: an IPAM plugin such as dhcp needs the container's end.
-        """
-        settings = config.read(call)
-        ifname = call.invocation.ifname
-        async with interfaces.entered(call) as pod, Undo() as undo:
-            pair = veth.Pair()
-            undo.arm("remove the veth pair", functools.partial(veth.undo, pair))
-            connect = functools.partial(kernel.connect, config=settings, ifname=ifname, pair=pair)
-            links = await pod.run(connect)
-            if settings.spoof_check:
-                undo.arm("remove the rules against other MAC addresses", functools.partial(spoofing.remove, call))
-                await spoofing.add(call, links.host.name, links.container.mac)
-            wanted = Result(interfaces=(Interface(""), Interface(""), Interface(ifname)))
-            if settings.is_layer3:
-                undo.arm("release the addresses", functools.partial(ipam.delete, call))
-                wanted = _with_gateways(wanted, await ipam.add(call), settings)
-            configure = functools.partial(kernel.configure, config=settings, links=links, wanted=wanted)
-            links = await pod.run(configure)
-            if settings.is_layer3 and settings.masquerade:
-                addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
-                undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
-                await masquerade.add(call, addresses)
-        return replace(
-            wanted,
-            interfaces=(
-                _reported(links.bridge),
-                _reported(links.host),
-                replace(_reported(links.container), sandbox=call.invocation.netns),
-                *([_reported(links.gateway)] if links.gateway else []),
-            ),
-            dns=wanted.dns if settings.dns is None else settings.dns,
-        )
+    The pair comes before the addresses: an IPAM plugin such as dhcp needs the container's end.
+    """
+    settings = config.read(call)
+    ifname = call.invocation.ifname
+    with Undo() as undo:
+        pair = veth.Pair()
+        undo.arm("remove the veth pair", functools.partial(veth.undo, pair, session))
+        with interfaces.inside(call, session):
+            links = kernel.connect(session, config=settings, ifname=ifname, pair=pair)
+        if settings.spoof_check:
+            undo.arm("remove the rules against other MAC addresses", functools.partial(spoofing.remove, call))
+            spoofing.add(call, links.host.name, links.container.mac)
+        wanted = Result(interfaces=(Interface(""), Interface(""), Interface(ifname)))
+        if settings.is_layer3:
+            undo.arm("release the addresses", functools.partial(ipam.delete, call))
+            wanted = _with_gateways(wanted, ipam.add(call), settings)
+        with interfaces.inside(call, session):
+            links = kernel.configure(session, config=settings, links=links, wanted=wanted)
+        if settings.is_layer3 and settings.masquerade:
+            addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
+            undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
+            masquerade.add(call, addresses)
+    return replace(
+        wanted,
+        interfaces=(
+            _reported(links.bridge),
+            _reported(links.host),
+            replace(_reported(links.container), sandbox=call.invocation.netns),
+            *([_reported(links.gateway)] if links.gateway else []),
+        ),
+        dns=wanted.dns if settings.dns is None else settings.dns,
+    )
 
-    async def delete(self, call: Call) -> None:
-        """Remove the pair, release the addresses, remove the rules. Absent is done; the bridge stays.
 
-        The addresses are released only when the pair is gone; the rest goes on past what fails.
-        """
-        removed = await veth.remove(call)
-        failures: list[CniError] = []
-        try:
-            if ipam.is_named(call):
-                await ipam.delete(call)
-        except CniError as error:
-            failures.append(error)
-        try:
-            if call.tools is not None and gojson.get_bool(call.fields, "macspoofchk"):
-                await spoofing.remove(call)
-        except (CniError, gojson.JsonError) as error:
-            # As the reference: the rules are about a port that is no more.
-            log.warning("network %s: the rules against other MAC addresses stay: %s", call.name, error)
-        try:
-            if ipam.is_named(call):
-                await masquerade.forget(call, removed)
-        except CniError as error:
-            failures.append(error)
-        if failures:
-            raise _joined(failures)
+def delete(call: Call, session: Session) -> None:
+    """Remove the pair, release the addresses, remove the rules. Absent is done; the bridge stays.
 
-    async def check(self, call: Call) -> None:
-        """Compare bridge, port, container and the IPAM plugin's books with prevResult."""
-        settings = config.read(call)
-        async with interfaces.entered(call) as pod:
-            await pod.run(lambda _session: None)
-            if settings.is_layer3:
-                await ipam.check(call)
-            await pod.run(check.comparison(call, settings))
+    The addresses are released only when the pair is gone; the rest goes on past what fails.
+    """
+    removed = veth.remove(call, session)
+    failures: list[CniError] = []
+    try:
+        if ipam.is_named(call):
+            ipam.delete(call)
+    except CniError as error:
+        failures.append(error)
+    try:
+        if call.tools is not None and gojson.get_bool(call.fields, "macspoofchk"):
+            spoofing.remove(call)
+    except (CniError, gojson.JsonError) as error:
+        # As the reference: the rules are about a port that is no more.
+        log.warning("network %s: the rules against other MAC addresses stay: %s", call.name, error)
+    try:
+        if ipam.is_named(call):
+            masquerade.forget(call, removed)
+    except CniError as error:
+        failures.append(error)
+    if failures:
+        raise _joined(failures)
 
-    async def status(self, call: Call) -> None:
-        """Ready where the configuration is usable and the IPAM plugin, if there is one, is ready."""
-        if config.read(call).is_layer3:
-            await ipam.status(call)
+
+def check(call: Call, session: Session) -> None:
+    """Compare bridge, port, container and the IPAM plugin's books with prevResult."""
+    settings = config.read(call)
+    with interfaces.inside(call, session):
+        pass
+    if settings.is_layer3:
+        ipam.check(call)
+    compare = comparison(call, settings)
+    with interfaces.inside(call, session):
+        compare(session)
+
+
+def status(call: Call) -> None:
+    """Ready where the configuration is usable and the IPAM plugin, if there is one, is ready."""
+    if config.read(call).is_layer3:
+        ipam.status(call)
 
 
 def _reported(link: Link) -> Interface:

@@ -5,7 +5,3 @@ Composed configuration, saved file and the words of the errors are those of the 
 the delegate's DEL (CNI SPEC section 4), unless the interface was there before; a DEL that fails keeps the saved file,
 so that it can be repeated.
 """
-
-from multus_daemon.builtin.flannel.plugin import Flannel
-
-__all__ = ["Flannel"]

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon.base import fs
-from multus_daemon.base.aio import in_thread
 from multus_daemon.builtin import configuration, interfaces
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.flannel import delegate, subnet
 from multus_daemon.builtin.interfaces import step
 from multus_daemon.builtin.undo import Undo
-from multus_daemon.cni import gojson, result
+from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError
 from multus_daemon.cni.result import Result
 from multus_daemon.netlink.ops import Session
@@ -37,65 +36,68 @@ class _Delegate:
     stdin: bytes
 
 
-class Flannel:
-    """The plugin. The file that it saves is of a container, not of an interface, as the reference's."""
-
-    def unsupported(self, call: Call) -> str:
-        """As BuiltinPlugin; the delegate's own keys are for the delegate."""
-        return configuration.unknown_key(call.fields, configuration.COMMON_KEYS.union(_KEYS))
-
-    async def add(self, call: Call) -> Result:
-        """Compose the delegate's configuration, save it for DEL, run the delegate. Raises CniError, CancelledError."""
-        composed = await _compose(call)
-        path = _saved_at(call)
-        there_before = await interfaces.in_pod(call, functools.partial(_has_link, ifname=call.invocation.ifname))
-        async with Undo() as undo:
-            with step("save the delegate's configuration for DEL"):
-                before = await in_thread(_load, path)
-                undo.arm("put the saved configuration back", functools.partial(in_thread, _save, path, before))
-                await in_thread(_save, path, composed.stdin)
-            if not there_before:
-                undo.arm("remove what the delegate has made", functools.partial(_delete, call, composed))
-            return result.decode(await _run(call, "ADD", composed), call.cni_version)
-
-    async def delete(self, call: Call) -> None:
-        """Run the delegate's DEL with the saved configuration. Without one there is nothing to remove."""
-        path = _saved_at(call)
-        with step("read the delegate's configuration"):
-            saved = await in_thread(_load, path)
-        if saved is None:
-            return
-        try:
-            composed = _Delegate(delegate.type_of(saved), saved)
-        except gojson.JsonError as error:
-            # Refused, the DEL would come back for ever.
-            log.warning("network %s: failed to parse netconf %s: %s", call.name, path, error)
-            return
-        await _delete(call, composed)
-        with step("remove the delegate's configuration"):
-            await in_thread(_save, path, None)
-
-    async def check(self, call: Call) -> None:
-        """Always well, as with the reference plugin."""
-
-    async def status(self, call: Call) -> None:
-        """Always ready, as with the reference plugin."""
+def unsupported(call: Call) -> str:
+    """See `contract.Plugin`; the delegate's own keys are for the delegate."""
+    return configuration.unknown_key(call.fields, configuration.COMMON_KEYS.union(_KEYS))
 
 
-async def _run(call: Call, verb: str, composed: _Delegate) -> bytes:
+def add(call: Call, session: Session) -> Result:
+    """Compose the delegate's configuration, save it for DEL, run the delegate. Raises CniError, Interrupted."""
+    composed = _compose(call)
+    path = _saved_at(call)
+    with interfaces.inside(call, session):
+        there_before = _has_link(session, ifname=call.invocation.ifname)
+    with Undo() as undo:
+        with step("save the delegate's configuration for DEL"):
+            before = _load(path)
+            undo.arm("put the saved configuration back", functools.partial(_save, path, before))
+            _save(path, composed.stdin)
+        if not there_before:
+            undo.arm("remove what the delegate has made", functools.partial(_delete, call, composed))
+        return _run(call, "ADD", composed)
+
+
+def delete(call: Call, session: Session) -> None:
+    """Run the delegate's DEL with the saved configuration. Without one there is nothing to remove."""
+    path = _saved_at(call)
+    with step("read the delegate's configuration"):
+        saved = _load(path)
+    if saved is None:
+        return
+    try:
+        composed = _Delegate(delegate.type_of(saved), saved)
+    except gojson.JsonError as error:
+        # Refused, the DEL would come back for ever.
+        log.warning("network %s: failed to parse netconf %s: %s", call.name, path, error)
+        return
+    _delete(call, composed)
+    with step("remove the delegate's configuration"):
+        _save(path, None)
+
+
+def check(call: Call, session: Session) -> None:
+    """Always well, as with the reference plugin."""
+
+
+def status(call: Call) -> None:
+    """Always ready, as with the reference plugin."""
+
+
+def _run(call: Call, verb: str, composed: _Delegate) -> Result:
     """Raises CniError, the delegate's own unchanged."""
-    invocation = replace(call.invocation, verb=verb, stdin=composed.stdin)
-    return await call.ipam.run(composed.plugin_type, invocation)
+    fields = gojson.loads_object(composed.stdin)
+    invocation = replace(call.invocation, verb=verb, fields=fields, prev_result=None, raw=composed.stdin)
+    return call.ipam.run(composed.plugin_type, invocation)
 
 
-async def _delete(call: Call, composed: _Delegate) -> None:
-    await _run(call, "DEL", composed)
+def _delete(call: Call, composed: _Delegate) -> None:
+    _run(call, "DEL", composed)
 
 
-async def _compose(call: Call) -> _Delegate:
+def _compose(call: Call) -> _Delegate:
     try:
         path = gojson.get_str(call.fields, "subnetFile")
-        subnets = await _subnets(call, DEFAULT_SUBNET_FILE if path is None else path)
+        subnets = _subnets(call, DEFAULT_SUBNET_FILE if path is None else path)
         composed: Mapping[str, Any] = delegate.compose(call, subnets)
     except gojson.JsonError as error:
         raise DecodingFailureError(
@@ -104,9 +106,9 @@ async def _compose(call: Call) -> _Delegate:
     return _Delegate(composed["type"], delegate.encode(composed))
 
 
-async def _subnets(call: Call, path: str) -> subnet.Subnets:
+def _subnets(call: Call, path: str) -> subnet.Subnets:
     try:
-        content = await in_thread(fs.read_limited, call.on_host(path), limit=_SUBNET_LIMIT)
+        content = fs.read_limited(call.on_host(path), limit=_SUBNET_LIMIT)
         return subnet.read(content.decode("utf-8", "replace"), path)
     except (OSError, subnet.SubnetError) as error:
         reason = f"open {path}: {error.strerror}" if isinstance(error, OSError) else str(error)

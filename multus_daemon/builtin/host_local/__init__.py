@@ -3,7 +3,3 @@
 Same configuration, same directory and same answers as the reference plugin
 (containernetworking/plugins `plugins/ipam/host-local`), so that the two can work on one directory in turns.
 """
-
-from multus_daemon.builtin.host_local.plugin import HostLocal
-
-__all__ = ["HostLocal"]

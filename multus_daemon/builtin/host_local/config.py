@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,10 +83,6 @@ class RangeSet:
     def range_of(self, address: Address) -> Range | None:
         """The range that holds `address`."""
         return next((candidate for candidate in self.ranges if address in candidate), None)
-
-    def overlaps(self, other: RangeSet) -> bool:
-        """True where an address is in both."""
-        return any(mine.overlaps(theirs) for mine in self.ranges for theirs in other.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +254,28 @@ def _range_sets(drafts: list[list[_Draft]], cni_version: str) -> tuple[RangeSet,
     per_family = [sum(candidate.version == version for candidate in sets) for version in (4, 6)]
     if max(per_family) > 1 and not versions.at_least(cni_version, "0.3.0"):
         raise InvalidNetworkConfigError(f"CNI version {cni_version} does not support more than 1 address per family")
-    for index, one in enumerate(sets):
-        for other_index, other in enumerate(sets[index + 1 :], index + 1):
-            if one.overlaps(other):
-                raise InvalidNetworkConfigError(f"range set {index} overlaps with {other_index}")
+    numbered = [(index, item) for index, one in enumerate(sets) for item in one.ranges]
+    if found := _overlap([item for _, item in numbered]):
+        first, second = sorted(numbered[position][0] for position in found)
+        raise InvalidNetworkConfigError(f"range set {first} overlaps with {second}")
     return sets
+
+
+def _overlap(ranges: Sequence[Range]) -> tuple[int, int] | None:
+    """The positions of two ranges that have an address in common, in order; None where no two have.
+
+    By one look along the addresses: a network's author writes as many ranges as he likes.
+    """
+    found: list[tuple[int, int]] = []
+    last: int | None = None
+    for position in sorted(range(len(ranges)), key=lambda at: (ranges[at].version, ranges[at].first, at)):
+        one = ranges[position]
+        before = None if last is None else ranges[last]
+        if before is not None and last is not None and before.overlaps(one):
+            found.append((min(last, position), max(last, position)))
+        if before is None or before.version != one.version or before.last < one.last:
+            last = position
+    return min(found, default=None)
 
 
 def _range_set(index: int, drafts: list[_Draft]) -> RangeSet:
@@ -274,10 +287,9 @@ def _range_set(index: int, drafts: list[_Draft]) -> RangeSet:
             ranges.append(_range(draft))
             if ranges[-1].version != ranges[0].version:
                 raise InvalidNetworkConfigError("mixed address families")
-        for position, one in enumerate(ranges):
-            for other in ranges[position + 1 :]:
-                if one.overlaps(other):
-                    raise InvalidNetworkConfigError(f"subnets {one} and {other} overlap")
+        if found := _overlap(ranges):
+            one, other = (ranges[position] for position in found)
+            raise InvalidNetworkConfigError(f"subnets {one} and {other} overlap")
     except InvalidNetworkConfigError as error:
         raise InvalidNetworkConfigError(f"invalid range set {index}: {error.msg}", error.details) from error
     return RangeSet(tuple(ranges))

@@ -18,7 +18,6 @@ import errno
 import fcntl
 import ipaddress
 import os
-import threading
 import time
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.base.aio import backoff
+from multus_daemon.base import deadline
+from multus_daemon.base.backoff import backoff
 from multus_daemon.builtin.host_local.book import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book
 from multus_daemon.builtin.host_local.index import Index
 from multus_daemon.cni.errors import TryAgainLaterError
@@ -214,21 +214,17 @@ class LeaseDirectory:
 
 
 @contextlib.contextmanager
-def locked(
-    path: Path, owner: Owner, *, deadline: float, given_up: threading.Event, index: Index | None = None
-) -> Iterator[LeaseDirectory]:
+def locked(path: Path, owner: Owner, *, patience: float, index: Index | None = None) -> Iterator[LeaseDirectory]:
     """The directory `path`, made where it is missing, held exclusively for the duration of the block.
 
     `index` remembers what is in the directory from one call to the next; without it, everything is read.
-    The lock is waited for until `deadline` (time.monotonic) at most, and not after `given_up` is set: then
-    TryAgainLaterError (11).
-    Blocks; raises OSError.
+    Raises TryAgainLaterError (11) where the lock is not to be had in `patience` seconds, Interrupted, OSError.
     """
     descriptor = _open_directory(path)
     try:
         lock = os.open(LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o750, dir_fd=descriptor)
         try:
-            _acquire(lock, path / LOCK_NAME, deadline, given_up)
+            _acquire(lock, path / LOCK_NAME, patience)
             # Closing the file gives the lock back.
             with contextlib.nullcontext(Book()) if index is None else index.book(descriptor) as book:
                 leases = LeaseDirectory(descriptor, owner, book)
@@ -240,20 +236,19 @@ def locked(
         os.close(descriptor)
 
 
-def _acquire(lock: int, path: Path, deadline: float, given_up: threading.Event) -> None:
+def _acquire(lock: int, path: Path, patience: float) -> None:
     """Polls: a thread in a blocking flock(2) can't be told to stop."""
+    end = time.monotonic() + patience
     for delay in backoff(0.0005, 0.02, jitter=0.2):
-        if given_up.is_set():
-            raise busy(path)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pass
         else:
             return
-        if time.monotonic() > deadline:
+        if time.monotonic() > end:
             raise busy(path)
-        given_up.wait(delay)
+        deadline.pause(delay)
 
 
 def busy(lock: Path) -> TryAgainLaterError:

@@ -6,7 +6,3 @@ everything back, sysctls included; everything that can be refused is refused fir
 reported in the kernel's spelling, values of sysctls without regard to which white space parts them; a packet capture
 does not make an interface promiscuous; no backup stays behind where nothing is left to restore.
 """
-
-from multus_daemon.builtin.tuning.plugin import Tuning
-
-__all__ = ["Tuning"]

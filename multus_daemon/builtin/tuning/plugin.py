@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from multus_daemon.base.aio import in_thread
 from multus_daemon.builtin import interfaces
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import step
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Changed:
-    """What an ADD has changed so far, written by its thread and read by who undoes it after its end."""
+    """What an ADD has changed so far, for who undoes it."""
 
     sysctls: list[tuple[Sysctl, str]] = field(default_factory=list)
     """Each with its value before."""
@@ -36,62 +35,59 @@ class _Changed:
     """Those of before; None while no attribute has been touched."""
 
 
-class Tuning:
-    """The plugin."""
+def unsupported(call: Call) -> str:
+    """See `contract.Plugin`."""
+    return config.unsupported(call)
 
-    def unsupported(self, call: Call) -> str:
-        """As BuiltinPlugin."""
-        return config.unsupported(call)
 
-    async def add(self, call: Call) -> Result:
-        """Set what is configured; prevResult, with the new MAC address. Raises CniError; all is as it was then."""
-        settings = config.read(call)
-        if settings.sysctls:
-            await in_thread(allowlist.require_allowed, [item.key for item in settings.sysctls], call.host_root)
-        previous = _previous(call)
-        path = backup.path_of(call, settings.data_dir)
-        async with Undo() as undo:
-            if settings.attributes != Attributes():
-                with step("read the attributes of before"):
-                    before = await in_thread(backup.read, path)
-                undo.arm("put the backup back", functools.partial(in_thread, backup.write, path, before))
-            changed = _Changed()
-            undo.arm("put attributes and sysctls back", functools.partial(_put_back, call, changed))
-            work = functools.partial(
-                _apply, settings=settings, ifname=call.invocation.ifname, path=path, changed=changed
-            )
-            await interfaces.in_pod(call, work)
-        mac = settings.attributes.mac
-        if not mac:
-            return previous
-        return previous.replace_interfaces(
-            tuple(
-                replace(item, mac=mac) if item.name == call.invocation.ifname else item for item in previous.interfaces
-            )
-        )
+def add(call: Call, session: Session) -> Result:
+    """Set what is configured; prevResult, with the new MAC address. Raises CniError; all is as it was then."""
+    settings = config.read(call)
+    if settings.sysctls:
+        allowlist.require_allowed([item.key for item in settings.sysctls], call.host_root)
+    previous = _previous(call)
+    path = backup.path_of(call, settings.data_dir)
+    with Undo() as undo:
+        if settings.attributes != Attributes():
+            with step("read the attributes of before"):
+                before = backup.read(path)
+            undo.arm("put the backup back", functools.partial(backup.write, path, before))
+        changed = _Changed()
+        undo.arm("put attributes and sysctls back", functools.partial(_put_back, call, session, changed))
+        with interfaces.inside(call, session):
+            _apply(session, settings=settings, ifname=call.invocation.ifname, path=path, changed=changed)
+    mac = settings.attributes.mac
+    if not mac:
+        return previous
+    return previous.replace_interfaces(
+        tuple(replace(item, mac=mac) if item.name == call.invocation.ifname else item for item in previous.interfaces)
+    )
 
-    async def delete(self, call: Call) -> None:
-        """Make the attributes what they were. Nothing that fails then is a failure, as with the reference plugin.
 
-        Sysctls stay: they end with the namespace.
-        """
-        path = backup.path_of(call, config.data_dir(call))
-        try:
-            content = await in_thread(backup.read, path)
-            if content is not None and await _restored(call, backup.decode(content)):
-                await in_thread(backup.write, path, None)
-        except (OSError, CniError, gojson.JsonError) as error:
-            log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
+def delete(call: Call, session: Session) -> None:
+    """Make the attributes what they were. Nothing that fails then is a failure, as with the reference plugin.
 
-    async def check(self, call: Call) -> None:
-        """Compare sysctls and attributes with the configuration; promiscuous mode is off where it is not configured."""
-        settings = config.read(call)
-        _previous(call)
-        work = functools.partial(_compare, settings=settings, ifname=call.invocation.ifname)
-        await interfaces.in_pod(call, work)
+    Sysctls stay: they end with the namespace.
+    """
+    path = backup.path_of(call, config.data_dir(call))
+    try:
+        content = backup.read(path)
+        if content is not None and _restored(call, session, backup.decode(content)):
+            backup.write(path, None)
+    except (OSError, CniError, gojson.JsonError) as error:
+        log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
 
-    async def status(self, call: Call) -> None:
-        """Always ready."""
+
+def check(call: Call, session: Session) -> None:
+    """Compare sysctls and attributes with the configuration; promiscuous mode is off where it is not configured."""
+    settings = config.read(call)
+    _previous(call)
+    with interfaces.inside(call, session):
+        _compare(session, settings=settings, ifname=call.invocation.ifname)
+
+
+def status(call: Call) -> None:
+    """Always ready."""
 
 
 def _previous(call: Call) -> Result:
@@ -102,13 +98,13 @@ def _previous(call: Call) -> Result:
     return call.prev_result
 
 
-async def _restored(call: Call, before: Attributes) -> bool:
+def _restored(call: Call, session: Session, before: Attributes) -> bool:
     """Whether nothing is left to restore: it is done, or there is no interface any more. Raises CniError."""
     if not call.invocation.netns:
         return True
-    work = functools.partial(_restore, ifname=call.invocation.ifname, before=before)
     try:
-        failures = await interfaces.in_pod(call, work)
+        with interfaces.inside(call, session):
+            failures = _restore(session, ifname=call.invocation.ifname, before=before)
     except InvalidNetnsError as error:
         if isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent:
             return True
@@ -118,24 +114,21 @@ async def _restored(call: Call, before: Attributes) -> bool:
     return True
 
 
-async def _put_back(call: Call, changed: _Changed) -> None:
+def _put_back(call: Call, session: Session, changed: _Changed) -> None:
     if not (changed.sysctls or changed.attributes):
         return
-
-    def work(session: Session) -> list[str]:
-        failures = []
+    failures: list[str] = []
+    with interfaces.inside(call, session):
         if changed.attributes is not None:
             failures = _restore(session, ifname=call.invocation.ifname, before=changed.attributes)
         for item, value in reversed(changed.sysctls):
             with _noted(failures, f"sysctl {item.key}"):
                 sysctl.write(*item.parts, value=value)
-        return failures
-
-    if failures := await interfaces.in_pod(call, work):
+    if failures:
         raise InternalError("; ".join(failures))
 
 
-# --- in the pod's thread ---------------------------------------------------------------------------------------------
+# --- in the pod's namespace ------------------------------------------------------------------------------------------
 
 
 def _apply(session: Session, *, settings: TuningConfig, ifname: str, path: Path, changed: _Changed) -> None:

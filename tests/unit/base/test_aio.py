@@ -1,14 +1,10 @@
 import asyncio
 import contextvars
 import gc
-import itertools
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from multus_daemon.base import aio
 
@@ -128,29 +124,6 @@ async def test_a_waiter_cancelled_just_as_the_lock_becomes_free_passes_it_on() -
     assert len(locks) == 0
 
 
-# --- backoff ---------------------------------------------------------------------------------------------------------
-
-
-def first(delays: Iterator[float], count: int) -> list[float]:
-    return list(itertools.islice(delays, count))
-
-
-def test_delays_double_up_to_the_last() -> None:
-    assert first(aio.backoff(0.5, 5), 6) == [0.5, 1, 2, 4, 5, 5]
-
-
-@given(st.floats(0.01, 10), st.floats(10, 100), st.floats(0, 0.9))
-def test_jitter_is_a_share_of_the_delay(start: float, last: float, jitter: float) -> None:
-    for delay, plain in zip(
-        first(aio.backoff(start, last, jitter=jitter), 12), first(aio.backoff(start, last), 12), strict=True
-    ):
-        assert plain * (1 - jitter) - 1e-9 <= delay <= plain * (1 + jitter) + 1e-9
-
-
-def test_jitter_differs() -> None:
-    assert len(set(first(aio.backoff(1, 1, jitter=0.5), 20))) > 1
-
-
 # --- TaskGroupOfRequests ---------------------------------------------------------------------------------------------
 
 
@@ -248,61 +221,6 @@ async def test_drain_cancels_what_does_not_end_and_counts_it() -> None:
 async def test_drain_of_nothing_returns_at_once() -> None:
     async with asyncio.timeout(30):
         assert await aio.TaskGroupOfRequests().drain(60) == 0
-
-
-# --- Barriers --------------------------------------------------------------------------------------------------------
-
-
-async def test_an_open_barrier_is_passed_at_once() -> None:
-    barriers = aio.Barriers()
-    passing = barriers.passed(["a", "b"])
-    with pytest.raises(StopIteration):
-        passing.send(None)
-
-
-async def test_who_comes_to_a_closed_barrier_waits_until_it_opens() -> None:
-    barriers, log = aio.Barriers(), []
-
-    async def come(*keys: str) -> None:
-        await barriers.passed(keys)
-        log.append(keys)
-
-    async with barriers.closed("b"):
-        tasks = [asyncio.create_task(come(*keys)) for keys in (("a",), ("a", "b"), ("c",))]
-        await turns()
-        assert log == [("a",), ("c",)]
-    await asyncio.gather(*tasks)
-    assert log[-1] == ("a", "b")
-
-
-async def test_a_barrier_is_closed_by_one_at_a_time_and_opened_by_an_error() -> None:
-    barriers = aio.Barriers()
-    closed = 0
-
-    async def close() -> None:
-        nonlocal closed
-        async with barriers.closed("a"):
-            closed += 1
-            assert closed == 1
-            await turns()
-            closed -= 1
-            raise ZeroDivisionError
-
-    results = await asyncio.gather(*(close() for _ in range(5)), return_exceptions=True)
-    assert [type(result) for result in results] == [ZeroDivisionError] * 5
-    async with asyncio.timeout(30):
-        await barriers.passed(["a"])
-
-
-async def test_who_gives_up_at_a_barrier_leaves_it_as_it_is() -> None:
-    barriers = aio.Barriers()
-    async with barriers.closed("a"):
-        for waiting in (barriers.passed(["a"]), barriers.closed("a").__aenter__()):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await waiting
-    async with asyncio.timeout(30), barriers.closed("a"):
-        pass
 
 
 # --- SharedCalls -----------------------------------------------------------------------------------------------------
@@ -432,106 +350,37 @@ async def test_a_deadline_waits_for_the_work_too() -> None:
     assert ended == [True]
 
 
-async def test_a_disk_that_hangs_keeps_only_those_waiting_that_wait_for_it() -> None:
-    goes_on = threading.Event()
-    stuck = [asyncio.create_task(aio.on_disk(goes_on.wait, 20)) for _ in range(100)]
-    await asyncio.sleep(0)
-    try:
-        async with asyncio.timeout(30):
-            assert await aio.in_thread(lambda: "done") == "done"
-    finally:
-        goes_on.set()
-        await asyncio.gather(*stuck)
+# --- side_by_side ----------------------------------------------------------------------------------------------------
 
 
-# --- Reads -----------------------------------------------------------------------------------------------------------
+async def test_items_are_begun_in_their_order_so_many_at_once() -> None:
+    running, most, begun = 0, 0, []
+
+    async def work(item: int) -> None:
+        nonlocal running, most
+        begun.append(item)
+        running += 1
+        most = max(most, running)
+        await turns(item % 3)
+        running -= 1
+
+    await aio.side_by_side(range(10), work, at_once=3)
+    assert begun == list(range(10))
+    assert most == 3
 
 
-class Hanging:
-    """A disk that answers when it is told to; each answer is another one."""
+async def test_what_one_item_raises_ends_the_others() -> None:
+    ended = []
 
-    def __init__(self) -> None:
-        self.answers = threading.Event()
-        self.begun = 0
+    async def work(item: int) -> None:
+        if item == 1:
+            raise LookupError("no such thing")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(item)
 
-    def read(self) -> int:
-        self.begun += 1
-        number = self.begun
-        self.answers.wait(20)
-        return number
-
-
-async def test_a_read_returns_what_it_found_or_raises_and_sees_the_context() -> None:
-    field: contextvars.ContextVar[str] = contextvars.ContextVar("field")
-    field.set("seen")
-    reads = aio.Reads(5)
-    assert await reads.of("a", lambda: (field.get(), threading.current_thread() is threading.main_thread())) == (
-        "seen",
-        False,
-    )
-    with pytest.raises(ZeroDivisionError):
-        await reads.of("a", lambda: 1 // 0)
-
-
-async def test_the_wait_for_a_read_that_hangs_ends_and_others_do_not_notice() -> None:
-    # The other read has the same time, which has to do on a busy machine.
-    disk, reads = Hanging(), aio.Reads(1)
-    try:
-        with pytest.raises(TimeoutError, match=r"\[Errno 110\] the disk did not answer within 1 s"):
-            await reads.of("a", disk.read)
-        async with asyncio.timeout(30):
-            assert await reads.of("b", lambda: "done") == "done"
-    finally:
-        disk.answers.set()
-
-
-async def test_an_error_of_time_that_the_disk_itself_has_is_its_own() -> None:
-    def fail() -> None:
-        raise TimeoutError(110, "of NFS")
-
-    with pytest.raises(TimeoutError, match="of NFS"):
-        await aio.Reads(5).of("a", fail)
-
-
-async def test_a_read_that_hangs_takes_one_thread_however_often_it_is_asked_for() -> None:
-    disk, reads = Hanging(), aio.Reads(0.02)
-    try:
-        for _ in range(5):
-            with pytest.raises(TimeoutError):
-                await reads.of("a", disk.read)
-        assert disk.begun == 1
-    finally:
-        disk.answers.set()
-
-
-async def test_who_comes_after_a_read_that_hung_reads_anew(caplog: pytest.LogCaptureFixture) -> None:
-    """What has been found long ago may be of before a write."""
-    disk, reads = Hanging(), aio.Reads(5)
-    first = asyncio.create_task(reads.of("a", disk.read))
-    while not disk.begun:
-        await asyncio.sleep(0.001)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    second = asyncio.create_task(reads.of("a", disk.read))
-    await turns()
-    disk.answers.set()
-    assert await second == 2
-    assert caplog.records == []
-
-
-async def test_a_read_without_a_thread_yet_is_dropped_with_its_caller() -> None:
-    """With every thread hanging, what waits for one does not become more and more."""
-    disk, late = Hanging(), Hanging()
-    late.answers.set()
-    reads = aio.Reads(0.05)
-    asked = [asyncio.create_task(reads.of(number, disk.read)) for number in range(16)]
-    try:
-        await asyncio.wait(asked)
-        with pytest.raises(TimeoutError):
-            await reads.of("late", late.read)
-    finally:
-        disk.answers.set()
-    assert await aio.Reads(5).of("after", lambda: "done") == "done"
-    assert late.begun == 0
-    assert [type(task.exception()) for task in asked] == [TimeoutError] * 16
+    with pytest.raises(ExceptionGroup) as raised:
+        await aio.side_by_side(range(10), work, at_once=2)
+    assert [str(error) for error in raised.value.exceptions] == ["no such thing"]
+    assert ended == [0]

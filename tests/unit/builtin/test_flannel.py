@@ -1,11 +1,9 @@
-import json
-
 import pytest
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.flannel import delegate, subnet
 from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.cni import gojson
-from multus_daemon.ports import Invocation
 
 V4 = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.7.1/24\n"
 REST = "FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
@@ -74,7 +72,7 @@ def test_saved_configurations_that_are_none(saved):
         ({"backend": "x"}, 'backend: "x"'),
     ],
 )
-async def test_keys(tmp_path, keys, expected):
-    stdin = json.dumps({"cniVersion": "1.0.0", "name": "n", **keys}).encode()
-    invocation = Invocation("ADD", "c1", "/nowhere", "eth0", "", "/nowhere", stdin)
-    assert await BuiltinRunner(tmp_path).unsupported("flannel", invocation) == expected
+def test_keys(tmp_path, keys, expected):
+    fields = {"cniVersion": "1.0.0", "name": "n", **keys}
+    invocation = Invocation("ADD", "c1", "/nowhere", "eth0", "", "/nowhere", fields)
+    assert BuiltinRunner(tmp_path).unsupported("flannel", invocation) == expected

@@ -1,9 +1,12 @@
 """What host-local accepts and refuses; the words are the reference plugin's, taken from runs of its binary."""
 
 import ipaddress
+import itertools
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from multus_daemon.builtin.host_local import config
 from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidEnvironmentError, InvalidNetworkConfigError
@@ -202,3 +205,30 @@ def test_bad_requested_addresses(ips, message):
 def test_text_of(text):
     address = ipaddress.ip_address(text)
     assert config.text_of(int(address), address.version) == str(address)
+
+
+RANGES = st.tuples(st.integers(0, 40), st.integers(0, 6)).map(
+    lambda ends: config.Range(4, 24, ends[0], sum(ends), ipaddress.ip_address("10.0.0.254"))
+)
+
+
+@given(st.lists(RANGES, max_size=8))
+def test_an_overlap_is_found_where_there_is_one(ranges):
+    pairs = [
+        (first, second)
+        for first, second in itertools.combinations(range(len(ranges)), 2)
+        if ranges[first].overlaps(ranges[second])
+    ]
+    found = config._overlap(ranges)
+    assert (found in pairs) if pairs else found is None
+
+
+@pytest.mark.parametrize("sets", [True, False])
+def test_every_range_is_compared_with_its_neighbour_only(monkeypatch, sets):
+    """Pair by pair, 10,000 ranges took 87 s of an ADD."""
+    compared = []
+    real = config.Range.overlaps
+    monkeypatch.setattr(config.Range, "overlaps", lambda self, other: compared.append(1) or real(self, other))
+    ranges = [{"subnet": f"10.{number // 256}.{number % 256}.0/24"} for number in range(2000)]
+    read({"ranges": [[item] for item in ranges] if sets else [ranges]})
+    assert len(compared) <= 2 * len(ranges)

@@ -5,7 +5,6 @@ import contextlib
 import errno
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,7 @@ class Network:
             self.files()
 
     def locked(self, owner=MINE):
-        given_up = threading.Event()
-        return store.locked(self.path, owner, deadline=time.monotonic() + 30, given_up=given_up, index=self.index)
+        return store.locked(self.path, owner, patience=30, index=self.index)
 
     def files(self, owner=MINE):
         with self.locked(owner) as leases:
@@ -278,7 +276,7 @@ def test_a_directory_that_is_touched_is_not_read_again(network, calls):
 
 def test_a_program_with_one_call_makes_no_watch(tmp_path):
     index = Index()
-    with store.locked(tmp_path, MINE, deadline=0, given_up=threading.Event(), index=index) as leases:
+    with store.locked(tmp_path, MINE, patience=0, index=index) as leases:
         assert leases.files() == []
     assert (len(index), index._watcher) == (0, None)
 

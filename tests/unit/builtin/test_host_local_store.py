@@ -9,6 +9,8 @@ from ipaddress import IPv4Address
 
 import pytest
 
+from multus_daemon.base import deadline
+from multus_daemon.base.deadline import Deadline, Interrupted
 from multus_daemon.builtin.host_local import store
 from multus_daemon.builtin.host_local.allocator import candidates
 from multus_daemon.builtin.host_local.config import Range, RangeSet
@@ -17,8 +19,8 @@ from multus_daemon.cni.errors import TryAgainLaterError
 OWNER = store.Owner("c1", "eth0")
 
 
-def locked(path, owner=OWNER, *, timeout=1.0, given_up=None):
-    return store.locked(path, owner, deadline=time.monotonic() + timeout, given_up=given_up or threading.Event())
+def locked(path, owner=OWNER, *, timeout=1.0):
+    return store.locked(path, owner, patience=timeout)
 
 
 def contents(path):
@@ -156,13 +158,25 @@ def test_a_lock_that_stays_taken(tmp_path):
 
 
 def test_waiting_ends_when_it_is_given_up(tmp_path):
-    given_up = threading.Event()
+    limit = Deadline()
     with locked(tmp_path):
-        timer = threading.Timer(0.05, given_up.set)
+        timer = threading.Timer(0.05, limit.stop)
         timer.start()
-        with pytest.raises(TryAgainLaterError), locked(tmp_path, timeout=30, given_up=given_up):
+        with pytest.raises(Interrupted), deadline.given(limit), locked(tmp_path, timeout=30):
             pytest.fail("two at a time")
         timer.join()
+
+
+def test_waiting_ends_with_the_time_of_the_caller(tmp_path):
+    started = time.monotonic()
+    with (
+        locked(tmp_path),
+        pytest.raises(deadline.ExpiredError),
+        deadline.within(0.1),
+        locked(tmp_path, timeout=30),
+    ):
+        pytest.fail("two at a time")
+    assert time.monotonic() - started < 20
 
 
 def test_no_descriptor_is_left(tmp_path):

@@ -1,9 +1,7 @@
-import json
-
 import pytest
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.ports import Invocation
 
 
 @pytest.mark.parametrize(
@@ -16,7 +14,7 @@ from multus_daemon.ports import Invocation
         ({"bccutoff": 5}, "bccutoff: 5"),
     ],
 )
-async def test_keys(tmp_path, keys, expected):
-    stdin = json.dumps({"cniVersion": "1.0.0", "name": "n", **keys}).encode()
-    invocation = Invocation("ADD", "c1", "/nowhere", "eth0", "", "/nowhere", stdin)
-    assert await BuiltinRunner(tmp_path).unsupported("macvlan", invocation) == expected
+def test_keys(tmp_path, keys, expected):
+    fields = {"cniVersion": "1.0.0", "name": "n", **keys}
+    invocation = Invocation("ADD", "c1", "/nowhere", "eth0", "", "/nowhere", fields)
+    assert BuiltinRunner(tmp_path).unsupported("macvlan", invocation) == expected

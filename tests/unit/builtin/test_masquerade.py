@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from multus_daemon.attachment import Invocation, ToolExit
 from multus_daemon.builtin import masquerade
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.masquerade import Owner
 from multus_daemon.cni.errors import CniError
-from multus_daemon.ports import Invocation, ToolExit, ToolNotFoundError
+from multus_daemon.ports import ToolNotFoundError
 from tests.fakes.runner import FakePluginRunner
 
 
@@ -63,7 +64,7 @@ class Host:
 
     works: bool
 
-    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+    def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
         if tool != "nft":
             raise ToolNotFoundError(f"no {tool}")
         checks = "--check" in arguments
@@ -71,10 +72,9 @@ class Host:
 
 
 @pytest.mark.parametrize("works", [True, False])
-async def test_rules_of_nftables_that_stay_are_a_failure_only_where_nft_works(works: bool) -> None:
+def test_rules_of_nftables_that_stay_are_a_failure_only_where_nft_works(works: bool) -> None:
     call = Call(
-        invocation=Invocation("DEL", "c1", "", "eth0", "", "", b"{}"),
-        fields={"ipMasq": True},
+        invocation=Invocation("DEL", "c1", "", "eth0", "", "", {"ipMasq": True}),
         name="n1",
         cni_version="1.0.0",
         prev_result=None,
@@ -84,6 +84,6 @@ async def test_rules_of_nftables_that_stay_are_a_failure_only_where_nft_works(wo
     )
     if works:
         with pytest.raises(CniError, match="failed to stop masquerading: nft failed"):
-            await masquerade.remove(call, None)
+            masquerade.remove(call, None)
     else:
-        await masquerade.remove(call, None)
+        masquerade.remove(call, None)

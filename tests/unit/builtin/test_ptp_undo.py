@@ -1,21 +1,25 @@
-"""Undo: order, shielding, deadlines."""
+"""Undo: order, deadlines of its own, whatever became of the request."""
 
 from __future__ import annotations
 
-import asyncio
+import threading
+from collections.abc import Callable
 
 import pytest
 
+from multus_daemon.base import deadline
+from multus_daemon.base.deadline import ExpiredError, Interrupted
 from multus_daemon.builtin.undo import Undo
+from tests.aside import PATIENCE, Aside
 
 
 class Steps:
     def __init__(self) -> None:
         self.done: list[str] = []
 
-    def make(self, name: str, *, seconds: float = 0.0, error: Exception | None = None):
-        async def step() -> None:
-            await asyncio.sleep(seconds)
+    def make(self, name: str, *, seconds: float = 0.0, error: Exception | None = None) -> Callable[[], None]:
+        def step() -> None:
+            deadline.pause(seconds)
             if error is not None:
                 raise error
             self.done.append(name)
@@ -23,18 +27,18 @@ class Steps:
         return step
 
 
-async def test_nothing_is_undone_on_success() -> None:
+def test_nothing_is_undone_on_success() -> None:
     steps = Steps()
-    async with Undo() as undo:
+    with Undo() as undo:
         undo.arm("a", steps.make("a"))
     assert steps.done == []
 
 
-async def test_reverse_order_past_failures_and_deadlines(caplog: pytest.LogCaptureFixture) -> None:
+def test_reverse_order_past_failures_and_deadlines(caplog: pytest.LogCaptureFixture) -> None:
     steps = Steps()
 
-    async def work() -> None:
-        async with Undo(seconds_for_each=0.05) as undo:
+    def work() -> None:
+        with Undo(seconds_for_each=0.05) as undo:
             undo.arm("a", steps.make("a"))
             undo.arm("b", steps.make("b", error=OSError("disk")))
             undo.arm("c", steps.make("c", seconds=30))
@@ -42,44 +46,62 @@ async def test_reverse_order_past_failures_and_deadlines(caplog: pytest.LogCaptu
             raise ValueError("the cause")
 
     with pytest.raises(ValueError, match="the cause"):
-        await work()
+        work()
     assert steps.done == ["d", "a"]
     assert "undo of a failed ADD: b: disk" in caplog.text
-    assert "undo of a failed ADD: c: TimeoutError" in caplog.text
+    assert "undo of a failed ADD: c: did not end within 0.05 s" in caplog.text
 
 
-@pytest.mark.parametrize("cancellations", [1, 3])
-async def test_cancellation_is_undone_whole(cancellations: int) -> None:
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_is_stopped_is_undone_whole(times: int) -> None:
     steps = Steps()
+    armed = threading.Event()
 
-    async def work() -> None:
-        async with Undo() as undo:
+    def work() -> None:
+        with Undo() as undo:
             undo.arm("a", steps.make("a", seconds=0.05))
             undo.arm("b", steps.make("b", seconds=0.05))
-            await asyncio.sleep(30)
+            armed.set()
+            deadline.pause(30)
 
-    task = asyncio.create_task(work())
-    await asyncio.sleep(0)
-    for _ in range(cancellations):
-        task.cancel()
-        await asyncio.sleep(0.01)
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    call = Aside(work)
+    assert armed.wait(PATIENCE)
+    for _ in range(times):
+        call.stop()
+        deadline.pause(0.01)
+    with pytest.raises(Interrupted):
+        call.result()
     assert steps.done == ["b", "a"]
 
 
-async def test_cancellation_during_the_undoing_of_an_error() -> None:
+def test_what_had_no_more_time_is_undone_whole() -> None:
     steps = Steps()
 
-    async def work() -> None:
-        async with Undo() as undo:
+    def work() -> None:
+        with deadline.within(0.05), Undo() as undo:
+            undo.arm("a", steps.make("a", seconds=0.1))
+            undo.arm("b", steps.make("b", seconds=0.1))
+            deadline.pause(30)
+
+    with pytest.raises(ExpiredError):
+        work()
+    assert steps.done == ["b", "a"]
+
+
+def test_a_stop_during_the_undoing_of_an_error() -> None:
+    steps = Steps()
+    began = threading.Event()
+
+    def work() -> None:
+        with Undo() as undo:
             undo.arm("a", steps.make("a", seconds=0.05))
+            undo.arm("b", began.set)
             raise ValueError("the cause")
 
-    task = asyncio.create_task(work())
-    await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError) as caught:
-        await task
-    assert isinstance(caught.value.__cause__, ValueError)
+    call = Aside(work)
+    assert began.wait(PATIENCE)
+    call.stop()
+    # Nobody waits for a deadline after that, so the error comes out as it is.
+    with pytest.raises(ValueError, match="the cause"):
+        call.result()
     assert steps.done == ["a"]

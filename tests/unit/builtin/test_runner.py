@@ -1,26 +1,30 @@
 """What the runner checks before a built-in works, and what becomes of its exceptions."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Sequence
 
 import pytest
 
+from multus_daemon.attachment import Invocation, ToolExit
+from multus_daemon.base import deadline
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.cni import gojson, result, skel
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError, UnsupportedFieldError
 from multus_daemon.cni.gojson import JsonError
 from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.ports import Invocation, ToolExit, ToolNotFoundError
+from multus_daemon.netlink import ops
+from multus_daemon.ports import ToolNotFoundError
 
 SUPPORTED = '["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]'
 
 
 class Recorder:
-    """A BuiltinPlugin that notes its calls and can be told to fail."""
+    """A built-in plugin that notes its calls and can be told to fail."""
 
     def __init__(self, result=None, error=None, delay=0.0):
         self.calls = []
+        self.sessions = []
         self.result, self.error, self.delay = result or Result(), error, delay
         self.unknown = ""
 
@@ -29,29 +33,31 @@ class Recorder:
             raise JsonError("no JSON of ours")
         return self.unknown
 
-    async def _note(self, verb, call):
+    def _note(self, verb, call):
         self.calls.append((verb, call))
-        await asyncio.sleep(self.delay)
+        deadline.pause(self.delay)
         if self.error is not None:
             raise self.error
         return self.result
 
-    async def add(self, call):
-        return await self._note("add", call)
+    def add(self, call, session):
+        self.sessions.append(session)
+        return self._note("add", call)
 
-    async def delete(self, call):
-        await self._note("delete", call)
+    def delete(self, call, session):
+        self.sessions.append(session)
+        self._note("delete", call)
 
-    async def check(self, call):
-        await self._note("check", call)
+    def check(self, call, session):
+        self.sessions.append(session)
+        self._note("check", call)
 
-    async def status(self, call):
-        await self._note("status", call)
+    def status(self, call):
+        self._note("status", call)
 
 
-def invocation(verb, stdin):
-    text = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
-    return Invocation(verb, "c1", "/run/netns/x", "eth0", "", "/opt/cni/bin", text)
+def invocation(verb, config, **more):
+    return Invocation(verb, "c1", "/run/netns/x", "eth0", "", "/opt/cni/bin", config, **more)
 
 
 @pytest.fixture
@@ -59,9 +65,12 @@ def recorder():
     return Recorder()
 
 
-async def run(recorder, tmp_path, verb, stdin, **options):
+def run(recorder, tmp_path, verb, stdin, **options):
+    """`stdin`: what becomes JSON, or bytes; what is no object is read as `multus-builtin` reads it."""
     runner = BuiltinRunner(tmp_path, plugins={"test": recorder}, **options)
-    return await runner.run("test", invocation(verb, stdin))
+    text = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
+    config = gojson.loads_object(text) if isinstance(stdin, dict) else skel.configuration(verb, text).fields
+    return runner.run("test", invocation(verb, config))
 
 
 REFUSED = [
@@ -100,24 +109,24 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("verb", "stdin", "code", "msg", "details"), REFUSED)
-async def test_refused(recorder, tmp_path, verb, stdin, code, msg, details):
+def test_refused(recorder, tmp_path, verb, stdin, code, msg, details):
     with pytest.raises(CniError) as caught:
-        await run(recorder, tmp_path, verb, stdin)
+        run(recorder, tmp_path, verb, stdin)
     assert caught.value.code == code
     if msg is not None:
         assert (caught.value.msg, caught.value.details) == (msg, details)
     assert recorder.calls == []
 
 
-async def test_prev_result_error_says_what_it_is_about(recorder, tmp_path):
+def test_prev_result_error_says_what_it_is_about(recorder, tmp_path):
     with pytest.raises(CniError, match="could not parse prevResult: "):
-        await run(recorder, tmp_path, "ADD", {"name": "n", "cniVersion": "1.0.0", "prevResult": {"ips": 5}})
+        run(recorder, tmp_path, "ADD", {"name": "n", "cniVersion": "1.0.0", "prevResult": {"ips": 5}})
 
 
 @pytest.mark.parametrize("verb", ["DEL", "STATUS", "GC"])
-async def test_a_bad_prev_result_does_not_stop_a_del(recorder, tmp_path, verb, caplog):
+def test_a_bad_prev_result_does_not_stop_a_del(recorder, tmp_path, verb, caplog):
     with caplog.at_level(logging.WARNING):
-        assert await run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0", "prevResult": 5}) == b""
+        assert run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0", "prevResult": 5}) == Result()
     assert "goes on without prevResult" in caplog.text
     assert all(call.prev_result is None for _, call in recorder.calls)
 
@@ -125,37 +134,62 @@ async def test_a_bad_prev_result_does_not_stop_a_del(recorder, tmp_path, verb, c
 @pytest.mark.parametrize(
     ("verb", "method"), [("DEL", ["delete"]), ("CHECK", ["check"]), ("STATUS", ["status"]), ("GC", [])]
 )
-async def test_verbs_without_output(recorder, tmp_path, verb, method):
-    assert await run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0"}) == b""
+def test_verbs_without_output(recorder, tmp_path, verb, method):
+    assert run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0"}) == Result()
     assert [name for name, _ in recorder.calls] == method
 
 
-async def test_version_reads_nothing(recorder, tmp_path):
-    assert await run(recorder, tmp_path, "VERSION", b"no JSON") == (
+def test_version_is_answered_by_whoever_reads_the_call(recorder, tmp_path):
+    assert run(recorder, tmp_path, "VERSION", {"name": "n"}) == Result()
+    assert recorder.calls == []
+    assert skel.version_stdout() == (
         b'{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}\n'
     )
 
 
-async def test_the_call(recorder, tmp_path):
+def test_the_call(recorder, tmp_path):
     stdin = {
         "NAME": "net",
         "cniVersion": "0.4.0",
         "prevResult": {"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.2/24"}]},
     }
-    await run(recorder, tmp_path, "ADD", stdin)
+    run(recorder, tmp_path, "ADD", stdin)
     ((_, call),) = recorder.calls
     assert (call.name, call.cni_version, call.host_root) == ("net", "0.4.0", tmp_path)
     assert call.prev_result == Result(ips=(IpConfig("10.0.0.2/24"),))
     assert call.fields == stdin
     assert call.invocation.container_id == "c1"
+    assert [session.path for session in recorder.sessions] == ["/run/netns/x"]
 
 
-async def test_ipam_is_the_runner_itself_until_it_is_set(tmp_path):
+@pytest.mark.parametrize("written", [{}, {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.9/8"}]}}])
+def test_a_previous_result_beside_the_configuration_counts(recorder, tmp_path, written):
+    given = Result(ips=(IpConfig("10.0.0.2/24"),))
+    runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
+    runner.run("test", invocation("ADD", {"name": "n", "cniVersion": "1.0.0", **written}, prev_result=given))
+    ((_, call),) = recorder.calls
+    assert call.prev_result is given
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
+def test_a_session_is_of_one_call_or_of_a_thread_that_keeps_it(recorder, tmp_path, verb):
+    for _ in range(2):
+        run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.0.0"})
+    with ops.kept_open():
+        for _ in range(2):
+            run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.0.0"})
+    first, second, third, fourth = recorder.sessions
+    assert first is not second
+    assert third not in (first, second)
+    assert third is fourth
+
+
+def test_ipam_is_the_runner_itself_until_it_is_set(tmp_path):
     recorder, other = Recorder(), BuiltinRunner(tmp_path)
     runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
-    await runner.run("test", invocation("DEL", {"name": "n"}))
+    runner.run("test", invocation("DEL", {"name": "n"}))
     runner.ipam = other
-    await runner.run("test", invocation("DEL", {"name": "n"}))
+    runner.run("test", invocation("DEL", {"name": "n"}))
     assert [call.ipam for _, call in recorder.calls] == [runner, other]
 
 
@@ -166,16 +200,18 @@ async def test_ipam_is_the_runner_itself_until_it_is_set(tmp_path):
         ("1.1.0", {"cniVersion": "1.1.0", "interfaces": [{"name": "e"}], "ips": [{"address": "10.0.0.2/24"}]}),
     ],
 )
-async def test_the_result_is_in_the_version_of_the_configuration(tmp_path, version, expected):
+def test_the_result_is_in_the_version_of_the_configuration(tmp_path, version, expected):
     recorder = Recorder(Result(interfaces=(Interface("e"),), ips=(IpConfig("10.0.0.2/24"),)))
-    printed = await run(recorder, tmp_path, "ADD", {"name": "n", "cniVersion": version})
-    assert json.loads(printed) == expected
+    found = run(recorder, tmp_path, "ADD", {"name": "n", "cniVersion": version})
+    assert result.to_object(found, version) == expected
+    # In memory as on its way through a process.
+    assert found == result.from_object(expected, version)
 
 
-async def test_a_cni_error_passes_unchanged(tmp_path):
+def test_a_cni_error_passes_unchanged(tmp_path):
     error = CniError("mine", "details", code=123)
     with pytest.raises(CniError) as caught:
-        await run(Recorder(error=error), tmp_path, "DEL", {"name": "n"})
+        run(Recorder(error=error), tmp_path, "DEL", {"name": "n"})
     assert caught.value is error
 
 
@@ -183,63 +219,63 @@ async def test_a_cni_error_passes_unchanged(tmp_path):
     ("error", "msg"),
     [(ValueError("broken"), "broken"), (KeyError(), "KeyError"), (TimeoutError("its own"), "its own")],
 )
-async def test_any_other_exception_becomes_999(tmp_path, error, msg):
+def test_any_other_exception_becomes_999(tmp_path, error, msg):
     with pytest.raises(CniError) as caught:
-        await run(Recorder(error=error), tmp_path, "ADD", {"name": "n"})
+        run(Recorder(error=error), tmp_path, "ADD", {"name": "n"})
     assert caught.value.to_object() == {"code": 999, "msg": msg}
     assert caught.value.__cause__ is error
 
 
-async def test_deadline(tmp_path):
+def test_deadline(tmp_path):
     with pytest.raises(TryAgainLaterError, match=r'plugin "test" did not end within 0.05 s'):
-        await run(Recorder(delay=30), tmp_path, "ADD", {"name": "n"}, timeout=0.05)
+        run(Recorder(delay=30), tmp_path, "ADD", {"name": "n"}, timeout=0.05)
 
 
-async def test_unknown_types(tmp_path):
+def test_unknown_types(tmp_path):
     runner = BuiltinRunner(tmp_path)
     assert {runner.locate(name) for name in PLUGINS} == {"built-in"}
     assert runner.locate("no-such") == ""
     with pytest.raises(InvalidNetworkConfigError, match='failed to find plugin "no-such"'):
-        await runner.run("no-such", invocation("ADD", {"name": "n"}))
+        runner.run("no-such", invocation("ADD", {"name": "n"}))
 
 
 @pytest.mark.parametrize("plugin_type", sorted(PLUGINS))
-async def test_every_registered_plugin_is_there(tmp_path, plugin_type):
-    assert await BuiltinRunner(tmp_path).run(plugin_type, invocation("GC", {"name": "n", "cniVersion": "1.1.0"})) == b""
+def test_every_registered_plugin_is_there(tmp_path, plugin_type):
+    assert BuiltinRunner(tmp_path).run(plugin_type, invocation("GC", {"name": "n", "cniVersion": "1.1.0"})) == Result()
 
 
 # --- what a built-in does not know -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "STATUS"])
-async def test_what_is_not_known_is_refused_before_anything_is_done(recorder, tmp_path, verb):
+def test_what_is_not_known_is_refused_before_anything_is_done(recorder, tmp_path, verb):
     recorder.unknown = "newKey: 5"
     with pytest.raises(UnsupportedFieldError) as caught:
-        await run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0"})
+        run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0"})
     assert (caught.value.code, caught.value.msg) == (2, "newKey: 5 is not supported by the built-in test")
     assert "install the binary of test" in caught.value.details
     assert recorder.calls == []
 
 
 @pytest.mark.parametrize(("verb", "called"), [("DEL", ["delete"]), ("GC", [])])
-async def test_del_does_what_it_can(recorder, tmp_path, verb, called, caplog):
+def test_del_does_what_it_can(recorder, tmp_path, verb, called, caplog):
     """Refused, it would come back for ever, where the ADD has been refused."""
     recorder.unknown = "newKey: 5"
-    assert await run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0"}) == b""
+    assert run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.1.0"}) == Result()
     assert [name for name, _ in recorder.calls] == called
     assert f"{verb} by the built-in test, to which newKey: 5 means nothing" in caplog.text
 
 
-async def test_the_question_touches_nothing(recorder, tmp_path):
+def test_the_question_touches_nothing(recorder, tmp_path):
     recorder.unknown = "newKey: 5"
     runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
     for verb in ("ADD", "DEL", "GC"):
-        assert await runner.unsupported("test", invocation(verb, {"name": "n", "cniVersion": "1.1.0"})) == "newKey: 5"
-    assert await runner.unsupported("test", invocation("VERSION", b"")) == ""
-    # What can't be read is for `run` to refuse.
-    assert await runner.unsupported("test", invocation("ADD", b"{")) == ""
+        assert runner.unsupported("test", invocation(verb, {"name": "n", "cniVersion": "1.1.0"})) == "newKey: 5"
+    assert runner.unsupported("test", invocation("VERSION", {})) == ""
+    # What can't be used is for `run` to refuse.
+    assert runner.unsupported("test", invocation("ADD", {"name": 5})) == ""
     recorder.unknown = "unreadable"
-    assert await runner.unsupported("test", invocation("ADD", {"name": "n"})) == ""
+    assert runner.unsupported("test", invocation("ADD", {"name": "n"})) == ""
     assert recorder.calls == []
 
 
@@ -268,23 +304,23 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("plugin_type", "fields", "expected"), [*((*item, "") for item in KNOWN), *UNKNOWN])
-async def test_keys(tmp_path, plugin_type, fields, expected):
+def test_keys(tmp_path, plugin_type, fields, expected):
     stdin = {"cniVersion": "1.0.0", "name": "n", "type": plugin_type, "ipam": {}, "dns": {}, **fields}
-    assert await BuiltinRunner(tmp_path).unsupported(plugin_type, invocation("ADD", stdin)) == expected
+    assert BuiltinRunner(tmp_path).unsupported(plugin_type, invocation("ADD", stdin)) == expected
 
 
 class NoTools:
     """A host without a single program."""
 
-    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+    def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
         raise ToolNotFoundError(tool)
 
 
 @pytest.mark.parametrize(
     ("backend", "expected"), [("iptables", ""), ("nftables", ""), ("ebpf", 'ipMasqBackend: "ebpf"')]
 )
-async def test_backends(tmp_path, backend, expected):
+def test_backends(tmp_path, backend, expected):
     runner = BuiltinRunner(tmp_path, tools=NoTools())
     stdin = {"name": "n", "ipMasq": True, "ipMasqBackend": backend}
     for plugin_type in ("bridge", "ptp"):
-        assert await runner.unsupported(plugin_type, invocation("ADD", stdin)) == expected
+        assert runner.unsupported(plugin_type, invocation("ADD", stdin)) == expected

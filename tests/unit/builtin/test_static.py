@@ -1,15 +1,14 @@
-import json
-
 import pytest
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.runner import BuiltinRunner
+from multus_daemon.cni import result
 from multus_daemon.cni.errors import CniError
-from multus_daemon.ports import Invocation
 
 
 def invocation(verb, ipam, *, args="", **keys):
     config = {"cniVersion": "1.0.0", "name": "n", "type": "ptp", "ipam": ipam, **keys}
-    return Invocation(verb, "c1", "/nowhere", "eth0", args, "/nowhere", json.dumps(config).encode())
+    return Invocation(verb, "c1", "/nowhere", "eth0", args, "/nowhere", config)
 
 
 @pytest.mark.parametrize(
@@ -22,9 +21,9 @@ def invocation(verb, ipam, *, args="", **keys):
         ({"addresses": [{"address": "x"}, {"interface": 1}]}, "ipam.addresses: interface: 1"),
     ],
 )
-async def test_keys(tmp_path, ipam, expected):
+def test_keys(tmp_path, ipam, expected):
     # Those of the plugin that calls it are not its own.
-    found = await BuiltinRunner(tmp_path).unsupported("static", invocation("ADD", ipam, bridge="b", mtu=5))
+    found = BuiltinRunner(tmp_path).unsupported("static", invocation("ADD", ipam, bridge="b", mtu=5))
     assert found == expected
 
 
@@ -41,9 +40,9 @@ async def test_keys(tmp_path, ipam, expected):
         ),
     ],
 )
-async def test_cni_args(tmp_path, args, addresses):
-    printed = await BuiltinRunner(tmp_path).run("static", invocation("ADD", {"type": "static"}, args=args))
-    assert json.loads(printed) == {"cniVersion": "1.0.0", "ips": addresses}
+def test_cni_args(tmp_path, args, addresses):
+    found = BuiltinRunner(tmp_path).run("static", invocation("ADD", {"type": "static"}, args=args))
+    assert result.to_object(found, "1.0.0") == {"cniVersion": "1.0.0", "ips": addresses}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ async def test_cni_args(tmp_path, args, addresses):
         ({}, "MAC=x", 4),
     ],
 )
-async def test_codes(tmp_path, ipam, args, code):
+def test_codes(tmp_path, ipam, args, code):
     with pytest.raises(CniError) as caught:
-        await BuiltinRunner(tmp_path).run("static", invocation("ADD", ipam, args=args))
+        BuiltinRunner(tmp_path).run("static", invocation("ADD", ipam, args=args))
     assert caught.value.code == code

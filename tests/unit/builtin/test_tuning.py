@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 
@@ -6,19 +5,18 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.builtin.tuning import allowlist, config
 from multus_daemon.builtin.tuning.config import Attributes
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
-from multus_daemon.ports import Invocation
 
 
 def call(ifname="eth0", cni_args="", **keys):
     fields = {"cniVersion": "1.0.0", "name": "n", "type": "tuning", **keys}
-    invocation = Invocation("ADD", "c1", "/nowhere", ifname, cni_args, "/nowhere", json.dumps(fields).encode())
-    runner = BuiltinRunner(Path("/nowhere"))
-    return Call(invocation, fields, "n", "1.0.0", None, Path("/nowhere"), runner)
+    invocation = Invocation("ADD", "c1", "/nowhere", ifname, cni_args, "/nowhere", fields)
+    return Call(invocation, "n", "1.0.0", None, Path("/nowhere"), BuiltinRunner(Path("/nowhere")))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Network configurations: CNI SPEC section 1 and 3, libcni's `conf.go` and `api.go` where the text is silent."""
 
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -48,8 +49,14 @@ def listed(*plugins: object, **others: object) -> dict[str, object]:
     return {"cniVersion": "1.0.0", "name": "net", "plugins": list(plugins), **others}
 
 
-def stdin(config: NetworkConfig, index: int = 0, **options: Any) -> dict[str, Any]:
-    return gojson.loads_object(conf.plugin_stdin(config, config.plugins[index], **options))
+def stdin(
+    config: NetworkConfig, index: int = 0, *, prev_result: dict[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """What a process reads, which says the same as what a built-in is given."""
+    fields = conf.plugin_fields(config, config.plugins[index], **options)
+    if prev_result is None:
+        assert gojson.loads_object(conf.plugin_stdin(fields, None)) == fields
+    return gojson.loads_object(conf.plugin_stdin(fields, prev_result))
 
 
 # --- parse -----------------------------------------------------------------------------------------------------------
@@ -227,7 +234,8 @@ def test_parse_raises_nothing_but_cni_errors(fields: dict[str, object]) -> None:
     assert config.raw == raw
     assert config.plugins
     for plugin in config.plugins:
-        derived = gojson.loads_object(conf.plugin_stdin(config, plugin))
+        derived = conf.plugin_fields(config, plugin)
+        assert gojson.loads_object(conf.plugin_stdin(derived, None)) == derived
         assert derived["name"] == config.name
         assert conf.parse(json.dumps(derived).encode()).type == plugin.type
 
@@ -299,7 +307,7 @@ def test_extra_keys() -> None:
 
 def test_stdin_is_compact_sorted_and_escaped_as_gos() -> None:
     config = parse(listed({"type": "a", "b": "<x>", "a": {"z": 1.0, "y": None}}))
-    assert conf.plugin_stdin(config, config.plugins[0]) == (
+    assert conf.plugin_stdin(conf.plugin_fields(config, config.plugins[0]), None) == (
         b'{"a":{"y":null,"z":1},"b":"\\u003cx\\u003e","cniVersion":"1.0.0","name":"net","type":"a"}'
     )
 
@@ -309,6 +317,105 @@ def test_stdin_leaves_the_configuration_alone() -> None:
     before = json.dumps(config.plugins[0].fields)
     stdin(config, capability_args={"mac": "m"}, prev_result={}, extra={"type": "b"})
     assert json.dumps(config.plugins[0].fields) == before
+
+
+def test_stdin_leaves_the_fields_alone() -> None:
+    config = parse(listed({"type": "a", "prevResult": {"old": 1}}))
+    fields = conf.plugin_fields(config, config.plugins[0])
+    before = json.dumps(fields)
+    conf.plugin_stdin(fields, {"new": 1})
+    assert json.dumps(fields) == before
+
+
+def test_of_two_spellings_the_same_one_counts_for_a_built_in_and_for_a_process() -> None:
+    """The bytes are sorted by key, and the last one counts; so the fields have to be."""
+    config = conf.parse(b'{"name":"n","plugins":[{"type":"a","mtu":1,"MTU":2,"Ipam":{"b":1,"B":2}}]}')
+    fields = conf.plugin_fields(config, config.plugins[0])
+    read = gojson.loads_object(conf.plugin_stdin(fields, None))
+    assert gojson.get_int(fields, "mtu") == gojson.get_int(read, "mtu") == 1
+    ipam = [gojson.get_object(value, "ipam") or {} for value in (fields, read)]
+    assert [gojson.get_int(value, "b") for value in ipam] == [1, 1]
+
+
+# --- what is remembered ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remembered() -> Iterator[Callable[[], int]]:
+    """How many configurations are remembered; none of before the test, none afterwards."""
+    conf._parsed_before.cache_clear()
+    yield lambda: conf._parsed_before.cache_info().currsize
+    conf._parsed_before.cache_clear()
+
+
+def padded(size: int) -> bytes:
+    """A configuration of so many bytes."""
+    fields = b'{"name":"n","type":"a","pad":"%s"}'
+    return fields % (b"x" * (size - len(fields) + 2))
+
+
+@pytest.mark.usefixtures("remembered")
+def test_the_same_bytes_are_read_once() -> None:
+    raw = b'{"name":"n","type":"a"}'
+    assert conf.parse(raw) is conf.parse(bytes(bytearray(raw)))
+
+
+@pytest.mark.usefixtures("remembered")
+def test_what_is_remembered_is_of_the_bytes_and_of_what_was_asked() -> None:
+    without = b'{"type":"a"}'
+    assert [conf.parse(without, default_name=name).name for name in ("one", "two", "one")] == ["one", "two", "one"]
+    with pytest.raises(InvalidNetworkConfigError, match="missing network name"):
+        conf.parse(without)
+    empty = b'{"name":"n"}'
+    assert conf.parse(empty, allow_no_plugins=True).plugins == ()
+    with pytest.raises(InvalidNetworkConfigError, match="neither 'type' nor 'plugins'"):
+        conf.parse(empty)
+
+
+def test_an_error_is_not_remembered(remembered: Callable[[], int]) -> None:
+    raised = []
+    for _ in range(2):
+        with pytest.raises(InvalidNetworkConfigError) as caught:
+            conf.parse(b'{"type":"a"}')
+        raised.append(caught.value)
+    # Of its own for each: a traceback grows where an exception is raised again.
+    assert raised[0] is not raised[1]
+    assert remembered() == 0
+
+
+def test_what_is_large_is_not_remembered(remembered: Callable[[], int]) -> None:
+    limit = conf._REMEMBERED_MAX_BYTES
+    small, large = padded(limit), padded(limit + 1)
+    assert (len(small), len(large)) == (limit, limit + 1)
+    assert conf.parse(large) == conf.parse(large)
+    assert remembered() == 0
+    conf.parse(small)
+    assert remembered() == 1
+
+
+def test_what_is_remembered_is_bounded(remembered: Callable[[], int]) -> None:
+    """Whoever may write NetworkAttachmentDefinitions can't make the daemon keep more than so many."""
+    limit = conf._parsed_before.cache_info().maxsize
+    assert limit == 256
+    for number in range(limit + 10):
+        conf.parse(b'{"name":"n%d","type":"a"}' % number)
+    assert remembered() == limit
+
+
+@pytest.mark.usefixtures("remembered")
+def test_nothing_that_is_made_of_a_remembered_configuration_changes_it() -> None:
+    raw = json.dumps(listed({"type": "a", "capabilities": {"mac": True}, "args": {"cni": {"x": 1}}, "k": {}})).encode()
+    config = conf.parse(raw)
+    before = json.dumps([plugin.fields for plugin in config.plugins])
+    fields = conf.plugin_fields(config, config.plugins[0], capability_args={"mac": "m"}, extra={"type": "b"})
+    conf.plugin_stdin(fields, {})
+    conf.with_plugins(config, (b'{"type":"b"}',))
+    conf.with_plugin_fields(config, {"deviceID": "d"}, {"x": 2})
+    conf.with_version(config, "0.4.0")
+    again = conf.parse(raw)
+    assert again is config
+    assert json.dumps([plugin.fields for plugin in again.plugins]) == before
+    assert again == conf._parse(raw, "", False)
 
 
 # --- changed networks ------------------------------------------------------------------------------------------------

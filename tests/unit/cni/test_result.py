@@ -351,6 +351,49 @@ def test_stdout_is_escaped_as_gos() -> None:
     assert b'"\\u003ca\\u0026b\\u003e"' in result.to_stdout(Result(dns=Dns(domain="<a&b>")), "1.0.0")
 
 
+# --- as who gets it sees it ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", NEWEST)
+def test_nothing_is_lost_in_1_x(version: str) -> None:
+    # What only 1.1.0 has in interfaces stays in 1.0.0: nothing checks it there, and libraries pass it on.
+    found = Result((Interface("eth0", "m", 1400, "/n", "/s", "0000:00:01.0"),), (IpConfig("10.0.0.1/8", "", 0),))
+    assert result.in_version(found, version) is found
+
+
+@pytest.mark.parametrize("version", MIDDLE)
+def test_what_0_x_can_not_say_is_lost(version: str) -> None:
+    found = Result((Interface("eth0", "m", 1400, "/n", "/s", "0000:00:01.0"),), (IpConfig("10.0.0.1/8", "", 0),))
+    seen = result.in_version(found, version)
+    assert seen == Result((Interface("eth0", "m", sandbox="/n"),), found.ips)
+
+
+@pytest.mark.parametrize("version", OLDEST)
+def test_the_oldest_versions_know_one_address_of_each_family(version: str) -> None:
+    addresses = (IpConfig("10.0.0.1/8", "", 0), IpConfig("10.0.0.2/8"), IpConfig("fd00::1/64"))
+    seen = result.in_version(Result((Interface("eth0"),), addresses, (Route("0.0.0.0/0"),)), version)
+    assert seen == Result((), (IpConfig("10.0.0.1/8"), IpConfig("fd00::1/64")), (Route("0.0.0.0/0"),))
+
+
+@pytest.mark.parametrize("version", versions.SUPPORTED)
+def test_nothing_can_be_said_in_every_version(version: str) -> None:
+    assert result.in_version(Result(), version) == Result()
+    # As a process says it.
+    assert result.decode(result.empty_stdout(version), "") == Result()
+
+
+@pytest.mark.parametrize("version", OLDEST)
+def test_the_oldest_versions_can_not_say_a_result_without_an_address(version: str) -> None:
+    with pytest.raises(IncompatibleVersionError):
+        result.in_version(Result((Interface("eth0"),)), version)
+
+
+@pytest.mark.parametrize("found", [Result(), Result((Interface("eth0"),))])
+def test_a_version_that_nobody_knows_is_refused(found: Result) -> None:
+    with pytest.raises(IncompatibleVersionError):
+        result.in_version(found, "9.9.9")
+
+
 # --- any result ------------------------------------------------------------------------------------------------------
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8)
@@ -406,6 +449,23 @@ def test_oldest_versions_once_written_stay_as_they_are(version: str, value: Resu
         return
     written = result.to_object(value, version)
     assert result.to_object(result.from_object(written, ""), version) == written
+
+
+@pytest.mark.parametrize("version", versions.SUPPORTED)
+@given(value=results(INTERFACES_1_1))
+def test_in_version_is_what_comes_back_from_a_process(version: str, value: Result) -> None:
+    try:
+        printed = result.to_stdout(value, version)
+    except IncompatibleVersionError:
+        if value == Result():
+            assert result.in_version(value, version) == value
+            return
+        with pytest.raises(IncompatibleVersionError):
+            result.in_version(value, version)
+        return
+    seen = result.in_version(value, version)
+    assert seen == result.decode(printed, "")
+    assert result.in_version(seen, version) == seen
 
 
 JSON = st.recursive(

@@ -23,7 +23,7 @@ from multus_daemon.base.gates import Gates
 from multus_daemon.controllers import runtime_conf
 from multus_daemon.controllers.primary_config import GATE, PrimaryConfig
 from multus_daemon.delegates.conf_files import NodeConfFiles
-from multus_daemon.engine.verbs import INDICATOR_GATE
+from multus_daemon.engine.engine import INDICATOR_GATE
 from multus_daemon.netconf import generate
 from multus_daemon.ports import EVENT_MESSAGE_MAX
 from tests.fakes.cluster import FakeClusterStore

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,15 +16,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import Attachment, ContainerRecord, Pod, Sandbox
+from multus_daemon.base import portal
+from multus_daemon.base.deadline import Deadline
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Result
 from multus_daemon.controllers.reconcile import Reconcile
+from multus_daemon.engine import reconcile
+from multus_daemon.engine.reconcile import Findings, Orphan
 from multus_daemon.nad.selection import NETWORKS_ANNOTATION
-from multus_daemon.ports import Attachment, ContainerRecord, Pod, Sandbox
+from tests.aside import Aside
 from tests.fakes.runner import FakeDelegateRunner
 from tests.fakes.store import FakeDelegateStore
 from tests.unit.engine.conftest import NETNS, Engine
+
+Until = Callable[..., Awaitable[None]]
 
 WHOLE = [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
 
@@ -44,6 +54,19 @@ class Counts:
         self.lacking = pods
 
 
+class Orphans:
+    """Each call in a thread of its own, as the daemon has it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def look(self) -> Findings:
+        return await portal.run(Deadline(), partial(reconcile.look, self.world.engine.verbs.engine))
+
+    async def delete(self, orphan: Orphan, seconds: float) -> bool:
+        return await portal.run(Deadline(), partial(reconcile.delete, self.world.engine.verbs.engine, orphan, seconds))
+
+
 class World:
     """An engine with one container, `c1` of the pod `web/p1`, and the controller."""
 
@@ -53,11 +76,11 @@ class World:
         self.controller = self.make()
 
     def make(self) -> Reconcile:
-        return Reconcile(self.engine.verbs.orphans, self.engine.cluster, self.counts, seconds=300)
+        return Reconcile(Orphans(self), self.engine.cluster, self.counts, seconds=300)
 
-    async def add(self, networks: str = "n1,n2") -> None:
+    def add(self, networks: str = "n1,n2") -> None:
         self.engine.declare(networks)
-        await self.engine.verbs.add(self.engine.request())
+        Aside(self.engine.verbs.add, self.engine.request()).result()
         self.engine.runner.calls.clear()
         self.engine.cluster.events.clear()
 
@@ -81,7 +104,7 @@ def world() -> World:
 @pytest.mark.weak_spot(32)
 @pytest.mark.parametrize("unsynced", [True, False])
 async def test_a_container_whose_namespace_is_gone_is_deleted_at_once(world: World, unsynced: bool) -> None:
-    await world.add()
+    world.add()
     world.engine.links.namespaces.clear()
     world.engine.cluster.unsynced = unsynced
     await world.runs()
@@ -95,7 +118,7 @@ async def test_a_container_whose_namespace_is_gone_is_deleted_at_once(world: Wor
 
 async def test_a_path_of_which_nothing_can_be_told_is_not_gone(world: World) -> None:
     """No /run/netns yet, or not mounted: every pod of the node would lose its networks."""
-    await world.add()
+    world.add()
     world.engine.links.namespaces.clear()
     world.engine.links.unseen.add(NETNS)
     await world.runs(3)
@@ -103,9 +126,9 @@ async def test_a_path_of_which_nothing_can_be_told_is_not_gone(world: World) -> 
 
 
 async def test_a_pod_that_is_gone_and_an_empty_namespace_are_an_orphan_at_the_second_look(world: World) -> None:
-    await world.add()
+    world.add()
     world.engine.cluster.pods.clear()
-    world.engine.links.uninhabited.add(NETNS)
+    world.engine.links.unused.add(NETNS)
     await world.runs()
     assert world.containers == ["c1"], "its pod may not be known yet"
     await world.runs()
@@ -116,12 +139,12 @@ async def test_a_pod_that_is_gone_and_an_empty_namespace_are_an_orphan_at_the_se
 
 @pytest.mark.parametrize("cut_off", [True, False])
 async def test_what_a_crash_cut_off_is_an_orphan_likewise(world: World, cut_off: bool) -> None:
-    await world.add()
+    world.add()
     record = world.engine.store.records["c1"]
     torn = replace(record, complete=False, attachments=tuple(item.with_result(None) for item in record.attachments))
     world.engine.store.save(torn if cut_off else record)
     world.engine.cluster.pods.clear()
-    world.engine.links.uninhabited.add(NETNS)
+    world.engine.links.unused.add(NETNS)
     await world.runs(2)
     assert world.containers == []
 
@@ -132,15 +155,15 @@ async def test_what_a_crash_cut_off_is_an_orphan_likewise(world: World, cut_off:
 )
 async def test_what_may_live_is_never_touched(world: World, spared: str) -> None:
     engine = world.engine
-    await world.add()
-    engine.links.uninhabited.add(NETNS)
+    world.add()
+    engine.links.unused.add(NETNS)
     engine.cluster.pods.clear()
     known = Pod(Namespace("web"), PodName("p1"), PodUid("u1"), {NETWORKS_ANNOTATION: "n1,n2"})
     match spared:
         case "pod known":
             engine.cluster.put_pod(known)
         case "inhabited":
-            engine.links.uninhabited.clear()
+            engine.links.unused.clear()
         case "store not synced":
             engine.cluster.unsynced = True
         case "static pod":
@@ -160,70 +183,70 @@ async def test_what_may_live_is_never_touched(world: World, spared: str) -> None
 @pytest.mark.parametrize("since", ["processes have come", "added anew", "deleted", "nothing"])
 async def test_what_was_found_is_judged_again_before_it_is_deleted(world: World, since: str) -> None:
     engine = world.engine
-    await world.add()
+    world.add()
     engine.cluster.pods.clear()
-    engine.links.uninhabited.add(NETNS)
-    [orphan] = (await engine.verbs.orphans.look()).orphans.values()
+    engine.links.unused.add(NETNS)
+    orphans = Orphans(world)
+    [orphan] = (await orphans.look()).orphans.values()
     match since:
         case "processes have come":
-            engine.links.uninhabited.clear()
+            engine.links.unused.clear()
         case "added anew":
             engine.store.save(replace(orphan.record, created=orphan.record.created + 1))
         case "deleted":
             engine.store.remove(orphan.record.sandbox.container_id)
         case _:
             assert since == "nothing"
-    assert await engine.verbs.orphans.delete(orphan, 5) is (since == "nothing")
+    assert await orphans.delete(orphan, 5) is (since == "nothing")
     assert bool(engine.runner.calls) is (since == "nothing")
 
 
-async def test_what_is_worked_on_is_no_orphan(world: World) -> None:
+async def test_what_is_worked_on_is_no_orphan(world: World, until: Until) -> None:
     engine = world.engine
-    await world.add()
+    world.add()
     engine.cluster.pods.clear()
     engine.links.namespaces.clear()
-    orphans = engine.verbs.orphans
+    orphans = Orphans(world)
     [orphan] = (await orphans.look()).orphans.values()
-    engine.runner.pause = 0.02
-    deleting = asyncio.create_task(engine.verbs.delete(engine.request("DEL")))
-    await asyncio.sleep(0.01)
+    engine.runner.pause = 0.5
+    engine.runner.calls.clear()
+    deleting = Aside(engine.verbs.delete, engine.request("DEL"))
+    await until(lambda: engine.runner.calls)
     assert (await orphans.look()).orphans == {}
     assert not await orphans.delete(orphan, 5)
-    assert not deleting.done()
-    await deleting
+    assert not deleting.done
+    deleting.result()
 
 
 async def test_a_new_pod_of_the_same_name_does_not_keep_the_old_ones_container(world: World) -> None:
-    await world.add()
+    world.add()
     world.engine.declare("n1,n2", uid="u2")
-    world.engine.links.uninhabited.add(NETNS)
+    world.engine.links.unused.add(NETNS)
     await world.runs(2)
     assert world.containers == []
 
 
-async def test_an_add_under_way_is_never_touched(world: World) -> None:
+async def test_an_add_under_way_is_never_touched(world: World, until: Until) -> None:
     engine = world.engine
     engine.declare("n1")
     engine.runner.pause = 2
-    adding = asyncio.create_task(engine.verbs.add(engine.request()))
-    async with asyncio.timeout(30):
-        while not engine.runner.calls:
-            await asyncio.sleep(0.01)
+    adding = Aside(engine.verbs.add, engine.request())
+    await until(lambda: engine.runner.calls)
     assert world.containers == ["c1"]
     engine.cluster.pods.clear()
-    engine.links.uninhabited.add(NETNS)
+    engine.links.unused.add(NETNS)
     await world.runs(3)
-    assert not adding.done()
-    await adding
+    assert not adding.done
+    adding.result()
     assert {verb for verb, _ in engine.runner.order} == {"ADD"}
 
 
 async def test_a_name_that_is_used_again_belongs_to_the_newer_container(world: World) -> None:
-    await world.add()
+    world.add()
     old = world.engine.store.records["c1"]
     newer = replace(old, sandbox=Sandbox(ContainerId("c2"), NETNS), created=old.created + 1)
     world.engine.store.save(newer)
-    world.engine.links.uninhabited.add(NETNS)
+    world.engine.links.unused.add(NETNS)
     await world.runs(2)
     assert {call.sandbox for call in world.engine.runner.calls} == {Sandbox(ContainerId("c1"), "")}
     assert world.containers == ["c2"]
@@ -231,7 +254,7 @@ async def test_a_name_that_is_used_again_belongs_to_the_newer_container(world: W
 
 async def test_two_containers_in_one_namespace_may_both_live(world: World) -> None:
     """With interfaces of different names neither has taken the other's place."""
-    await world.add()
+    world.add()
     old = world.engine.store.records["c1"]
     beside = tuple(replace(item, ifname=IfName(f"x{number}")) for number, item in enumerate(old.attachments))
     newer = replace(
@@ -248,13 +271,13 @@ async def test_what_was_given_up_is_deleted_later(world: World) -> None:
     world.engine.delete_tries = 1
     world.engine.verbs = world.engine.make_verbs()
     world.controller = world.make()
-    await world.add()
+    world.add()
     world.engine.runner.fail["DEL", "web/n1"] = CniError("pool is away")
-    await world.engine.verbs.delete(world.engine.request("DEL"))
+    Aside(world.engine.verbs.delete, world.engine.request("DEL")).result()
     await world.runs()
     assert world.containers == ["c1"], "processes live in it still"
     assert world.counts.left == (0, 1, 0)
-    world.engine.links.uninhabited.add(NETNS)
+    world.engine.links.unused.add(NETNS)
     world.engine.runner.fail.clear()
     world.engine.runner.calls.clear()
     await world.runs()
@@ -265,7 +288,7 @@ async def test_what_was_given_up_is_deleted_later(world: World) -> None:
 async def test_what_fails_stays_is_tried_again_later_and_told_of_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await world.add()
+    world.add()
     world.engine.links.namespaces.clear()
     world.engine.runner.fail["DEL", "web/n1"] = CniError("pool is away")
     await world.runs(3)
@@ -291,20 +314,20 @@ async def test_one_that_fails_keeps_no_other_from_being_deleted(world: World) ->
     world.engine.attach_concurrency = 1
     world.engine.verbs = world.engine.make_verbs()
     world.controller = world.make()
-    await world.add()
+    world.add()
     record = world.engine.store.records["c1"]
     for number in range(2, 30):
         world.engine.store.save(replace(record, sandbox=Sandbox(ContainerId(f"c{number}"), f"/run/netns/{number}")))
     world.engine.links.namespaces.clear()
     world.engine.runner.fail_at[1] = CniError("busy")
-    world.engine.runner.pause = 0.001
+    world.engine.runner.pause = 0.005
     await world.runs()
     assert len(world.containers) == 1
     assert world.engine.runner.most_at_once == 4
 
 
 async def test_a_run_has_a_budget(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    await world.add()
+    world.add()
     world.engine.links.namespaces.clear()
     monkeypatch.setattr(deadlines, "RECONCILE_RUN_SECONDS", 0.0)
     await world.runs()
@@ -321,10 +344,10 @@ async def test_a_record_that_cannot_be_read_is_counted_and_left(world: World) ->
 
 @pytest.mark.parametrize("error", [OSError("I/O error"), ValueError("a fault of ours")])
 async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: World, error: Exception) -> None:
-    await world.add()
+    world.add()
     world.engine.links.namespaces.clear()
     world.engine.store.fail_at[len(world.engine.store.calls) + 1] = error
-    controller = Reconcile(world.engine.verbs.orphans, world.engine.cluster, world.counts, seconds=0.01)
+    controller = Reconcile(Orphans(world), world.engine.cluster, world.counts, seconds=0.01)
     running = asyncio.create_task(controller.run())
     async with asyncio.timeout(30):
         while world.containers:
@@ -360,7 +383,7 @@ async def test_a_pod_that_was_started_behind_our_back_is_told_of_once(world: Wor
 
 
 async def test_a_pod_that_lacks_one_of_its_networks_is_told_of(world: World) -> None:
-    await world.add("n1")
+    world.add("n1")
     declare(world, "n1,n2")
     await world.runs(2)
     [(_, _, _, message)] = world.engine.cluster.events
@@ -387,7 +410,7 @@ async def test_pods_that_lack_nothing(world: World, fields: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("by", ["us", "a former sandbox", "another daemon", "hot-plug"])
 async def test_a_pod_that_has_its_networks(world: World, by: str) -> None:
-    await world.add("n1" if by == "hot-plug" else "n1,n2")
+    world.add("n1" if by == "hot-plug" else "n1,n2")
     declare(world)
     store = world.engine.store
     record = store.records["c1"]
@@ -397,7 +420,7 @@ async def test_a_pod_that_has_its_networks(world: World, by: str) -> None:
         case "another daemon":
             store.left["c1"] = store.records.pop("c1")
         case "hot-plug":
-            await world.engine.verbs.plug(world.engine.plug(network="other-than-its-definition"))
+            Aside(world.engine.verbs.add_network, world.engine.plug(network="other-than-its-definition")).result()
             world.engine.cluster.events.clear()
         case _:
             assert by == "us"
@@ -424,12 +447,14 @@ class Power:
 
     def __init__(self) -> None:
         self.left: int | None = None
+        self._guard = threading.Lock()
 
     def use(self) -> None:
-        if self.left is not None:
-            if self.left <= 0:
-                raise Killed
-            self.left -= 1
+        with self._guard:
+            if self.left is not None:
+                if self.left <= 0:
+                    raise Killed
+                self.left -= 1
 
 
 class Runner(FakeDelegateRunner):
@@ -442,7 +467,7 @@ class Runner(FakeDelegateRunner):
         self.deleted_in: list[tuple[str, str]] = []
         self.broken: set[str] = set()
 
-    async def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
+    def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
         self.power.use()
         self.made.add((sandbox.container_id, attachment.name))
         self.power.use()
@@ -450,7 +475,7 @@ class Runner(FakeDelegateRunner):
             raise CniError("broken")
         return Result()
 
-    async def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
         self.power.use()
         self.deleted_in.append((sandbox.container_id, sandbox.netns))
         if attachment.name in self.broken:
@@ -464,9 +489,9 @@ class Store(FakeDelegateStore):
         super().__init__()
         self.power = power
 
-    def save(self, record: ContainerRecord) -> None:
+    def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
         self.power.use()
-        super().save(record)
+        super().save(record, durable=durable)
 
     def remove(self, container_id: ContainerId) -> None:
         self.power.use()
@@ -496,11 +521,11 @@ class Life(RuleBasedStateMachine):
         engine.verbs = engine.make_verbs()
         self.world.controller = self.world.make()
 
-    def do(self, work: Any) -> str:
+    def do(self, work: Callable[[], object]) -> str:
         """`done`, `failed`, or `killed`, after which the daemon is started anew."""
         outcome = "done"
         try:
-            asyncio.run(work)
+            work()
         except* Killed:
             outcome = "killed"
         except* CniError:
@@ -519,7 +544,7 @@ class Life(RuleBasedStateMachine):
         engine = self.world.engine
         engine.links.namespaces[self.netns(container)] = {"lo"}
         self.power.left = steps
-        outcome = self.do(engine.verbs.add(engine.request(container=container, netns=self.netns(container))))
+        outcome = self.do(lambda: engine.verbs.add(engine.request(container=container, netns=self.netns(container))))
         self.power.left = None
         if outcome == "done":
             self.live.add(container)
@@ -540,7 +565,7 @@ class Life(RuleBasedStateMachine):
         request = engine.request("DEL", container=container, netns=self.netns(container))
         self.power.left = steps
         self.live.discard(container)
-        self.do(engine.verbs.delete(replace(request, spooled=engine.clock) if late else request))
+        self.do(lambda: engine.verbs.delete(replace(request, spooled=engine.clock) if late else request))
         self.power.left = None
         self.drop(container)
 
@@ -550,7 +575,7 @@ class Life(RuleBasedStateMachine):
         container = data.draw(st.sampled_from(sorted(self.live)))
         engine = self.world.engine
         before = set(self.runner.made)
-        self.do(engine.verbs.add(engine.request(container=container, netns=self.netns(container))))
+        self.do(lambda: engine.verbs.add(engine.request(container=container, netns=self.netns(container))))
         assert self.runner.made == before
 
     @precondition(lambda self: self.live)
@@ -561,7 +586,7 @@ class Life(RuleBasedStateMachine):
     @rule(steps=st.none() | st.integers(0, 12), times=st.integers(1, 3))
     def reconcile(self, steps: int | None, times: int) -> None:
         self.power.left = steps
-        self.do(self.world.runs(times))
+        self.do(lambda: asyncio.run(self.world.runs(times)))
         self.power.left = None
 
     @rule(

@@ -12,7 +12,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.base import fs
-from multus_daemon.base.aio import backoff
+from multus_daemon.base.backoff import backoff
 from multus_daemon.controllers import spool
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
 

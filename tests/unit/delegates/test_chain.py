@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 
 import pytest
 
+from multus_daemon.attachment import Attachment, Sandbox
+from multus_daemon.base.deadline import Interrupted
 from multus_daemon.cni import conf, errors
 from multus_daemon.cni.errors import (
     CniError,
@@ -23,7 +24,6 @@ from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.cni.result import Interface, IpConfig, Result
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
-from multus_daemon.ports import Attachment, Sandbox
 from tests.fakes.runner import FakePluginRunner
 
 SANDBOX = Sandbox(ContainerId("c0ffee"), "/run/netns/a")
@@ -61,17 +61,17 @@ def _echo(stdin):
 
 
 class TestAdd:
-    async def test_in_order_each_with_the_result_before(self, chain, runner):
+    def test_in_order_each_with_the_result_before(self, chain, runner):
         runner.answers["tuning", "ADD"] = b'{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.9.0.2/24"}]}'
-        result = await chain.add(SANDBOX, attachment())
+        result = chain.add(SANDBOX, attachment())
         assert runner.order == [("bridge", "ADD"), ("portmap", "ADD"), ("tuning", "ADD")]
         previous = [call.config.get("prevResult") for call in runner.calls]
         assert previous == [None, json.loads(BRIDGE_RESULT), json.loads(BRIDGE_RESULT)]
         assert result == Result(ips=(IpConfig("10.9.0.2/24"),))
 
     @pytest.mark.conformance("config-16")
-    async def test_invocation(self, chain, runner):
-        await chain.add(SANDBOX, attachment())
+    def test_invocation(self, chain, runner):
+        chain.add(SANDBOX, attachment())
         call = runner.calls[1].invocation
         assert (call.verb, call.container_id, call.netns, call.ifname) == ("ADD", "c0ffee", "/run/netns/a", "net1")
         assert (call.args, call.path) == ("IgnoreUnknown=true;K=V", "/a:/b")
@@ -83,118 +83,118 @@ class TestAdd:
         }
 
     @pytest.mark.conformance("config-16")
-    async def test_capabilities_go_to_those_that_declare_them(self, chain, runner):
+    def test_capabilities_go_to_those_that_declare_them(self, chain, runner):
         plugins = [
             {"type": "bridge", "capabilities": {"mac": True}},
             {"type": "portmap", "capabilities": {"mac": False}},
         ]
         args = {"mac": "02:00:00:00:00:01", "ips": ["10.0.0.1/8"]}
         whole = attachment(plugins=plugins)
-        await chain.add(SANDBOX, Attachment(whole.name, whole.config, whole.ifname, capability_args=args))
+        chain.add(SANDBOX, Attachment(whole.name, whole.config, whole.ifname, capability_args=args))
         assert runner.calls[0].config["runtimeConfig"] == {"mac": "02:00:00:00:00:01"}
         assert "runtimeConfig" not in runner.calls[1].config
 
     @pytest.mark.parametrize(("version", "key"), [("0.2.0", "ip4"), ("0.3.1", "ips"), ("1.1.0", "ips")])
-    async def test_prev_result_is_in_the_networks_version(self, chain, runner, version, key):
-        result = await chain.add(SANDBOX, attachment(version, ["bridge", "portmap"]))
+    def test_prev_result_is_in_the_networks_version(self, chain, runner, version, key):
+        result = chain.add(SANDBOX, attachment(version, ["bridge", "portmap"]))
         previous = runner.calls[1].config["prevResult"]
         assert previous["cniVersion"] == version
         assert key in previous
         assert result.ips == RESULT.ips
 
-    async def test_result_without_a_version_has_the_networks(self, chain, runner):
+    def test_result_without_a_version_has_the_networks(self, chain, runner):
         runner.answers["bridge", "ADD"] = b'{"ip4":{"ip":"10.1.0.2/24"}}'
-        assert (await chain.add(SANDBOX, attachment("0.2.0", ["bridge"]))).ips == RESULT.ips
+        assert (chain.add(SANDBOX, attachment("0.2.0", ["bridge"]))).ips == RESULT.ips
 
     @pytest.mark.weak_spot(13)
-    async def test_list_without_a_version_keeps_its_result(self, chain, runner, cache):
+    def test_list_without_a_version_keeps_its_result(self, chain, runner, cache):
         runner.answers["bridge", "ADD"] = b'{"ip4":{"ip":"10.1.0.2/24"}}'
         raw = b'{"name":"n1","plugins":[{"type":"bridge"},{"type":"portmap"}]}'
         whole = Attachment("web/n1", conf.parse(raw), IfName("net1"))
-        assert (await chain.add(SANDBOX, whole)).ips == RESULT.ips
+        assert (chain.add(SANDBOX, whole)).ips == RESULT.ips
         assert runner.calls[1].config["cniVersion"] == "0.1.0"
         assert runner.calls[1].config["prevResult"]["ip4"]["ip"] == "10.1.0.2/24"
         assert cache.entries("c0ffee")[0].result["ip4"]["ip"] == "10.1.0.2/24"
 
-    async def test_result_that_an_old_version_can_not_express(self, chain, runner, cache):
+    def test_result_that_an_old_version_can_not_express(self, chain, runner, cache):
         """Without addresses there is no 0.2.0 result; the network works all the same."""
         runner.answers["bridge", "ADD"] = b'{"cniVersion":"1.0.0","interfaces":[{"name":"net1"}]}'
         runner.answers["portmap", "ADD"] = b'{"cniVersion":"1.0.0","interfaces":[{"name":"net1"}]}'
-        result = await chain.add(SANDBOX, attachment("0.2.0", ["bridge", "portmap"]))
+        result = chain.add(SANDBOX, attachment("0.2.0", ["bridge", "portmap"]))
         assert result == Result((Interface("net1"),))
         assert "prevResult" not in runner.calls[1].config
         assert cache.read_result("n1", "c0ffee", "net1", "0.2.0") == result
 
-    async def test_the_first_failure_ends_it(self, chain, runner, cache):
+    def test_the_first_failure_ends_it(self, chain, runner, cache):
         runner.answers["portmap", "ADD"] = TryAgainLaterError("table is locked", "by iptables")
         with pytest.raises(TryAgainLaterError) as caught:
-            await chain.add(SANDBOX, attachment())
+            chain.add(SANDBOX, attachment())
         assert caught.value.msg == 'table is locked (plugin type="portmap" network="web/n1" interface="net1", ADD)'
         assert (caught.value.code, caught.value.details) == (11, "by iptables")
         assert runner.order == [("bridge", "ADD"), ("portmap", "ADD")]
         assert cache.entries("c0ffee") == []
 
-    async def test_codes_of_their_own_are_kept(self, chain, runner):
+    def test_codes_of_their_own_are_kept(self, chain, runner):
         runner.answers["bridge", "ADD"] = errors.from_code(117, "odd")
         with pytest.raises(CniError) as caught:
-            await chain.add(SANDBOX, attachment())
+            chain.add(SANDBOX, attachment())
         assert caught.value.code == 117
 
     @pytest.mark.parametrize("stdout", [b"", b"garbage", b"[]", b'{"ips":3}'])
-    async def test_stdout_that_is_no_result(self, chain, runner, stdout):
+    def test_stdout_that_is_no_result(self, chain, runner, stdout):
         runner.answers["bridge", "ADD"] = stdout
         with pytest.raises(DecodingFailureError, match=r'plugin type="bridge" network="web/n1" interface="net1", ADD'):
-            await chain.add(SANDBOX, attachment())
+            chain.add(SANDBOX, attachment())
 
-    async def test_cached(self, chain, cache):
+    def test_cached(self, chain, cache):
         whole = attachment(plugins=["bridge", "portmap"])
-        await chain.add(SANDBOX, whole)
+        chain.add(SANDBOX, whole)
         [entry] = cache.entries("c0ffee")
         assert entry.config == whole.config.raw
         assert (entry.network, entry.ifname, entry.netns) == ("n1", "net1", "/run/netns/a")
         assert entry.cni_args == whole.cni_args
         assert entry.result == json.loads(BRIDGE_RESULT)
 
-    async def test_a_cache_that_can_not_be_written_fails_the_add(self, chain, tmp_path):
+    def test_a_cache_that_can_not_be_written_fails_the_add(self, chain, tmp_path):
         (tmp_path / "results").write_text("in the way")
         with pytest.raises(IoFailureError, match=r"^the result could not be stored: "):
-            await chain.add(SANDBOX, attachment())
+            chain.add(SANDBOX, attachment())
 
 
 class TestDelete:
     @pytest.mark.conformance("verbs-16")
-    async def test_in_reverse_each_with_the_stored_result(self, chain, runner, cache):
+    def test_in_reverse_each_with_the_stored_result(self, chain, runner, cache):
         whole = attachment(plugins=["bridge", "portmap"])
-        await chain.add(SANDBOX, whole)
+        chain.add(SANDBOX, whole)
         runner.calls.clear()
-        await chain.delete(SANDBOX, whole)
+        chain.delete(SANDBOX, whole)
         assert runner.order == [("portmap", "DEL"), ("bridge", "DEL")]
         assert [call.config["prevResult"] for call in runner.calls] == [json.loads(BRIDGE_RESULT)] * 2
         assert cache.entries("c0ffee") == []
 
-    async def test_the_attachments_own_result_comes_first(self, chain, runner):
-        await chain.delete(SANDBOX, attachment(plugins=["bridge"]).with_result(RESULT))
+    def test_the_attachments_own_result_comes_first(self, chain, runner):
+        chain.delete(SANDBOX, attachment(plugins=["bridge"]).with_result(RESULT))
         assert runner.calls[0].config["prevResult"] == json.loads(BRIDGE_RESULT)
 
     @pytest.mark.parametrize(("version", "sent"), [("0.3.1", False), ("0.4.0", True), ("1.1.0", True)])
-    async def test_prev_result_from_040_on(self, chain, runner, version, sent):
-        await chain.delete(SANDBOX, attachment(version).with_result(RESULT))
+    def test_prev_result_from_040_on(self, chain, runner, version, sent):
+        chain.delete(SANDBOX, attachment(version).with_result(RESULT))
         assert [("prevResult" in call.config) for call in runner.calls] == [sent] * 3
 
-    async def test_nothing_stored(self, chain, runner):
-        await chain.delete(Sandbox(ContainerId("c0ffee"), ""), attachment())
+    def test_nothing_stored(self, chain, runner):
+        chain.delete(Sandbox(ContainerId("c0ffee"), ""), attachment())
         assert len(runner.calls) == 3
         assert "prevResult" not in runner.calls[0].config
         assert runner.calls[0].invocation.netns == ""
 
-    async def test_goes_on_past_failures_and_keeps_the_cache(self, chain, runner, cache):
+    def test_goes_on_past_failures_and_keeps_the_cache(self, chain, runner, cache):
         whole = attachment(plugins=["bridge", "portmap"])
-        await chain.add(SANDBOX, whole)
+        chain.add(SANDBOX, whole)
         runner.calls.clear()
         runner.answers["portmap", "DEL"] = TryAgainLaterError("locked", "A")
         runner.answers["bridge", "DEL"] = IoFailureError("broken", "B")
         with pytest.raises(TryAgainLaterError) as caught:
-            await chain.delete(SANDBOX, whole)
+            chain.delete(SANDBOX, whole)
         assert runner.order == [("portmap", "DEL"), ("bridge", "DEL")]
         assert caught.value.code == 11
         assert caught.value.msg == (
@@ -205,108 +205,140 @@ class TestDelete:
         assert len(cache.entries("c0ffee")) == 1
         # The next try succeeds.
         runner.answers.clear()
-        await chain.delete(SANDBOX, whole)
+        chain.delete(SANDBOX, whole)
         assert cache.entries("c0ffee") == []
 
-    async def test_unknown_container_is_done(self, chain, runner):
+    def test_unknown_container_is_done(self, chain, runner):
         runner.answers["tuning", "DEL"] = UnknownContainerError("no such container")
-        await chain.delete(SANDBOX, attachment())
+        chain.delete(SANDBOX, attachment())
         assert len(runner.calls) == 3
 
-    async def test_cancelled_stops(self, chain, runner):
-        runner.answers["tuning", "DEL"] = asyncio.CancelledError()
-        with pytest.raises(asyncio.CancelledError):
-            await chain.delete(SANDBOX, attachment())
+    def test_an_interruption_stops(self, chain, runner):
+        runner.answers["tuning", "DEL"] = Interrupted()
+        with pytest.raises(Interrupted):
+            chain.delete(SANDBOX, attachment())
         assert len(runner.calls) == 1
 
-    async def test_unreadable_cache_is_no_obstacle(self, chain, runner, tmp_path):
+    def test_unreadable_cache_is_no_obstacle(self, chain, runner, tmp_path):
         (tmp_path / "results").mkdir()
         (tmp_path / "results" / "n1-c0ffee-net1").write_text("{")
-        await chain.delete(SANDBOX, attachment())
+        chain.delete(SANDBOX, attachment())
         assert len(runner.calls) == 3
         assert not (tmp_path / "results" / "n1-c0ffee-net1").exists()
 
 
 class TestCheck:
     @pytest.mark.conformance("verbs-6")
-    async def test_in_order_each_with_the_stored_result(self, chain, runner):
-        await chain.check(SANDBOX, attachment().with_result(RESULT))
+    def test_in_order_each_with_the_stored_result(self, chain, runner):
+        chain.check(SANDBOX, attachment().with_result(RESULT))
         assert runner.order == [("bridge", "CHECK"), ("portmap", "CHECK"), ("tuning", "CHECK")]
         assert [call.config["prevResult"] for call in runner.calls] == [json.loads(BRIDGE_RESULT)] * 3
 
-    async def test_from_the_cache(self, chain, runner):
-        await chain.add(SANDBOX, attachment(plugins=["bridge"]))
-        await chain.check(SANDBOX, attachment(plugins=["bridge"]))
+    def test_from_the_cache(self, chain, runner):
+        chain.add(SANDBOX, attachment(plugins=["bridge"]))
+        chain.check(SANDBOX, attachment(plugins=["bridge"]))
         assert runner.calls[1].config["prevResult"] == json.loads(BRIDGE_RESULT)
 
     @pytest.mark.parametrize("version", ["", "0.2.0", "0.3.1"])
-    async def test_skipped_where_the_version_has_none(self, chain, runner, version):
-        await chain.check(SANDBOX, attachment(version))
+    def test_skipped_where_the_version_has_none(self, chain, runner, version):
+        chain.check(SANDBOX, attachment(version))
         assert runner.calls == []
 
     @pytest.mark.parametrize("value", [True, "true"])
-    async def test_disabled(self, chain, runner, value):
-        await chain.check(SANDBOX, attachment(disableCheck=value).with_result(RESULT))
+    def test_disabled(self, chain, runner, value):
+        chain.check(SANDBOX, attachment(disableCheck=value).with_result(RESULT))
         assert runner.calls == []
 
-    async def test_nothing_stored(self, chain, runner):
+    def test_nothing_stored(self, chain, runner):
         with pytest.raises(InvalidNetworkConfigError, match=r"^no stored result to CHECK against"):
-            await chain.check(SANDBOX, attachment())
+            chain.check(SANDBOX, attachment())
         assert runner.calls == []
 
-    async def test_the_first_failure_ends_it(self, chain, runner):
+    def test_the_first_failure_ends_it(self, chain, runner):
         runner.answers["portmap", "CHECK"] = TryAgainLaterError("gone")
         with pytest.raises(TryAgainLaterError, match=r'^gone .plugin type="portmap".*, CHECK'):
-            await chain.check(SANDBOX, attachment().with_result(RESULT))
+            chain.check(SANDBOX, attachment().with_result(RESULT))
         assert len(runner.calls) == 2
 
 
-class TestValidate:
+class TestPlan:
     def test_good(self, chain, runner):
-        chain.validate(SANDBOX, attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"]))
+        whole = attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"])
+        planned = chain.plan(SANDBOX, whole)
         assert runner.located == ["bridge", "host-local", "portmap"]
         assert runner.calls == []
+        # Which IPAM plugin a binary calls is its own affair.
+        assert planned == whole
+        assert planned.served_by == {"bridge": "/fake/bridge", "portmap": "/fake/portmap"}
+        assert whole.served_by == {}
+
+    def test_who_serves_is_told_with_each_call(self, chain, runner):
+        planned = chain.plan(SANDBOX, attachment())
+        chain.add(SANDBOX, planned)
+        chain.check(SANDBOX, planned)
+        chain.delete(SANDBOX, planned)
+        assert [call.invocation.served_by for call in runner.calls] == [planned.served_by] * 9
+
+    @pytest.mark.parametrize(
+        ("served_by", "here"),
+        [
+            ({"bridge": "built-in", "host-local": "built-in", "tuning": "built-in"}, True),
+            ({"bridge": "built-in", "host-local": "/a/host-local", "tuning": "built-in"}, False),
+            ({"bridge": "built-in", "host-local": "built-in", "tuning": "/a/tuning"}, False),
+            ({"bridge": "built-in", "tuning": "built-in"}, False),
+            ({}, False),
+        ],
+    )
+    def test_here_is_where_all_plugins_are_built_in(self, chain, served_by, here):
+        whole = attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "tuning"])
+        for verb in ("ADD", "DEL"):
+            assert chain.runs_here(replace(whole, served_by=served_by), verb) is here
+
+    def test_an_add_that_may_wait_has_a_thread_of_its_own(self, chain, runner):
+        planned = replace(attachment(plugins=["macvlan"]), served_by={"macvlan": "built-in"})
+        runner.waiting = {"macvlan"}
+        assert [chain.runs_here(planned, verb) for verb in ("ADD", "DEL")] == [False, True]
 
     @pytest.mark.parametrize("missing", ["bridge", "host-local", "portmap"])
     def test_plugin_missing(self, chain, runner, missing):
         runner.missing.add(missing)
         with pytest.raises(InvalidNetworkConfigError) as caught:
-            chain.validate(SANDBOX, attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"]))
+            chain.plan(SANDBOX, attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "portmap"]))
         assert caught.value.msg.startswith(f'failed to find plugin "{missing}" in path [/a /b]')
         assert 'network="web/n1" interface="net1"' in caught.value.msg
 
     @pytest.mark.conformance("routes-8")
     def test_version(self, chain):
         with pytest.raises(IncompatibleVersionError, match=r"0\.5\.0"):
-            chain.validate(SANDBOX, attachment("0.5.0"))
+            chain.plan(SANDBOX, attachment("0.5.0"))
 
     @pytest.mark.parametrize("ifname", ["", "a" * 16, "a/b", ".."])
     def test_interface_name(self, chain, ifname):
         with pytest.raises(InvalidEnvironmentError):
-            chain.validate(SANDBOX, Attachment("web/n1", attachment().config, ifname))
+            chain.plan(SANDBOX, Attachment("web/n1", attachment().config, ifname))
 
     @pytest.mark.parametrize(("container_id", "ifname", "most"), [("c" * 64, "net1", 185), ("c" * 128, "i" * 15, 110)])
-    async def test_network_name(self, runner, cache, container_id, ifname, most):
+    def test_network_name(self, runner, cache, container_id, ifname, most):
         """Up to the longest one that the file of its result can have."""
         chain = Chain(runner, cache, "/a")
         sandbox = Sandbox(container_id, "/n")
         fits, long = (replace(attachment(name="n" * length), ifname=ifname) for length in (most, most + 1))
-        chain.validate(sandbox, fits)
-        await chain.add(sandbox, fits)
+        chain.plan(sandbox, fits)
+        chain.add(sandbox, fits)
         with pytest.raises(InvalidNetworkConfigError) as caught:
-            chain.validate(sandbox, long)
+            chain.plan(sandbox, long)
         assert caught.value.code == 7
         assert caught.value.msg.startswith(f"network name is too long: {most + 1} bytes, and {most} is the most here")
 
-    async def test_what_has_too_long_a_name_is_let_go_of_all_the_same(self, chain, runner, caplog):
+    def test_what_has_too_long_a_name_is_let_go_of_all_the_same(self, chain, runner, caplog):
         # So that there are cached results to look through.
-        await chain.add(SANDBOX, attachment(plugins=["bridge"]))
+        chain.add(SANDBOX, attachment(plugins=["bridge"]))
         runner.calls.clear()
         long = attachment("1.1.0", name="n" * 250)
-        await chain.delete(SANDBOX, long)
-        await chain.check(SANDBOX, long.with_result(RESULT))
-        await chain.gc(long.config, [])
-        await chain.status(long.config)
+        chain.delete(SANDBOX, long)
+        chain.check(SANDBOX, long.with_result(RESULT))
+        chain.gc(long.config, [])
+        chain.status(long.config)
         assert [verb for name, verb in runner.order if name == "bridge"] == ["DEL", "CHECK", "GC", "STATUS"]
         assert len(runner.order) == 12
         assert caplog.text == ""
@@ -318,9 +350,9 @@ def network(version="1.1.0", plugins=("bridge", "portmap", "tuning"), **extra):
 
 class TestStatus:
     @pytest.mark.conformance("verbs-25")
-    async def test_each_plugin_gets_its_object_and_nothing_of_a_container(self, chain, runner):
+    def test_each_plugin_gets_its_object_and_nothing_of_a_container(self, chain, runner):
         bridge = {"type": "bridge", "capabilities": {"mac": True}, "mtu": 1400}
-        await chain.status(network(plugins=[bridge, "portmap"]))
+        chain.status(network(plugins=[bridge, "portmap"]))
         assert runner.order == [("bridge", "STATUS"), ("portmap", "STATUS")]
         assert runner.calls[0].config == {**bridge, "name": "n1", "cniVersion": "1.1.0"}
         call = runner.calls[0].invocation
@@ -329,17 +361,17 @@ class TestStatus:
     @pytest.mark.weak_spot(11)
     @pytest.mark.conformance("verbs-27")
     @pytest.mark.parametrize("code", [50, 51, 11, 117])
-    async def test_the_first_failure_ends_it_with_its_code(self, chain, runner, code):
+    def test_the_first_failure_ends_it_with_its_code(self, chain, runner, code):
         runner.answers["portmap", "STATUS"] = errors.from_code(code, "no ranges left", "see the log")
         with pytest.raises(CniError) as caught:
-            await chain.status(network())
+            chain.status(network())
         assert (caught.value.code, caught.value.details) == (code, "see the log")
         assert caught.value.msg == 'no ranges left (plugin type="portmap" network="n1", STATUS)'
         assert len(runner.calls) == 2
 
     @pytest.mark.parametrize("version", ["", "0.3.1", "0.4.0", "1.0.0"])
-    async def test_skipped_where_the_version_has_none(self, chain, runner, version):
-        await chain.status(network(version))
+    def test_skipped_where_the_version_has_none(self, chain, runner, version):
+        chain.status(network(version))
         assert runner.calls == []
 
 
@@ -350,8 +382,8 @@ BOTH_KEYS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 class TestGc:
     @pytest.mark.conformance("verbs-29")
     @pytest.mark.parametrize("valid", [VALID, ()])
-    async def test_both_names_of_the_key(self, chain, runner, valid):
-        await chain.gc(network(), valid)
+    def test_both_names_of_the_key(self, chain, runner, valid):
+        chain.gc(network(), valid)
         assert runner.order == [("bridge", "GC"), ("portmap", "GC"), ("tuning", "GC")]
         pairs = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
         expected = {"type": "tuning", "name": "n1", "cniVersion": "1.1.0"} | dict.fromkeys(BOTH_KEYS, pairs)
@@ -359,21 +391,21 @@ class TestGc:
         call = runner.calls[2].invocation
         assert (call.container_id, call.netns, call.ifname, call.args, call.path) == ("", "", "", "", "/a:/b")
 
-    async def test_every_plugin_past_failures_that_are_joined(self, chain, runner):
+    def test_every_plugin_past_failures_that_are_joined(self, chain, runner):
         runner.answers["bridge", "GC"] = TryAgainLaterError("busy", "later")
         runner.answers["tuning", "GC"] = CniError("boom", "now")
         with pytest.raises(TryAgainLaterError) as caught:
-            await chain.gc(network(), VALID)
+            chain.gc(network(), VALID)
         assert len(runner.calls) == 3
         assert caught.value.msg.startswith('busy (plugin type="bridge" network="n1", GC); boom (plugin type="tuning"')
         assert caught.value.details == "later; now"
 
     @pytest.mark.parametrize("version", ["", "0.3.1", "1.0.0"])
-    async def test_skipped_where_the_version_has_none(self, chain, runner, version):
-        await chain.gc(network(version), VALID)
+    def test_skipped_where_the_version_has_none(self, chain, runner, version):
+        chain.gc(network(version), VALID)
         assert runner.calls == []
 
     @pytest.mark.parametrize("value", [True, "true"])
-    async def test_disabled(self, chain, runner, value):
-        await chain.gc(network(disableGC=value), VALID)
+    def test_disabled(self, chain, runner, value):
+        chain.gc(network(disableGC=value), VALID)
         assert runner.calls == []

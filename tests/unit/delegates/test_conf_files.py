@@ -35,15 +35,15 @@ def types(config: NetworkConfig | None) -> list[str]:
 # --- by name ---------------------------------------------------------------------------------------------------------
 
 
-async def by_name(directory: Path, name: str) -> NetworkConfig | None:
-    return await NodeConfFiles().by_name(str(directory), name)
+def by_name(directory: Path, name: str) -> NetworkConfig | None:
+    return NodeConfFiles().by_name(str(directory), name)
 
 
 @pytest.mark.conformance("pods-6")
-async def test_the_name_in_the_file_counts_not_that_of_the_file(tmp_path: Path) -> None:
+def test_the_name_in_the_file_counts_not_that_of_the_file(tmp_path: Path) -> None:
     write(tmp_path / "b.conf", single("a"))
     path = write(tmp_path / "a.conf", single("b", "macvlan"))
-    found = await by_name(tmp_path, "b")
+    found = by_name(tmp_path, "b")
     assert types(found) == ["macvlan"]
     assert found is not None
     assert found.raw == path.read_bytes()
@@ -60,95 +60,95 @@ async def test_the_name_in_the_file_counts_not_that_of_the_file(tmp_path: Path) 
         ({"10.CONF": "x", "99.conf": "chosen"}, "chosen"),
     ],
 )
-async def test_order(tmp_path: Path, files: dict[str, str], chosen: str) -> None:
+def test_order(tmp_path: Path, files: dict[str, str], chosen: str) -> None:
     for name, plugin in files.items():
         write(tmp_path / name, listed("n", plugin) if name.endswith(".conflist") else single("n", plugin))
-    assert types(await by_name(tmp_path, "n")) == [chosen]
+    assert types(by_name(tmp_path, "n")) == [chosen]
 
 
-async def test_names_are_compared_exactly(tmp_path: Path) -> None:
+def test_names_are_compared_exactly(tmp_path: Path) -> None:
     write(tmp_path / "a.conf", single("Net"))
-    assert await by_name(tmp_path, "net") is None
+    assert by_name(tmp_path, "net") is None
 
 
 @pytest.mark.conformance("pods-15")
-async def test_no_such_network_or_directory(tmp_path: Path) -> None:
+def test_no_such_network_or_directory(tmp_path: Path) -> None:
     write(tmp_path / "a.conf", single("a"))
     write(tmp_path / "b.conf", {"type": "nameless"})
-    assert await by_name(tmp_path, "x") is None
-    assert await by_name(tmp_path / "none", "x") is None
+    assert by_name(tmp_path, "x") is None
+    assert by_name(tmp_path / "none", "x") is None
 
 
 @pytest.mark.conformance("pods-8")
-async def test_a_broken_file_before_the_match_is_an_error_behind_it_is_not(tmp_path: Path) -> None:
+def test_a_broken_file_before_the_match_is_an_error_behind_it_is_not(tmp_path: Path) -> None:
     write(tmp_path / "10.conf", single("a"))
     write(tmp_path / "20.conf", "{ broken")
     write(tmp_path / "30.conf", single("c"))
-    assert types(await by_name(tmp_path, "a")) == ["bridge"]
+    assert types(by_name(tmp_path, "a")) == ["bridge"]
     for name in ("c", "x"):
         with pytest.raises(InvalidNetworkConfigError, match=r"20\.conf: ") as caught:
-            await by_name(tmp_path, name)
+            by_name(tmp_path, name)
         assert repr(name) in caught.value.details
 
 
-async def test_a_file_that_is_json_but_no_usable_network_is_no_hindrance_for_others(tmp_path: Path) -> None:
+def test_a_file_that_is_json_but_no_usable_network_is_no_hindrance_for_others(tmp_path: Path) -> None:
     write(tmp_path / "10.conf", {"name": "a"})
     write(tmp_path / "20.conf", single("b"))
-    assert types(await by_name(tmp_path, "b")) == ["bridge"]
+    assert types(by_name(tmp_path, "b")) == ["bridge"]
     with pytest.raises(
         InvalidNetworkConfigError, match=r"neither 'type' nor 'plugins'|no plugin configs found"
     ) as caught:
-        await by_name(tmp_path, "a")
+        by_name(tmp_path, "a")
     assert str(tmp_path / "10.conf") in caught.value.msg
 
 
 @pytest.mark.conformance("pods-15", "pods-23")
 @pytest.mark.parametrize("directory", ["/etc/\0", "/dev/null"])
-async def test_what_is_no_directory(directory: str) -> None:
+def test_what_is_no_directory(directory: str) -> None:
     with pytest.raises(CniError, match=r"is no path|can't be listed"):
-        await NodeConfFiles().by_name(directory, "a")
+        NodeConfFiles().by_name(directory, "a")
 
 
-async def test_a_directory_with_a_configurations_name_is_passed_over(tmp_path: Path) -> None:
+def test_a_directory_with_a_configurations_name_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "10.conf").mkdir()
     write(tmp_path / "20.conf", single("a"))
-    assert types(await by_name(tmp_path, "a")) == ["bridge"]
+    assert types(by_name(tmp_path, "a")) == ["bridge"]
 
 
 # --- at a path -------------------------------------------------------------------------------------------------------
 
 
-async def at_path(path: Path) -> NetworkConfig:
-    return await NodeConfFiles().at_path(str(path))
+def at_path(path: Path) -> NetworkConfig:
+    return NodeConfFiles().at_path(str(path))
 
 
-async def test_a_file(tmp_path: Path) -> None:
+def test_a_file(tmp_path: Path) -> None:
     path = write(tmp_path / "any.name", single("a"))
-    found = await at_path(path)
+    found = at_path(path)
     assert (found.name, found.raw) == ("a", path.read_bytes())
 
 
-async def test_a_link_to_a_file(tmp_path: Path) -> None:
+def test_a_link_to_a_file(tmp_path: Path) -> None:
     write(tmp_path / "target", single("a"))
     (tmp_path / "10.conf").symlink_to("target")
-    assert (await at_path(tmp_path / "10.conf")).name == "a"
-    assert (await at_path(tmp_path)).name == "a"
+    assert (at_path(tmp_path / "10.conf")).name == "a"
+    assert (at_path(tmp_path)).name == "a"
 
 
-async def test_the_lexically_first_file_of_a_directory(tmp_path: Path) -> None:
+def test_the_lexically_first_file_of_a_directory(tmp_path: Path) -> None:
     for name, network in (("20.conflist", "c"), ("10.json", "b"), ("00.txt", "a")):
         write(tmp_path / name, listed(network, "x"))
-    assert (await at_path(tmp_path)).name == "b"
+    assert (at_path(tmp_path)).name == "b"
 
 
-async def test_an_empty_directory(tmp_path: Path) -> None:
+def test_an_empty_directory(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", single("a"))
     with pytest.raises(InvalidNetworkConfigError, match="no net configurations found in") as caught:
-        await at_path(tmp_path)
+        at_path(tmp_path)
     assert str(tmp_path) in caught.value.msg
 
 
-async def test_files_that_can_not_be_read(tmp_path: Path) -> None:
+def test_files_that_can_not_be_read(tmp_path: Path) -> None:
     large, fifo, loop = tmp_path / "large.conf", tmp_path / "fifo.conf", tmp_path / "loop.conf"
     large.write_bytes(b" " * (conf_files.CONF_MAX_BYTES + 1))
     os.mkfifo(fifo)
@@ -160,27 +160,27 @@ async def test_files_that_can_not_be_read(tmp_path: Path) -> None:
         (loop, "Too many levels of symbolic links"),
     ):
         with pytest.raises(IoFailureError) as caught:
-            await at_path(path)
+            at_path(path)
         assert caught.value.msg == f"{path}: can't be read: {reason}"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything; run the tests as another user for this one")
-async def test_a_file_without_permission(tmp_path: Path) -> None:
+def test_a_file_without_permission(tmp_path: Path) -> None:
     (tmp_path / "a.conf").touch(mode=0)
     with pytest.raises(IoFailureError, match="Permission denied"):
-        await at_path(tmp_path)
+        at_path(tmp_path)
 
 
-async def test_a_path_with_a_nul_byte() -> None:
+def test_a_path_with_a_nul_byte() -> None:
     with pytest.raises(InvalidNetworkConfigError, match="is no path"):
-        await NodeConfFiles().at_path("/etc/\0")
+        NodeConfFiles().at_path("/etc/\0")
 
 
-async def test_errors_in_the_file_name_it(tmp_path: Path) -> None:
+def test_errors_in_the_file_name_it(tmp_path: Path) -> None:
     for text, code in (("{", 6), ('{"name":"a b","type":"x"}', 7), ('{"name":"a","plugins":[]}', 7)):
         path = write(tmp_path / "a.conf", text)
         with pytest.raises(CniError) as caught:
-            await at_path(path)
+            at_path(path)
         assert caught.value.code == code
         assert f"({path})" in caught.value.msg
 
@@ -188,57 +188,57 @@ async def test_errors_in_the_file_name_it(tmp_path: Path) -> None:
 # --- side-loaded plugins ---------------------------------------------------------------------------------------------
 
 
-async def test_plugins_of_the_folder_named_like_the_network_are_appended_in_order(tmp_path: Path) -> None:
+def test_plugins_of_the_folder_named_like_the_network_are_appended_in_order(tmp_path: Path) -> None:
     path = write(tmp_path / "10.conflist", listed("net", "a"))
     write(tmp_path / "net" / "20.conf", {"type": "c"})
     write(tmp_path / "net" / "10.conf", {"type": "b"})
     for other in ("30.json", "30.conflist", "30.txt"):  # libcni takes .conf only
         write(tmp_path / "net" / other, {"type": "never"})
     write(tmp_path / "10" / "10.conf", {"type": "never"})
-    for found in (await at_path(path), await at_path(tmp_path), await by_name(tmp_path, "net")):
+    for found in (at_path(path), at_path(tmp_path), by_name(tmp_path, "net")):
         assert types(found) == ["a", "b", "c"]
         assert found is not None
         assert types(conf.parse(found.raw)) == ["a", "b", "c"]  # complete without the folder
 
 
-async def test_a_list_may_have_all_its_plugins_in_the_folder(tmp_path: Path) -> None:
+def test_a_list_may_have_all_its_plugins_in_the_folder(tmp_path: Path) -> None:
     path = write(tmp_path / "10.conflist", {"name": "net", "cniVersion": "1.1.0"})
     with pytest.raises(InvalidNetworkConfigError, match="no plugin configs found"):
-        await at_path(path)
+        at_path(path)
     write(tmp_path / "net" / "10.conf", {"type": "b"})
-    assert types(await at_path(path)) == ["b"]
+    assert types(at_path(path)) == ["b"]
 
 
 @pytest.mark.parametrize("flag", [True, "true"])
-async def test_only_inlined_plugins(tmp_path: Path, flag: object) -> None:
+def test_only_inlined_plugins(tmp_path: Path, flag: object) -> None:
     write(tmp_path / "net" / "10.conf", {"type": "b"})
     path = write(tmp_path / "10.conflist", listed("net", "a", loadOnlyInlinedPlugins=flag))
-    assert types(await at_path(path)) == ["a"]
+    assert types(at_path(path)) == ["a"]
     write(path, {"name": "net", "loadOnlyInlinedPlugins": flag})
     with pytest.raises(InvalidNetworkConfigError, match="no plugin configs found"):
-        await at_path(path)
+        at_path(path)
 
 
-async def test_a_single_configuration_has_no_folder(tmp_path: Path) -> None:
+def test_a_single_configuration_has_no_folder(tmp_path: Path) -> None:
     path = write(tmp_path / "10.conf", single("net"))
     write(tmp_path / "net" / "10.conf", {"type": "b"})
-    assert types(await at_path(path)) == ["bridge"]
+    assert types(at_path(path)) == ["bridge"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"type":"a/b"}'])
-async def test_a_broken_plugin_in_the_folder(tmp_path: Path, text: str) -> None:
+def test_a_broken_plugin_in_the_folder(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / "10.conflist", listed("net", "a"))
     write(tmp_path / "net" / "10.conf", {"type": "b"})
     broken = write(tmp_path / "net" / "20.conf", text)
     with pytest.raises(CniError) as caught:
-        await at_path(path)
+        at_path(path)
     assert f"({broken}) ({path})" in caught.value.msg
     with pytest.raises(CniError) as caught:
-        await NodeConfFiles().plugins_beside(str(path), "net")
+        NodeConfFiles().plugins_beside(str(path), "net")
     assert caught.value.msg.endswith(f"({broken})")
 
 
-async def test_plugins_beside_a_file_or_in_a_directory(tmp_path: Path) -> None:
+def test_plugins_beside_a_file_or_in_a_directory(tmp_path: Path) -> None:
     path = write(tmp_path / "10.conf", single("net"))
     expected = tuple(
         write(tmp_path / "chain" / name, {"type": plugin}).read_bytes()
@@ -247,35 +247,35 @@ async def test_plugins_beside_a_file_or_in_a_directory(tmp_path: Path) -> None:
     write(tmp_path / "chain" / "3.conflist", listed("net", "never"))
     files = NodeConfFiles()
     for reference in (path, tmp_path, tmp_path / "gone.conf"):
-        assert await files.plugins_beside(str(reference), "chain") == expected
-    assert await files.plugins_beside(str(path), "none") == ()
+        assert files.plugins_beside(str(reference), "chain") == expected
+    assert files.plugins_beside(str(path), "none") == ()
 
 
-async def test_a_folder_with_too_many_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_too_many_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conf_files, "PLUGINS_MAX", 2)
     path = write(tmp_path / "10.conflist", listed("net", "a"))
     for name in "bc":
         write(tmp_path / "net" / f"{name}.conf", {"type": name})
-    assert types(await at_path(path)) == ["a", "b", "c"]
+    assert types(at_path(path)) == ["a", "b", "c"]
     write(tmp_path / "net" / "d.conf", {"type": "d"})
     with pytest.raises(InvalidNetworkConfigError, match="net: 3 plugins, and at most 2"):
-        await at_path(path)
+        at_path(path)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../x", "/etc", "a/b", "", "a\0", "a b"])
-async def test_a_folders_name_is_a_networks_name(tmp_path: Path, name: str) -> None:
+def test_a_folders_name_is_a_networks_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidNetworkConfigError, match="network name"):
-        await NodeConfFiles().plugins_beside(str(tmp_path / "10.conf"), name)
+        NodeConfFiles().plugins_beside(str(tmp_path / "10.conf"), name)
 
 
-async def test_plugins_beside_no_path() -> None:
+def test_plugins_beside_no_path() -> None:
     with pytest.raises(InvalidNetworkConfigError, match="is no path"):
-        await NodeConfFiles().plugins_beside("/etc/\0/x", "chain")
+        NodeConfFiles().plugins_beside("/etc/\0/x", "chain")
 
 
-async def test_files_are_read_anew_each_time(tmp_path: Path) -> None:
+def test_files_are_read_anew_each_time(tmp_path: Path) -> None:
     path = write(tmp_path / "10.conf", single("a"))
     files = NodeConfFiles()
-    assert (await files.at_path(str(path))).name == "a"
+    assert (files.at_path(str(path))).name == "a"
     write(path, single("b"))
-    assert (await files.at_path(str(path))).name == "b"
+    assert (files.at_path(str(path))).name == "b"

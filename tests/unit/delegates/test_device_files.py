@@ -7,16 +7,17 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from multus_daemon.attachment import Attachment
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.delegates import device_files
 from multus_daemon.delegates.device_files import NodeDeviceFiles
-from multus_daemon.ports import Attachment
 
 INFO = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:03:02.0"}}
 ATTACHMENT = Attachment(
@@ -69,116 +70,116 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.npwg("DI 4.1", "DI 4.2-4.2.1")
-async def test_the_device_plugins_file_is_copied_read_and_removed(host: Host) -> None:
+def test_the_device_plugins_file_is_copied_read_and_removed(host: Host) -> None:
     assert host.files.path(ATTACHMENT, ContainerId("c1")) == PATH
     host.device_plugin(json.dumps(INFO))
-    await host.files.prepare(ATTACHMENT, PATH)
+    host.files.prepare(ATTACHMENT, PATH)
     assert json.loads(host.file.read_text()) == INFO
     assert mode(host.file) == 0o444
-    found = await host.files.read(PATH)
+    found = host.files.read(PATH)
     assert found is not None
     assert found.to_object() == INFO
-    await host.files.remove(PATH)
+    host.files.remove(PATH)
     assert os.listdir(host.file.parent) == []
-    await host.files.remove(PATH)
+    host.files.remove(PATH)
 
 
 @pytest.mark.weak_spot(58)
-async def test_the_directory_can_be_looked_into_by_others(host: Host) -> None:
-    await host.files.prepare(ATTACHMENT, PATH)
+def test_the_directory_can_be_looked_into_by_others(host: Host) -> None:
+    host.files.prepare(ATTACHMENT, PATH)
     assert [mode(path) for path in (host.base.parent, host.base, host.base / "cni")] == [0o755] * 3
 
 
 @pytest.mark.weak_spot(58)
-async def test_a_directory_that_upstream_made_without_any_permission_is_mended(host: Host) -> None:
+def test_a_directory_that_upstream_made_without_any_permission_is_mended(host: Host) -> None:
     (host.base / "cni").mkdir(parents=True)
     # The innermost first: who is not root does not get past a closed one.
     for path in (host.base / "cni", host.base, host.base.parent):
         path.chmod(0)
-    await host.files.prepare(ATTACHMENT, PATH)
+    host.files.prepare(ATTACHMENT, PATH)
     assert [mode(path) for path in (host.base.parent, host.base, host.base / "cni")] == [0o755] * 3
 
 
-async def test_the_mode_that_an_administrator_chose_stays(host: Host) -> None:
+def test_the_mode_that_an_administrator_chose_stays(host: Host) -> None:
     (host.base / "cni").mkdir(parents=True)
     (host.base / "cni").chmod(0o750)
-    await host.files.prepare(ATTACHMENT, PATH)
+    host.files.prepare(ATTACHMENT, PATH)
     assert mode(host.base / "cni") == 0o750
 
 
 @pytest.mark.npwg("DI 5.1")
-async def test_without_a_device_plugins_file_the_plugins_write_one(host: Host) -> None:
-    await host.files.prepare(ATTACHMENT, PATH)
-    assert await host.files.read(PATH) is None
+def test_without_a_device_plugins_file_the_plugins_write_one(host: Host) -> None:
+    host.files.prepare(ATTACHMENT, PATH)
+    assert host.files.read(PATH) is None
     host.file.write_text(json.dumps(INFO))
-    assert await host.files.read(PATH) is not None
+    assert host.files.read(PATH) is not None
 
 
 @pytest.mark.parametrize("content", [json.dumps(INFO), None])
-async def test_what_a_crash_has_left_is_replaced(host: Host, content: str | None) -> None:
+def test_what_a_crash_has_left_is_replaced(host: Host, content: str | None) -> None:
     host.file.parent.mkdir(parents=True)
     host.file.write_text("stale")
     if content is not None:
         host.device_plugin(content)
-    await host.files.prepare(ATTACHMENT, PATH)
+    host.files.prepare(ATTACHMENT, PATH)
     assert (host.file.read_text() if host.file.exists() else None) == content
 
 
-async def test_nothing_was_ever_written(host: Host) -> None:
-    assert await host.files.read(PATH) is None
-    await host.files.remove(PATH)
+def test_nothing_was_ever_written(host: Host) -> None:
+    assert host.files.read(PATH) is None
+    host.files.remove(PATH)
     assert not host.base.exists()
 
 
 @pytest.mark.parametrize("where", ["dp", "cni"])
-async def test_no_link_is_followed_to_a_file_outside(host: Host, tmp_path: Path, where: str) -> None:
+def test_no_link_is_followed_to_a_file_outside(host: Host, tmp_path: Path, where: str) -> None:
     secret = tmp_path / "secret"
     secret.write_text(json.dumps(INFO))
     path = host.base / where / ("vendor.com-vf-0000:03:02.0-device.json" if where == "dp" else host.file.name)
     path.parent.mkdir(parents=True)
     path.symlink_to(secret)
     with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
-        await (host.files.prepare(ATTACHMENT, PATH) if where == "dp" else host.files.read(PATH))
+        (host.files.prepare(ATTACHMENT, PATH) if where == "dp" else host.files.read(PATH))
     if where == "cni":
-        await host.files.prepare(ATTACHMENT, PATH)
-        await host.files.remove(PATH)
+        host.files.prepare(ATTACHMENT, PATH)
+        host.files.remove(PATH)
     assert secret.exists()
 
 
 @pytest.mark.parametrize("where", ["dp", "cni"])
-async def test_a_file_that_is_too_large(host: Host, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_file_that_is_too_large(host: Host, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     monkeypatch.setattr(device_files, "MAX_BYTES", 100)
     host.file.parent.mkdir(parents=True)
     (host.device_plugin("") if where == "dp" else host.file).write_text(" " * 101)
     with pytest.raises(OSError, match="larger than 100 bytes"):
-        await (host.files.prepare(ATTACHMENT, PATH) if where == "dp" else host.files.read(PATH))
+        (host.files.prepare(ATTACHMENT, PATH) if where == "dp" else host.files.read(PATH))
 
 
-async def test_a_file_that_is_no_device_info(host: Host) -> None:
+def test_a_file_that_is_no_device_info(host: Host) -> None:
     host.device_plugin("{}")
-    await host.files.prepare(ATTACHMENT, PATH)
+    host.files.prepare(ATTACHMENT, PATH)
     with pytest.raises(CniError, match="device-info: type"):
-        await host.files.read(PATH)
+        host.files.read(PATH)
 
 
 @pytest.mark.parametrize("device", ["../../secret", "a\0b"])
-async def test_a_device_id_of_the_pods_author_leads_nowhere(host: Host, device: str) -> None:
+def test_a_device_id_of_the_pods_author_leads_nowhere(host: Host, device: str) -> None:
     (host.base / "dp").mkdir(parents=True)
     (host.base / "secret-device.json").write_text(json.dumps(INFO))
     attachment = Attachment("web/x", ATTACHMENT.config, IfName("net1"), resource_name="r", device_id=device)
-    await host.files.prepare(attachment, PATH)
-    assert await host.files.read(PATH) is None
+    host.files.prepare(attachment, PATH)
+    assert host.files.read(PATH) is None
 
 
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "/var/run/k8s.cni.cncf.io/devinfo/cni/..", "/var/run/k8s.cni.cncf.io/devinfo/dp/x"]
 )
-async def test_only_files_of_attachments_are_touched(host: Host, path: str) -> None:
-    for work in (host.files.read(path), host.files.remove(path), host.files.prepare(ATTACHMENT, path)):
+def test_only_files_of_attachments_are_touched(host: Host, path: str) -> None:
+    for work in (host.files.read, host.files.remove, partial(host.files.prepare, ATTACHMENT)):
         with pytest.raises(PermissionError):
-            await work
+            work(path)
 
 
-async def test_a_host_whose_run_directory_is_not_there(tmp_path: Path) -> None:
+def test_a_host_whose_run_directory_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await NodeDeviceFiles(tmp_path).prepare(ATTACHMENT, PATH)
+        NodeDeviceFiles(tmp_path).prepare(ATTACHMENT, PATH)

@@ -2,88 +2,99 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from dataclasses import replace
 
 import pytest
 
+from multus_daemon.attachment import BUILT_IN, Invocation
+from multus_daemon.base.deadline import Interrupted
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError
+from multus_daemon.cni.result import Interface, Result
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.netlink.ops import KernelLinks
-from multus_daemon.ports import Invocation
 from tests.fakes.runner import FakePluginRunner
 
 OWN_NETNS = "/proc/self/ns/net"
 
 
 def invocation(**changes) -> Invocation:
-    """An ADD with a `served_by` of its own, which the dispatcher writes to."""
-    return replace(Invocation("ADD", "c", "/n", "net1", "", "/a", b"{}"), **{"served_by": {}, **changes})
+    """An ADD for which nothing has been chosen."""
+    return replace(Invocation("ADD", "c", "/n", "net1", "", "/a", {"cniVersion": "1.0.0"}), **changes)
+
+
+def made_by(name):
+    """What an ADD prints; its interface names the one that made it."""
+    return b'{"cniVersion":"1.0.0","interfaces":[{"name":"%s"}]}' % name.encode()
+
+
+def result_of(name):
+    return Result((Interface(name),))
 
 
 @pytest.fixture
 def process():
-    answers = {("both", "ADD"): b"process", ("binary", "ADD"): b"process"}
+    answers = {("both", "ADD"): made_by("process"), ("binary", "ADD"): made_by("process")}
     return FakePluginRunner(answers, missing={"builtin", "none"}, where="/a/{}")
 
 
 @pytest.fixture
 def builtin():
-    answers = {("both", "ADD"): b"built-in", ("builtin", "ADD"): b"built-in"}
-    return FakePluginRunner(answers, missing={"binary", "none"}, where="built-in")
+    answers = {("both", "ADD"): made_by("built-in"), ("builtin", "ADD"): made_by("built-in")}
+    return FakePluginRunner(answers, missing={"binary", "none"}, where=BUILT_IN)
 
 
 @pytest.mark.parametrize(
     ("mode", "name", "expected"),
     [
-        ("off", "both", b"process"),
-        ("off", "binary", b"process"),
+        ("off", "both", "process"),
+        ("off", "binary", "process"),
         ("off", "builtin", None),
-        ("fallback", "both", b"process"),
-        ("fallback", "binary", b"process"),
-        ("fallback", "builtin", b"built-in"),
+        ("fallback", "both", "process"),
+        ("fallback", "binary", "process"),
+        ("fallback", "builtin", "built-in"),
         ("fallback", "none", None),
-        ("prefer", "both", b"built-in"),
-        ("prefer", "binary", b"process"),
-        ("prefer", "builtin", b"built-in"),
+        ("prefer", "both", "built-in"),
+        ("prefer", "binary", "process"),
+        ("prefer", "builtin", "built-in"),
         ("prefer", "none", None),
     ],
 )
-async def test_choice(process, builtin, mode, name, expected):
+def test_choice(process, builtin, mode, name, expected):
     dispatcher = Dispatcher(process, builtin, mode)
     if expected is None:
         with pytest.raises(PluginNotFoundError, match=f'^failed to find plugin "{name}" in path'):
-            await dispatcher.run(name, invocation())
+            dispatcher.run(name, invocation())
     else:
-        assert await dispatcher.run(name, invocation()) == expected
-    where = {None: "", b"process": f"/a/{name}", b"built-in": "built-in"}
+        assert dispatcher.run(name, invocation()) == result_of(expected)
+    where = {None: "", "process": f"/a/{name}", "built-in": BUILT_IN}
     assert dispatcher.locate(name) == where[expected]
+    assert dispatcher.choose(name, invocation()) == {name: where[expected]}
 
 
 @pytest.mark.parametrize(
     ("mode", "name", "expected"),
     [
-        ("off", "both", b"process"),
-        ("fallback", "both", b"process"),
-        ("prefer", "both", b"process"),
+        ("off", "both", "process"),
+        ("fallback", "both", "process"),
+        ("prefer", "both", "process"),
         # Nobody else could: it refuses, or does the DEL.
-        ("prefer", "builtin", b"built-in"),
-        ("fallback", "builtin", b"built-in"),
+        ("prefer", "builtin", "built-in"),
+        ("fallback", "builtin", "built-in"),
     ],
 )
-async def test_what_the_builtin_does_not_know_is_left_to_the_binary(process, builtin, mode, name, expected):
+def test_what_the_builtin_does_not_know_is_left_to_the_binary(process, builtin, mode, name, expected):
     builtin.not_supported = {"both": "newKey: 5", "builtin": "newKey: 5"}
-    assert await Dispatcher(process, builtin, mode).run(name, invocation()) == expected
-    assert len(process.calls) + len(builtin.calls) == (2 if mode == "fallback" and name == "builtin" else 1)
+    assert Dispatcher(process, builtin, mode).run(name, invocation()) == result_of(expected)
+    assert len(process.calls) + len(builtin.calls) == 1
 
 
-async def test_a_failing_binary_is_not_replaced(process, builtin):
+def test_a_failing_binary_is_not_replaced(process, builtin):
     """Only a missing one is: a plugin that has begun its work must not be followed by another."""
     process.answers["both", "ADD"] = InvalidNetworkConfigError("bad subnet")
     with pytest.raises(InvalidNetworkConfigError, match="bad subnet"):
-        await Dispatcher(process, builtin, "fallback").run("both", invocation())
+        Dispatcher(process, builtin, "fallback").run("both", invocation())
     assert builtin.calls == []
 
 
@@ -100,25 +111,24 @@ async def test_a_failing_binary_is_not_replaced(process, builtin):
         ("off", "ptp", "DEL", "", "lo", False),
     ],
 )
-async def test_the_builtin_removes_what_a_reference_plugin_leaves_whose_interface_is_gone(
+def test_the_builtin_removes_what_a_reference_plugin_leaves_whose_interface_is_gone(
     process, builtin, monkeypatch, mode, name, verb, netns, ifname, follows
 ):
-    async def existing(_self, path, ifnames):
+    def existing(_self, path, ifnames):
         if path != OWN_NETNS:
             raise OSError("no namespace")
         return [name for name in ifnames if name == "lo"]
 
     monkeypatch.setattr(KernelLinks, "existing_links", existing)
     call = invocation(verb=verb, netns=netns, ifname=ifname)
-    process.answers[name, verb] = b"binary"
-    assert await Dispatcher(process, builtin, mode).run(name, call) == b"binary"
+    assert Dispatcher(process, builtin, mode).run(name, call) == Result()
     assert process.order == [(name, verb)]
     assert builtin.order == ([(name, verb)] if follows else [])
 
 
-async def test_rules_that_stay_do_not_fail_the_del(process, builtin, caplog):
+def test_rules_that_stay_do_not_fail_the_del(process, builtin, caplog):
     builtin.answers["ptp", "DEL"] = TryAgainLaterError("the lock of iptables is held")
-    await Dispatcher(process, builtin, "fallback").run("ptp", invocation(verb="DEL", netns=""))
+    Dispatcher(process, builtin, "fallback").run("ptp", invocation(verb="DEL", netns=""))
     assert "container c: rules that plugin ptp has left can't be removed: the lock" in caplog.text
 
 
@@ -127,22 +137,23 @@ async def test_rules_that_stay_do_not_fail_the_del(process, builtin, caplog):
     [
         (None, "success"),
         (TryAgainLaterError("x"), "11"),
-        (asyncio.CancelledError(), "cancelled"),
+        (Interrupted(), "cancelled"),
         (RuntimeError("x"), "crash"),
     ],
 )
-async def test_observed(process, builtin, error, outcome):
+def test_observed(process, builtin, error, outcome):
     heard = []
     if error:
         process.answers["both", "ADD"] = error
     dispatcher = Dispatcher(process, builtin, "off", observe=lambda *args: heard.append(args))
-    await asyncio.gather(dispatcher.run("both", invocation()), return_exceptions=True)
+    with pytest.raises(type(error)) if error else contextlib.nullcontext():
+        dispatcher.run("both", invocation())
     [(plugin_type, verb, seen, seconds)] = heard
     assert (plugin_type, verb, seen) == ("both", "ADD", outcome)
     assert 0 <= seconds < 1
 
 
-# --- CHECK and DEL by the one that did the ADD ------------------------------------------------------------------------
+# --- chosen before anything runs --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,17 +164,71 @@ async def test_observed(process, builtin, error, outcome):
         ("fallback", "builtin", {"builtin": "built-in"}),
         ("prefer", "both", {"both": "built-in"}),
         ("prefer", "binary", {"binary": "/a/binary"}),
-        ("prefer", "none", {}),
+        ("prefer", "none", {"none": ""}),
     ],
 )
 @pytest.mark.parametrize("fails", [False, True])
-async def test_the_add_is_recorded_also_where_it_fails(process, builtin, mode, name, expected, fails):
-    call = invocation(served_by={})
+def test_the_one_that_was_chosen_does_the_add_also_where_it_fails(process, builtin, mode, name, expected, fails):
+    dispatcher = Dispatcher(process, builtin, mode)
+    chosen = dispatcher.choose(name, invocation())
+    assert chosen == expected
+    assert process.calls == builtin.calls == []
     if fails:
         process.answers[name, "ADD"] = builtin.answers[name, "ADD"] = CniError("no", code=111)
-    with contextlib.suppress(CniError):
-        await Dispatcher(process, builtin, mode).run(name, call)
-    assert call.served_by == expected
+    with pytest.raises(CniError) if fails or name == "none" else contextlib.nullcontext():
+        dispatcher.run(name, invocation(served_by=chosen))
+    assert builtin.order == ([(name, "ADD")] if chosen[name] == BUILT_IN else [])
+    assert process.order == ([] if chosen[name] == BUILT_IN else [(name, "ADD")])
+
+
+def test_the_choice_holds_whatever_has_been_installed_or_set_since(process, builtin):
+    by_binary = invocation(served_by={"both": "/elsewhere/both"})
+    assert Dispatcher(process, builtin, "prefer").run("both", by_binary) == result_of("process")
+    assert process.paths == ["/elsewhere/both"]
+    by_builtin = invocation(served_by={"both": BUILT_IN})
+    assert Dispatcher(process, builtin, "fallback").run("both", by_builtin) == result_of("built-in")
+
+
+def test_a_binary_that_goes_after_it_was_chosen_fails_the_add(process, builtin):
+    """Another one would be on record as the one that did it."""
+    dispatcher = Dispatcher(process, builtin, "fallback")
+    chosen = dispatcher.choose("both", invocation())
+    process.missing.add("both")
+    with pytest.raises(PluginNotFoundError):
+        dispatcher.run("both", invocation(served_by=chosen))
+    assert builtin.calls == []
+
+
+def test_what_a_builtin_calls_is_chosen_with_it(process, builtin, monkeypatch):
+    """With the configuration that it is going to have: what it asks for may be unknown to the built-in."""
+    builtin.called = {"both": {"ipam": {"asks": "for something"}, "binary": {}}, "ipam": {"builtin": {}}}
+    seen = []
+
+    def unsupported(plugin_type, call):
+        seen.append((plugin_type, call.fields))
+        return ""
+
+    monkeypatch.setattr(builtin, "unsupported", unsupported)
+    assert Dispatcher(process, builtin, "prefer").choose("both", invocation()) == {
+        "both": BUILT_IN,
+        "ipam": BUILT_IN,
+        "binary": "/a/binary",
+        "builtin": BUILT_IN,
+    }
+    assert ("ipam", {"asks": "for something"}) in seen
+
+
+def test_plugins_that_call_each_other_are_chosen_once(process, builtin):
+    builtin.called = {"both": {"both": {}}}
+    assert Dispatcher(process, builtin, "prefer").choose("both", invocation()) == {"both": BUILT_IN}
+
+
+def test_what_a_binary_calls_is_its_own_choice(process, builtin):
+    builtin.called = {"both": {"ipam": {}}}
+    assert Dispatcher(process, builtin, "fallback").choose("both", invocation()) == {"both": "/a/both"}
+
+
+# --- CHECK and DEL by the one that did the ADD ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["CHECK", "DEL"])
@@ -186,9 +251,9 @@ async def test_the_add_is_recorded_also_where_it_fails(process, builtin, mode, n
         ("fallback", "both", "", "process", False),
     ],
 )
-async def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, name, added_by, ran, replaced):
+def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, name, added_by, ran, replaced):
     call = invocation(verb=verb, served_by={name: added_by} if added_by else {})
-    await Dispatcher(process, builtin, mode).run(name, call)
+    Dispatcher(process, builtin, mode).run(name, call)
     # A binary that is not there has been asked for.
     asked = {"process": [(name, verb)], "builtin": []} if ran == "process" else {"builtin": [(name, verb)]}
     assert builtin.order == asked["builtin"]
@@ -197,16 +262,15 @@ async def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mod
     assert ("is not to be had" in caplog.text) == replaced
 
 
-async def test_a_new_add_does_not_go_by_the_last_one(process, builtin):
+def test_a_new_choice_does_not_go_by_the_last_one(process, builtin):
     call = invocation(served_by={"both": "/a/both"})
-    assert await Dispatcher(process, builtin, "prefer").run("both", call) == b"built-in"
-    assert call.served_by == {"both": "built-in"}
+    assert Dispatcher(process, builtin, "prefer").choose("both", call) == {"both": BUILT_IN}
 
 
-async def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(process, builtin):
+def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(process, builtin):
     builtin.not_supported = {"both": "newKey: 5"}
     call = invocation(verb="DEL", served_by={"both": "built-in"})
-    await Dispatcher(process, builtin, "prefer").run("both", call)
+    Dispatcher(process, builtin, "prefer").run("both", call)
     assert (process.order, builtin.order) == ([("both", "DEL")], [])
 
 
@@ -215,39 +279,41 @@ async def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(pro
 
 @pytest.mark.parametrize("verb", ["ADD", "STATUS", "GC", "CHECK", "DEL"])
 @pytest.mark.parametrize("mode", ["prefer", "fallback", "off"])
-async def test_an_excepted_type_is_its_binarys(process, builtin, mode, verb):
+def test_an_excepted_type_is_its_binarys(process, builtin, mode, verb):
     dispatcher = Dispatcher(process, builtin, mode, excepted=["both"])
-    await dispatcher.run("both", invocation(verb=verb))
+    dispatcher.run("both", invocation(verb=verb))
     assert (process.order, builtin.order) == ([("both", verb)], [])
     assert dispatcher.locate("both") == "/a/both"
     assert dispatcher.shadowed(["both"]) == {}
 
 
 @pytest.mark.parametrize("mode", ["prefer", "fallback"])
-async def test_an_excepted_type_without_its_binary_is_not_to_be_had(process, builtin, mode):
+def test_an_excepted_type_without_its_binary_is_not_to_be_had(process, builtin, mode):
     dispatcher = Dispatcher(process, builtin, mode, excepted=["builtin"])
     assert dispatcher.locate("builtin") == ""
     for call in (invocation(), invocation(verb="DEL", served_by={"builtin": "/a/builtin"})):
         with pytest.raises(PluginNotFoundError):
-            await dispatcher.run("builtin", call)
+            dispatcher.run("builtin", call)
     assert builtin.calls == []
 
 
 @pytest.mark.parametrize("verb", ["CHECK", "DEL"])
-async def test_what_a_builtin_made_before_the_exception_is_its_own(process, builtin, verb):
+def test_what_a_builtin_made_before_the_exception_is_its_own(process, builtin, verb):
     dispatcher = Dispatcher(process, builtin, "prefer", excepted=["both"])
-    await dispatcher.run("both", invocation(verb=verb, served_by={"both": "built-in"}))
+    dispatcher.run("both", invocation(verb=verb, served_by={"both": "built-in"}))
     assert (process.order, builtin.order) == ([], [("both", verb)])
 
 
-async def test_what_the_binary_of_an_excepted_type_leaves_is_its_own(process, builtin):
+def test_what_the_binary_of_an_excepted_type_leaves_is_its_own(process, builtin):
     process.missing.discard("bridge")
-    await Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("bridge", invocation(verb="DEL", netns=""))
+    Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("bridge", invocation(verb="DEL", netns=""))
     assert builtin.calls == []
 
 
-async def test_other_types_go_by_the_mode(process, builtin):
-    assert await Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("both", invocation()) == b"built-in"
+def test_other_types_go_by_the_mode(process, builtin):
+    assert Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("both", invocation()) == result_of(
+        "built-in"
+    )
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("prefer", {"both": "/a/both"}), ("fallback", {}), ("off", {})])

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.base import fs
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
@@ -22,7 +23,7 @@ from multus_daemon.delegates import record as record_format
 from multus_daemon.delegates.cache import Entry, ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.store import FileStore
-from multus_daemon.ports import Attachment, ContainerRecord, CorruptRecordError, Sandbox
+from multus_daemon.ports import CorruptRecordError
 from tests.fakes.runner import FakePluginRunner
 from tests.fakes.store import FakeDelegateStore
 
@@ -71,8 +72,9 @@ def test_file_format(store, cni_dir):
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     data = path.read_bytes()
+    assert data.endswith(b"}\n")
     head, _, body = data.partition(b',"record":')
-    body = body[:-1]
+    body = body[:-2]
     assert json.loads(head + b"}") == {"format": 1, "sha256": hashlib.sha256(body).hexdigest()}
     fields = json.loads(body)
     assert fields["containerId"] == "c0ffee"
@@ -91,7 +93,7 @@ def test_a_newer_format_is_refused_in_clear_text(store, cni_dir):
 def test_new_keys_of_a_later_version_are_passed_over(store, cni_dir):
     store.save(small())
     path = own_path(cni_dir)
-    body = path.read_bytes().partition(b',"record":')[2][:-1].replace(b"{", b'{"later":{"x":1},', 1)
+    body = path.read_bytes().partition(b',"record":')[2][:-2].replace(b"{", b'{"later":{"x":1},', 1)
     envelope = b'{"format":1,"note":1,"sha256":"%s","record":%s}' % (hashlib.sha256(body).hexdigest().encode(), body)
     path.write_bytes(envelope)
     assert store.load("c0ffee") == small()
@@ -411,11 +413,11 @@ def test_what_a_failed_delete_of_upstream_left(store, cni_dir):
 
 @pytest.mark.weak_spot(1)
 @pytest.mark.parametrize("without", ["", "results"])
-async def test_delete_of_an_upstream_conflist_gets_every_key(store, cni_dir, cache, without):
+def test_delete_of_an_upstream_conflist_gets_every_key(store, cni_dir, cache, without):
     """Upstream's own DEL had lost the IPAM ranges here, and the address."""
     record = store.recover(left_by_upstream(cni_dir, "conflist-primary/ADD", without=without))
     runner = FakePluginRunner()
-    await Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[0])
+    Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[0])
     assert [call.plugin_type for call in runner.calls] == ["bandwidth", "portmap", "ptp"]
     ptp = runner.calls[2].config
     assert ptp["mtu"] == 1450
@@ -425,11 +427,11 @@ async def test_delete_of_an_upstream_conflist_gets_every_key(store, cni_dir, cac
 
 
 @pytest.mark.weak_spot(13)
-async def test_a_list_without_a_version_is_deleted_as_it_was_added(store, cni_dir, cache):
+def test_a_list_without_a_version_is_deleted_as_it_was_added(store, cni_dir, cache):
     """As 0.1.0, which is what libcni took it for: without prevResult, which that version has not."""
     record = store.recover(left_by_upstream(cni_dir, "1.0.0/list-without-version/ADD"))
     runner = FakePluginRunner()
-    await Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[1])
+    Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[1])
     assert [(call.plugin_type, call.config["cniVersion"]) for call in runner.calls] == [
         ("tuning", "0.1.0"),
         ("bridge", "0.1.0"),
@@ -440,11 +442,11 @@ async def test_a_list_without_a_version_is_deleted_as_it_was_added(store, cni_di
 
 @pytest.mark.weak_spot(18)
 @pytest.mark.parametrize(("without", "expected"), [("", [(18081, 81)]), ("c0ffee72", [(18081, 81)]), ("results", [])])
-async def test_delete_gets_the_port_mappings_of_the_annotation(store, cni_dir, cache, without, expected):
+def test_delete_gets_the_port_mappings_of_the_annotation(store, cni_dir, cache, without, expected):
     """They are in the result cache only: upstream's own DEL is without them, and leaves portmap's rules."""
     record = store.recover(left_by_upstream(cni_dir, "1.0.0/port-mappings/ADD", without=without))
     runner = FakePluginRunner()
-    await Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[2])
+    Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[2])
     assert [call.plugin_type for call in runner.calls] == ["portmap", "ptp"]
     mappings = runner.calls[0].config.get("runtimeConfig", {}).get("portMappings", [])
     assert [(item["hostPort"], item["containerPort"]) for item in mappings] == expected

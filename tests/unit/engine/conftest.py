@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
+from multus_daemon.attachment import Pod
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni import args
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.engine import unmet
-from multus_daemon.engine.report import StatusWrite
+from multus_daemon.engine import engine as product
+from multus_daemon.engine.engine import StatusWrite
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.engine.verbs import Verbs
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.nad.selection import NETWORKS_ANNOTATION
-from multus_daemon.ports import Pod
 from tests.fakes.cluster import FakeClusterStore
 from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
 from tests.fakes.links import FakeLinks
@@ -28,6 +30,14 @@ from tests.fakes.runner import FakeDelegateRunner
 from tests.fakes.store import FakeDelegateStore
 
 NETNS = "/run/netns/p1"
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait until the condition holds; it fails after `seconds`, which a busy machine needs."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.002)
 
 
 class FakeConfFiles:
@@ -38,13 +48,13 @@ class FakeConfFiles:
         self.names: dict[tuple[str, str], NetworkConfig] = {}
         self.beside: dict[tuple[str, str], tuple[bytes, ...]] = {}
 
-    async def by_name(self, directory: str, name: str) -> NetworkConfig | None:
+    def by_name(self, directory: str, name: str) -> NetworkConfig | None:
         return self.names.get((directory, name))
 
-    async def at_path(self, path: str) -> NetworkConfig:
+    def at_path(self, path: str) -> NetworkConfig:
         return self.paths[path]
 
-    async def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
+    def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
         return self.beside.get((path, name), ())
 
 
@@ -60,9 +70,9 @@ class Cluster(FakeClusterStore):
         super().__init__()
         self.keeps_trying: list[bool] = []
 
-    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+    def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
         self.keeps_trying.append(keep_trying)
-        await super().write_network_status(pod, value, keep_trying=keep_trying)
+        super().write_network_status(pod, value, meanwhile, keep_trying=keep_trying)
 
 
 class Engine:
@@ -77,11 +87,13 @@ class Engine:
         self.devices = FakeDeviceSource()
         self.device_files = FakeDeviceFiles()
         self.gates = Gates()
-        self.count_unmet: Callable[[str], None] = unmet.count_nothing
+        self.count_unsupported_arg: Callable[[str], None] = product.count_nothing
         self.collected: Counter[str] = Counter()
+        self._guard = threading.Lock()
         self.given_up = 0
         self.delete_tries = 0
-        self.attach_concurrency = 4
+        # Plugins are called in a known order. What is side by side is the matter of test_attach_together.
+        self.attach_concurrency = 1
         self.clock = 1000.0
         self.overlay: dict[str, Any] = {"clusterNetwork": "cluster"}
         self.stdin: dict[str, Any] = {}
@@ -94,7 +106,7 @@ class Engine:
 
     def make_verbs(self, status_write: StatusWrite = "best-effort") -> Verbs:
         """The verbs as a daemon that has just started has them."""
-        return Verbs(
+        core = product.Engine(
             self.cluster,
             self.files,
             self.runner,
@@ -106,12 +118,17 @@ class Engine:
             overlay=self.overlay,
             status_write=status_write,
             clock=lambda: self.clock,
-            count_unmet=lambda request: self.count_unmet(request),
-            count_collected=lambda outcome, attachments: self.collected.update({outcome: attachments}),
+            count_unsupported_arg=lambda request: self.count_unsupported_arg(request),
+            count_collected=self._count_collected,
             attach_concurrency=self.attach_concurrency,
             delete_tries=self.delete_tries,
             count_given_up=self._count_given_up,
         )
+        return Verbs(core)
+
+    def _count_collected(self, outcome: str, attachments: int) -> None:
+        with self._guard:
+            self.collected[outcome] += attachments
 
     def _count_given_up(self) -> None:
         self.given_up += 1

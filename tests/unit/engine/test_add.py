@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
+import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import BUILT_IN, Attachment, Sandbox
+from multus_daemon.base import deadline
+from multus_daemon.base.deadline import Interrupted
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import (
     CniError,
@@ -19,8 +24,10 @@ from multus_daemon.cni.errors import (
     IoFailureError,
     TryAgainLaterError,
 )
+from multus_daemon.cni.result import Result
 from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
 from multus_daemon.ports import StatusWriteError, StoreUnavailableError
+from tests.aside import Aside, together
 from tests.unit.engine.conftest import NETNS, Engine, definition
 
 
@@ -30,9 +37,9 @@ def attached(engine: Engine) -> list[tuple[str, str]]:
 
 @pytest.mark.npwg("6.2")
 @pytest.mark.conformance("verbs-12", "pods-1")
-async def test_the_cluster_network_first_then_the_selected_ones_in_order(engine: Engine) -> None:
+def test_the_cluster_network_first_then_the_selected_ones_in_order(engine: Engine) -> None:
     engine.declare("n2,n1@blue")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", "kube-system/cluster"), ("ADD", "web/n2"), ("ADD", "web/n1")]
     assert [(call.attachment.ifname, call.attachment.cluster_network) for call in engine.runner.calls] == [
         ("eth0", True),
@@ -41,28 +48,28 @@ async def test_the_cluster_network_first_then_the_selected_ones_in_order(engine:
     ]
 
 
-async def test_the_cluster_networks_result_is_returned(engine: Engine) -> None:
+def test_the_cluster_networks_result_is_returned(engine: Engine) -> None:
     engine.declare("n1")
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.interface("net1", "web/n1", "10.1.0.2/24")
-    assert await engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
+    assert engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
 
 
 @pytest.mark.conformance("verbs-23")
-async def test_the_record_is_on_disk_before_the_first_plugin_runs(engine: Engine) -> None:
+def test_the_record_is_on_disk_before_the_first_plugin_runs(engine: Engine) -> None:
     engine.declare("n1")
     engine.runner.fail["ADD", "kube-system/cluster"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     first = engine.store.saved[0]
     assert [item.name for item in first.attachments] == ["kube-system/cluster", "web/n1"]
     assert (first.complete, first.created, first.pod_uid) == (False, 1000.0, "u1")
 
 
-async def test_after_success_the_record_has_every_result(engine: Engine) -> None:
+def test_after_success_the_record_has_every_result(engine: Engine) -> None:
     engine.declare("n1")
     engine.interface("net1", "web/n1", "10.1.0.2/24")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     record = engine.store.records["c1"]
     assert record.complete
     assert record.attachments[1].result == engine.runner.results["web/n1"]
@@ -80,7 +87,7 @@ async def test_after_success_the_record_has_every_result(engine: Engine) -> None
         (4, 3, ["n2", "n1", "cluster"]),
     ],
 )
-async def test_a_failure_undoes_in_reverse_the_failed_one_included(
+def test_a_failure_undoes_in_reverse_the_failed_one_included(
     engine: Engine, at_once: int, failing: int, undone: list[str]
 ) -> None:
     engine.attach_concurrency = at_once
@@ -88,7 +95,7 @@ async def test_a_failure_undoes_in_reverse_the_failed_one_included(
     engine.declare("n1,n2")
     engine.runner.fail_at[failing] = CniError("no address left", code=101)
     with pytest.raises(CniError, match="^no address left") as caught:
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert caught.value.code == 101
     assert "web/p1" in caught.value.msg
     assert [name.split("/")[1] for verb, name in engine.runner.order if verb == "DEL"] == undone
@@ -96,80 +103,105 @@ async def test_a_failure_undoes_in_reverse_the_failed_one_included(
     assert engine.store.records == {}
 
 
-async def test_where_the_undoing_fails_the_record_stays_for_a_del(engine: Engine) -> None:
+def test_where_the_undoing_fails_the_record_stays_for_a_del(engine: Engine) -> None:
     engine.declare("n1")
     engine.runner.fail["ADD", "web/n1"] = CniError("first cause")
     engine.runner.fail["DEL", "web/n1"] = CniError("second cause")
     with pytest.raises(CniError, match="first cause"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert ("DEL", "kube-system/cluster") in engine.runner.order
     assert not engine.store.records["c1"].complete
 
 
-async def test_an_undoing_that_hangs_has_a_deadline(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undoing_that_hangs_has_a_deadline(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "UNDO_SECONDS", 0.01)
     engine.runner.fail["ADD", "kube-system/cluster"] = CniError("cause")
     engine.runner.pause = 0.05
     with pytest.raises(CniError, match="cause"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert "c1" in engine.store.records
 
 
-async def test_cancelling_undoes_too(engine: Engine) -> None:
+def test_cancelling_undoes_too(engine: Engine) -> None:
     engine.declare("n1")
-    engine.runner.pause = 0.02
-    task = asyncio.create_task(engine.verbs.add(engine.request()))
-    await asyncio.sleep(0.03)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    hanging = threading.Event()
+    real = engine.runner.add
+
+    def add(sandbox: Sandbox, attachment: Attachment) -> Result:
+        made = real(sandbox, attachment)
+        if attachment.name == "web/n1":
+            hanging.set()
+            deadline.pause(60)
+        return made
+
+    engine.runner.add = add  # type: ignore[method-assign]  # of this object only
+    adding = Aside(engine.verbs.add, engine.request())
+    assert hanging.wait(30)
+    adding.stop()
+    with pytest.raises(Interrupted):
+        adding.result()
+    assert engine.runner.order[2:] == [("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
     assert attached(engine) == []
     assert engine.store.records == {}
 
 
-async def test_every_delegate_is_validated_before_the_first_runs(engine: Engine) -> None:
+def test_every_delegate_is_planned_before_the_first_runs(engine: Engine) -> None:
     engine.declare("n1,n2")
-    engine.runner.fail["VALIDATE", "web/n2"] = InvalidNetworkConfigError("no such plugin")
+    engine.runner.fail["PLAN", "web/n2"] = InvalidNetworkConfigError("no such plugin")
     with pytest.raises(InvalidNetworkConfigError, match="no such plugin .*web/p1"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
+    assert [attachment.name for attachment in engine.runner.planned] == ["kube-system/cluster", "web/n1", "web/n2"]
     assert engine.runner.calls == []
     assert engine.store.saved == []
 
 
+def test_who_serves_each_network_is_on_record_before_the_first_runs(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.runner.built_in.add("web/n1")
+    engine.verbs.add(engine.request())
+    planned = {"kube-system/cluster": {"fake": "/fake/fake"}, "web/n1": {"fake": BUILT_IN}}
+    for attachments in (
+        [call.attachment for call in engine.runner.calls],
+        engine.store.saved[0].attachments,
+        engine.store.records["c1"].attachments,
+    ):
+        assert {attachment.name: dict(attachment.served_by) for attachment in attachments} == planned
+
+
 @pytest.mark.npwg("4.1.2.1.5")
-async def test_a_name_that_the_pod_has_already_is_refused_before_anything(engine: Engine) -> None:
+def test_a_name_that_the_pod_has_already_is_refused_before_anything(engine: Engine) -> None:
     engine.declare("n1@eth5")
     engine.links.namespaces[NETNS].add("eth5")
     with pytest.raises(InvalidNetworkConfigError, match="'eth5' already exists"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.runner.calls == []
 
 
 @pytest.mark.conformance("verbs-5")
-async def test_a_netns_that_is_none_is_code_8(engine: Engine) -> None:
+def test_a_netns_that_is_none_is_code_8(engine: Engine) -> None:
     with pytest.raises(InvalidNetnsError, match="^/nowhere is no network namespace"):
-        await engine.verbs.add(engine.request(netns="/nowhere"))
+        engine.verbs.add(engine.request(netns="/nowhere"))
 
 
 @pytest.mark.conformance("verbs-1")
-async def test_a_store_that_can_not_be_written_refuses_before_a_plugin_runs(engine: Engine) -> None:
+def test_a_store_that_can_not_be_written_refuses_before_a_plugin_runs(engine: Engine) -> None:
     engine.store.fail_at[2] = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(IoFailureError, match="No space left"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.runner.calls == []
 
 
-async def test_a_store_that_fails_at_the_end_undoes(engine: Engine) -> None:
+def test_a_store_that_fails_at_the_end_undoes(engine: Engine) -> None:
     engine.store.fail_at[3] = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(IoFailureError):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert attached(engine) == []
 
 
-async def test_an_exception_of_a_plugin_becomes_code_999_and_undoes(engine: Engine) -> None:
+def test_an_exception_of_a_plugin_becomes_code_999_and_undoes(engine: Engine) -> None:
     engine.runner.fail["ADD", "kube-system/cluster"] = ZeroDivisionError("oops")
     with pytest.raises(InternalError, match="ZeroDivisionError: oops"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert attached(engine) == []
 
 
@@ -177,67 +209,75 @@ async def test_an_exception_of_a_plugin_becomes_code_999_and_undoes(engine: Engi
 
 
 @pytest.mark.weak_spot(6)
-async def test_a_repeated_add_touches_nothing(engine: Engine) -> None:
+def test_a_repeated_add_touches_nothing(engine: Engine) -> None:
     engine.declare("n1")
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.interface("net1", "web/n1", "10.1.0.2/24")
-    first = await engine.verbs.add(engine.request())
+    first = engine.verbs.add(engine.request())
     engine.links.namespaces[NETNS] |= {"eth0", "net1"}
     before = list(engine.runner.order)
-    assert await engine.verbs.add(engine.request()) == first
+    assert engine.verbs.add(engine.request()) == first
     assert engine.runner.order == before
 
 
-async def test_an_add_whose_interfaces_have_gone_starts_afresh(engine: Engine) -> None:
+def test_an_add_whose_interfaces_have_gone_starts_afresh(engine: Engine) -> None:
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
-    await engine.verbs.add(engine.request())
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert [verb for verb, _ in engine.runner.order] == ["ADD", "DEL", "ADD"]
 
 
-async def test_an_add_that_a_crash_cut_off_is_undone_first(engine: Engine) -> None:
-    await engine.verbs.add(engine.request())
+def test_an_add_that_a_crash_cut_off_is_undone_first(engine: Engine) -> None:
+    engine.verbs.add(engine.request())
     engine.store.records["c1"] = engine.store.saved[0]  # as before the end of the ADD
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert [verb for verb, _ in engine.runner.order] == ["ADD", "DEL", "ADD"]
     assert engine.store.records["c1"].complete
 
 
-async def test_another_interface_name_for_a_live_container_is_refused(engine: Engine) -> None:
-    await engine.verbs.add(engine.request())
+def test_another_interface_name_for_a_live_container_is_refused(engine: Engine) -> None:
+    engine.verbs.add(engine.request())
     request = engine.request()
     other = type(request)(**{**{name: getattr(request, name) for name in request.__slots__}, "ifname": "eth9"})
     with pytest.raises(InvalidEnvironmentError, match="CNI_IFNAME is 'eth9'"):
-        await engine.verbs.add(other)
+        engine.verbs.add(other)
     assert attached(engine) == [("kube-system/cluster", "eth0")]
 
 
 @pytest.mark.npwg("7.3")
-async def test_two_adds_for_one_container_go_one_after_the_other(engine: Engine) -> None:
+def test_two_adds_for_one_container_go_one_after_the_other(engine: Engine) -> None:
     engine.runner.pause = 0.01
-    await asyncio.gather(engine.verbs.add(engine.request()), engine.verbs.add(engine.request()))
+    together(partial(engine.verbs.add, engine.request()), partial(engine.verbs.add, engine.request()))
     assert engine.runner.most_at_once == 1
 
 
-async def test_two_containers_go_side_by_side(engine: Engine) -> None:
-    engine.runner.pause = 0.01
+def test_two_containers_go_side_by_side(engine: Engine) -> None:
     engine.links.namespaces["/run/netns/p2"] = {"lo"}
-    await asyncio.gather(
-        engine.verbs.add(engine.request()),
-        engine.verbs.add(engine.request(container="c2", netns="/run/netns/p2")),
+    both = threading.Barrier(2)
+    real = engine.runner.add
+
+    def add(sandbox: Sandbox, attachment: Attachment) -> Result:
+        # Raises BrokenBarrierError where the other does not come.
+        both.wait(30)
+        return real(sandbox, attachment)
+
+    engine.runner.add = add  # type: ignore[method-assign]  # of this object only
+    together(
+        partial(engine.verbs.add, engine.request()),
+        partial(engine.verbs.add, engine.request(container="c2", netns="/run/netns/p2")),
     )
-    assert engine.runner.most_at_once == 2
+    assert set(engine.store.records) == {"c1", "c2"}
 
 
 # --- which networks --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.conformance("pods-10")
-async def test_default_networks_come_between_and_count_in_the_names(engine: Engine) -> None:
+def test_default_networks_come_between_and_count_in_the_names(engine: Engine) -> None:
     engine.overlay["defaultNetworks"] = ["extra"]
     engine.cluster.put_network(definition("kube-system", "extra"))
     engine.declare("n1")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert [(call.attachment.name, call.attachment.ifname) for call in engine.runner.calls] == [
         ("kube-system/cluster", "eth0"),
         ("kube-system/extra", "net1"),
@@ -246,17 +286,17 @@ async def test_default_networks_come_between_and_count_in_the_names(engine: Engi
 
 
 @pytest.mark.conformance("pods-11", "pods-22")
-async def test_system_namespaces_get_no_default_networks(engine: Engine) -> None:
+def test_system_namespaces_get_no_default_networks(engine: Engine) -> None:
     engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["web"]}
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", "kube-system/cluster")]
 
 
 @pytest.mark.conformance("verbs-17", "pods-14")
-async def test_the_pods_own_default_network_takes_the_place_of_the_cluster_network(engine: Engine) -> None:
+def test_the_pods_own_default_network_takes_the_place_of_the_cluster_network(engine: Engine) -> None:
     engine.cluster.put_network(definition("kube-system", "other"))
     engine.declare("n1", annotations={DEFAULT_NETWORK_ANNOTATION: "other@main0"})
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert [(call.attachment.name, call.attachment.ifname) for call in engine.runner.calls] == [
         ("kube-system/other", "main0"),
         ("web/n1", "net1"),
@@ -266,31 +306,31 @@ async def test_the_pods_own_default_network_takes_the_place_of_the_cluster_netwo
 
 @pytest.mark.weak_spot(8)
 @pytest.mark.conformance("config-13")
-async def test_system_namespaces_are_of_pods_not_their_names(engine: Engine) -> None:
+def test_system_namespaces_are_of_pods_not_their_names(engine: Engine) -> None:
     """Upstream compares the pod's name; a status is written for pods of system namespaces too, as it does."""
     engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["p1"]}
     engine.cluster.put_network(definition("kube-system", "extra"))
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", "kube-system/cluster"), ("ADD", "kube-system/extra")]
     assert "web/p1" in engine.cluster.statuses
 
 
-async def test_pods_of_system_namespaces_get_what_they_ask_for(engine: Engine) -> None:
+def test_pods_of_system_namespaces_get_what_they_ask_for(engine: Engine) -> None:
     engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["web"]}
     engine.declare("n1")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", "kube-system/cluster"), ("ADD", "web/n1")]
 
 
 @pytest.mark.weak_spot(13)
 @pytest.mark.parametrize("version", ["", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
-async def test_each_network_keeps_its_cni_version(engine: Engine, version: str) -> None:
+def test_each_network_keeps_its_cni_version(engine: Engine, version: str) -> None:
     fields = {"name": "old", "type": "fake"} | ({"cniVersion": version} if version else {})
     engine.overlay["cniVersion"] = "0.3.1"
     engine.cluster.put_network(definition("web", "old", json.dumps(fields)))
     engine.declare("old")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.calls[1].attachment.config.cni_version == version
     assert engine.runner.calls[1].attachment.config.raw == json.dumps(fields).encode()
 
@@ -298,20 +338,20 @@ async def test_each_network_keeps_its_cni_version(engine: Engine, version: str) 
 @pytest.mark.weak_spot(10)
 @pytest.mark.conformance("verbs-17")
 @pytest.mark.parametrize("where", ["kube-system/other", "other"])
-async def test_isolation_lets_the_default_network_be_one_of_the_clusters(engine: Engine, where: str) -> None:
+def test_isolation_lets_the_default_network_be_one_of_the_clusters(engine: Engine, where: str) -> None:
     engine.overlay["namespaceIsolation"] = True
     engine.cluster.put_network(definition("kube-system", "other"))
     engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: where})
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", "kube-system/other")]
 
 
 @pytest.mark.weak_spot(23)
 @pytest.mark.parametrize("value", ["", "[]", "other,other", '[{"name":"a"},{"name":"b"}]', "[null]", "nope"])
-async def test_a_default_network_must_be_exactly_one_that_exists(engine: Engine, value: str) -> None:
+def test_a_default_network_must_be_exactly_one_that_exists(engine: Engine, value: str) -> None:
     engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: value})
     with pytest.raises(CniError, match="pod web/p1"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.runner.calls == []
     assert len(engine.warnings) == 1
 
@@ -320,7 +360,7 @@ async def test_a_default_network_must_be_exactly_one_that_exists(engine: Engine,
 @pytest.mark.npwg("7.4")
 @pytest.mark.conformance("pods-20")
 @pytest.mark.parametrize("annotation", ["default-network", "networks"])
-async def test_namespace_isolation_holds_for_both_annotations(engine: Engine, annotation: str) -> None:
+def test_namespace_isolation_holds_for_both_annotations(engine: Engine, annotation: str) -> None:
     engine.overlay["namespaceIsolation"] = True
     engine.cluster.put_network(definition("secret", "n1"))
     if annotation == "networks":
@@ -328,24 +368,24 @@ async def test_namespace_isolation_holds_for_both_annotations(engine: Engine, an
     else:
         engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: "secret/n1"})
     with pytest.raises(InvalidNetworkConfigError, match="^network secret/n1 is out of reach for namespace web"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.runner.calls == []
 
 
 @pytest.mark.conformance("pods-21")
-async def test_global_namespaces_are_in_reach(engine: Engine) -> None:
+def test_global_namespaces_are_in_reach(engine: Engine) -> None:
     engine.overlay |= {"namespaceIsolation": True, "globalNamespaces": "shared, default"}
     engine.cluster.put_network(definition("shared", "n1"))
     engine.declare("shared/n1,n2")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert ("ADD", "shared/n1") in engine.runner.order
 
 
 @pytest.mark.conformance("pods-2")
-async def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -> None:
+def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -> None:
     engine.declare("nope")
     with pytest.raises(InvalidNetworkConfigError, match="^network web/nope does not exist .*pod web/p1"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     ((pod, kind, reason, message),) = engine.cluster.events
     assert (pod, kind, reason) == ("web/p1", "Warning", "NoNetworkFound")
     assert message.startswith("cannot find a network-attachment-definition (nope) in namespace (web)")
@@ -353,38 +393,38 @@ async def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -
 
 @pytest.mark.weak_spot(53)
 @pytest.mark.conformance("pods-13", "pods-15")
-async def test_a_missing_cluster_network_says_where_was_looked(engine: Engine) -> None:
+def test_a_missing_cluster_network_says_where_was_looked(engine: Engine) -> None:
     engine.overlay["clusterNetwork"] = "gone"
     with pytest.raises(InvalidNetworkConfigError, match="^clusterNetwork 'gone' does not exist") as caught:
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert "/etc/cni/multus/net.d" in caught.value.details
 
 
 @pytest.mark.npwg("3.2b")
 @pytest.mark.conformance("pods-6")
-async def test_a_definition_without_configuration_is_looked_up_on_the_node(engine: Engine) -> None:
+def test_a_definition_without_configuration_is_looked_up_on_the_node(engine: Engine) -> None:
     engine.cluster.put_network(definition("web", "on-disk", ""))
     raw = b'{"cniVersion":"0.3.1","name":"on-disk","type":"fake"}'
     engine.files.names["/etc/cni/multus/net.d", "on-disk"] = conf.parse(raw)
     engine.declare("on-disk")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.calls[1].attachment.config.raw == raw
 
 
-async def test_delegates_of_the_configuration_where_there_is_no_cluster_network(engine: Engine) -> None:
+def test_delegates_of_the_configuration_where_there_is_no_cluster_network(engine: Engine) -> None:
     engine.overlay["clusterNetwork"] = ""
     engine.overlay["delegates"] = [{"cniVersion": "0.4.0", "name": name, "type": "fake"} for name in ("a", "b")]
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", "a"), ("ADD", "b")]
 
 
 @pytest.mark.conformance("pods-16")
-async def test_the_pods_own_default_network_takes_the_place_of_the_first_delegate(engine: Engine) -> None:
+def test_the_pods_own_default_network_takes_the_place_of_the_first_delegate(engine: Engine) -> None:
     """The others stay, and defaultNetworks go with a clusterNetwork only, as ever."""
     engine.overlay |= {"clusterNetwork": "", "defaultNetworks": ["n1"]}
     engine.overlay["delegates"] = [{"cniVersion": "0.4.0", "name": name, "type": "fake"} for name in ("a", "b")]
     engine.declare("n2", annotations={DEFAULT_NETWORK_ANNOTATION: "web/n1"})
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert [(call.attachment.name, call.attachment.ifname) for call in engine.runner.calls] == [
         ("web/n1", "eth0"),
         ("b", "net1"),
@@ -395,24 +435,24 @@ async def test_the_pods_own_default_network_takes_the_place_of_the_first_delegat
 
 @pytest.mark.npwg("6")
 @pytest.mark.conformance("config-9")
-async def test_no_network_at_all_is_an_error(engine: Engine) -> None:
+def test_no_network_at_all_is_an_error(engine: Engine) -> None:
     engine.overlay["clusterNetwork"] = ""
     with pytest.raises(InvalidNetworkConfigError, match="^no cluster network"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
 
 
 @pytest.mark.parametrize("networks", ["n1@same,n2@same", "n1@eth0", '[{"name":"n1"},{"name":"n2","interface":"net1"}]'])
-async def test_interface_names_are_used_once(engine: Engine, networks: str) -> None:
+def test_interface_names_are_used_once(engine: Engine, networks: str) -> None:
     engine.declare(networks)
     with pytest.raises(CniError) as caught:
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert caught.value.code == 7
     assert engine.runner.calls == []
 
 
-async def test_the_same_network_twice_is_two_attachments(engine: Engine) -> None:
+def test_the_same_network_twice_is_two_attachments(engine: Engine) -> None:
     engine.declare("n1,n1")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert attached(engine) == [("kube-system/cluster", "eth0"), ("web/n1", "net1"), ("web/n1", "net2")]
 
 
@@ -420,10 +460,10 @@ async def test_the_same_network_twice_is_two_attachments(engine: Engine) -> None
 
 
 @pytest.mark.conformance("config-15", "config-20")
-async def test_requests_reach_the_delegate_and_the_record(engine: Engine) -> None:
+def test_requests_reach_the_delegate_and_the_record(engine: Engine) -> None:
     element = {"name": "n1", "ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09", "cni-args": {"a": 1}}
     engine.declare(json.dumps([element]))
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     attachment = engine.runner.calls[1].attachment
     assert attachment.capability_args == {"ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09"}
     assert dict(attachment.cni_args)["IP"] == "10.1.0.9/24"
@@ -433,10 +473,10 @@ async def test_requests_reach_the_delegate_and_the_record(engine: Engine) -> Non
 
 
 @pytest.mark.weak_spot(18)
-async def test_the_runtimes_capabilities_reach_the_cluster_network_only(engine: Engine) -> None:
+def test_the_runtimes_capabilities_reach_the_cluster_network_only(engine: Engine) -> None:
     engine.stdin = {"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}}
     engine.declare("n1")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     cluster, other = (call.attachment.capability_args for call in engine.runner.calls)
     assert "portMappings" in cluster
     assert other == {}
@@ -444,8 +484,8 @@ async def test_the_runtimes_capabilities_reach_the_cluster_network_only(engine: 
 
 @pytest.mark.weak_spot(19)
 @pytest.mark.conformance("config-17")
-async def test_extra_cni_args_of_the_runtime_are_handed_on(engine: Engine) -> None:
-    await engine.verbs.add(engine.request())
+def test_extra_cni_args_of_the_runtime_are_handed_on(engine: Engine) -> None:
+    engine.verbs.add(engine.request())
     pairs = engine.runner.calls[0].attachment.cni_args
     assert [key for key, _ in pairs[:5]] == [
         "IgnoreUnknown",
@@ -460,57 +500,57 @@ async def test_extra_cni_args_of_the_runtime_are_handed_on(engine: Engine) -> No
 # --- the pod ---------------------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_pod_is_try_again_later(engine: Engine) -> None:
+def test_an_unknown_pod_is_try_again_later(engine: Engine) -> None:
     engine.cluster.pods.clear()
     with pytest.raises(TryAgainLaterError, match="^pod web/p1 is not known"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
 
 
-async def test_a_store_that_is_away_is_try_again_later(engine: Engine) -> None:
+def test_a_store_that_is_away_is_try_again_later(engine: Engine) -> None:
     engine.cluster.fail_at(1, StoreUnavailableError("connection refused"))
     with pytest.raises(TryAgainLaterError, match="connection refused"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
 
 
 @pytest.mark.conformance("verbs-20")
-async def test_another_incarnation_of_the_pod_is_refused(engine: Engine) -> None:
+def test_another_incarnation_of_the_pod_is_refused(engine: Engine) -> None:
     engine.declare(uid="u2")
     with pytest.raises(TryAgainLaterError, match="^pod web/p1 has UID u2.*u1"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.runner.calls == []
     assert engine.cluster.events == []
 
 
 @pytest.mark.conformance("pods-30")
-async def test_a_request_without_a_uid_takes_the_pod_of_that_name(engine: Engine) -> None:
+def test_a_request_without_a_uid_takes_the_pod_of_that_name(engine: Engine) -> None:
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
-    await engine.verbs.add(engine.request(uid=""))
+    engine.verbs.add(engine.request(uid=""))
     assert engine.store.records["c1"].pod_uid == "u1"
     assert "10.0.0.2" in engine.cluster.statuses["web/p1"]
 
 
 @pytest.mark.weak_spot(4)
 @pytest.mark.conformance("verbs-26")
-async def test_a_pod_that_has_gone_is_no_empty_success(engine: Engine) -> None:
+def test_a_pod_that_has_gone_is_no_empty_success(engine: Engine) -> None:
     """Upstream answers with an address of 0.0.0.0/0 there, and the runtime goes on with it."""
     engine.cluster.pods.clear()
     with pytest.raises(TryAgainLaterError) as caught:
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert caught.value.code == 11
     assert "web/p1" in caught.value.msg
     assert engine.store.saved == []
 
 
-async def test_a_mirror_pods_annotation_must_be_there_for_another_uid(engine: Engine) -> None:
+def test_a_mirror_pods_annotation_must_be_there_for_another_uid(engine: Engine) -> None:
     engine.declare(uid="mirror", annotations={"kubernetes.io/config.source": "api"})
     with pytest.raises(TryAgainLaterError, match="UID mirror"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
 
 
 @pytest.mark.conformance("e2e-3")
-async def test_a_static_pods_uid_may_differ(engine: Engine) -> None:
+def test_a_static_pods_uid_may_differ(engine: Engine) -> None:
     engine.declare(uid="mirror", annotations={"kubernetes.io/config.source": "file"})
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.store.records["c1"].pod_uid == "u1"
 
 
@@ -518,11 +558,11 @@ async def test_a_static_pods_uid_may_differ(engine: Engine) -> None:
 
 
 @pytest.mark.conformance("verbs-13")
-async def test_status_and_events_tell_of_every_network(engine: Engine) -> None:
+def test_status_and_events_tell_of_every_network(engine: Engine) -> None:
     engine.declare("n1")
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.interface("net1", "web/n1", "10.1.0.2/24")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     entries = json.loads(engine.cluster.statuses["web/p1"])
     assert [(item["name"], item["interface"], item.get("default")) for item in entries] == [
         ("kube-system/cluster", "eth0", True),
@@ -536,30 +576,31 @@ async def test_status_and_events_tell_of_every_network(engine: Engine) -> None:
 
 @pytest.mark.weak_spot(9)
 @pytest.mark.conformance("pods-32")
-async def test_a_status_that_can_not_be_written_does_not_fail_the_add(engine: Engine) -> None:
+def test_a_status_that_can_not_be_written_does_not_fail_the_add(engine: Engine) -> None:
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.cluster.fail_at(3, StatusWriteError("conflict"))
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.store.records["c1"].complete
     assert engine.cluster.events[-1][1:] == ("Warning", "NetworkStatusNotWritten", "network-status: conflict")
     assert engine.cluster.keeps_trying == [True]
 
 
 @pytest.mark.weak_spot(38)
-async def test_a_status_write_that_hangs_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(*_: object, keep_trying: bool) -> None:
-        await asyncio.sleep(60)
+def test_a_status_write_that_hangs_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(_pod: object, _value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+        meanwhile()
+        deadline.pause(60)
 
     monkeypatch.setattr(deadlines, "NETWORK_STATUS_SECONDS", 0.01)
     monkeypatch.setattr(engine.cluster, "write_network_status", hang)
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert "not written within" in engine.cluster.events[-1][3]
 
 
-async def test_a_required_status_that_is_written(engine: Engine) -> None:
+def test_a_required_status_that_is_written(engine: Engine) -> None:
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
-    await engine.make_verbs("required").add(engine.request())
+    engine.make_verbs("required").add(engine.request())
     assert engine.store.records["c1"].complete
     assert engine.cluster.keeps_trying == [False]
 
@@ -567,11 +608,12 @@ async def test_a_required_status_that_is_written(engine: Engine) -> None:
 @pytest.mark.weak_spot(7)
 @pytest.mark.conformance("pods-32")
 @pytest.mark.parametrize("how", ["refused", "hangs"])
-async def test_a_required_status_that_can_not_be_written_undoes_everything(
+def test_a_required_status_that_can_not_be_written_undoes_everything(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    async def hang(*_: object, keep_trying: bool) -> None:
-        await asyncio.sleep(60)
+    def hang(_pod: object, _value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+        meanwhile()
+        deadline.pause(60)
 
     engine.declare("n1")
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
@@ -582,7 +624,7 @@ async def test_a_required_status_that_can_not_be_written_undoes_everything(
         engine.cluster.fail_at(4, StatusWriteError("forbidden"))
     cause = "not written within 0.01 s" if how == "hangs" else "forbidden"
     with pytest.raises(TryAgainLaterError, match=f"^network-status can't be written: {cause} .pod web/p1") as caught:
-        await engine.make_verbs("required").add(engine.request())
+        engine.make_verbs("required").add(engine.request())
     assert caught.value.code == 11
     assert engine.runner.order[2:] == [("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
     assert engine.store.records == {}
@@ -590,22 +632,23 @@ async def test_a_required_status_that_can_not_be_written_undoes_everything(
     assert len(engine.cluster.events) == 1
 
 
-async def test_cancelling_while_the_status_is_written_undoes_everything(
+def test_cancelling_while_the_status_is_written_undoes_everything(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writing = asyncio.Event()
+    writing = threading.Event()
 
-    async def hang(*_: object, keep_trying: bool) -> None:
+    def hang(_pod: object, _value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+        meanwhile()
         writing.set()
-        await asyncio.sleep(60)
+        deadline.pause(60)
 
     monkeypatch.setattr(engine.cluster, "write_network_status", hang)
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
-    task = asyncio.create_task(engine.verbs.add(engine.request()))
-    await writing.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    adding = Aside(engine.verbs.add, engine.request())
+    assert writing.wait(30)
+    adding.stop()
+    with pytest.raises(Interrupted):
+        adding.result()
     assert attached(engine) == []
     assert engine.store.records == {}
 
@@ -638,10 +681,10 @@ HUGE = "x" * 200 * 1024
         ('[{"name": "n1", "mac": "zz"}]', 7, "mac"),
     ],
 )
-async def test_a_malformed_annotation(engine: Engine, networks: str, code: int, words: str) -> None:
+def test_a_malformed_annotation(engine: Engine, networks: str, code: int, words: str) -> None:
     engine.declare(networks)
     with pytest.raises(CniError) as caught:
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert caught.value.code == code
     [(reason, message)] = engine.warnings
     assert reason == "InvalidNetwork"
@@ -653,7 +696,7 @@ async def test_a_malformed_annotation(engine: Engine, networks: str, code: int, 
     assert engine.store.saved == []
     # The daemon lives.
     engine.declare("")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
 
 
 @pytest.mark.weak_spot(23)
@@ -674,11 +717,11 @@ async def test_a_malformed_annotation(engine: Engine, networks: str, code: int, 
         ("  ", 7, "spec.config is empty"),
     ],
 )
-async def test_a_broken_definition(engine: Engine, config: str, code: int, words: str) -> None:
+def test_a_broken_definition(engine: Engine, config: str, code: int, words: str) -> None:
     engine.cluster.put_network(definition("web", "bad", config))
     engine.declare("n1,bad")
     with pytest.raises(CniError) as caught:
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert caught.value.code == code
     [(reason, message)] = engine.warnings
     assert reason == "InvalidNetwork"
@@ -691,10 +734,10 @@ async def test_a_broken_definition(engine: Engine, config: str, code: int, words
 
 @pytest.mark.conformance("pods-2")
 @pytest.mark.parametrize("network", ["nowhere/n1", "web/nope"])
-async def test_an_unknown_namespace_or_network_keeps_upstreams_reason(engine: Engine, network: str) -> None:
+def test_an_unknown_namespace_or_network_keeps_upstreams_reason(engine: Engine, network: str) -> None:
     engine.declare(f"n2,{network}")
     with pytest.raises(InvalidNetworkConfigError, match=f"^network {network} does not exist .*pod web/p1"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     namespace, name = network.split("/")
     [(reason, message)] = engine.warnings
     assert reason == "NoNetworkFound"
@@ -702,22 +745,22 @@ async def test_an_unknown_namespace_or_network_keeps_upstreams_reason(engine: En
 
 
 @pytest.mark.conformance("verbs-13")
-async def test_a_failed_plugin_is_told_once_and_nothing_as_added(engine: Engine) -> None:
+def test_a_failed_plugin_is_told_once_and_nothing_as_added(engine: Engine) -> None:
     engine.declare("n1,n2")
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.runner.fail["ADD", "web/n1"] = CniError("no address left", code=101)
     engine.runner.fail["DEL", "web/n1"] = CniError("second cause")
     with pytest.raises(CniError, match="^no address left"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.cluster.events == [
         ("web/p1", "Warning", "FailedAddingInterface", "no address left (pod web/p1)"),
     ]
 
 
-async def test_a_cluster_network_from_the_nodes_files_is_no_warning(engine: Engine) -> None:
+def test_a_cluster_network_from_the_nodes_files_is_no_warning(engine: Engine) -> None:
     """Upstream warns of the definition that nobody made."""
     engine.overlay["clusterNetwork"] = "from-file"
     raw = b'{"cniVersion":"0.3.1","name":"from-file","type":"fake"}'
     engine.files.names["/etc/cni/multus/net.d", "from-file"] = conf.parse(raw)
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.warnings == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
 import logging
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -12,34 +14,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import Attachment, Sandbox
+from multus_daemon.base import deadline
+from multus_daemon.base.deadline import Interrupted
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.result import Result
-from multus_daemon.ports import Attachment, Sandbox
+from tests.aside import Aside
 from tests.fakes.runner import FakeDelegateRunner
-from tests.unit.engine.conftest import Engine, definition
+from tests.unit.engine.conftest import Engine, definition, wait_until
 
 NETWORKS = [f"n{number}" for number in range(1, 7)]
 
 
 class Runner(FakeDelegateRunner):
-    """Notes beginnings and ends; `steps`: (verb, name) to how often the call gives way; `held`: which wait for ever."""
+    """Notes beginnings and ends.
+
+    `steps`: (verb, name) to how many milliseconds the call takes; `held`: which wait for ever; `after`: (verb, name) to
+    what of that verb must have ended before.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.log: list[tuple[str, str, str]] = []
         self.steps: dict[tuple[str, str], int] = {}
         self.held: set[tuple[str, str]] = set()
+        self.after: dict[tuple[str, str], str] = {}
 
-    async def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment) -> None:
-        self.log.append(("begin", verb, attachment.name))
+    def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment) -> None:
+        call = verb, attachment.name
+        self.log.append(("begin", *call))
         try:
-            while (verb, attachment.name) in self.held:
-                await asyncio.sleep(0.005)
-            for _ in range(self.steps.get((verb, attachment.name), 0)):
-                await asyncio.sleep(0)
-            await super()._call(verb, sandbox, attachment)
+            while call in self.held:
+                deadline.pause(0.005)
+            wait_until(lambda: call not in self.after or ("end", verb, self.after[call]) in self.log)
+            deadline.pause(0.001 * self.steps.get(call, 0))
+            super()._call(verb, sandbox, attachment)
         finally:
-            self.log.append(("end", verb, attachment.name))
+            self.log.append(("end", *call))
 
     def place(self, edge: str, verb: str, name: str) -> int:
         """Where in the log it is."""
@@ -65,47 +76,67 @@ def make(at_once: int = 4, networks: list[str] = NETWORKS, **configs: dict[str, 
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 64])
-async def test_as_many_as_are_allowed(at_once: int) -> None:
+def test_as_many_as_are_allowed(at_once: int) -> None:
     engine, runner = make(at_once)
-    runner.pause = 0.01
-    await engine.verbs.add(engine.request())
+    runner.pause = 0.05
+    engine.verbs.add(engine.request())
     assert runner.most_at_once == min(at_once, len(NETWORKS))
     runner.most_at_once = 0
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert runner.most_at_once == min(at_once, len(NETWORKS))
     assert runner.attached == set()
     assert engine.store.records == {}
 
 
-async def test_the_cluster_network_is_the_first_and_goes_last() -> None:
+def test_what_is_built_in_runs_in_the_thread_of_the_request_beside_processes() -> None:
+    engine, runner = make()
+    runner.built_in = {"web/n1", "web/n3"}
+    runner.after = {("ADD", "web/n1"): "web/n2"}
+    ran_in: dict[str, threading.Thread] = {}
+    real = runner.add
+
+    def add(sandbox: Sandbox, attachment: Attachment) -> Result:
+        ran_in[attachment.name] = threading.current_thread()
+        return real(sandbox, attachment)
+
+    runner.add = add  # type: ignore[method-assign]  # of this object only
+    engine.verbs.add(engine.request())
+    here = {name for name, thread in ran_in.items() if thread is threading.current_thread()}
+    assert here >= {"kube-system/cluster", "web/n1", "web/n3"}
+    assert "web/n2" not in here
+
+
+def test_the_cluster_network_is_the_first_and_goes_last() -> None:
     engine, runner = make()
     runner.pause = 0.01
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert runner.log[:2] == [("begin", "ADD", "kube-system/cluster"), ("end", "ADD", "kube-system/cluster")]
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert runner.log[-2:] == [("begin", "DEL", "kube-system/cluster"), ("end", "DEL", "kube-system/cluster")]
 
 
 @pytest.mark.npwg("7.3")
-async def test_a_bond_comes_after_its_links_and_goes_before_them() -> None:
+def test_a_bond_comes_after_its_links_and_goes_before_them() -> None:
     bond = {"type": "bond", "links": [{"name": "net1"}, {"name": "net3"}]}
     engine, runner = make(n4=bond)
-    runner.steps = {("ADD", "web/n1"): 20, ("ADD", "web/n3"): 30, ("DEL", "web/n4"): 20}
-    await engine.verbs.add(engine.request())
+    runner.steps = {("ADD", "web/n3"): 20, ("DEL", "web/n4"): 20}
+    # n5 need not wait for n4: n4 can't begin before n1 has ended.
+    runner.after = {("ADD", "web/n1"): "web/n5"}
+    engine.verbs.add(engine.request())
     assert max(runner.place("end", "ADD", f"web/{name}") for name in ("n1", "n3")) < runner.place(
         "begin", "ADD", "web/n4"
     )
     assert runner.place("end", "ADD", "web/n5") < runner.place("begin", "ADD", "web/n4"), "n5 need not wait"
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert runner.place("end", "DEL", "web/n4") < min(
         runner.place("begin", "DEL", f"web/{name}") for name in ("n1", "n3")
     )
 
 
-async def test_a_network_that_wants_it_runs_beside_no_other() -> None:
+def test_a_network_that_wants_it_runs_beside_no_other() -> None:
     engine, runner = make(n3={"multus.io/serial": True})
     runner.pause = 0.005
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     place = runner.place("begin", "ADD", "web/n3")
     assert runner.log[place + 1] == ("end", "ADD", "web/n3")
     assert {name for edge, _, name in runner.log[:place] if edge == "end"} == {
@@ -115,13 +146,13 @@ async def test_a_network_that_wants_it_runs_beside_no_other() -> None:
     }
 
 
-async def test_what_is_told_has_the_order_of_the_list_whoever_was_first() -> None:
+def test_what_is_told_has_the_order_of_the_list_whoever_was_first() -> None:
     told = []
     ends: list[str] = []
-    for steps in ({}, {("ADD", f"web/{name}"): 40 - 5 * number for number, name in enumerate(NETWORKS)}):
+    for after in ({}, {("ADD", f"web/{name}"): f"web/{later}" for name, later in itertools.pairwise(NETWORKS)}):
         engine, runner = make(6)
-        runner.steps = dict(steps)
-        result = await engine.verbs.add(engine.request())
+        runner.after = dict(after)
+        result = engine.verbs.add(engine.request())
         told.append((result, engine.store.saved, engine.cluster.statuses, engine.cluster.events))
         ends = [name for edge, _, name in runner.log if edge == "end"]
     assert ends[1:] == [f"web/{name}" for name in reversed(NETWORKS)], "they ended in reverse"
@@ -132,12 +163,15 @@ async def test_what_is_told_has_the_order_of_the_list_whoever_was_first() -> Non
 
 
 @pytest.mark.npwg("7.2a")
-async def test_the_first_in_the_list_is_the_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_in_the_list_is_the_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:
     engine, runner = make()
-    runner.steps = {("ADD", "web/n2"): 30}
+    for name in ("n1", "n2", "n3"):
+        runner.after["ADD", f"web/{name}"] = "web/n4"
+        # Until it is known that n4 has failed, whoever ends makes room for n5.
+        runner.steps["ADD", f"web/{name}"] = 100
     runner.fail = {("ADD", "web/n2"): CniError("the cause", code=101), ("ADD", "web/n4"): CniError("quicker")}
     with caplog.at_level(logging.ERROR), pytest.raises(CniError, match="^the cause .pod web/p1") as caught:
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert caught.value.code == 101
     assert [record.getMessage() for record in caplog.records] == [
         "another network of pod web/p1 has failed too: quicker (pod web/p1)"
@@ -151,71 +185,89 @@ async def test_the_first_in_the_list_is_the_one_that_failed(caplog: pytest.LogCa
     assert (runner.attached, engine.store.records) == (set(), {})
 
 
-async def test_what_is_under_way_comes_to_its_end_before_anything_is_undone() -> None:
+def test_what_is_under_way_comes_to_its_end_before_anything_is_undone() -> None:
     engine, runner = make()
+    runner.after = {("ADD", "web/n1"): "web/n2"}
     runner.steps = {("ADD", "web/n1"): 50}
     runner.fail["ADD", "web/n2"] = CniError("the cause")
     with pytest.raises(CniError, match="^the cause"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     first_undone = min(place for place, entry in enumerate(runner.log) if entry[1] == "DEL")
     assert runner.place("end", "ADD", "web/n1") < first_undone
 
 
-async def test_one_that_hangs_beside_a_failure_is_ended_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hangs_beside_a_failure_is_ended_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "SETTLE_SECONDS", 0.05)
     engine, runner = make()
     runner.held = {("ADD", "web/n1")}
     runner.fail["ADD", "web/n3"] = CniError("the cause")
     with pytest.raises(CniError, match="^the cause"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert ("DEL", "web/n1") in runner.order
     assert (runner.attached, engine.store.records, runner.unfinished()) == (set(), {}, 0)
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_cancelling_ends_all_and_undoes_all(times: int) -> None:
+def test_stopping_ends_all_and_undoes_all(times: int) -> None:
     engine, runner = make()
     runner.held = {("ADD", f"web/{name}") for name in NETWORKS}
-    task = asyncio.create_task(engine.verbs.add(engine.request()))
-    while len(runner.log) < 6:
-        await asyncio.sleep(0.005)
+    adding = Aside(engine.verbs.add, engine.request())
+    wait_until(lambda: len(runner.log) >= 6)
     for _ in range(times):
-        task.cancel()
-        await asyncio.sleep(0)
-    with pytest.raises(asyncio.CancelledError):
-        await task
+        adding.stop()
+    with pytest.raises(Interrupted):
+        adding.result()
     assert (runner.attached, engine.store.records, runner.unfinished()) == (set(), {}, 0)
     assert {name for verb, name in runner.order if verb == "ADD"} == {"kube-system/cluster"}
     first_undone = min(place for place, entry in enumerate(runner.log) if entry[1] == "DEL")
     assert max(place for place, entry in enumerate(runner.log) if entry[1] == "ADD") < first_undone
 
 
-async def test_an_undoing_that_is_cancelled_leaves_the_record_and_goes_on_with_the_others() -> None:
-    """A daemon that must stop; its successor has the record to go by."""
+def test_an_undoing_is_not_cut_short_by_a_stop() -> None:
+    """It has its own time, however the ADD ended."""
     engine, runner = make()
     runner.fail["ADD", "web/n1"] = CniError("the cause")
     runner.held = {("DEL", "web/n2")}
-    task = asyncio.create_task(engine.verbs.add(engine.request()))
-    while ("begin", "DEL", "web/n2") not in runner.log:
-        await asyncio.sleep(0.005)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    adding = Aside(engine.verbs.add, engine.request())
+    wait_until(lambda: ("begin", "DEL", "web/n2") in runner.log)
+    adding.stop()
+    time.sleep(0.05)
+    assert not adding.done
+    runner.held.clear()
+    with pytest.raises(CniError, match="^the cause"):
+        adding.result()
+    assert (runner.attached, engine.store.records) == (set(), {})
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_an_undoing_that_hangs_leaves_the_record_and_the_others_are_undone(
+    monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """Also in a daemon that must stop; its successor has the record to go by."""
+    monkeypatch.setattr(deadlines, "UNDO_SECONDS", 0.5)
+    engine, runner = make()
+    runner.fail["ADD", "web/n1"] = CniError("the cause")
+    runner.held = {("DEL", "web/n2")}
+    adding = Aside(engine.verbs.add, engine.request())
+    wait_until(lambda: ("begin", "DEL", "web/n2") in runner.log)
+    if stopped:
+        adding.stop()
+    with pytest.raises(CniError, match="^the cause"):
+        adding.result()
     assert runner.attached == {("web/n2", "net2")}
     assert "web/n2" in [item.name for item in engine.store.records["c1"].attachments]
     assert not engine.store.records["c1"].complete
 
 
-async def test_a_del_that_is_cancelled_remembers_what_is_done() -> None:
+def test_a_del_that_is_stopped_remembers_what_is_done() -> None:
     engine, runner = make()
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     runner.held = {("DEL", "web/n2"), ("DEL", "web/n5")}
-    task = asyncio.create_task(engine.verbs.delete(engine.request("DEL")))
-    while len([entry for entry in runner.log if entry[:2] == ("end", "DEL")]) < 4:
-        await asyncio.sleep(0.005)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    deleting = Aside(engine.verbs.delete, engine.request("DEL"))
+    wait_until(lambda: len([entry for entry in runner.log if entry[:2] == ("end", "DEL")]) >= 4)
+    deleting.stop()
+    with pytest.raises(Interrupted):
+        deleting.result()
     assert runner.unfinished() == 0
     kept = ["kube-system/cluster", "web/n2", "web/n5"]
     assert [item.name for item in engine.store.records["c1"].attachments] == kept
@@ -240,14 +292,14 @@ CONFIGS = st.dictionaries(
 FAILING = st.sampled_from(["kube-system/cluster", *(f"web/{name}" for name in NETWORKS), "nobody"])
 
 
-async def outcome(engine: Engine, verb: str) -> tuple[Any, ...]:
+def outcome(engine: Engine, verb: str) -> tuple[Any, ...]:
     """What a verb returned or raised, and everything that it left."""
     end: Result | tuple[int, str] | None
     try:
         if verb == "ADD":
-            end = await engine.verbs.add(engine.request())
+            end = engine.verbs.add(engine.request())
         else:
-            await engine.verbs.delete(engine.request("DEL"))
+            engine.verbs.delete(engine.request("DEL"))
             end = None
     except CniError as error:
         end = (error.code, str(error))
@@ -257,7 +309,7 @@ async def outcome(engine: Engine, verb: str) -> tuple[Any, ...]:
 
 @pytest.mark.npwg("7.3")
 @given(steps=STEPS, configs=CONFIGS, failing=FAILING, at_once=st.integers(2, 7))
-async def test_an_add_and_its_undoing(
+def test_an_add_and_its_undoing(
     steps: dict[tuple[str, str], int], configs: dict[str, Any], failing: str, at_once: int
 ) -> None:
     sides, runner = [], Runner()
@@ -265,7 +317,7 @@ async def test_an_add_and_its_undoing(
         engine, runner = make(number, **configs)
         runner.steps = steps
         runner.fail["ADD", failing] = CniError(f"{failing} refuses", code=101)
-        sides.append(await outcome(engine, "ADD"))
+        sides.append(outcome(engine, "ADD"))
     assert sides[0] == sides[1]
     assert runner.unfinished() == 0
     names = ["kube-system/cluster", *(f"web/{name}" for name in NETWORKS)]
@@ -276,14 +328,12 @@ async def test_an_add_and_its_undoing(
 
 
 @given(steps=STEPS, configs=CONFIGS, failing=st.sets(FAILING, max_size=3), at_once=st.integers(2, 7))
-async def test_a_del(
-    steps: dict[tuple[str, str], int], configs: dict[str, Any], failing: set[str], at_once: int
-) -> None:
+def test_a_del(steps: dict[tuple[str, str], int], configs: dict[str, Any], failing: set[str], at_once: int) -> None:
     sides = []
     for number in (1, at_once):
         engine, runner = make(number, **configs)
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
         runner.steps = steps
         runner.fail = {("DEL", name): CniError(f"{name} refuses", code=102) for name in failing}
-        sides.append((await outcome(engine, "DEL"), sorted(runner.order)))
+        sides.append((outcome(engine, "DEL"), sorted(runner.order)))
     assert sides[0] == sides[1]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
 import pytest
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import ContainerRecord
 from multus_daemon.cni.errors import (
     CniError,
     InvalidNetnsError,
@@ -16,143 +16,149 @@ from multus_daemon.cni.errors import (
     UnknownContainerError,
 )
 from multus_daemon.cni.names import ContainerId
-from multus_daemon.ports import ContainerRecord
-from tests.unit.engine.conftest import Engine
+from tests.aside import Aside
+from tests.unit.engine.conftest import Engine, wait_until
 
 
-async def add(engine: Engine) -> None:
+def add(engine: Engine) -> None:
     engine.declare("n1,n2")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     engine.runner.calls.clear()
 
 
 @pytest.mark.weak_spot(60)
 @pytest.mark.conformance("verbs-14", "pods-19")
-async def test_del_goes_in_reverse_and_asks_nobody(engine: Engine) -> None:
-    await add(engine)
+def test_del_goes_in_reverse_and_asks_nobody(engine: Engine) -> None:
+    add(engine)
     engine.cluster.pods.clear()
     engine.cluster.networks.clear()
     asked = len(engine.cluster.calls)
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.runner.order == [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
     assert len(engine.cluster.calls) == asked
     assert engine.store.records == {}
 
 
 @pytest.mark.weak_spot(1)
-async def test_del_gets_the_very_attachments_of_the_add(engine: Engine) -> None:
+def test_del_gets_the_very_attachments_of_the_add(engine: Engine) -> None:
     engine.declare('[{"name": "n1", "mac": "02:00:00:00:00:09"}]')
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     added = [call.attachment for call in engine.runner.calls]
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     deleted = [call.attachment for call in engine.runner.calls[len(added) :]]
     for before, after in zip(added, reversed(deleted), strict=True):
         assert after.with_result(None) == before
 
 
-async def test_del_can_be_repeated_and_an_unknown_container_is_done(engine: Engine) -> None:
-    await add(engine)
-    await engine.verbs.delete(engine.request("DEL"))
+def test_del_can_be_repeated_and_an_unknown_container_is_done(engine: Engine) -> None:
+    add(engine)
+    engine.verbs.delete(engine.request("DEL"))
     engine.runner.calls.clear()
-    await engine.verbs.delete(engine.request("DEL"))
-    await engine.verbs.delete(engine.request("DEL", container="never-seen"))
+    engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL", container="never-seen"))
     assert engine.runner.calls == []
 
 
 @pytest.mark.parametrize("netns", ["", "/run/netns/gone"])
-async def test_del_without_a_namespace_still_runs_every_plugin(engine: Engine, netns: str) -> None:
-    await add(engine)
-    await engine.verbs.delete(engine.request("DEL", netns=netns))
+def test_del_without_a_namespace_still_runs_every_plugin(engine: Engine, netns: str) -> None:
+    add(engine)
+    engine.verbs.delete(engine.request("DEL", netns=netns))
     assert [call.sandbox.netns for call in engine.runner.calls] == [netns] * 3
     assert engine.store.records == {}
 
 
 @pytest.mark.weak_spot(3)
 @pytest.mark.npwg("7.2b")
-async def test_one_failure_stops_nothing_is_reported_and_tried_again(engine: Engine) -> None:
-    await add(engine)
+def test_one_failure_stops_nothing_is_reported_and_tried_again(engine: Engine) -> None:
+    add(engine)
     engine.runner.fail["DEL", "web/n2"] = CniError("address pool is busy", code=11)
     engine.runner.fail["DEL", "web/n1"] = RuntimeError("boom")
     with pytest.raises(CniError, match="^address pool is busy .*web/p1") as caught:
-        await engine.verbs.delete(engine.request("DEL"))
+        engine.verbs.delete(engine.request("DEL"))
     assert caught.value.code == 11
     assert "boom" in caught.value.details
     assert ("DEL", "kube-system/cluster") in engine.runner.order
     assert "c1" in engine.store.records
     engine.runner.fail.clear()
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.store.records == {}
 
 
 @pytest.mark.weak_spot(28)
-async def test_a_damaged_record_is_an_error_and_not_forgotten(engine: Engine) -> None:
+def test_a_damaged_record_is_an_error_and_not_forgotten(engine: Engine) -> None:
     engine.store.corrupt.add("c1")
     with pytest.raises(IoFailureError, match="^record of container c1 is damaged"):
-        await engine.verbs.delete(engine.request("DEL"))
+        engine.verbs.delete(engine.request("DEL"))
     assert engine.store.corrupt == {"c1"}
 
 
-async def test_del_and_check_search_for_what_another_daemon_left_and_add_does_not(engine: Engine) -> None:
-    await add(engine)
+def test_del_and_check_search_for_what_another_daemon_left_and_add_does_not(engine: Engine) -> None:
+    add(engine)
     record = engine.store.records.pop("c1")
     engine.store.left["c1"] = record
     engine.store.calls.clear()
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert ("recover", "c1") not in engine.store.calls
     engine.store.records.clear()
     engine.runner.calls.clear()
-    await engine.verbs.check(engine.request("CHECK"))
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.check(engine.request("CHECK"))
+    engine.verbs.delete(engine.request("DEL"))
     assert [verb for verb, _ in engine.runner.order] == ["CHECK"] * 3 + ["DEL"] * 3
     assert engine.store.calls.count(("recover", "c1")) == 2
 
 
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
-async def test_a_container_on_upstreams_list_is_known_whole(engine: Engine, verb: str) -> None:
+def test_a_container_on_upstreams_list_is_known_whole(engine: Engine, verb: str) -> None:
     """Its file lacks the results, so they are searched for, whatever the verb."""
-    await add(engine)
+    add(engine)
     engine.store.left["c1"] = engine.store.records.pop("c1")
     engine.store.listed.add("c1")
     request = engine.request(verb)
-    await {"ADD": engine.verbs.add, "DEL": engine.verbs.delete, "CHECK": engine.verbs.check}[verb](request)
+    {"ADD": engine.verbs.add, "DEL": engine.verbs.delete, "CHECK": engine.verbs.check}[verb](request)
     assert ("recover", "c1") in engine.store.calls
     assert [called for called, _ in engine.runner.order] == ([] if verb == "ADD" else [verb] * 3)
 
 
-async def test_a_damaged_record_is_made_good_from_elsewhere(engine: Engine) -> None:
-    await add(engine)
+def test_a_damaged_record_is_made_good_from_elsewhere(engine: Engine) -> None:
+    add(engine)
     engine.store.left["c1"] = engine.store.records["c1"]
     engine.store.corrupt.add("c1")
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.runner.attached == set()
 
 
-async def test_the_store_is_used_beside_the_event_loop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for the disk."""
-    threads = []
-    for name in ("load", "save", "remove", "recover"):
+def test_records_are_read_in_threads_of_their_own_and_written_in_the_requests(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for a read for ever. A write is never left to itself: what comes after it would run beside it."""
+    threads: dict[str, list[threading.Thread]] = {"load": [], "save": [], "remove": [], "recover": []}
+    for name in threads:
         real = getattr(engine.store, name)
 
-        def noted(*arguments: Any, real: Any = real) -> Any:
-            threads.append(threading.current_thread())
-            return real(*arguments)
+        def noted(*arguments: Any, name: str = name, real: Any = real, **options: bool) -> Any:
+            threads[name].append(threading.current_thread())
+            return real(*arguments, **options)
 
         monkeypatch.setattr(engine.store, name, noted)
-    await engine.verbs.add(engine.request())
-    await engine.verbs.plug(engine.plug())
-    await engine.verbs.unplug(engine.plug("DEL"))
-    await engine.verbs.delete(engine.request("DEL"))
-    await engine.verbs.delete(engine.request("DEL"))
-    assert len(threads) == 12
-    assert threading.main_thread() not in threads
+    engine.verbs.add(engine.request())
+    engine.verbs.add_network(engine.plug())
+    engine.verbs.remove_network(engine.plug("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
+    assert {name: len(found) for name, found in threads.items()} == {"load": 5, "save": 5, "remove": 1, "recover": 1}
+    # What an ADD reads at its beginning it reads itself: a disk that hangs would hold up its writing too.
+    own, read_in = threads["load"][0], threads["load"][1:] + threads["recover"]
+    assert {own, *threads["save"], *threads["remove"]} == {threading.current_thread()}
+    assert threading.current_thread() not in read_in
+    assert len(set(read_in)) == len(read_in)
 
 
 @pytest.mark.parametrize("method", ["load", "recover"])
-async def test_a_record_whose_reading_hangs_is_waited_for_a_while_only(
+def test_a_record_whose_reading_hangs_is_waited_for_a_while_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Its container gets an error, others notice nothing, and when the disk answers nothing is lost."""
-    await add(engine)
+    add(engine)
     hangs, real = threading.Event(), getattr(engine.store, method)
 
     def read(container_id: ContainerId) -> ContainerRecord | None:
@@ -162,66 +168,65 @@ async def test_a_record_whose_reading_hangs_is_waited_for_a_while_only(
         return found
 
     monkeypatch.setattr(engine.store, method, read)
-    monkeypatch.setattr(deadlines, "RECORD_READ_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "RECORD_READ_SECONDS", 0.5)
     engine.verbs = engine.make_verbs()
     if method == "recover":
         engine.store.corrupt.add("c1")
         engine.store.left["c1"] = engine.store.records["c1"]
     try:
-        waiting = asyncio.create_task(engine.verbs.delete(engine.request("DEL")))
-        async with asyncio.timeout(0.15):
-            await engine.verbs.add(engine.request(container="c2"))
-        assert not waiting.done()
+        waiting = Aside(engine.verbs.delete, engine.request("DEL"))
+        engine.verbs.add(engine.request(container="c2"))
+        assert not waiting.done
         with pytest.raises(IoFailureError, match=r"record of container c1 can't be read: \[Errno 110\] the disk did"):
-            await waiting
+            waiting.result()
         assert engine.runner.attached != set()
     finally:
         hangs.set()
-    await engine.verbs.delete(engine.request("DEL"))
-    await engine.verbs.delete(engine.request("DEL", container="c2"))
+    engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL", container="c2"))
     assert engine.runner.attached == set()
 
 
 @pytest.mark.weak_spot(34)
 @pytest.mark.npwg("7.3")
-async def test_a_del_waits_for_the_add_of_its_container(engine: Engine) -> None:
+def test_a_del_waits_for_the_add_of_its_container(engine: Engine) -> None:
     engine.declare("n1")
-    engine.runner.pause = 0.01
-    adding = asyncio.create_task(engine.verbs.add(engine.request()))
-    await asyncio.sleep(0.005)
-    await engine.verbs.delete(engine.request("DEL"))
-    await adding
+    engine.runner.pause = 0.02
+    adding = Aside(engine.verbs.add, engine.request())
+    wait_until(lambda: engine.runner.calls)
+    engine.verbs.delete(engine.request("DEL"))
+    adding.result()
     assert engine.runner.attached == set()
     assert [verb for verb, _ in engine.runner.order] == ["ADD", "ADD", "DEL", "DEL"]
 
 
 @pytest.mark.weak_spot(5)
-async def test_check_asks_every_attachment_with_its_result(engine: Engine) -> None:
+def test_check_asks_every_attachment_with_its_result(engine: Engine) -> None:
     engine.interface("net1", "web/n1", "10.1.0.2/24")
-    await add(engine)
-    await engine.verbs.check(engine.request("CHECK"))
+    add(engine)
+    engine.verbs.check(engine.request("CHECK"))
     assert engine.runner.order == [("CHECK", "kube-system/cluster"), ("CHECK", "web/n1"), ("CHECK", "web/n2")]
     assert engine.runner.calls[1].attachment.result == engine.runner.results["web/n1"]
 
 
-async def test_check_fails_with_the_cause_and_the_pod(engine: Engine) -> None:
-    await add(engine)
+def test_check_fails_with_the_cause_and_the_pod(engine: Engine) -> None:
+    add(engine)
     engine.runner.fail["CHECK", "web/n1"] = CniError("address is gone", code=100)
     with pytest.raises(CniError, match="^address is gone .*web/p1") as caught:
-        await engine.verbs.check(engine.request("CHECK"))
+        engine.verbs.check(engine.request("CHECK"))
     assert caught.value.code == 100
 
 
-async def test_check_of_what_was_never_added_or_never_finished_is_code_3(engine: Engine) -> None:
+def test_check_of_what_was_never_added_or_never_finished_is_code_3(engine: Engine) -> None:
     with pytest.raises(UnknownContainerError, match="c1"):
-        await engine.verbs.check(engine.request("CHECK"))
-    await add(engine)
+        engine.verbs.check(engine.request("CHECK"))
+    add(engine)
     engine.store.records["c1"] = engine.store.saved[0]
     with pytest.raises(UnknownContainerError, match="never finished"):
-        await engine.verbs.check(engine.request("CHECK"))
+        engine.verbs.check(engine.request("CHECK"))
 
 
-async def test_check_without_a_namespace_is_code_8(engine: Engine) -> None:
-    await add(engine)
+def test_check_without_a_namespace_is_code_8(engine: Engine) -> None:
+    add(engine)
     with pytest.raises(InvalidNetnsError):
-        await engine.verbs.check(engine.request("CHECK", netns="/gone"))
+        engine.verbs.check(engine.request("CHECK", netns="/gone"))

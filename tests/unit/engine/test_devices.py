@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.attachment import Attachment, Pod
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION
-from multus_daemon.ports import Attachment, DevicesUnavailableError, Pod
+from multus_daemon.ports import DevicesUnavailableError
 from tests.unit.engine.conftest import Engine, definition
 
 VF = "vendor.com/vf"
@@ -33,15 +34,15 @@ def added(engine: Engine) -> list[Attachment]:
     return [call.attachment for call in engine.runner.calls if call.verb == "ADD"]
 
 
-async def devices(engine: Engine, networks: str | None = None, **annotations: str) -> list[tuple[str, str]]:
+def devices(engine: Engine, networks: str | None = None, **annotations: str) -> list[tuple[str, str]]:
     """(network, device) of each attachment of an ADD."""
     engine.declare(networks, annotations=annotations)
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     return [(attachment.name, attachment.device_id) for attachment in added(engine)]
 
 
 @pytest.mark.weak_spot(14)
-async def test_each_network_gets_a_device_of_its_own_wherever_it_is_named(engine: Engine) -> None:
+def test_each_network_gets_a_device_of_its_own_wherever_it_is_named(engine: Engine) -> None:
     engine.overlay["defaultNetworks"] = ["d1", "d2"]
     for name in ("other", "d1", "d2"):
         network(engine, name, namespace="kube-system")
@@ -49,7 +50,7 @@ async def test_each_network_gets_a_device_of_its_own_wherever_it_is_named(engine
     network(engine, "n2", "vendor.com/gpu")
     given(engine, "a", "b", "c", "d", "e")
     given(engine, "a", resource="vendor.com/gpu")
-    assert await devices(engine, "n1,n2,n1", **{DEFAULT_NETWORK_ANNOTATION: "other"}) == [
+    assert devices(engine, "n1,n2,n1", **{DEFAULT_NETWORK_ANNOTATION: "other"}) == [
         ("kube-system/other", "a"),
         ("kube-system/d1", "b"),
         ("kube-system/d2", "c"),
@@ -60,28 +61,28 @@ async def test_each_network_gets_a_device_of_its_own_wherever_it_is_named(engine
     assert engine.devices.calls == ["web/p1"]
 
 
-async def test_the_cluster_network_may_need_one(engine: Engine) -> None:
+def test_the_cluster_network_may_need_one(engine: Engine) -> None:
     network(engine, "cluster", namespace="kube-system")
     network(engine, "n1")
     given(engine, "a", "b")
-    assert await devices(engine, "n1") == [("kube-system/cluster", "a"), ("web/n1", "b")]
+    assert devices(engine, "n1") == [("kube-system/cluster", "a"), ("web/n1", "b")]
 
 
-async def test_the_kubelet_is_not_asked_where_no_network_needs_it(engine: Engine) -> None:
+def test_the_kubelet_is_not_asked_where_no_network_needs_it(engine: Engine) -> None:
     engine.devices.fail = DevicesUnavailableError("not to be asked")
-    assert await devices(engine, '[{"name":"n1","deviceID":"x"}]') == [("kube-system/cluster", ""), ("web/n1", "x")]
+    assert devices(engine, '[{"name":"n1","deviceID":"x"}]') == [("kube-system/cluster", ""), ("web/n1", "x")]
 
 
 @pytest.mark.conformance("config-14")
 @pytest.mark.parametrize("in_list", [False, True], ids=["single", "list"])
-async def test_every_plugin_is_told_the_device(engine: Engine, in_list: bool) -> None:
+def test_every_plugin_is_told_the_device(engine: Engine, in_list: bool) -> None:
     plugins: list[dict[str, Any]] = [
         {"type": "a", "capabilities": {"deviceID": True}, "deviceID": "overwritten"},
         {"type": "b"},
     ]
     network(engine, "n1", **({"plugins": plugins} if in_list else plugins[0]))
     given(engine, "0000:03:02.0")
-    await devices(engine, "n1")
+    devices(engine, "n1")
     attachment = added(engine)[-1]
     assert len(attachment.config.plugins) == (2 if in_list else 1)
     for plugin in attachment.config.plugins:
@@ -90,15 +91,15 @@ async def test_every_plugin_is_told_the_device(engine: Engine, in_list: bool) ->
     assert (attachment.resource_name, attachment.device_id) == (VF, "0000:03:02.0")
 
 
-async def test_check_and_del_get_what_the_add_got_and_ask_nobody(engine: Engine) -> None:
+def test_check_and_del_get_what_the_add_got_and_ask_nobody(engine: Engine) -> None:
     network(engine, "n1")
     given(engine, "a")
     engine.interface("net1", "web/n1", "10.1.0.2/24")
-    await devices(engine, "n1")
+    devices(engine, "n1")
     attachment = added(engine)[-1]
     engine.devices.fail = DevicesUnavailableError("not to be asked")
-    await engine.verbs.check(engine.request("CHECK"))
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.check(engine.request("CHECK"))
+    engine.verbs.delete(engine.request("DEL"))
     for call in engine.runner.calls:
         if call.attachment.name == "web/n1":
             assert call.attachment.config.raw == attachment.config.raw
@@ -116,15 +117,13 @@ async def test_check_and_del_get_what_the_add_got_and_ask_nobody(engine: Engine)
         (["a"], "the pod has 1 of them, and network web/n1 is number 2 that needs one"),
     ],
 )
-async def test_more_networks_than_devices_fail_before_anything_is_touched(
-    engine: Engine, has: list[str], words: str
-) -> None:
+def test_more_networks_than_devices_fail_before_anything_is_touched(engine: Engine, has: list[str], words: str) -> None:
     network(engine, "n1")
     given(engine, *has)
     given(engine, "g", resource="vendor.com/gpu")
     engine.declare("n1,n1")
     with pytest.raises(InvalidNetworkConfigError, match=words) as caught:
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert "web/p1" in str(caught.value)
     assert "vendor.com/gpu" in caught.value.details
     assert (engine.runner.calls, engine.store.saved, engine.device_files.prepared) == ([], [], [])
@@ -132,12 +131,12 @@ async def test_more_networks_than_devices_fail_before_anything_is_touched(
 
 
 @pytest.mark.conformance("pods-25")
-async def test_a_kubelet_that_can_not_be_asked_is_try_again_later(engine: Engine) -> None:
+def test_a_kubelet_that_can_not_be_asked_is_try_again_later(engine: Engine) -> None:
     network(engine, "n1")
     engine.devices.fail = DevicesUnavailableError("the kubelet is away")
     engine.declare("n1")
-    with pytest.raises(TryAgainLaterError, match="devices can't be told: the kubelet is away"):
-        await engine.verbs.add(engine.request())
+    with pytest.raises(TryAgainLaterError, match="devices cannot be determined: the kubelet is away"):
+        engine.verbs.add(engine.request())
     assert engine.runner.calls == []
 
 
@@ -145,22 +144,22 @@ async def test_a_kubelet_that_can_not_be_asked_is_try_again_later(engine: Engine
 
 
 @pytest.mark.parametrize(("has", "expected"), [(["a"], "a"), ([], "mine")])
-async def test_the_selections_device_counts_where_the_resource_has_none(
+def test_the_selections_device_counts_where_the_resource_has_none(
     engine: Engine, has: list[str], expected: str
 ) -> None:
     network(engine, "n1")
     given(engine, *has)
-    assert (await devices(engine, '[{"name":"n1","deviceID":"mine"}]'))[-1] == ("web/n1", expected)
+    assert devices(engine, '[{"name":"n1","deviceID":"mine"}]')[-1] == ("web/n1", expected)
     assert added(engine)[-1].config.plugins[0].fields["deviceID"] == expected
     assert added(engine)[-1].capability_args["deviceID"] == expected
 
 
-async def test_the_selections_device_is_never_one_that_another_network_has(engine: Engine) -> None:
+def test_the_selections_device_is_never_one_that_another_network_has(engine: Engine) -> None:
     network(engine, "n1")
     given(engine, "a")
     engine.declare('[{"name":"n1"},{"name":"n1","deviceID":"a"}]')
     with pytest.raises(InvalidNetworkConfigError, match="not enough devices"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
 
 
 # --- claims (DRA) ----------------------------------------------------------------------------------------------------
@@ -172,21 +171,21 @@ def with_claims(engine: Engine, networks: str, claims: dict[str, str]) -> None:
 
 
 @pytest.mark.conformance("e2e-8")
-async def test_a_claim_from_a_template_goes_by_the_pods_own_name_for_it(engine: Engine) -> None:
+def test_a_claim_from_a_template_goes_by_the_pods_own_name_for_it(engine: Engine) -> None:
     network(engine, "n1", "nic")
     network(engine, "n2", "p1-nic-x7f2")
     given(engine, "nic-0", "nic-1", resource="p1-nic-x7f2")
     with_claims(engine, "n1,n2", {"nic": "p1-nic-x7f2"})
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert [attachment.device_id for attachment in added(engine)] == ["", "nic-0", "nic-1"]
 
 
-async def test_a_claim_of_that_very_name_comes_first(engine: Engine) -> None:
+def test_a_claim_of_that_very_name_comes_first(engine: Engine) -> None:
     network(engine, "n1", "nic")
     given(engine, "own", resource="nic")
     given(engine, "other", resource="p1-nic-x7f2")
     with_claims(engine, "n1", {"nic": "p1-nic-x7f2"})
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert added(engine)[-1].device_id == "own"
 
 
@@ -194,65 +193,63 @@ async def test_a_claim_of_that_very_name_comes_first(engine: Engine) -> None:
 
 
 @pytest.mark.npwg("DI 6.1.1")
-async def test_the_device_info_comes_into_the_status_and_goes_with_the_attachment(engine: Engine) -> None:
+def test_the_device_info_comes_into_the_status_and_goes_with_the_attachment(engine: Engine) -> None:
     network(engine, "n1")
     given(engine, "0000:03:02.0")
     engine.device_files.written[VF, "0000:03:02.0"] = json.dumps(INFO).encode()
     engine.interface("net1", "web/n1", "10.1.0.2/24")
-    await devices(engine, "n1")
+    devices(engine, "n1")
     path = added(engine)[-1].capability_args["CNIDeviceInfoFile"]
     assert path == "/devinfo/web-n1-c1_net1"
     assert list(engine.device_files.files) == [path]
     (entry,) = [item for item in json.loads(engine.cluster.statuses["web/p1"]) if item["name"] == "web/n1"]
     assert entry["device-info"] == INFO
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.device_files.files == {}
 
 
 @pytest.mark.npwg("DI 5.1")
 @pytest.mark.parametrize("declared", [True, False])
-async def test_a_plugin_that_declares_the_capability_gets_a_path_without_any_device(
-    engine: Engine, declared: bool
-) -> None:
+def test_a_plugin_that_declares_the_capability_gets_a_path_without_any_device(engine: Engine, declared: bool) -> None:
     config = {"cniVersion": "1.0.0", "name": "n1", "type": "fake", "capabilities": {"CNIDeviceInfoFile": declared}}
     engine.cluster.put_network(definition("web", "n1", json.dumps(config)))
-    await devices(engine, "n1")
+    devices(engine, "n1")
     assert ("CNIDeviceInfoFile" in added(engine)[-1].capability_args) is declared
     assert engine.device_files.prepared == (["/devinfo/web-n1-c1_net1"] if declared else [])
 
 
-async def test_a_path_of_the_runtime_is_not_taken(engine: Engine) -> None:
+def test_a_path_of_the_runtime_is_not_taken(engine: Engine) -> None:
     engine.stdin = {"runtimeConfig": {"CNIDeviceInfoFile": "/etc/passwd"}}
-    await devices(engine)
+    devices(engine)
     assert added(engine)[0].capability_args == {}
 
 
 @pytest.mark.npwg("DI 4.2-4.2.1")
-async def test_a_failed_add_takes_the_file_with_it(engine: Engine) -> None:
+def test_a_failed_add_takes_the_file_with_it(engine: Engine) -> None:
     network(engine, "n1")
     given(engine, "a")
     engine.device_files.written[VF, "a"] = json.dumps(INFO).encode()
     engine.runner.fail["ADD", "web/n1"] = CniError("no")
     engine.declare("n1")
     with pytest.raises(CniError, match="no"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.device_files.prepared == ["/devinfo/web-n1-c1_net1"]
     assert engine.device_files.files == {}
 
 
-async def test_a_file_that_can_not_be_prepared_fails_the_add(engine: Engine) -> None:
+def test_a_file_that_can_not_be_prepared_fails_the_add(engine: Engine) -> None:
     network(engine, "n1")
     given(engine, "a")
     engine.device_files.fail["prepare"] = OSError(errno.EROFS, "Read-only file system")
     engine.declare("n1")
     with pytest.raises(IoFailureError, match=r"device-info file can't be prepared.*Read-only.*web/n1"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.runner.attached == set()
 
 
 @pytest.mark.npwg("5.3.7")
 @pytest.mark.parametrize("how", ["garbage", "unreadable"])
-async def test_device_info_that_can_not_be_used_is_left_out_of_the_status(
+def test_device_info_that_can_not_be_used_is_left_out_of_the_status(
     engine: Engine, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     network(engine, "n1")
@@ -261,32 +258,32 @@ async def test_device_info_that_can_not_be_used_is_left_out_of_the_status(
     engine.device_files.written[VF, "a"] = b"{}"
     if how == "unreadable":
         engine.device_files.fail["read"] = OSError(errno.EIO, "Input/output error")
-    await devices(engine, "n1")
+    devices(engine, "n1")
     assert "device-info" not in engine.cluster.statuses["web/p1"]
     assert "network web/n1: its device-info is left out" in caplog.text
 
 
-async def test_a_file_that_can_not_be_removed_does_not_keep_the_network_attached(
+def test_a_file_that_can_not_be_removed_does_not_keep_the_network_attached(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     network(engine, "n1")
     given(engine, "a")
-    await devices(engine, "n1")
+    devices(engine, "n1")
     engine.device_files.fail["remove"] = OSError(errno.EIO, "Input/output error")
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.store.records == {}
     assert "device-info file is not removed" in caplog.text
 
 
-async def test_a_file_stays_until_the_plugins_are_through(engine: Engine) -> None:
+def test_a_file_stays_until_the_plugins_are_through(engine: Engine) -> None:
     network(engine, "n1")
     given(engine, "a")
     engine.device_files.written[VF, "a"] = json.dumps(INFO).encode()
-    await devices(engine, "n1")
+    devices(engine, "n1")
     engine.runner.fail["DEL", "web/n1"] = CniError("not yet")
     with pytest.raises(CniError, match="not yet"):
-        await engine.verbs.delete(engine.request("DEL"))
+        engine.verbs.delete(engine.request("DEL"))
     assert engine.device_files.files
     del engine.runner.fail["DEL", "web/n1"]
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.device_files.files == {}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from multus_daemon.attachment import Attachment, Sandbox
+from multus_daemon.base import deadline
+from multus_daemon.base.deadline import Interrupted
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import (
     CniError,
@@ -25,7 +28,8 @@ from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.engine import gateway
 from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
-from multus_daemon.ports import Attachment, Sandbox, StatusWriteError
+from multus_daemon.ports import StatusWriteError
+from tests.aside import Aside
 from tests.fakes.links import FakeLinks
 from tests.fakes.runner import FakePluginRunner
 from tests.unit.engine.conftest import NETNS, Engine, definition
@@ -100,34 +104,34 @@ def test_gateways_become_default_routes_in_their_order(
 
 
 @pytest.mark.conformance("pods-5")
-async def test_the_default_gateway_can_be_set_on_an_additional_interface(engine: Engine) -> None:
+def test_the_default_gateway_can_be_set_on_an_additional_interface(engine: Engine) -> None:
     engine.declare('[{"name":"n1"},{"name":"n2","default-route":["10.1.0.254"]}]')
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.links.default_routes == {(NETNS, True): [("net2", Route("0.0.0.0/0", "10.1.0.254"))]}
     assert [item.default_route for item in engine.store.records["c1"].attachments] == [None, None, ("10.1.0.254",)]
 
 
-async def test_it_is_done_once_after_every_add(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_done_once_after_every_add(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.declare('[{"name":"n1","default-route":["10.1.0.254","fd01::1"]},{"name":"n2"}]')
     seen: list[list[tuple[str, str]]] = []
     move = engine.links.move_default_routes
 
-    async def noting(netns: str, ifname: IfName, wanted: Any) -> None:
+    def noting(netns: str, ifname: IfName, wanted: Any) -> None:
         seen.append(list(engine.runner.order))
-        await move(netns, ifname, wanted)
+        move(netns, ifname, wanted)
 
     monkeypatch.setattr(engine.links, "move_default_routes", noting)
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert seen == [[("ADD", CLUSTER), ("ADD", "web/n1"), ("ADD", "web/n2")]]
 
 
 @pytest.mark.weak_spot(16)
 @pytest.mark.conformance("config-24", "e2e-4")
 @pytest.mark.parametrize("networks", ["n1,n2", asking()])
-async def test_without_a_gateway_nothing_is_touched_or_looked_at(engine: Engine, networks: str) -> None:
+def test_without_a_gateway_nothing_is_touched_or_looked_at(engine: Engine, networks: str) -> None:
     """No key, and an empty list: upstream takes the default routes of every interface for the latter."""
     engine.declare(networks)
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert kernel_calls(engine) == []
     assert {verb for verb, _ in engine.runner.order} == {"ADD"}
     assert routes(engine)[CLUSTER] == POD_ROUTES
@@ -161,11 +165,11 @@ async def test_without_a_gateway_nothing_is_touched_or_looked_at(engine: Engine,
         ),
     ],
 )
-async def test_every_result_says_what_the_kernel_was_told(
+def test_every_result_says_what_the_kernel_was_told(
     engine: Engine, gateways: list[str], cluster: Any, n1: Any, n2: Any
 ) -> None:
     engine.declare(json.dumps([{"name": "n1", "default-route": gateways}, {"name": "n2"}]))
-    returned = await engine.verbs.add(engine.request())
+    returned = engine.verbs.add(engine.request())
     assert routes(engine) == {CLUSTER: cluster, "web/n1": n1, "web/n2": n2}
     assert returned == engine.store.records["c1"].attachments[0].result
     assert engine.store.records["c1"].complete
@@ -181,20 +185,20 @@ async def test_every_result_says_what_the_kernel_was_told(
 
 
 @pytest.mark.conformance("routes-5", "routes-6")
-async def test_the_plugins_own_default_routes_on_the_chosen_network_give_way(engine: Engine) -> None:
+def test_the_plugins_own_default_routes_on_the_chosen_network_give_way(engine: Engine) -> None:
     table = Route("0.0.0.0/0", "10.1.0.7", table=100)
     duplicates = (Route("0.0.0.0/0", "10.1.0.5"), Route("0.0.0.0/0"), Route("0.0.0.0/0", "10.1.0.5", table=254))
     engine.runner.results["web/n1"] = result("net1", *duplicates, table)
     engine.declare(asking("10.1.0.254", "10.1.0.253"))
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     own = (Route("0.0.0.0/0", "10.1.0.254"), Route("0.0.0.0/0", "10.1.0.253", priority=1))
     assert routes(engine)["web/n1"] == (table, *own), "a route of another table is not one of the main table"
 
 
 @pytest.mark.weak_spot(22)
-async def test_the_status_tells_what_was_asked_and_what_came_of_it(engine: Engine) -> None:
+def test_the_status_tells_what_was_asked_and_what_came_of_it(engine: Engine) -> None:
     engine.declare('[{"name":"n1","default-route":["10.1.0.254"]},{"name":"n2","default-route":[]}]')
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     entries = json.loads(engine.cluster.statuses["web/p1"])
     assert [(item["interface"], item.get("gateway"), item.get("default-route")) for item in entries] == [
         ("eth0", ["fd00::1"], None),
@@ -203,27 +207,27 @@ async def test_the_status_tells_what_was_asked_and_what_came_of_it(engine: Engin
     ]
 
 
-async def test_a_repeated_add_returns_what_the_first_one_did(engine: Engine) -> None:
+def test_a_repeated_add_returns_what_the_first_one_did(engine: Engine) -> None:
     engine.declare(asking("10.1.0.254"))
-    first = await engine.verbs.add(engine.request())
+    first = engine.verbs.add(engine.request())
     engine.links.namespaces[NETNS] |= {"eth0", "net1"}
-    assert await engine.verbs.add(engine.request()) == first
+    assert engine.verbs.add(engine.request()) == first
     assert len(kernel_calls(engine)) == 1
 
 
-async def test_plugging_a_network_in_later_moves_nothing_again(engine: Engine) -> None:
+def test_plugging_a_network_in_later_moves_nothing_again(engine: Engine) -> None:
     engine.declare(asking("10.1.0.254"))
-    await engine.verbs.add(engine.request())
-    await engine.verbs.plug(engine.plug())
+    engine.verbs.add(engine.request())
+    engine.verbs.add_network(engine.plug())
     assert len(kernel_calls(engine)) == 1
 
 
-async def test_what_was_plugged_in_before_gives_its_default_route_too(engine: Engine) -> None:
+def test_what_was_plugged_in_before_gives_its_default_route_too(engine: Engine) -> None:
     """An ADD that starts afresh in a namespace into which something has been plugged meanwhile."""
     engine.runner.results["web/hot"] = result("net5", Route("0.0.0.0/0", "10.5.0.1"))
     engine.declare(asking("10.1.0.254"))
-    await engine.verbs.plug(engine.plug())
-    await engine.verbs.add(engine.request())
+    engine.verbs.add_network(engine.plug())
+    engine.verbs.add(engine.request())
     assert routes(engine)["web/hot"] == ()
     assert ("REMEMBER", "web/hot") in engine.runner.order
 
@@ -231,15 +235,15 @@ async def test_what_was_plugged_in_before_gives_its_default_route_too(engine: En
 # --- the annotation of the default network ---------------------------------------------------------------------------
 
 
-async def test_the_pods_own_default_network_may_ask(engine: Engine) -> None:
+def test_the_pods_own_default_network_may_ask(engine: Engine) -> None:
     engine.cluster.put_network(definition("kube-system", "other"))
     engine.declare("n2", annotations={DEFAULT_NETWORK_ANNOTATION: asking("10.1.0.254", name="other")})
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.links.default_routes == {(NETNS, True): [("eth0", Route("0.0.0.0/0", "10.1.0.254"))]}
 
 
 @pytest.mark.npwg("4.1.2.1.9a")
-async def test_of_both_annotations_one_element_may_name_gateways(engine: Engine) -> None:
+def test_of_both_annotations_one_element_may_name_gateways(engine: Engine) -> None:
     engine.cluster.put_network(definition("kube-system", "other"))
     chosen = {DEFAULT_NETWORK_ANNOTATION: asking("10.1.0.254", name="other")}
     engine.declare(asking("fd01::1"), annotations=chosen)
@@ -247,10 +251,10 @@ async def test_of_both_annotations_one_element_may_name_gateways(engine: Engine)
         InvalidNetworkConfigError,
         match=r"^default-route is set twice: for network kube-system/other and for network web/n1 .pod web/p1",
     ):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.runner.calls == []
     engine.declare(asking(), annotations=chosen)
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
@@ -269,17 +273,17 @@ def undone(engine: Engine) -> bool:
         (OSError(errno.ENODEV, "No such device"), InternalError, "No such device"),
     ],
 )
-async def test_a_gateway_that_the_kernel_refuses_undoes_everything(
+def test_a_gateway_that_the_kernel_refuses_undoes_everything(
     engine: Engine, error: OSError, kind: type[CniError], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.declare(asking("10.1.9.9"))
 
-    async def refuse(*_: object) -> None:
+    def refuse(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(engine.links, "move_default_routes", refuse)
     with pytest.raises(kind, match=f"^{words}.*pod web/p1") as caught:
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert "network web/n1, interface \"net1\", default-route ['10.1.9.9']" in caught.value.details
     assert ("a gateway must be a neighbour" in caught.value.details) is (kind is InvalidNetworkConfigError)
     assert engine.runner.order[2:] == [("DEL", "web/n1"), ("DEL", CLUSTER)]
@@ -287,82 +291,80 @@ async def test_a_gateway_that_the_kernel_refuses_undoes_everything(
     assert [reason for reason, _ in engine.warnings] == ["FailedAddingInterface"]
 
 
-async def test_a_namespace_that_has_gone_meanwhile_is_named(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_namespace_that_has_gone_meanwhile_is_named(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.declare(asking("10.1.0.254"))
     add = engine.runner.add
 
-    async def vanishing(sandbox: Sandbox, attachment: Attachment) -> Result:
+    def vanishing(sandbox: Sandbox, attachment: Attachment) -> Result:
         if attachment.name == "web/n1":
             engine.links.namespaces.clear()
-        return await add(sandbox, attachment)
+        return add(sandbox, attachment)
 
     monkeypatch.setattr(engine.runner, "add", vanishing)
     with pytest.raises(InvalidNetnsError, match=f"^{NETNS} can't be entered: No such file"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert undone(engine)
 
 
 @pytest.mark.weak_spot(7)
-async def test_a_result_that_can_not_be_remembered_undoes_everything(engine: Engine) -> None:
+def test_a_result_that_can_not_be_remembered_undoes_everything(engine: Engine) -> None:
     engine.declare(asking("10.1.0.254"))
     engine.runner.fail["REMEMBER", "web/n1"] = IoFailureError("the result could not be stored")
     with pytest.raises(IoFailureError, match=r"^the result could not be stored .pod web/p1"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert undone(engine)
 
 
-async def test_cancellation_while_routes_are_moved_undoes_everything(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancellation_while_routes_are_moved_undoes_everything(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.declare(asking("10.1.0.254"))
-    moving = asyncio.Event()
+    moving = threading.Event()
 
-    async def hang(*_: object) -> None:
+    def hang(*_: object) -> None:
         moving.set()
-        await asyncio.sleep(60)
+        deadline.pause(60)
 
     monkeypatch.setattr(engine.links, "move_default_routes", hang)
-    task = asyncio.create_task(engine.verbs.add(engine.request()))
-    await moving.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    adding = Aside(engine.verbs.add, engine.request())
+    assert moving.wait(30)
+    adding.stop()
+    with pytest.raises(Interrupted):
+        adding.result()
     assert undone(engine)
 
 
-async def test_what_stays_after_a_failure_is_on_record_as_the_kernel_has_it(
+def test_what_stays_after_a_failure_is_on_record_as_the_kernel_has_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.runner.results["web/hot"] = result("net5", Route("0.0.0.0/0", "10.5.0.1"))
     engine.declare(asking("10.1.0.254"))
-    await engine.verbs.plug(engine.plug())
+    engine.verbs.add_network(engine.plug())
     verbs = engine.make_verbs("required")
 
-    async def refuse(*_: object, **__: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise StatusWriteError("forbidden")
 
     monkeypatch.setattr(engine.cluster, "write_network_status", refuse)
     with pytest.raises(TryAgainLaterError):
-        await verbs.add(engine.request())
+        verbs.add(engine.request())
     assert routes(engine) == {"web/hot": ()}
 
 
-async def test_a_crash_before_the_end_leaves_a_record_that_a_del_undoes(
+def test_a_crash_before_the_end_leaves_a_record_that_a_del_undoes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.declare(asking("10.1.0.254"))
 
-    async def crash(*_: object) -> None:
+    def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine.links, "move_default_routes", crash)
     with pytest.raises(KeyboardInterrupt):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     # What a daemon finds that was killed there: nothing was undone.
     engine.store.records["c1"] = engine.store.saved[-1]
     assert not engine.store.records["c1"].complete
     engine.runner.calls.clear()
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.runner.order == [("DEL", "web/n1"), ("DEL", CLUSTER)]
     assert engine.store.records == {}
 
@@ -375,7 +377,7 @@ async def test_a_crash_before_the_end_leaves_a_record_that_a_del_undoes(
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
 @pytest.mark.parametrize("ipv4", [True, False])
 @pytest.mark.parametrize("others", [True, False])
-async def test_the_cached_results_of_every_version_say_the_same(
+def test_the_cached_results_of_every_version_say_the_same(
     tmp_path: Path, version: str, ipv4: bool, others: bool
 ) -> None:
     """`::/0` as plugins write it, other routes kept, `routes` gone where it was the only one."""
@@ -396,8 +398,8 @@ async def test_the_cached_results_of_every_version_say_the_same(
         for name, ifname, asked in (("a", "eth0", None), ("b", "net1", ("10.1.0.9" if ipv4 else "fd01::9",)))
     )
     sandbox = Sandbox(ContainerId("c1"), NETNS)
-    after = await gateway.moved(FakeLinks({NETNS: []}), sandbox, "web/p1", attachments)
-    await gateway.remembered(runner, sandbox, "web/p1", attachments, after)
+    after = gateway.moved(FakeLinks({NETNS: []}), sandbox, "web/p1", attachments)
+    gateway.remembered(runner, sandbox, "web/p1", attachments, after)
     cached = {
         name: cache.read_result(name, "c1", ifname, version) for name, ifname in (("a", "eth0"), ("b", "net1"))
     }  # fmt: skip

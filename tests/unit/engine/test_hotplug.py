@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.base.deadline import Interrupted
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import (
     CniError,
@@ -21,8 +23,8 @@ from multus_daemon.cni.errors import (
 )
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.ports import Attachment, ContainerRecord, Sandbox
-from tests.unit.engine.conftest import NETNS, Engine
+from tests.aside import Aside, together
+from tests.unit.engine.conftest import NETNS, Engine, wait_until
 
 HOT = "web/hot"
 
@@ -31,21 +33,21 @@ def names(engine: Engine) -> list[tuple[str, str, bool]]:
     return [(item.name, item.ifname, item.hot_plugged) for item in engine.store.records["c1"].attachments]
 
 
-async def running(engine: Engine, networks: str = "n1") -> None:
+def running(engine: Engine, networks: str = "n1") -> None:
     """The pod runs, with interfaces that the kernel has."""
     engine.declare(networks)
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.interface("net1", "web/n1", "10.1.0.2/24")
     engine.interface("net5", HOT, "10.5.0.2/24")
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     engine.links.namespaces[NETNS] |= {item.ifname for item in engine.store.records["c1"].attachments}
     engine.runner.calls.clear()
     engine.cluster.events.clear()
 
 
-async def plugged(engine: Engine) -> None:
-    await running(engine)
-    await engine.verbs.plug(engine.plug())
+def plugged(engine: Engine) -> None:
+    running(engine)
+    engine.verbs.add_network(engine.plug())
     engine.links.namespaces[NETNS].add("net5")
     engine.runner.calls.clear()
     engine.cluster.events.clear()
@@ -54,10 +56,10 @@ async def plugged(engine: Engine) -> None:
 # --- ADD -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_network_is_plugged_in_and_on_record(engine: Engine) -> None:
-    await running(engine)
+def test_a_network_is_plugged_in_and_on_record(engine: Engine) -> None:
+    running(engine)
     statuses = dict(engine.cluster.statuses)
-    made = await engine.verbs.plug(engine.plug())
+    made = engine.verbs.add_network(engine.plug())
     assert made == engine.runner.results[HOT]
     assert engine.runner.order == [("ADD", HOT)]
     assert names(engine) == [("kube-system/cluster", "eth0", False), ("web/n1", "net1", False), (HOT, "net5", True)]
@@ -68,32 +70,32 @@ async def test_a_network_is_plugged_in_and_on_record(engine: Engine) -> None:
     assert engine.cluster.statuses == statuses
 
 
-async def test_it_is_on_disk_before_the_plugin_runs(engine: Engine) -> None:
-    await running(engine)
+def test_it_is_on_disk_before_the_plugin_runs(engine: Engine) -> None:
+    running(engine)
     engine.runner.fail["ADD", HOT] = KeyboardInterrupt()
     saved = len(engine.store.saved)
     with pytest.raises(KeyboardInterrupt):
-        await engine.verbs.plug(engine.plug())
+        engine.verbs.add_network(engine.plug())
     first = engine.store.saved[saved]
     assert [(item.name, item.result is None) for item in first.attachments][2] == (HOT, True)
     assert first.complete
 
 
 @pytest.mark.weak_spot(15)
-async def test_nothing_of_the_daemons_configuration_gets_into_the_networks(engine: Engine) -> None:
+def test_nothing_of_the_daemons_configuration_gets_into_the_networks(engine: Engine) -> None:
     engine.overlay |= {"cniVersion": "0.3.1", "chrootDir": "/hostroot", "logLevel": "debug", "name": "daemon"}
-    await running(engine)
+    running(engine)
     raw = '{ "cniVersion":"1.0.0", "name" : "hot", "plugins":[{"type":"a"},{"type":"b"}] }'
-    await engine.verbs.plug(engine.plug(config=raw))
+    engine.verbs.add_network(engine.plug(config=raw))
     config = engine.runner.calls[0].attachment.config
     assert config.raw == raw.encode()
     assert (config.cni_version, config.is_list, config.type) == ("1.0.0", True, "a")
 
 
 @pytest.mark.weak_spot(20)
-async def test_what_is_asked_for_reaches_the_plugin(engine: Engine) -> None:
-    await running(engine)
-    await engine.verbs.plug(engine.plug(ips=("10.9.0.2/24",), mac="02:00:00:00:00:09", cni_args={"a": 1}))
+def test_what_is_asked_for_reaches_the_plugin(engine: Engine) -> None:
+    running(engine)
+    engine.verbs.add_network(engine.plug(ips=("10.9.0.2/24",), mac="02:00:00:00:00:09", cni_args={"a": 1}))
     attachment = engine.runner.calls[0].attachment
     assert attachment.capability_args == {"ips": ["10.9.0.2/24"], "mac": "02:00:00:00:00:09"}
     assert json.loads(attachment.config.raw)["args"] == {"cni": {"a": 1}}
@@ -109,109 +111,109 @@ async def test_what_is_asked_for_reaches_the_plugin(engine: Engine) -> None:
     }
 
 
-async def test_a_repeated_add_returns_the_stored_result_and_asks_nobody(engine: Engine) -> None:
-    await plugged(engine)
+def test_a_repeated_add_returns_the_stored_result_and_asks_nobody(engine: Engine) -> None:
+    plugged(engine)
     engine.cluster.pods.clear()
     calls = len(engine.cluster.calls)
-    assert await engine.verbs.plug(engine.plug()) == engine.runner.results[HOT]
+    assert engine.verbs.add_network(engine.plug()) == engine.runner.results[HOT]
     assert engine.runner.calls == []
     assert len(engine.cluster.calls) == calls
 
 
-async def test_the_pods_own_network_counts_as_attached_too(engine: Engine) -> None:
-    await running(engine)
-    result = await engine.verbs.plug(engine.plug(network="n1", ifname="net1"))
+def test_the_pods_own_network_counts_as_attached_too(engine: Engine) -> None:
+    running(engine)
+    result = engine.verbs.add_network(engine.plug(network="n1", ifname="net1"))
     assert result == engine.runner.results["web/n1"]
     assert engine.runner.calls == []
 
 
-async def test_an_interface_of_another_network_is_refused_and_not_touched(engine: Engine) -> None:
-    await running(engine)
+def test_an_interface_of_another_network_is_refused_and_not_touched(engine: Engine) -> None:
+    running(engine)
     with pytest.raises(InvalidNetworkConfigError, match="^interface 'net1' belongs to network web/n1"):
-        await engine.verbs.plug(engine.plug(ifname="net1"))
+        engine.verbs.add_network(engine.plug(ifname="net1"))
     assert engine.runner.calls == []
     # The hot-plug controller takes back what failed.
-    await engine.verbs.unplug(engine.plug("DEL", ifname="net1"))
+    engine.verbs.remove_network(engine.plug("DEL", ifname="net1"))
     assert engine.runner.calls == []
     assert names(engine) == [("kube-system/cluster", "eth0", False), ("web/n1", "net1", False)]
 
 
-async def test_an_interface_that_is_not_ours_is_refused_and_not_touched(engine: Engine) -> None:
-    await running(engine)
+def test_an_interface_that_is_not_ours_is_refused_and_not_touched(engine: Engine) -> None:
+    running(engine)
     engine.links.namespaces[NETNS].add("net5")
     with pytest.raises(InvalidNetworkConfigError, match="^interface 'net5' already exists"):
-        await engine.verbs.plug(engine.plug())
-    await engine.verbs.unplug(engine.plug("DEL"))
+        engine.verbs.add_network(engine.plug())
+    engine.verbs.remove_network(engine.plug("DEL"))
     assert engine.runner.calls == []
 
 
-async def test_a_lost_interface_is_undone_and_plugged_in_again(engine: Engine) -> None:
-    await plugged(engine)
+def test_a_lost_interface_is_undone_and_plugged_in_again(engine: Engine) -> None:
+    plugged(engine)
     engine.links.namespaces[NETNS].remove("net5")
-    await engine.verbs.plug(engine.plug())
+    engine.verbs.add_network(engine.plug())
     assert engine.runner.order == [("DEL", HOT), ("ADD", HOT)]
     assert len(names(engine)) == 3
 
 
 @pytest.mark.parametrize("network", ["hot", "another"])
-async def test_what_a_crash_cut_off_is_undone_first(engine: Engine, network: str) -> None:
-    await plugged(engine)
+def test_what_a_crash_cut_off_is_undone_first(engine: Engine, network: str) -> None:
+    plugged(engine)
     record = engine.store.records["c1"]
     cut_off = record.attachments[-1].with_result(None)
     engine.store.records["c1"] = replace(record, attachments=(*record.attachments[:-1], cut_off))
     engine.links.namespaces[NETNS].remove("net5")
-    await engine.verbs.check(engine.request("CHECK"))
+    engine.verbs.check(engine.request("CHECK"))
     assert ("CHECK", HOT) not in engine.runner.order
     engine.runner.calls.clear()
-    await engine.verbs.plug(engine.plug(network=network))
+    engine.verbs.add_network(engine.plug(network=network))
     assert engine.runner.order == [("DEL", HOT), ("ADD", f"web/{network}")]
     assert len(names(engine)) == 3
 
 
-async def test_a_failure_leaves_the_record_as_it_was(engine: Engine) -> None:
-    await running(engine)
+def test_a_failure_leaves_the_record_as_it_was(engine: Engine) -> None:
+    running(engine)
     before = engine.store.records["c1"]
     engine.runner.fail["ADD", HOT] = CniError("no address left", code=101)
     with pytest.raises(CniError, match="^no address left .*web/p1") as caught:
-        await engine.verbs.plug(engine.plug())
+        engine.verbs.add_network(engine.plug())
     assert caught.value.code == 101
     assert engine.runner.order == [("ADD", HOT), ("DEL", HOT)]
     assert engine.store.records["c1"] == before
     assert engine.warnings == [("FailedAddingInterface", "no address left (pod web/p1)")]
 
 
-async def test_where_the_undoing_fails_a_del_can_try_again(engine: Engine) -> None:
-    await running(engine)
+def test_where_the_undoing_fails_a_del_can_try_again(engine: Engine) -> None:
+    running(engine)
     engine.runner.fail["ADD", HOT] = CniError("first")
     engine.runner.fail["DEL", HOT] = CniError("second")
     with pytest.raises(CniError, match="first"):
-        await engine.verbs.plug(engine.plug())
+        engine.verbs.add_network(engine.plug())
     assert names(engine)[2] == (HOT, "net5", True)
     engine.runner.fail.clear()
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.runner.attached == set()
 
 
-async def test_cancelling_undoes(engine: Engine) -> None:
-    await running(engine)
+def test_cancelling_undoes(engine: Engine) -> None:
+    running(engine)
     before = engine.store.records["c1"]
-    engine.runner.pause = 0.05
-    task = asyncio.create_task(engine.verbs.plug(engine.plug()))
-    while not engine.runner.calls:
-        await asyncio.sleep(0.001)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    engine.runner.pause = 1
+    plugging = Aside(engine.verbs.add_network, engine.plug())
+    wait_until(lambda: engine.runner.calls)
+    plugging.stop()
+    engine.runner.pause = 0
+    with pytest.raises(Interrupted):
+        plugging.result()
     assert engine.runner.order == [("ADD", HOT), ("DEL", HOT)]
     assert engine.store.records["c1"] == before
 
 
-async def test_a_full_disk_refuses_before_the_plugin_runs(engine: Engine) -> None:
-    await running(engine)
+def test_a_full_disk_refuses_before_the_plugin_runs(engine: Engine) -> None:
+    running(engine)
     before = engine.store.records["c1"]
     engine.store.fail_at[len(engine.store.calls) + 2] = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(IoFailureError, match="No space left"):
-        await engine.verbs.plug(engine.plug())
+        engine.verbs.add_network(engine.plug())
     assert engine.runner.calls == []
     assert engine.store.records["c1"] == before
 
@@ -225,31 +227,31 @@ async def test_a_full_disk_refuses_before_the_plugin_runs(engine: Engine) -> Non
         ({"network": "cluster", "ifname": "eth0"}, InvalidNetworkConfigError, "is the cluster network"),
     ],
 )
-async def test_refusals(engine: Engine, change: dict[str, str], kind: type[CniError], words: str) -> None:
-    await running(engine)
+def test_refusals(engine: Engine, change: dict[str, str], kind: type[CniError], words: str) -> None:
+    running(engine)
     engine.links.namespaces[NETNS].discard("eth0")
     before = engine.store.records["c1"]
     with pytest.raises(kind, match=words):
-        await engine.verbs.plug(engine.plug(**change))
+        engine.verbs.add_network(engine.plug(**change))
     assert engine.runner.calls == []
     assert engine.store.records["c1"] == before
 
 
-async def test_an_unknown_pod_is_try_again_later(engine: Engine) -> None:
-    await running(engine)
+def test_an_unknown_pod_is_try_again_later(engine: Engine) -> None:
+    running(engine)
     engine.cluster.pods.clear()
     with pytest.raises(TryAgainLaterError, match="^pod web/p1 is not known"):
-        await engine.verbs.plug(engine.plug())
+        engine.verbs.add_network(engine.plug())
 
 
 @pytest.mark.npwg("7.3")
-async def test_a_container_has_one_request_at_a_time(engine: Engine) -> None:
-    await running(engine)
+def test_a_container_has_one_request_at_a_time(engine: Engine) -> None:
+    running(engine)
     engine.runner.pause = 0.01
-    await asyncio.gather(
-        engine.verbs.plug(engine.plug()),
-        engine.verbs.plug(engine.plug(network="other", ifname="net6")),
-        engine.verbs.check(engine.request("CHECK")),
+    together(
+        partial(engine.verbs.add_network, engine.plug()),
+        partial(engine.verbs.add_network, engine.plug(network="other", ifname="net6")),
+        partial(engine.verbs.check, engine.request("CHECK")),
     )
     assert engine.runner.most_at_once == 1
 
@@ -257,99 +259,99 @@ async def test_a_container_has_one_request_at_a_time(engine: Engine) -> None:
 # --- no interface name -----------------------------------------------------------------------------------------------
 
 
-async def test_without_a_name_the_next_free_one(engine: Engine) -> None:
+def test_without_a_name_the_next_free_one(engine: Engine) -> None:
     """Upstream passes the empty name on, and the plugin fails."""
-    await running(engine)
+    running(engine)
     engine.links.namespaces[NETNS] |= {"net2", "net3"}
-    await engine.verbs.plug(engine.plug(ifname=""))
+    engine.verbs.add_network(engine.plug(ifname=""))
     assert names(engine)[2] == (HOT, "net4", True)
 
 
-async def test_without_a_name_a_network_is_attached_once(engine: Engine) -> None:
+def test_without_a_name_a_network_is_attached_once(engine: Engine) -> None:
     """The controller would take the first interface away in turn, at each restart of its own."""
-    await plugged(engine)
+    plugged(engine)
     with pytest.raises(InvalidNetworkConfigError, match="^network hot is attached as 'net5' already"):
-        await engine.verbs.plug(engine.plug(ifname=""))
-    await engine.verbs.unplug(engine.plug("DEL", ifname=""))
+        engine.verbs.add_network(engine.plug(ifname=""))
+    engine.verbs.remove_network(engine.plug("DEL", ifname=""))
     assert engine.runner.calls == []
     assert names(engine)[2] == (HOT, "net5", True)
 
 
-async def test_names_come_to_an_end(engine: Engine) -> None:
-    await running(engine)
+def test_names_come_to_an_end(engine: Engine) -> None:
+    running(engine)
     engine.links.namespaces[NETNS] |= {f"net{number}" for number in range(1, 300)}
     with pytest.raises(InvalidNetworkConfigError, match="^no interface name is free"):
-        await engine.verbs.plug(engine.plug(ifname=""))
+        engine.verbs.add_network(engine.plug(ifname=""))
 
 
 # --- DEL -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.weak_spot(15)
-async def test_del_goes_by_the_record_and_asks_nobody(engine: Engine) -> None:
-    await plugged(engine)
+def test_del_goes_by_the_record_and_asks_nobody(engine: Engine) -> None:
+    plugged(engine)
     stored = engine.store.records["c1"].attachments[2]
     engine.cluster.pods.clear()
     calls = len(engine.cluster.calls)
     # The NAD has been edited since, badly.
-    await engine.verbs.unplug(engine.plug("DEL", config='{"name": "hot", "plugins": 7}'))
+    engine.verbs.remove_network(engine.plug("DEL", config='{"name": "hot", "plugins": 7}'))
     assert [(call.verb, call.attachment) for call in engine.runner.calls] == [("DEL", stored)]
     assert len(engine.cluster.calls) == calls
     assert names(engine) == [("kube-system/cluster", "eth0", False), ("web/n1", "net1", False)]
     assert engine.store.records["c1"].complete
 
 
-async def test_del_of_one_of_the_pods_own_networks(engine: Engine) -> None:
-    await running(engine)
-    await engine.verbs.unplug(engine.plug("DEL", network="n1", ifname="net1"))
+def test_del_of_one_of_the_pods_own_networks(engine: Engine) -> None:
+    running(engine)
+    engine.verbs.remove_network(engine.plug("DEL", network="n1", ifname="net1"))
     assert engine.runner.order == [("DEL", "web/n1")]
     assert names(engine) == [("kube-system/cluster", "eth0", False)]
     # A repeated ADD of the runtime has nothing to repair.
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.order == [("DEL", "web/n1")]
 
 
-async def test_the_cluster_network_stays(engine: Engine) -> None:
-    await running(engine)
+def test_the_cluster_network_stays(engine: Engine) -> None:
+    running(engine)
     with pytest.raises(InvalidNetworkConfigError, match="is the cluster network of pod web/p1"):
-        await engine.verbs.unplug(engine.plug("DEL", network="cluster", ifname="eth0"))
+        engine.verbs.remove_network(engine.plug("DEL", network="cluster", ifname="eth0"))
     assert engine.runner.calls == []
 
 
-async def test_a_failed_del_is_told_and_can_be_repeated(engine: Engine) -> None:
-    await plugged(engine)
+def test_a_failed_del_is_told_and_can_be_repeated(engine: Engine) -> None:
+    plugged(engine)
     engine.runner.fail["DEL", HOT] = CniError("busy", code=11)
     with pytest.raises(CniError, match="^busy"):
-        await engine.verbs.unplug(engine.plug("DEL"))
+        engine.verbs.remove_network(engine.plug("DEL"))
     assert names(engine)[2] == (HOT, "net5", True)
     engine.runner.fail.clear()
-    await engine.verbs.unplug(engine.plug("DEL"))
+    engine.verbs.remove_network(engine.plug("DEL"))
     assert len(names(engine)) == 2
 
 
 @pytest.mark.parametrize("netns", ["", "/run/netns/gone"])
-async def test_del_in_a_namespace_that_has_gone(engine: Engine, netns: str) -> None:
-    await plugged(engine)
-    await engine.verbs.unplug(engine.plug("DEL", netns=netns))
+def test_del_in_a_namespace_that_has_gone(engine: Engine, netns: str) -> None:
+    plugged(engine)
+    engine.verbs.remove_network(engine.plug("DEL", netns=netns))
     assert [call.sandbox.netns for call in engine.runner.calls] == [netns]
 
 
 @pytest.mark.parametrize("container", ["c1", "never-seen"])
-async def test_del_of_what_is_not_on_record_takes_the_requests_configuration(engine: Engine, container: str) -> None:
-    await running(engine)
+def test_del_of_what_is_not_on_record_takes_the_requests_configuration(engine: Engine, container: str) -> None:
+    running(engine)
     before = engine.store.records["c1"]
-    await engine.verbs.unplug(engine.plug("DEL", container=container))
+    engine.verbs.remove_network(engine.plug("DEL", container=container))
     [call] = engine.runner.calls
     assert (call.verb, call.attachment.name, call.attachment.ifname) == ("DEL", HOT, "net5")
     assert call.attachment.config.raw == engine.plug().stdin
     assert engine.store.records == {"c1": before}
 
 
-async def test_del_does_not_log_the_requests_configuration(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_del_does_not_log_the_requests_configuration(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    await running(engine)
+    running(engine)
     config = json.dumps({"cniVersion": "0.4.0", "name": "hot", "type": "fake", "password": "geheim"})
-    await engine.verbs.unplug(engine.plug("DEL", config=config))
+    engine.verbs.remove_network(engine.plug("DEL", config=config))
     assert "network web/hot of pod web/p1 is not on record" in caplog.text
     assert "geheim" not in caplog.text
 
@@ -357,52 +359,52 @@ async def test_del_does_not_log_the_requests_configuration(engine: Engine, caplo
 # --- CHECK -----------------------------------------------------------------------------------------------------------
 
 
-async def test_check_has_the_stored_result(engine: Engine) -> None:
-    await plugged(engine)
-    await engine.verbs.check_plugged(engine.plug("CHECK"))
+def test_check_has_the_stored_result(engine: Engine) -> None:
+    plugged(engine)
+    engine.verbs.check_network(engine.plug("CHECK"))
     [call] = engine.runner.calls
     assert (call.verb, call.attachment.result) == ("CHECK", engine.runner.results[HOT])
 
 
 @pytest.mark.parametrize("change", [{"ifname": "net6"}, {"network": "other"}, {"container": "c2"}, {"ifname": ""}])
-async def test_check_of_what_is_not_attached_is_code_3(engine: Engine, change: dict[str, str]) -> None:
-    await plugged(engine)
+def test_check_of_what_is_not_attached_is_code_3(engine: Engine, change: dict[str, str]) -> None:
+    plugged(engine)
     with pytest.raises(UnknownContainerError, match="is not attached as"):
-        await engine.verbs.check_plugged(engine.plug("CHECK", **change))
+        engine.verbs.check_network(engine.plug("CHECK", **change))
 
 
 # --- the pod's own verbs ---------------------------------------------------------------------------------------------
 
 
-async def test_the_pods_del_takes_it_out_and_check_checks_it(engine: Engine) -> None:
-    await plugged(engine)
-    await engine.verbs.check(engine.request("CHECK"))
+def test_the_pods_del_takes_it_out_and_check_checks_it(engine: Engine) -> None:
+    plugged(engine)
+    engine.verbs.check(engine.request("CHECK"))
     assert engine.runner.order[-1] == ("CHECK", HOT)
     engine.runner.calls.clear()
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.runner.order == [("DEL", HOT), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
     assert engine.store.records == {}
 
 
-async def test_gc_takes_it_out(engine: Engine) -> None:
-    await plugged(engine)
+def test_gc_takes_it_out(engine: Engine) -> None:
+    plugged(engine)
     engine.links.namespaces.clear()
-    await engine.verbs.gc(b'{"cniVersion":"1.1.0","name":"multus","cni.dev/valid-attachments":[]}')
+    engine.verbs.gc(b'{"cniVersion":"1.1.0","name":"multus","cni.dev/valid-attachments":[]}')
     assert engine.runner.attached == set()
 
 
-async def test_a_repeated_add_of_the_runtime_does_not_look_at_it(engine: Engine) -> None:
-    await plugged(engine)
+def test_a_repeated_add_of_the_runtime_does_not_look_at_it(engine: Engine) -> None:
+    plugged(engine)
     engine.links.namespaces[NETNS].remove("net5")
-    assert await engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
+    assert engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
     assert engine.runner.calls == []
 
 
 @pytest.mark.npwg("5.1")
-async def test_an_add_that_starts_afresh_leaves_it_in_and_tells_of_it(engine: Engine) -> None:
-    await plugged(engine)
+def test_an_add_that_starts_afresh_leaves_it_in_and_tells_of_it(engine: Engine) -> None:
+    plugged(engine)
     engine.links.namespaces[NETNS] -= {"eth0", "net1"}
-    await engine.verbs.add(engine.request())
+    engine.verbs.add(engine.request())
     assert engine.runner.order == [
         ("DEL", "web/n1"),
         ("DEL", "kube-system/cluster"),
@@ -419,10 +421,10 @@ async def test_an_add_that_starts_afresh_leaves_it_in_and_tells_of_it(engine: En
     assert len(engine.cluster.events) == 2
 
 
-async def test_an_add_in_another_namespace_takes_it_out(engine: Engine) -> None:
-    await plugged(engine)
+def test_an_add_in_another_namespace_takes_it_out(engine: Engine) -> None:
+    plugged(engine)
     engine.links.namespaces["/run/netns/new"] = {"lo"}
-    await engine.verbs.add(engine.request(netns="/run/netns/new"))
+    engine.verbs.add(engine.request(netns="/run/netns/new"))
     assert ("DEL", HOT) in engine.runner.order
     assert [item.name for item in engine.store.records["c1"].attachments] == ["kube-system/cluster", "web/n1"]
 
@@ -430,9 +432,9 @@ async def test_an_add_in_another_namespace_takes_it_out(engine: Engine) -> None:
 # --- containers that nobody has told us of ---------------------------------------------------------------------------
 
 
-async def test_a_container_never_seen_gets_a_record_of_its_own(engine: Engine) -> None:
+def test_a_container_never_seen_gets_a_record_of_its_own(engine: Engine) -> None:
     engine.interface("net5", HOT, "10.5.0.2/24")
-    await engine.verbs.plug(engine.plug())
+    engine.verbs.add_network(engine.plug())
     record = engine.store.records["c1"]
     assert names(engine) == [(HOT, "net5", True)]
     assert (record.sandbox, record.pod, record.pod_uid, record.created) == (
@@ -442,48 +444,48 @@ async def test_a_container_never_seen_gets_a_record_of_its_own(engine: Engine) -
         1000.0,
     )
     assert not record.complete
-    await engine.verbs.check_plugged(engine.plug("CHECK"))
+    engine.verbs.check_network(engine.plug("CHECK"))
     # To the runtime its container is as unknown as before.
     with pytest.raises(UnknownContainerError):
-        await engine.verbs.check(engine.request("CHECK"))
-    await engine.verbs.delete(engine.request("DEL"))
+        engine.verbs.check(engine.request("CHECK"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.runner.order[-1] == ("DEL", HOT)
     assert engine.store.records == {}
 
 
-async def test_the_last_one_taken_out_leaves_no_record(engine: Engine) -> None:
-    await engine.verbs.plug(engine.plug())
-    await engine.verbs.unplug(engine.plug("DEL"))
+def test_the_last_one_taken_out_leaves_no_record(engine: Engine) -> None:
+    engine.verbs.add_network(engine.plug())
+    engine.verbs.remove_network(engine.plug("DEL"))
     assert engine.store.records == {}
 
 
-async def test_a_failed_add_to_a_container_never_seen_leaves_no_record(engine: Engine) -> None:
+def test_a_failed_add_to_a_container_never_seen_leaves_no_record(engine: Engine) -> None:
     engine.runner.fail["ADD", HOT] = CniError("no")
     with pytest.raises(CniError):
-        await engine.verbs.plug(engine.plug())
+        engine.verbs.add_network(engine.plug())
     assert engine.store.records == {}
 
 
-async def test_an_add_of_the_runtime_to_a_container_with_plugged_networks_only(engine: Engine) -> None:
+def test_an_add_of_the_runtime_to_a_container_with_plugged_networks_only(engine: Engine) -> None:
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.interface("net5", HOT, "10.5.0.2/24")
-    await engine.verbs.plug(engine.plug())
+    engine.verbs.add_network(engine.plug())
     engine.links.namespaces[NETNS].add("net5")
-    assert await engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
+    assert engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
     assert engine.runner.order == [("ADD", HOT), ("ADD", "kube-system/cluster")]
     assert names(engine) == [(HOT, "net5", True), ("kube-system/cluster", "eth0", False)]
     assert engine.store.records["c1"].complete
     engine.links.namespaces[NETNS].add("eth0")
-    assert await engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
+    assert engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
     assert len(engine.runner.calls) == 2
 
 
-async def test_a_failed_add_of_the_runtime_leaves_what_is_plugged_in(engine: Engine) -> None:
+def test_a_failed_add_of_the_runtime_leaves_what_is_plugged_in(engine: Engine) -> None:
     engine.interface("net5", HOT, "10.5.0.2/24")
-    await engine.verbs.plug(engine.plug())
+    engine.verbs.add_network(engine.plug())
     engine.runner.fail["ADD", "kube-system/cluster"] = CniError("no")
     with pytest.raises(CniError):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert names(engine) == [(HOT, "net5", True)]
     assert not engine.store.records["c1"].complete
 
@@ -506,36 +508,36 @@ def theirs(name: str, ifname: str, *, cluster: bool = False) -> Attachment:
     return Attachment(name, config, IfName(ifname), cluster_network=cluster, result=result)
 
 
-async def test_a_container_of_upstreams_is_taken_over_whole(engine: Engine) -> None:
+def test_a_container_of_upstreams_is_taken_over_whole(engine: Engine) -> None:
     engine.store.left["c1"] = left(theirs("cluster", "eth0", cluster=True), theirs("n1", "net1"), complete=False)
     engine.links.namespaces[NETNS] |= {"eth0", "net1"}
-    await engine.verbs.plug(engine.plug())
+    engine.verbs.add_network(engine.plug())
     assert names(engine) == [("cluster", "eth0", False), ("n1", "net1", False), (HOT, "net5", True)]
     record = engine.store.records["c1"]
     assert record.complete
     assert not record.foreign
     # A repeated ADD of the runtime finds it alive, its DEL takes everything.
-    assert await engine.verbs.add(engine.request()) == record.attachments[0].result
+    assert engine.verbs.add(engine.request()) == record.attachments[0].result
     assert engine.runner.order == [("ADD", HOT)]
-    await engine.verbs.delete(engine.request("DEL"))
+    engine.verbs.delete(engine.request("DEL"))
     assert engine.runner.order[1:] == [("DEL", HOT), ("DEL", "n1"), ("DEL", "cluster")]
 
 
-async def test_what_upstream_plugged_in_is_taken_out_by_what_upstream_stored(engine: Engine) -> None:
+def test_what_upstream_plugged_in_is_taken_out_by_what_upstream_stored(engine: Engine) -> None:
     engine.store.left["c1"] = left(theirs("cluster", "eth0", cluster=True), theirs("hot", "net5"))
-    await engine.verbs.unplug(engine.plug("DEL"))
+    engine.verbs.remove_network(engine.plug("DEL"))
     [call] = engine.runner.calls
     assert call.attachment == theirs("hot", "net5")
     assert names(engine) == [("cluster", "eth0", False)]
 
 
-async def test_where_upstreams_cluster_network_is_lost_nothing_passes_for_it(engine: Engine) -> None:
+def test_where_upstreams_cluster_network_is_lost_nothing_passes_for_it(engine: Engine) -> None:
     engine.store.left["c1"] = left(theirs("n1", "net1"), complete=False)
     engine.links.namespaces[NETNS] |= {"eth0", "net1"}
-    await engine.verbs.plug(engine.plug())
+    engine.verbs.add_network(engine.plug())
     assert names(engine) == [("n1", "net1", True), (HOT, "net5", True)]
     # The container's interface is there, so the runtime's ADD changes nothing.
     with pytest.raises(InvalidNetworkConfigError, match="'eth0' already exists"):
-        await engine.verbs.add(engine.request())
+        engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", HOT)]
     assert names(engine) == [("n1", "net1", True), (HOT, "net5", True)]

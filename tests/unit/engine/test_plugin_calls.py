@@ -49,11 +49,11 @@ class Node:
         self.plugins.answers[plugin, "ADD"] = result.to_stdout(made, version)
         return made
 
-    async def call(self, verb: str, **options: Any) -> Any:
+    def call(self, verb: str, **options: Any) -> Any:
         self.plugins.calls.clear()
         verbs = self.engine.verbs
         serve = {"ADD": verbs.add, "CHECK": verbs.check, "DEL": verbs.delete}[verb]
-        return await serve(self.engine.request(verb, **options))
+        return serve(self.engine.request(verb, **options))
 
     def calls(self) -> list[tuple[str, str, str]]:
         """(plugin, verb, CNI_IFNAME) of the calls since the last request."""
@@ -80,17 +80,17 @@ def single(name: str, plugin: str, version: str = "1.0.0", **more: Any) -> dict[
 
 @pytest.mark.conformance("verbs-2", "verbs-3", "pods-18", "config-8")
 @every_version
-async def test_delegates_are_called_in_order_and_deleted_in_reverse(node: Node, version: str) -> None:
+def test_delegates_are_called_in_order_and_deleted_in_reverse(node: Node, version: str) -> None:
     configs = [single("weave1", "weave", version), single("other1", "other", version, extra={"a": [1.5]})]
     node.delegates(*configs)
     first = node.prints("weave", version, "eth0", "10.1.0.2/24")
     node.prints("other", version, "net1", "10.2.0.2/24")
-    assert (await node.call("ADD")).ips == first.ips
+    assert node.call("ADD").ips == first.ips
     assert node.calls() == [("weave", "ADD", "eth0"), ("other", "ADD", "net1")]
     assert node.read() == configs
-    await node.call("CHECK")
+    node.call("CHECK")
     assert node.calls() == ([("weave", "CHECK", "eth0"), ("other", "CHECK", "net1")] if version in HAS_CHECK else [])
-    await node.call("DEL")
+    node.call("DEL")
     assert node.calls() == [("other", "DEL", "net1"), ("weave", "DEL", "eth0")]
     assert node.read() == configs[::-1]
     assert ["prevResult" in call.config for call in node.plugins.calls] == [version in HAS_CHECK] * 2
@@ -98,25 +98,25 @@ async def test_delegates_are_called_in_order_and_deleted_in_reverse(node: Node, 
 
 @pytest.mark.conformance("verbs-4")
 @every_version
-async def test_a_plugin_without_an_interface(node: Node, version: str) -> None:
+def test_a_plugin_without_an_interface(node: Node, version: str) -> None:
     """Its result has nothing in it."""
     node.delegates(single("weave1", "weave", version), single("other1", "silent", version))
     first = node.prints("weave", version, "eth0", "10.1.0.2/24")
     node.plugins.answers["silent", "ADD"] = json.dumps({"cniVersion": version}).encode()
-    assert (await node.call("ADD")).ips == first.ips
-    await node.call("DEL")
+    assert node.call("ADD").ips == first.ips
+    node.call("DEL")
     assert node.calls() == [("silent", "DEL", "net1"), ("weave", "DEL", "eth0")]
 
 
 @pytest.mark.conformance("verbs-9")
 @every_version
-async def test_the_second_delegate_fails(node: Node, version: str) -> None:
+def test_the_second_delegate_fails(node: Node, version: str) -> None:
     node.delegates(single("weave1", "weave", version), single("other1", "other", version))
     node.prints("weave", version, "eth0", "10.1.0.2/24")
     node.plugins.answers["other", "ADD"] = CniError("expected plugin failure")
     words = '^expected plugin failure .plugin type="other" network="other1" interface="net1", ADD. .pod web/p1'
     with pytest.raises(CniError, match=words):
-        await node.call("ADD")
+        node.call("ADD")
     assert node.calls() == [
         ("weave", "ADD", "eth0"),
         ("other", "ADD", "net1"),
@@ -127,18 +127,16 @@ async def test_the_second_delegate_fails(node: Node, version: str) -> None:
 
 @pytest.mark.conformance("verbs-10")
 @every_version
-async def test_a_delegate_without_a_name_is_refused_before_any_plugin_runs(node: Node, version: str) -> None:
+def test_a_delegate_without_a_name_is_refused_before_any_plugin_runs(node: Node, version: str) -> None:
     node.delegates(single("weave1", "weave", version), single("", "other", version))
     with pytest.raises(InvalidNetworkConfigError, match=r"^missing network name .delegates\[1\] of"):
-        await node.call("ADD")
+        node.call("ADD")
     assert node.calls() == []
 
 
 @pytest.mark.conformance("verbs-15", "config-1")
 @every_version
-async def test_the_runtimes_port_mappings_reach_the_plugin_of_the_list_that_declares_them(
-    node: Node, version: str
-) -> None:
+def test_the_runtimes_port_mappings_reach_the_plugin_of_the_list_that_declares_them(node: Node, version: str) -> None:
     plugins: list[dict[str, Any]] = [
         {"type": "weave"},
         {"type": "portmap", "capabilities": {"portMappings": True}},
@@ -149,11 +147,11 @@ async def test_the_runtimes_port_mappings_reach_the_plugin_of_the_list_that_decl
     node.prints("portmap", version, "eth0", "10.1.0.2/24")
     header = {"cniVersion": version, "name": "listed"}
     expected = [plugins[0] | header, plugins[1] | header | {"runtimeConfig": {"portMappings": PORTS}}]
-    await node.call("ADD")
+    node.call("ADD")
     assert node.read() == expected
     # The runtime's DEL need not say it again.
     node.engine.stdin = {}
-    await node.call("DEL")
+    node.call("DEL")
     assert node.read() == expected[::-1]
 
 
@@ -162,32 +160,32 @@ async def test_the_runtimes_port_mappings_reach_the_plugin_of_the_list_that_decl
 
 @pytest.mark.conformance("verbs-11", "verbs-12", "config-20")
 @every_version
-async def test_what_a_pod_asks_for_reaches_the_plugin_that_declares_it(node: Node, version: str) -> None:
+def test_what_a_pod_asks_for_reaches_the_plugin_that_declares_it(node: Node, version: str) -> None:
     declared = single("n1", "other", version, capabilities=dict.fromkeys(ASKED, True))
     node.engine.cluster.put_network(definition("web", "n1", json.dumps(declared)))
     node.engine.cluster.put_network(definition("web", "n2", json.dumps(single("n2", "unused", version))))
     node.prints("other", version, "net1", "10.1.0.7/24")
     node.engine.declare(json.dumps([{"name": "n1"} | ASKED]))
-    await node.call("ADD")
+    node.call("ADD")
     assert node.calls() == [("fake", "ADD", "eth0"), ("other", "ADD", "net1")]
     assert node.read()[1] == declared | {"runtimeConfig": ASKED}
-    await node.call("DEL")
+    node.call("DEL")
     assert node.read()[0] == declared | {"runtimeConfig": ASKED}
 
 
 @pytest.mark.conformance("pods-7")
-async def test_a_configuration_without_a_name_has_that_of_its_definition(node: Node) -> None:
+def test_a_configuration_without_a_name_has_that_of_its_definition(node: Node) -> None:
     node.engine.cluster.put_network(definition("web", "n1", '{"type":"mynet"}'))
     node.engine.declare("n1")
     node.plugins.answers["mynet", "ADD"] = b'{"cniVersion":"0.1.0"}'
-    await node.call("ADD")
+    node.call("ADD")
     assert node.read()[1] == {"cniVersion": "0.1.0", "name": "n1", "type": "mynet"}
 
 
 @pytest.mark.conformance("verbs-22")
 @pytest.mark.parametrize("uid", ["u1", ""])
-async def test_the_variables_of_a_delegate(node: Node, uid: str) -> None:
-    await node.call("ADD", uid=uid)
+def test_the_variables_of_a_delegate(node: Node, uid: str) -> None:
+    node.call("ADD", uid=uid)
     invocation = node.plugins.calls[0].invocation
     assert invocation.args == (
         "IgnoreUnknown=true;K8S_POD_NAMESPACE=web;K8S_POD_NAME=p1;K8S_POD_INFRA_CONTAINER_ID="
@@ -198,7 +196,7 @@ async def test_the_variables_of_a_delegate(node: Node, uid: str) -> None:
 
 @pytest.mark.conformance("pods-9", "pods-12")
 @pytest.mark.parametrize("way", ["definition", "name of a file", "path", "path of a list", "directory"])
-async def test_every_way_to_name_the_cluster_network(node: Node, way: str) -> None:
+def test_every_way_to_name_the_cluster_network(node: Node, way: str) -> None:
     directory = node.directory / "net.d"
     directory.mkdir()
     (directory / "10-a.conf").write_text(json.dumps(single("on-disk", "from-file")))
@@ -213,7 +211,7 @@ async def test_every_way_to_name_the_cluster_network(node: Node, way: str) -> No
         "directory": (f"{directory}/", "from-file"),
     }[way]
     node.engine.overlay |= {"clusterNetwork": reference, "confDir": str(directory)}
-    await node.call("ADD")
+    node.call("ADD")
     assert node.calls() == [(plugin, "ADD", "eth0")]
 
 
@@ -222,19 +220,19 @@ async def test_every_way_to_name_the_cluster_network(node: Node, way: str) -> No
 
 @pytest.mark.conformance("verbs-24")
 @every_version
-async def test_a_lost_record_is_made_good_by_the_cached_results(node: Node, version: str) -> None:
+def test_a_lost_record_is_made_good_by_the_cached_results(node: Node, version: str) -> None:
     """Not by the pod's present annotation: it may name others, and the pod may be gone."""
     configs = [single("weave1", "weave", version), single("other1", "other", version)]
     node.delegates(*configs)
     node.prints("weave", version, "eth0", "10.1.0.2/24")
     node.prints("other", version, "net1", "10.2.0.2/24")
-    await node.call("ADD")
+    node.call("ADD")
     (node.directory / "cni" / "attachments" / "c1.json").unlink()
     node.engine.cluster.pods.clear()
     node.delegates(single("present", "present", version))
-    await node.call("DEL")
+    node.call("DEL")
     assert sorted(node.calls()) == [("other", "DEL", "net1"), ("weave", "DEL", "eth0")]
     assert sorted(node.read(), key=str) == sorted(configs, key=str)
     assert list((node.directory / "cni" / "results").iterdir()) == []
-    await node.call("DEL")
+    node.call("DEL")
     assert node.calls() == []

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextvars
+import itertools
 import json
+import threading
+import time
 import tracemalloc
+from collections.abc import Callable, Collection, Sequence
+from concurrent import futures
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from multus_daemon.attachment import Attachment
+from multus_daemon.base import deadline, threads
+from multus_daemon.base.deadline import Deadline, Interrupted
 from multus_daemon.cni import conf
 from multus_daemon.cni.names import IfName
-from multus_daemon.engine.schedule import SERIAL, backwards, in_order, predecessors
-from multus_daemon.ports import Attachment
+from multus_daemon.engine.schedule import SERIAL, backwards, in_order, predecessors, side_by_side
+from tests.aside import Aside
+from tests.unit.engine.conftest import wait_until
 
 
 def network(ifname: str, *plugins: dict[str, Any], top: dict[str, Any] | None = None, **fields: Any) -> Attachment:
@@ -187,28 +196,91 @@ RELATIONS = st.integers(0, 8).flatmap(
 )
 
 
-@given(before=RELATIONS, at_once=st.integers(1, 4), failing=st.frozensets(st.integers(0, 7)), goes_on=st.booleans())
-async def test_whatever_runs_keeps_the_order_and_the_bound(
-    before: tuple[frozenset[int], ...], at_once: int, failing: frozenset[int], goes_on: bool
+class Conductor(Deadline):
+    """Has one thread go on each time that `in_order` waits: which one, `choices` say, and nothing else decides.
+
+    `held`: where the threads wait, by number. From a failure on that ends everything all go on.
+    """
+
+    def __init__(self, choices: Sequence[int], last: Collection[int]) -> None:
+        """`last`: the numbers after whose end all go on."""
+        super().__init__()
+        self.held: dict[int, threading.Event] = {}
+        self._choices = itertools.cycle(choices)
+        self._last = last
+
+    def wait(self, *events: futures.Future[Any]) -> None:
+        if not (numbers := sorted(self.held)):
+            # They have failed at once.
+            super().wait(*events)
+            return
+        number = numbers[next(self._choices) % len(numbers)]
+        self.held.pop(number).set()
+        super().wait(*events)
+        if number in self._last:
+            self.let_all_go()
+
+    def let_all_go(self) -> None:
+        while self.held:
+            self.held.popitem()[1].set()
+
+
+@example((frozenset(),) * 6, 2, frozenset(), frozenset(), True, [0])
+@example((frozenset(),) * 6, 3, frozenset({1, 2, 4}), frozenset({3}), False, [0, 1])
+@given(
+    before=RELATIONS,
+    at_once=st.integers(1, 4),
+    here=st.frozensets(st.integers(0, 7)),
+    failing=st.frozensets(st.integers(0, 7)),
+    goes_on=st.booleans(),
+    choices=st.lists(st.integers(0, 3), min_size=1),
+)
+def test_whatever_runs_keeps_the_order_and_the_bound(
+    before: tuple[frozenset[int], ...],
+    at_once: int,
+    here: frozenset[int],
+    failing: frozenset[int],
+    goes_on: bool,
+    choices: list[int],
 ) -> None:
     running: set[int] = set()
     over: list[int] = []
     begun: list[int] = []
+    caller = threading.current_thread()
+    conductor = Conductor(choices, () if goes_on else failing)
 
-    async def work(number: int) -> None:
+    def work(number: int) -> None:
         assert before[number] <= set(over)
         assert goes_on or not failing & set(over), "begun after a failure"
-        begun.append(number)
+        is_here = threading.current_thread() is caller
+        assert is_here or number not in here
         running.add(number)
         assert len(running) <= at_once
-        for _ in range(number % 3 * 5 + 1):
-            await asyncio.sleep(0)
+        if is_here:
+            begun.append(number)
+        else:
+            gate = conductor.held[number] = threading.Event()
+            begun.append(number)
+            assert gate.wait(30)
         running.remove(number)
         over.append(number)
         if number in failing:
+            if is_here and not goes_on:
+                conductor.let_all_go()
             raise ValueError(str(number))
 
-    failures = await in_order(work, before, at_once=at_once, patience=None if goes_on else 60)
+    real_start = threads.start
+
+    def start(body: Callable[[], None], *, name: str) -> futures.Future[None]:
+        before = len(begun)
+        future = real_start(body, name=name)
+        # Else it could begin long after it was started, when others are over.
+        wait_until(lambda: len(begun) > before or future.done())
+        return future
+
+    with pytest.MonkeyPatch.context() as patch, deadline.given(conductor):
+        patch.setattr(threads, "start", start)
+        failures = in_order(work, before, at_once=at_once, here=here, patience=None if goes_on else 60)
     assert not running
     assert sorted(over) == sorted(begun)
     assert list(failures) == sorted(failing & set(over))
@@ -219,68 +291,117 @@ async def test_whatever_runs_keeps_the_order_and_the_bound(
         assert begun == sorted(begun)
 
 
-def blocked(numbers: set[int], gate: asyncio.Event, ended: list[int]) -> Any:
+def blocked(numbers: set[int], gate: threading.Event, ended: list[int]) -> Callable[[int], None]:
     """Work of which `numbers` wait for `gate`, and number 9 fails; `ended`: which have come to an end of any kind."""
 
-    async def work(number: int) -> None:
+    def work(number: int) -> None:
         try:
             if number == 9:
                 raise ValueError("9")
-            if number in numbers:
-                await gate.wait()
+            while number in numbers and not gate.is_set():
+                deadline.pause(0.005)
         finally:
-            await asyncio.sleep(0.01)
+            # However often it is told to stop, it takes its time.
+            time.sleep(0.01)
             ended.append(number)
 
     return work
 
 
-async def test_after_a_failure_the_others_come_to_their_end() -> None:
-    gate, ended = asyncio.Event(), list[int]()
-    running = asyncio.create_task(in_order(blocked({0, 1}, gate, ended), [()] * 10, at_once=10, patience=60))
-    await asyncio.sleep(0.05)
-    assert not running.done()
+@pytest.mark.parametrize("here", [(), (9,)])
+def test_after_a_failure_the_others_come_to_their_end(here: tuple[int, ...]) -> None:
+    gate, ended = threading.Event(), list[int]()
+    running = Aside(in_order, blocked({0, 1}, gate, ended), [()] * 10, at_once=10, here=here, patience=60)
+    wait_until(lambda: len(ended) == 8)
+    time.sleep(0.02)
+    assert not running.done
     gate.set()
-    assert list(await running) == [9]
+    assert list(running.result()) == [9]
     assert sorted(ended) == list(range(10))
 
 
-async def test_after_the_patience_they_are_cancelled_and_waited_for() -> None:
-    gate, ended = asyncio.Event(), list[int]()
-    failures = await in_order(blocked({0, 1}, gate, ended), [()] * 10, at_once=10, patience=0.05)
-    assert list(failures) == [9]
+@pytest.mark.parametrize("patience", [0.0, 0.05])
+def test_after_the_patience_they_are_interrupted_and_waited_for(patience: float) -> None:
+    gate, ended = threading.Event(), list[int]()
+    running = Aside(in_order, blocked({0, 1}, gate, ended), [()] * 10, at_once=10, patience=patience)
+    assert list(running.result()) == [9]
     assert sorted(ended) == list(range(10))
 
 
-async def test_cancelling_ends_all_first_however_often() -> None:
-    gate, ended = asyncio.Event(), list[int]()
-    running = asyncio.create_task(in_order(blocked({0, 1, 2}, gate, ended), [()] * 6, at_once=3, patience=60))
-    await asyncio.sleep(0.02)
-    running.cancel()
-    await asyncio.sleep(0)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+def test_one_that_raises_ends_those_beside_it() -> None:
+    ended: list[str] = []
+
+    def work(name: str) -> None:
+        if name == "second":
+            raise ValueError(name)
+        try:
+            deadline.pause(60)
+        finally:
+            ended.append(name)
+
+    running = Aside(side_by_side, ["first", "second"], work)
+    with pytest.raises(ValueError, match="^second$"):
+        running.result()
+    assert ended == ["first"]
+
+
+@pytest.mark.parametrize("here", [(), (1,)])
+def test_stopping_ends_all_first_however_often(here: tuple[int, ...]) -> None:
+    """Also what the calling thread is busy with: then the others are told when that has ended."""
+    gate, ended = threading.Event(), list[int]()
+    running = Aside(in_order, blocked({0, 1, 2}, gate, ended), [()] * 6, at_once=3, here=here, patience=60)
+    time.sleep(0.02)
+    running.stop()
+    running.stop()
+    with pytest.raises(Interrupted):
+        running.result()
     assert sorted(ended) == [0, 1, 2]
 
 
-async def test_what_fails_while_it_is_cancelled_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
-    async def work(number: int) -> None:
+def test_what_fails_while_it_is_interrupted_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    def work(number: int) -> None:
         if number:
             raise ValueError("first")
         try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
+            deadline.pause(60)
+        except Interrupted:
             raise OSError("ended") from None
 
-    failures = await in_order(work, [(), ()], at_once=2, patience=0.01)
+    failures = in_order(work, [(), ()], at_once=2, patience=0.01)
     assert [str(error) for error in failures.values()] == ["first"]
     assert caplog.records == []
 
 
-async def test_one_that_cancels_itself_is_no_success() -> None:
-    async def work(number: int) -> None:
-        raise asyncio.CancelledError
+@pytest.mark.parametrize("here", [(), (0,), (0, 1)])
+def test_one_that_interrupts_itself_is_no_success(here: tuple[int, ...]) -> None:
+    def work(number: int) -> None:
+        raise Interrupted
 
-    with pytest.raises(asyncio.CancelledError):
-        await in_order(work, [(), ()], at_once=2)
+    with pytest.raises(Interrupted):
+        in_order(work, [(), ()], at_once=2, here=here)
+
+
+def test_each_thread_has_the_callers_time_and_context() -> None:
+    found: list[tuple[float, str]] = []
+    context = contextvars.ContextVar("context", default="")
+    context.set("the caller's")
+    with deadline.within(60) as limit:
+        in_order(lambda _: found.append((deadline.current().end, context.get())), [(), (), ()], at_once=3)
+        assert [end for end, _ in found] == pytest.approx([limit.end] * 3, abs=1)
+    assert {text for _, text in found} == {"the caller's"}
+
+
+def test_without_threads_to_be_had_they_run_in_the_calling_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[int, threading.Thread]] = []
+
+    def start(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def work(number: int) -> None:
+        ran.append((number, threading.current_thread()))
+        if number == 1:
+            raise ValueError("1")
+
+    monkeypatch.setattr(threads, "start", start)
+    assert list(in_order(work, [()] * 4, at_once=3)) == [1]
+    assert ran == [(number, threading.current_thread()) for number in range(4)]

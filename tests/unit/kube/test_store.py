@@ -3,12 +3,13 @@ import time
 
 import pytest
 
+from multus_daemon.attachment import Pod
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.kube.client import ApiClient
 from multus_daemon.kube.credentials import Kubeconfig
 from multus_daemon.kube.store import KubeStore, is_incarnation
 from multus_daemon.nad.status import ANNOTATION
-from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StoreUnavailableError
+from multus_daemon.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
 
 OTHER = "99999999-2222-3333-4444-555555555555"
 
@@ -37,6 +38,18 @@ async def test_known_pod_without_a_request(server, store, until):
     before = len(server.requests)
     for asked in (uid, ""):
         assert (await store.pod(*args(uid=asked))).uid == uid
+        assert store.known_pod(*args(uid=asked)) is store.pods.get(("web", "web-1"))
+    assert len(server.requests) == before
+
+
+async def test_what_is_not_known_of_a_pod_is_told_without_a_wait(server, store, until):
+    """As of another incarnation, which the watch is about to tell of."""
+    server.add_pod()
+    await until(lambda: store.pods.get(("web", "web-1")))
+    before = len(server.requests)
+    assert store.known_pod(*args(uid=OTHER)) is None
+    assert store.known_pod(*args("web-2")) is None
+    assert store.known_network("web", "net1") is None
     assert len(server.requests) == before
 
 
@@ -212,6 +225,7 @@ async def test_known_network_without_a_request(server, store, until):
     await until(lambda: store.networks.get(("web", "net1")))
     before = len(server.requests)
     assert (await store.network("web", "net1")).config == '{"a": 1}'
+    assert store.known_network("web", "net1") is store.networks.get(("web", "net1"))
     assert len(server.requests) == before
 
 

@@ -14,10 +14,11 @@ import grpc
 import pytest
 
 from multus_daemon import deadlines
+from multus_daemon.attachment import Pod
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.kubelet import checkpoint, podresources
 from multus_daemon.kubelet.source import KubeletDevices
-from multus_daemon.ports import DevicesUnavailableError, Pod
+from multus_daemon.ports import DevicesUnavailableError
 from tests.fakes.kubelet import MESSAGES, FakeKubelet, container
 
 VF = "vendor.com/vf"

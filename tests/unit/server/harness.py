@@ -3,15 +3,18 @@
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from multus_daemon.base import deadline
 from multus_daemon.cni.result import Interface, IpConfig, Result, from_object
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.metrics import Metrics
 from multus_daemon.server.app import UnixServer
+from tests.aside import PATIENCE
 
 STDOUT_TYPE = "application/vnd.multus.cni-stdout"
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "upstream-v4.3.0.json").read_text())
@@ -23,8 +26,8 @@ RESULT = Result(
 )
 
 
-def _open_gate() -> asyncio.Event:
-    gate = asyncio.Event()
+def _open_gate() -> threading.Event:
+    gate = threading.Event()
     gate.set()
     return gate
 
@@ -36,49 +39,59 @@ class FakeVerbs:
     result: Result = RESULT
     error: BaseException | None = None
     delete_error: BaseException | None = None
-    gate: asyncio.Event = field(default_factory=_open_gate)
+    gate: threading.Event = field(default_factory=_open_gate)
     calls: list[tuple[str, Any]] = field(default_factory=list)
-    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    entered: threading.Event = field(default_factory=threading.Event)
     cancelled: int = 0
     finished: int = 0
+    _count: threading.Lock = field(default_factory=threading.Lock)
 
-    async def _work(self, verb: str, what: object, error: BaseException | None) -> None:
+    async def begun(self) -> None:
+        """Wait until a verb has begun."""
+        async with asyncio.timeout(PATIENCE):
+            while not self.entered.is_set():
+                await asyncio.sleep(0.001)
+
+    def _work(self, verb: str, what: object, error: BaseException | None) -> None:
         self.calls.append((verb, what))
         self.entered.set()
         try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
+            while not self.gate.is_set():
+                deadline.pause(0.002)
+        except deadline.Interrupted:
+            with self._count:
+                self.cancelled += 1
             raise
         if error:
             raise error
-        self.finished += 1
+        with self._count:
+            self.finished += 1
 
-    async def add(self, request: CniRequest) -> Result:
-        await self._work("ADD", request, self.error)
+    def add(self, request: CniRequest) -> Result:
+        self._work("ADD", request, self.error)
         return self.result
 
-    async def delete(self, request: CniRequest) -> None:
-        await self._work("DEL", request, self.delete_error or self.error)
+    def delete(self, request: CniRequest) -> None:
+        self._work("DEL", request, self.delete_error or self.error)
 
-    async def check(self, request: CniRequest) -> None:
-        await self._work("CHECK", request, self.error)
+    def check(self, request: CniRequest) -> None:
+        self._work("CHECK", request, self.error)
 
-    async def plug(self, request: DelegateRequest) -> Result:
-        await self._work("plug", request, self.error)
+    def add_network(self, request: DelegateRequest) -> Result:
+        self._work("add_network", request, self.error)
         return self.result
 
-    async def unplug(self, request: DelegateRequest) -> None:
-        await self._work("unplug", request, self.error)
+    def remove_network(self, request: DelegateRequest) -> None:
+        self._work("remove_network", request, self.error)
 
-    async def check_plugged(self, request: DelegateRequest) -> None:
-        await self._work("check_plugged", request, self.error)
+    def check_network(self, request: DelegateRequest) -> None:
+        self._work("check_network", request, self.error)
 
-    async def status(self, stdin: bytes) -> None:
-        await self._work("STATUS", stdin, self.error)
+    def status(self, stdin: bytes) -> None:
+        self._work("STATUS", stdin, self.error)
 
-    async def gc(self, stdin: bytes) -> None:
-        await self._work("GC", stdin, self.error)
+    def gc(self, stdin: bytes) -> None:
+        self._work("GC", stdin, self.error)
 
 
 def netconf(version: str = "1.0.0", name: str = "multus-cni-network", **more: Any) -> dict[str, Any]:

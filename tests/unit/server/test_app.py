@@ -257,7 +257,8 @@ async def test_a_directory_that_is_a_file(make, tmp_path):
 
 @pytest.mark.parametrize(("length", "fits"), [(107, True), (108, False)])
 async def test_the_path_has_a_limit(make, length, fits):
-    directory = Path("/tmp") / ("d" * (length - len("/tmp//multus.sock")))
+    # Padded, and not that of another run beside this one.
+    directory = Path("/tmp") / str(os.getpid()).ljust(length - len("/tmp//multus.sock"), "d")
     server = make(directory)
     assert len(str(server.path)) == length
     if not fits:
@@ -273,11 +274,11 @@ async def test_the_path_has_a_limit(make, length, fits):
 
 @pytest.mark.weak_spot(41)
 async def test_stop_lets_a_request_end(make, tmp_path, verbs):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     server = make(tmp_path)
     await server.start()
     call = asyncio.create_task(exchange(server, "POST", "/cni", body()))
-    await verbs.entered.wait()
+    await verbs.begun()
     stopping = asyncio.create_task(server.stop(5))
     await asyncio.sleep(0.05)
     assert not server.path.exists()
@@ -305,11 +306,11 @@ async def test_who_has_connected_before_the_stop_is_answered(make, tmp_path):
 
 @pytest.mark.weak_spot(41)
 async def test_stop_cuts_a_request_that_does_not_end(make, tmp_path, verbs):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     server = make(tmp_path)
     await server.start()
     call = asyncio.create_task(exchange(server, "POST", "/cni", body()))
-    await verbs.entered.wait()
+    await verbs.begun()
     assert await server.stop(0.05) == 1
     assert (await call).json["code"] == 11
 

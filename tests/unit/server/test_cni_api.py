@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import threading
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -134,7 +135,7 @@ async def test_nothing_is_undone_for_clients_that_convert_by_themselves(server, 
 @pytest.mark.weak_spot(34)
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "STATUS", "GC"])
 async def test_a_deadline_cancels_the_verb_and_names_it(server, verbs, verb, metrics):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     reply = await exchange(server, "POST", "/cni", body(verb), native=True)
     assert (reply.status, reply.json["code"]) == (400, 11)
     subject = " of pod web/web-1" if verb in ("ADD", "DEL", "CHECK") else ""
@@ -142,6 +143,22 @@ async def test_a_deadline_cancels_the_verb_and_names_it(server, verbs, verb, met
     assert verbs.cancelled == 1
     line = f'multus_cni_request_duration_seconds_count{{outcome="deadline",verb="{verb}"}} 1.0'
     assert line in await exposition(metrics)
+
+
+async def test_one_who_shares_a_status_has_its_own_time(metrics, verbs):
+    """The run has begun earlier, with the first one that asked; its time is over when the second one's is not."""
+    verbs.gate.clear()
+    api = CniApi(verbs, metrics, verb_seconds={"STATUS": 1.0})
+    first = asyncio.create_task(api.call(body("STATUS")))
+    await asyncio.sleep(0.5)
+    second = asyncio.create_task(api.call(body("STATUS")))
+    with pytest.raises(CniError, match=r"^STATUS took longer than 1 s") as caught:
+        await first
+    assert caught.value.code == 11
+    assert (verbs.cancelled, second.done()) == (0, False)
+    verbs.gate.set()
+    assert (await second).status == 200
+    assert len(verbs.calls) == 1
 
 
 @pytest.mark.weak_spot(36)
@@ -206,10 +223,10 @@ async def test_bad_chunks(server, verbs, pause):
 
 @pytest.mark.weak_spot(34)
 async def test_a_client_that_hangs_up_does_not_cut_the_add(server, verbs, api, log):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     _, writer = await asyncio.open_unix_connection(str(server.path))
     writer.write(http("POST", "/cni", body()))
-    await verbs.entered.wait()
+    await verbs.begun()
     writer.close()
     await writer.wait_closed()
     await asyncio.sleep(0.05)
@@ -223,11 +240,11 @@ async def test_a_client_that_hangs_up_does_not_cut_the_add(server, verbs, api, l
 async def test_a_cancelled_handler_does_not_cut_the_add(api, gates, metrics, verbs):
     # aiohttp's test server cancels the handler when the client goes; so does a server set up with
     # handler_cancellation. The verb must not notice.
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     app = application(api, gates, metrics)
     async with TestClient(TestServer(app), raise_for_status=False) as client:
         request = asyncio.create_task(client.post("/cni", data=body()))
-        await verbs.entered.wait()
+        await verbs.begun()
         request.cancel()
         await asyncio.wait([request])
         await client.close()
@@ -239,9 +256,9 @@ async def test_a_cancelled_handler_does_not_cut_the_add(api, gates, metrics, ver
 
 
 async def test_a_cancelled_caller_leaves_the_verb_running(api, verbs):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     caller = asyncio.create_task(api.call(body()))
-    await verbs.entered.wait()
+    await verbs.begun()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -254,9 +271,9 @@ async def test_a_cancelled_caller_leaves_the_verb_running(api, verbs):
 
 
 async def test_drain_waits_for_what_runs(api, verbs):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     caller = asyncio.create_task(api.call(body()))
-    await verbs.entered.wait()
+    await verbs.begun()
     draining = asyncio.create_task(api.drain(5))
     await asyncio.sleep(0.05)
     assert not draining.done()
@@ -267,9 +284,9 @@ async def test_drain_waits_for_what_runs(api, verbs):
 
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "STATUS", "GC"])
 async def test_what_was_accepted_is_served_while_draining(api, verbs, verb):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     caller = asyncio.create_task(api.call(body()))
-    await verbs.entered.wait()
+    await verbs.begun()
     draining = asyncio.create_task(api.drain(5))
     await asyncio.sleep(0)
     late = asyncio.create_task(api.call(body(verb)))
@@ -291,7 +308,7 @@ async def test_after_the_drain_the_native_shim_is_sent_on(server, api, verbs, na
 
 
 async def test_what_the_drain_cuts_is_sent_on_too(server, api, verbs):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     native = asyncio.create_task(exchange(server, "POST", "/cni", body(), native=True))
     other = asyncio.create_task(exchange(server, "POST", "/cni", body()))
     await wait_for(lambda: len(verbs.calls) == 2)
@@ -301,9 +318,9 @@ async def test_what_the_drain_cuts_is_sent_on_too(server, api, verbs):
 
 
 async def test_drain_cuts_what_does_not_end(api, verbs):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     caller = asyncio.create_task(api.call(body()))
-    await verbs.entered.wait()
+    await verbs.begun()
     assert await api.drain(0.05) == 1
     with pytest.raises(CniError, match="stopped before the request was done") as caught:
         await caller
@@ -318,16 +335,18 @@ class CountingVerbs(FakeVerbs):
     """Tells in which order verbs begin, and how many run at once."""
 
     def __init__(self):
-        super().__init__(gate=asyncio.Event())
+        super().__init__(gate=threading.Event())
         self.running = self.most = 0
 
-    async def _work(self, verb, what, error):
-        self.running += 1
-        self.most = max(self.most, self.running)
+    def _work(self, verb, what, error):
+        with self._count:
+            self.running += 1
+            self.most = max(self.most, self.running)
         try:
-            await super()._work(verb, what, error)
+            super()._work(verb, what, error)
         finally:
-            self.running -= 1
+            with self._count:
+                self.running -= 1
 
 
 def one(verb, container_id):
@@ -354,12 +373,12 @@ async def test_connection_limit(metrics):
 
 @pytest.mark.weak_spot(35)
 async def test_probes_are_not_queued(metrics, gates, tmp_path):
-    verbs = FakeVerbs(gate=asyncio.Event())
+    verbs = FakeVerbs(gate=threading.Event())
     api = CniApi(verbs, metrics, at_once=1)
     server = UnixServer(api, gates, metrics, tmp_path / "run")
     await server.start()
     calls = [asyncio.create_task(exchange(server, "POST", "/cni", one("ADD", f"c{number}"))) for number in range(3)]
-    await verbs.entered.wait()
+    await verbs.begun()
     for path in ("/healthz", "/readyz"):
         assert (await asyncio.wait_for(exchange(server, "GET", path), 5)).status == 200
     verbs.gate.set()
@@ -370,10 +389,10 @@ async def test_probes_are_not_queued(metrics, gates, tmp_path):
 @pytest.mark.weak_spot(35)
 async def test_a_request_that_waits_in_vain_never_begins(metrics, monkeypatch):
     monkeypatch.setattr("multus_daemon.deadlines.SLOT_WAIT_SECONDS", {"ADD": 0.1})
-    verbs = FakeVerbs(gate=asyncio.Event())
+    verbs = FakeVerbs(gate=threading.Event())
     api = CniApi(verbs, metrics, at_once=1)
     first = asyncio.create_task(api.call(one("ADD", "c1")))
-    await verbs.entered.wait()
+    await verbs.begun()
     with pytest.raises(CniError, match=r"^node is busy: ADD has waited 0.1 s to begin, with 1 requests") as caught:
         await api.call(one("ADD", "c2"))
     assert caught.value.code == 11
@@ -384,10 +403,10 @@ async def test_a_request_that_waits_in_vain_never_begins(metrics, monkeypatch):
 
 
 async def test_the_wait_counts_towards_the_deadline(metrics):
-    verbs = FakeVerbs(gate=asyncio.Event())
+    verbs = FakeVerbs(gate=threading.Event())
     api = CniApi(verbs, metrics, at_once=1, verb_seconds={"ADD": 0.3, "DEL": 5})
     first = asyncio.create_task(api.call(one("DEL", "c1")))
-    await verbs.entered.wait()
+    await verbs.begun()
     with pytest.raises(CniError, match=r"^ADD of pod web/web-1 took longer than 0.3 s"):
         await api.call(one("ADD", "c2"))
     verbs.gate.set()

@@ -11,7 +11,9 @@ from multus_daemon.server import wire
 from tests.unit.server.harness import PLUGGED_CONF, RESULT, delegate_body, exchange, exposition, http, send
 
 
-@pytest.mark.parametrize(("verb", "method"), [("ADD", "plug"), ("DEL", "unplug"), ("CHECK", "check_plugged")])
+@pytest.mark.parametrize(
+    ("verb", "method"), [("ADD", "add_network"), ("DEL", "remove_network"), ("CHECK", "check_network")]
+)
 async def test_verbs(server, verbs, verb, method):
     reply = await exchange(server, "POST", "/delegate", delegate_body(verb))
     assert reply.status == 200
@@ -123,7 +125,7 @@ async def test_the_handler_has_its_own_label(server, metrics):
 
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
 async def test_a_deadline_cancels_the_verb(server, verbs, verb):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     reply = await exchange(server, "POST", "/delegate", delegate_body(verb))
     assert (reply.status, reply.json["code"]) == (400, 11)
     assert reply.json["msg"] == f"{verb} of pod ns1/p1 took longer than 0.3 s"
@@ -131,10 +133,10 @@ async def test_a_deadline_cancels_the_verb(server, verbs, verb):
 
 
 async def test_a_client_that_hangs_up_does_not_cut_it(server, verbs, api):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     _, writer = await asyncio.open_unix_connection(str(server.path))
     writer.write(http("POST", "/delegate", delegate_body()))
-    await verbs.entered.wait()
+    await verbs.begun()
     writer.close()
     await writer.wait_closed()
     await asyncio.sleep(0.05)
@@ -156,15 +158,15 @@ async def test_a_slow_body(server, verbs):
 
 
 async def test_served_while_draining_and_refused_afterwards(api, verbs):
-    verbs.gate = asyncio.Event()
+    verbs.gate.clear()
     running = asyncio.create_task(api.call(delegate_body("DEL"), decode=wire.decode_delegate))
-    await verbs.entered.wait()
+    await verbs.begun()
     drained = asyncio.create_task(api.drain(5))
     await asyncio.sleep(0)
     late = asyncio.create_task(api.call(delegate_body(), decode=wire.decode_delegate))
     await asyncio.sleep(0)
     verbs.gate.set()
     await asyncio.gather(running, late, drained)
-    assert [called for called, _ in verbs.calls] == ["unplug", "plug"]
+    assert [called for called, _ in verbs.calls] == ["remove_network", "add_network"]
     with pytest.raises(CniError, match="shutting down"):
         await api.call(delegate_body("DEL"), decode=wire.decode_delegate)

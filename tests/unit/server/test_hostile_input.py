@@ -172,7 +172,11 @@ async def live(tmp_path):
             [body(verb) for verb in ("ADD", "DEL", "CHECK", "STATUS", "GC")],
             {"ADD", "DEL", "CHECK", "STATUS", "GC"},
         ),
-        ("/delegate", [delegate_body(verb) for verb in ("ADD", "DEL", "CHECK")], {"plug", "unplug", "check_plugged"}),
+        (
+            "/delegate",
+            [delegate_body(verb) for verb in ("ADD", "DEL", "CHECK")],
+            {"add_network", "remove_network", "check_network"},
+        ),
     ],
     ids=["cni", "delegate"],
 )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("logging_as_found")
 
 
 @pytest.fixture
-async def engine():
+def engine():
     return Engine()
 
 

@@ -9,8 +9,14 @@ import pytest
 import watchfiles
 import yaml
 
+from multus_daemon.attachment import Pod
 from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.ports import NetworkNotFoundError, Pod, PodNotFoundError, StatusWriteError, StoreUnavailableError
+from multus_daemon.ports import (
+    NetworkNotFoundError,
+    PodNotFoundError,
+    StatusWriteError,
+    StoreUnavailableError,
+)
 from multus_daemon.standalone import status_file
 from multus_daemon.standalone.store import StandaloneStore
 
@@ -24,8 +30,8 @@ def declare(directory: pathlib.Path, name: str, uid: str = "u1", note: str = "")
     return Pod(Namespace("web"), PodName(name), PodUid(uid), {"note": note})
 
 
-async def pod(store: StandaloneStore, name: str, uid: str = "") -> Pod:
-    return await store.pod(Namespace("web"), PodName(name), PodUid(uid))
+def pod(store: StandaloneStore, name: str, uid: str = "") -> Pod:
+    return store.pod(Namespace("web"), PodName(name), PodUid(uid))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -46,55 +52,63 @@ async def watching(store: StandaloneStore) -> AsyncIterator[None]:
             await task
 
 
-async def test_a_file_just_written_counts_at_once(tmp_path: pathlib.Path) -> None:
+def test_a_file_just_written_counts_at_once(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
-    await store.refresh()
+    store.refresh()
     declared = declare(tmp_path, "a")
-    assert await pod(store, "a") == declared
+    assert pod(store, "a") == declared
 
 
-async def test_a_pod_just_created_anew_counts_at_once(tmp_path: pathlib.Path) -> None:
+def test_what_is_known_is_told_without_a_look_at_the_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StandaloneStore(tmp_path)
+    declared = declare(tmp_path, "a", uid="u1")
+    store.refresh()
+    monkeypatch.setattr(store, "refresh", lambda: pytest.fail("it is known"))
+    for uid in ("", "u1"):
+        assert pod(store, "a", uid) == declared
+
+
+def test_a_pod_just_created_anew_counts_at_once(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
     declare(tmp_path, "a", uid="u1")
-    await store.refresh()
+    store.refresh()
     declare(tmp_path, "a", uid="second")
-    assert (await pod(store, "a", "second")).uid == "second"
+    assert (pod(store, "a", "second")).uid == "second"
 
 
-async def test_misses_name_files_with_errors(tmp_path: pathlib.Path) -> None:
+def test_misses_name_files_with_errors(tmp_path: pathlib.Path) -> None:
     (tmp_path / "bad.yaml").write_text("kind: [")
     store = StandaloneStore(tmp_path)
     with pytest.raises(PodNotFoundError, match=r"web/a; files with errors: bad\.yaml \(not YAML"):
-        await pod(store, "a")
+        pod(store, "a")
     with pytest.raises(NetworkNotFoundError, match=r"web/n; files with errors: bad\.yaml"):
-        await store.network("web", "n")
+        store.network("web", "n")
     assert list(store.errors) == ["bad.yaml"]
 
 
-async def test_a_directory_that_can_not_be_read(tmp_path: pathlib.Path) -> None:
+def test_a_directory_that_can_not_be_read(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "d"
     store = StandaloneStore(directory)
     with pytest.raises(StoreUnavailableError, match="No such file"):
-        await pod(store, "a")
+        pod(store, "a")
     directory.mkdir()
     declared = declare(directory, "a")
-    assert await pod(store, "a") == declared
+    assert pod(store, "a") == declared
     (directory / "a.yaml").unlink()
     directory.rmdir()
-    assert await pod(store, "a") == declared  # what was known stays
+    assert pod(store, "a") == declared  # what was known stays
     with pytest.raises(StoreUnavailableError):
-        await store.network("web", "n")
+        store.network("web", "n")
 
 
 async def test_watch_follows_changes(tmp_path: pathlib.Path) -> None:
     declare(tmp_path, "a", note="1")
     store = StandaloneStore(tmp_path)
-    await store.refresh()
+    await asyncio.to_thread(store.refresh)
     async with watching(store):
         await asyncio.sleep(0.3)  # until the watch stands; the scan every 5 s would find it too, later
-
-        async def note() -> str:
-            return (await pod(store, "a")).annotations["note"]
 
         declare(tmp_path, "a", note="2")
         await until(lambda: store._view.pods["web", "a"].annotations["note"] == "2")
@@ -129,7 +143,7 @@ async def test_watch_polls_where_there_is_no_watch(tmp_path: pathlib.Path, monke
         await until(lambda: ("web", "a") in store._view.pods)
 
 
-async def test_own_status_files_are_not_watched(tmp_path: pathlib.Path) -> None:
+def test_own_status_files_are_not_watched(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
 
     def concerns(path: str) -> bool:
@@ -145,11 +159,11 @@ async def test_own_status_files_are_not_watched(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.conformance("pods-33")
-async def test_the_status_file_reads_like_a_pod(tmp_path: pathlib.Path) -> None:
+def test_the_status_file_reads_like_a_pod(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
     declared = declare(tmp_path, "a")
-    await store.refresh()
-    await store.write_network_status(declared, VALUE, keep_trying=False)
+    store.refresh()
+    store.write_network_status(declared, VALUE, lambda: None, keep_trying=False)
     path = tmp_path / "status" / "web" / "a.yaml"
     assert path.read_text() == (
         "apiVersion: v1\n"
@@ -166,17 +180,17 @@ async def test_the_status_file_reads_like_a_pod(tmp_path: pathlib.Path) -> None:
         "      }]\n"
     )
     assert path.stat().st_mode & 0o777 == 0o644
-    await store.refresh()
+    store.refresh()
     assert store.errors == {}  # it is not taken for a manifest
 
 
-async def test_a_status_that_can_not_be_written(tmp_path: pathlib.Path) -> None:
+def test_a_status_that_can_not_be_written(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
     declared = declare(tmp_path, "a")
-    await store.refresh()
+    store.refresh()
     (tmp_path / "status").write_text("in the way")
     with pytest.raises(StatusWriteError, match="status file of pod web/a"):
-        await store.write_network_status(declared, VALUE, keep_trying=False)
+        store.write_network_status(declared, VALUE, lambda: None, keep_trying=False)
 
 
 def test_status_files_are_removed_with_their_namespace(tmp_path: pathlib.Path) -> None:
@@ -206,7 +220,7 @@ def test_a_status_file_that_is_not_ours(tmp_path: pathlib.Path, text: str) -> No
         status_file.read(tmp_path, "web", "a")
 
 
-async def test_events_are_kept_and_bounded(tmp_path: pathlib.Path) -> None:
+def test_events_are_kept_and_bounded(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
     declared = declare(tmp_path, "a")
     for number in range(1001):
@@ -216,12 +230,12 @@ async def test_events_are_kept_and_bounded(tmp_path: pathlib.Path) -> None:
     assert store.events[0].pod == "web/a"
 
 
-async def test_pods_of_the_node_need_every_manifest(tmp_path: pathlib.Path) -> None:
+def test_pods_of_the_node_need_every_manifest(tmp_path: pathlib.Path) -> None:
     """A file that can't be read may declare a pod that lives."""
     store = StandaloneStore(tmp_path)
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "status": {"phase": "Running"}}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(pod))
-    assert [(str(found), found.phase) for found in await store.node_pods()] == [("default/a", "Running")]
+    assert [(str(found), found.phase) for found in store.node_pods()] == [("default/a", "Running")]
     (tmp_path / "b.yaml").write_text("{")
     with pytest.raises(StoreUnavailableError, match=r"b\.yaml"):
-        await store.node_pods()
+        store.node_pods()

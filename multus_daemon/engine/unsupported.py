@@ -1,4 +1,4 @@
-"""Requests of a pod that its networks do not meet: that no plugin can take, or that the result does not show.
+"""Unsupported capability args: what a pod asks for that no plugin can take, or that the result does not show.
 
 By NPWG multi-network SPEC 4.1.2.1.3.2, .4.2, .7.2, .8.2 and .10.2 the attachment fails where no plugin of the network
 declares the capability. Upstream passes the request over in silence. Here it is an Event and a line in the log, since
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from multus_daemon.attachment import Attachment, Pod
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import UnsupportedFieldError
 from multus_daemon.cni.result import Result
-from multus_daemon.ports import Attachment, ClusterStore, Pod
+from multus_daemon.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +35,13 @@ _SHOWN: Final = frozenset({"ips", "mac"})
 _SHOWN_CHARACTERS: Final = 200
 
 
-class UnmetRequestError(UnsupportedFieldError):
-    """A request that is not met, where that is an error."""
+class UnsupportedArgError(UnsupportedFieldError):
+    """A capability arg is not supported, and strictRequests makes that an error."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unmet:
-    """One request that is not met."""
+class UnsupportedArg:
+    """One capability arg of the pod that is not supported."""
 
     key: str
     """As the selection element has it."""
@@ -48,42 +49,33 @@ class Unmet:
     advice: str
 
 
-def count_nothing(key: str) -> None:
-    """The default counter."""
+def before_add(engine: Engine, pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> None:
+    """Report the capability args that no plugin of the network can take. Raises UnsupportedArgError (2) if `strict`."""
+    for attachment in attachments:
+        for arg in undeclared(attachment, KEYS.keys() if strict else KEYS.keys() - _SHOWN):
+            _tell(engine, pod, arg, strict)
 
 
-class Requests:
-    """Tells of the requests that are not met, or fails for them. `count` is called with the key of each."""
-
-    def __init__(self, cluster: ClusterStore, count: Callable[[str], None] = count_nothing) -> None:
-        self._cluster = cluster
-        self._count = count
-
-    def before_add(self, pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> None:
-        """What no plugin of its network can take. Raises UnmetRequestError (2) if `strict`."""
-        for attachment in attachments:
-            for unmet in undeclared(attachment, KEYS.keys() if strict else KEYS.keys() - _SHOWN):
-                self._tell(pod, unmet, strict)
-
-    def after_add(self, pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> None:
-        """What the results do not show. Raises UnmetRequestError (2) if `strict`."""
-        for attachment in attachments:
-            for unmet in not_shown(attachment):
-                self._tell(pod, unmet, strict)
-
-    def _tell(self, pod: Pod, unmet: Unmet, strict: bool) -> None:
-        self._count(unmet.key)
-        problem = f"{unmet.problem} (pod {pod})"
-        if strict:
-            raise UnmetRequestError(problem, unmet.advice)
-        log.warning("%s; %s", problem, unmet.advice)
-        self._cluster.event(pod, "Warning", EVENT, f"{problem}; {unmet.advice}")
+def after_add(engine: Engine, pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> None:
+    """Report the capability args that the results do not show. Raises UnsupportedArgError (2) if `strict`."""
+    for attachment in attachments:
+        for arg in not_shown(attachment):
+            _tell(engine, pod, arg, strict)
 
 
-def undeclared(attachment: Attachment, capabilities: Collection[str]) -> list[Unmet]:
+def _tell(engine: Engine, pod: Pod, arg: UnsupportedArg, strict: bool) -> None:
+    engine.count_unsupported_arg(arg.key)
+    problem = f"{arg.problem} (pod {pod})"
+    if strict:
+        raise UnsupportedArgError(problem, arg.advice)
+    log.warning("%s; %s", problem, arg.advice)
+    engine.cluster.event(pod, "Warning", EVENT, f"{problem}; {arg.advice}")
+
+
+def undeclared(attachment: Attachment, capabilities: Collection[str]) -> list[UnsupportedArg]:
     """Those requests, of `capabilities`, for which no plugin of the network declares the capability."""
     return [
-        Unmet(
+        UnsupportedArg(
             key,
             f"{key} {_value(attachment, capability)} can't be met: no plugin of network {attachment.name} declares the "
             f'capability "{capability}"',
@@ -96,7 +88,7 @@ def undeclared(attachment: Attachment, capabilities: Collection[str]) -> list[Un
     ]
 
 
-def not_shown(attachment: Attachment) -> list[Unmet]:
+def not_shown(attachment: Attachment) -> list[UnsupportedArg]:
     """The requested hardware address and IP addresses that the result of the ADD does not have.
 
     Not judged: a hardware address where the result has none in the sandbox, as all results before CNI 0.3.0.
@@ -112,7 +104,7 @@ def not_shown(attachment: Attachment) -> list[Unmet]:
             continue
         declared = capability in attachment.config.capabilities
         found.append(
-            Unmet(
+            UnsupportedArg(
                 capability,
                 f"{capability} {_value(attachment, capability)} not met: {attachment.ifname} of network "
                 f"{attachment.name} has {_cut(', '.join(shown)) or 'none'}",
@@ -127,7 +119,10 @@ def not_shown(attachment: Attachment) -> list[Unmet]:
 def _is_met(capability: str, wanted: Any, shown: list[str]) -> bool:
     if capability == "mac":
         return not shown or _hex(wanted) in map(_hex, shown)
-    return all(any(_is_address(text, address) for address in shown) for text in wanted)
+    # Both may be long, and a pod's author writes one of them: each is read once.
+    found = [ipaddress.ip_interface(text) for text in shown]
+    present = {(item.ip, bits) for item in found for bits in (None, item.network.prefixlen)}
+    return all(_address(text) in present for text in wanted)
 
 
 def _macs(attachment: Attachment, result: Result) -> list[str]:
@@ -141,14 +136,13 @@ def _hex(mac: str) -> str:
     return mac.lower().translate({ord(separator): None for separator in ":-."})
 
 
-def _is_address(wanted: str, shown: str) -> bool:
-    """Whether `shown`, in CIDR form, is the address `wanted`; the prefix length counts where it is given."""
-    address, slash, length = wanted.partition("/")
-    ip, bits = ipaddress.ip_address(address), int(length or 0)
+def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int | None]:
+    """An address that was asked for, and its prefix length where that was."""
+    host, slash, length = text.partition("/")
+    ip, bits = ipaddress.ip_address(host), int(length or 0)
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
         ip, bits = ip.ipv4_mapped, max(bits - 96, 0)
-    found = ipaddress.ip_interface(shown)
-    return found.ip == ip and (not slash or found.network.prefixlen == bits)
+    return ip, bits if slash else None
 
 
 def _advice(capability: str) -> str:

@@ -1,0 +1,192 @@
+"""Threads that block: starting one, locks and barriers by key, reads of a disk that may hang.
+
+Every wait here ends with the deadline of the calling context (`base.deadline`), by Interrupted.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import errno
+import functools
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent import futures
+from typing import Any, ParamSpec, TypeVar
+
+from multus_daemon.base import deadline
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def start(work: Callable[[], T], *, name: str = "") -> futures.Future[T]:
+    """Run `work` in a new thread, in a copy of the calling context; what it returns or raises.
+
+    Nothing waits for the thread at the end of the program: one that the kernel holds must not hold the daemon.
+    """
+    done: futures.Future[T] = futures.Future()
+
+    def body() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            # StopIteration can't be put into a future; nothing here has a reason to raise it.
+            failure = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+        # Who waited for it may have cancelled it.
+        with contextlib.suppress(futures.InvalidStateError):
+            if failure is not None:
+                done.set_exception(failure)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]  # without a failure there is a result
+
+    threading.Thread(target=contextvars.copy_context().run, args=(body,), name=name or None, daemon=True).start()
+    return done
+
+
+class KeyedLock:
+    """One lock per key, fair within a key, forgotten when nobody holds or awaits it."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        # For each key that is held, those who wait for it, the first of them first.
+        self._waiting: dict[str, collections.deque[futures.Future[None]]] = {}
+
+    def __len__(self) -> int:
+        """How many keys are held or awaited now."""
+        return len(self._waiting)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys that are held or awaited now."""
+        with self._guard:
+            return frozenset(self._waiting)
+
+    @contextlib.contextmanager
+    def hold(self, key: str) -> Iterator[None]:
+        """Hold the lock of `key` for the duration of the block. Raises Interrupted."""
+        self._take(key)
+        try:
+            yield
+        finally:
+            self._give(key)
+
+    def _take(self, key: str) -> None:
+        with self._guard:
+            line = self._waiting.get(key)
+            if line is None:
+                self._waiting[key] = collections.deque()
+                return
+            turn: futures.Future[None] = futures.Future()
+            line.append(turn)
+        try:
+            deadline.current().wait(turn)
+        except BaseException:
+            with self._guard:
+                if not turn.done():
+                    line.remove(turn)
+                    raise
+            self._give(key)
+            raise
+
+    def _give(self, key: str) -> None:
+        with self._guard:
+            if line := self._waiting[key]:
+                line.popleft().set_result(None)
+            else:
+                del self._waiting[key]
+
+
+class Barriers:
+    """One barrier per key, open unless somebody keeps it closed; who passes holds nothing, so nobody waits for them.
+
+    For a worker that reads what there is and then acts on everything else: whoever first writes down what they are
+    about to make, then passes, then makes it, is either read or begins when the worker is done.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._closed: dict[str, futures.Future[None]] = {}
+
+    @contextlib.contextmanager
+    def closed(self, key: str) -> Iterator[None]:
+        """Keep the barrier of `key` closed for the duration of the block; waits for whoever keeps it closed now."""
+        reopened: futures.Future[None] = futures.Future()
+        while (before := self._close(key, reopened)) is not reopened:
+            deadline.current().wait(before)
+        try:
+            yield
+        finally:
+            with self._guard:
+                del self._closed[key]
+            reopened.set_result(None)
+
+    def _close(self, key: str, reopened: futures.Future[None]) -> futures.Future[None]:
+        with self._guard:
+            return self._closed.setdefault(key, reopened)
+
+    def passed(self, keys: Iterable[str]) -> None:
+        """Return when the barrier of each of `keys` has been open once since the call; at once where all are."""
+        for key in keys:
+            while closed := self._closed.get(key):
+                deadline.current().wait(closed)
+
+
+class Reads:
+    """Reads of files that nobody has to wait for for ever: each on a thread, the wait for it with an end.
+
+    The thread of a disk that hangs can't be ended. Who asks for the same key again waits for it to come back, however
+    often that is, so that one file costs one thread.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: how long to wait for one read, those of the same key that are before it included."""
+        self._seconds = seconds
+        self._guard = threading.Lock()
+        self._running: dict[Hashable, futures.Future[Any]] = {}
+
+    def of(self, key: Hashable, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns or raises; never what it found for an earlier caller. Raises TimeoutError, an OSError.
+
+        The work of a caller who waits no more goes on: it must change nothing.
+        """
+        mine: futures.Future[T] = futures.Future()
+        try:
+            with deadline.within(self._seconds) as limit:
+                while (before := self._take(key, mine)) is not mine:
+                    limit.wait(before)
+                self._begin(key, mine, functools.partial(work, *args, **kwargs))
+                limit.wait(mine)
+        except deadline.ExpiredError as error:
+            raise TimeoutError(errno.ETIMEDOUT, f"the disk did not answer within {self._seconds:g} s") from error
+        return mine.result()
+
+    def _take(self, key: Hashable, mine: futures.Future[Any]) -> futures.Future[Any]:
+        """The read of the key that runs; `mine`, which is that from now on, where none does."""
+        with self._guard:
+            return self._running.setdefault(key, mine)
+
+    def _begin(self, key: Hashable, mine: futures.Future[T], work: Callable[[], T]) -> None:
+        try:
+            start(lambda: self._read(key, mine, work), name="read")
+        except BaseException as error:
+            # No thread is to be had now, and nobody may wait for one that is not there.
+            with self._guard:
+                del self._running[key]
+            mine.set_exception(error)
+            raise
+
+    def _read(self, key: Hashable, done: futures.Future[T], work: Callable[[], T]) -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        with self._guard:
+            del self._running[key]
+        if failure is not None:
+            done.set_exception(failure)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # without a failure there is a result

@@ -1,0 +1,218 @@
+"""ADD: all networks of a pod, or none and the reason. And `attached`, by which networks come to a container."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from multus_daemon import deadlines
+from multus_daemon.attachment import Attachment, ContainerRecord
+from multus_daemon.base import deadline
+from multus_daemon.cni.errors import (
+    CniError,
+    InternalError,
+    InvalidEnvironmentError,
+    InvalidNetnsError,
+    IoFailureError,
+    TryAgainLaterError,
+)
+from multus_daemon.cni.result import Result
+from multus_daemon.engine import detach, devices, gateway, plan, records, report, schedule, unsupported
+from multus_daemon.engine.engine import INDICATOR_GATE, Engine
+from multus_daemon.engine.plan import Plan
+from multus_daemon.engine.request import CniRequest
+from multus_daemon.netconf.load import load
+
+log = logging.getLogger(__name__)
+
+
+def add(engine: Engine, request: CniRequest) -> Result:
+    """Attach every network of the pod; the cluster network's result. Raises CniError.
+
+    A repeated ADD for a container that lives returns what the first one did and touches nothing.
+    """
+    container_id = request.container_id
+    netns = request.netns
+    with engine.locks.hold(container_id):
+        engine.adds.begins(container_id)
+        record = records.find(engine, container_id, search=False)
+        hot_plugged: tuple[Attachment, ...] = ()
+        if record is not None:
+            if _lives(engine, record, netns, request.ifname):
+                log.info("ADD of container %s repeated: the stored result is returned", container_id)
+                return _cluster_result(record)
+            hot_plugged = detach.detach_leftover(engine, record, netns)
+        if reason := engine.gates.closed.get(INDICATOR_GATE):
+            raise TryAgainLaterError(reason)
+        net_conf = load(request.stdin, engine.overlay)
+        pod = plan.find_pod(engine, request.args)
+        with report.telling_of_failure(engine, pod, report.INVALID):
+            attachments = plan.attachments(engine, request, pod, net_conf)
+        base = ContainerRecord(
+            sandbox=request.sandbox,
+            ifname=request.ifname,
+            pod_namespace=pod.namespace,
+            pod_name=pod.name,
+            pod_uid=request.args.uid or pod.uid,
+            attachments=hot_plugged,
+            created=engine.clock(),
+        )
+        with report.telling_of_failure(engine, pod, report.FAILED):
+            unsupported.before_add(engine, pod, attachments, strict=net_conf.strict_requests)
+            with attached(engine, base, attachments, netns, completes=True) as record:
+                unsupported.after_add(engine, pod, record.attachments, strict=net_conf.strict_requests)
+                report.attached(engine, pod, record, functools.partial(keep, engine, record))
+        return _cluster_result(record)
+
+
+def _lives(engine: Engine, record: ContainerRecord, netns: str, ifname: str) -> bool:
+    """True where the record is that of a finished ADD whose interfaces are all still there."""
+    if not record.complete or record.sandbox.netns != netns or not engine.links.is_netns(netns):
+        return False
+    if record.ifname != ifname:
+        raise InvalidEnvironmentError(
+            f"CNI_IFNAME is {ifname!r}, and container {record.sandbox.container_id} has its cluster network on "
+            f"{record.ifname!r}",
+            f"pod {record.pod}",
+        )
+    # What was added to the running container comes and goes by itself.
+    return interfaces_live(engine, netns, [item for item in record.attachments if not item.hot_plugged])
+
+
+def interfaces_live(engine: Engine, netns: str, attachments: Iterable[Attachment]) -> bool:
+    """True where the namespace has every interface that the ADDs of `attachments` have reported to be in it.
+
+    Raises InvalidNetnsError if the namespace can't be entered.
+    """
+    made = [
+        attachment.ifname
+        for attachment in attachments
+        if attachment.result
+        and not attachment.auxiliary
+        and any(item.name == attachment.ifname and item.sandbox for item in attachment.result.interfaces)
+    ]
+    try:
+        return engine.links.existing_links(netns, made) == made
+    except OSError as error:
+        raise InvalidNetnsError(f"{netns} can't be entered: {error}") from error
+
+
+def _cluster_result(record: ContainerRecord) -> Result:
+    """The cluster network's result; where none is known as that (upstream's files), the first network's."""
+    attachments = sorted(record.attachments, key=lambda attachment: not attachment.cluster_network)
+    return (attachments[0].result if attachments else None) or Result()
+
+
+@contextlib.contextmanager
+def attached(
+    engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns: str, *, completes: bool
+) -> Iterator[ContainerRecord]:
+    """Run ADD for each of `new`, then the block with the record, every result in it, which the block is to `keep`.
+
+    Those that have nothing to do with each other run side by side (`engine.schedule`); whatever is told and kept
+    has the order of the list. The caller holds the container's lock.
+
+    `base` is the record without `new`; `completes` says that with them the runtime's ADD is complete. The write-ahead
+    record is on disk before the first plugin runs, so that a DEL after a crash at any point finds what there may be to
+    undo. At the end of the runtime's ADD default routes come to where they were asked for.
+
+    Where a plugin or the block fails, interruption included, what was begun is undone in reverse, the attachment
+    that failed included, and the record is `base` again (none if that holds nothing), unless some undoing failed.
+    Raises CniError, that of the first in the list that failed, and what the block raises.
+    """
+    undo_failed: list[str] = []
+    with engine.links.kept_open(), contextlib.ExitStack() as undo:
+        planned = plan.plan(engine, base, new, netns)
+        # As it is then: with the default routes moved, results in `base` are others too.
+        undo.callback(lambda: _put_back(engine, base, undo_failed))
+        _save(engine, replace(base, attachments=(*base.attachments, *planned.new)))
+        # On record before, plugins begin after: so GC of a network sees each attachment, or is over.
+        engine.barriers.passed(attachment.config.name for attachment in planned.new)
+        begun: set[int] = set()
+        undo.callback(_undo_all, engine, planned, begun, undo_failed)
+        made = list(planned.new)
+        errors = schedule.in_order(
+            functools.partial(_add_one, engine, planned, begun, made),
+            planned.before,
+            at_once=engine.attach_concurrency,
+            here=planned.here,
+            patience=deadlines.SETTLE_SECONDS,
+        )
+        for error in list(errors.values())[1:]:
+            log.error("another network of pod %s has failed too: %s", base.pod, error)
+        if errors:
+            raise next(iter(errors.values()))
+        present = (*base.attachments, *made)
+        if completes:
+            before, present = present, gateway.moved(engine.links, planned.sandbox, base.pod, present)
+            base = replace(base, attachments=present[: len(base.attachments)])
+            gateway.remembered(engine.runner, planned.sandbox, base.pod, before, present)
+        yield replace(base, attachments=present, complete=base.complete or completes)
+        undo.pop_all()
+
+
+def _add_one(engine: Engine, planned: Plan, begun: set[int], made: list[Attachment], number: int) -> None:
+    """Run ADD for one of the new attachments; its result goes to `made`."""
+    attachment = planned.new[number]
+    begun.add(number)
+    try:
+        devices.prepare(engine, attachment)
+        result = engine.runner.add(planned.sandbox, attachment)
+        device_info = devices.info(engine, attachment)
+    except CniError as error:
+        raise error.with_context(f"pod {planned.pod}") from error
+    except Exception as error:
+        raise InternalError(
+            f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {planned.pod}"
+        ) from error
+    made[number] = replace(attachment, result=result, device_info=device_info)
+
+
+def _undo_all(engine: Engine, planned: Plan, begun: set[int], failed: list[str]) -> None:
+    """Run DEL for those of the new attachments that are `begun`, in reverse; one that fails stops no other."""
+    for number in sorted(begun, reverse=True):
+        attachment = planned.new[number]
+        try:
+            with deadline.shielded(deadlines.UNDO_SECONDS):
+                engine.runner.delete(planned.sandbox, attachment)
+                devices.remove(engine, attachment)
+        except Exception as error:
+            failed.append(attachment.name)
+            log.error(
+                "undoing %s of pod %s failed: %s",
+                _describe(attachment), planned.pod, str(error) or type(error).__name__,
+            )  # fmt: skip
+
+
+def _put_back(engine: Engine, base: ContainerRecord, undo_failed: list[str]) -> None:
+    if undo_failed:
+        return
+    try:
+        if base.attachments:
+            engine.store.save(base)
+        else:
+            engine.store.remove(base.sandbox.container_id)
+    except OSError as error:
+        log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
+
+
+def keep(engine: Engine, record: ContainerRecord) -> None:
+    """Store what `attached` has given. Raises IoFailureError (5)."""
+    _save(engine, record, durable=False)
+
+
+def _save(engine: Engine, record: ContainerRecord, *, durable: bool = True) -> None:
+    try:
+        engine.store.save(record, durable=durable)
+    except OSError as error:
+        raise IoFailureError(
+            f"record of container {record.sandbox.container_id} can't be written: {error}",
+            f"pod {record.pod}; check free space and permissions of the daemon's cniDir",
+        ) from error
+
+
+def _describe(attachment: Attachment) -> str:
+    return f'network {attachment.name}, interface "{attachment.ifname}"'

@@ -1,0 +1,129 @@
+"""The records of containers: reading them, writing what is left of one, and the lock of a container that is free."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from multus_daemon.attachment import Attachment, ContainerRecord
+from multus_daemon.base import deadline
+from multus_daemon.cni.errors import IoFailureError
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.engine.engine import Engine
+from multus_daemon.ports import CorruptRecordError
+
+log = logging.getLogger(__name__)
+
+
+def find(engine: Engine, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
+    """The container's record; `search`: what another daemon left too, where it takes a search through its files.
+
+    Raises IoFailureError (5) where what there is can't be read: nothing may be lost then.
+    """
+    try:
+        damage: CorruptRecordError | None = None
+        record: ContainerRecord | None = None
+        try:
+            # An ADD will write there, and waits for the disk as long as it may. A DEL may have nothing to write.
+            load = functools.partial(engine.store.load, container_id)
+            record = engine.reads.of(container_id, load) if search else load()
+        except CorruptRecordError as error:
+            damage = error
+        if damage or (record.foreign if record else search):
+            record = engine.reads.of(container_id, engine.store.recover, container_id) or record
+        if damage and record is None:
+            raise damage
+    except CorruptRecordError as error:
+        raise IoFailureError(
+            f"record of container {container_id} is damaged: {error}",
+            "what it held must be freed by hand; remove the file then",
+        ) from error
+    except OSError as error:
+        raise IoFailureError(f"record of container {container_id} can't be read: {error}") from error
+    if damage:
+        log.warning("record of container %s is taken from elsewhere: %s", container_id, damage)
+    return record
+
+
+def without(engine: Engine, record: ContainerRecord, done: Collection[Attachment]) -> ContainerRecord | None:
+    """Write the record without what is `done`, or remove it with the last. Raises IoFailureError (5)."""
+    rest = replace(record, attachments=tuple(item for item in record.attachments if item not in done))
+    try:
+        if rest.attachments:
+            engine.store.save(rest)
+            return rest
+        engine.store.remove(record.sandbox.container_id)
+        return None
+    except OSError as error:
+        raise IoFailureError(
+            f"record of container {record.sandbox.container_id} can't be "
+            f"{'written' if rest.attachments else 'removed'}: {error}"
+        ) from error
+
+
+def read(engine: Engine, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
+    """Our own records of the containers; of a damaged one, what is known from elsewhere, None if nothing. Blocks.
+
+    Raises OSError.
+    """
+    found: dict[ContainerId, ContainerRecord | None] = {}
+    for container_id in container_ids:
+        try:
+            record = engine.store.load(container_id)
+        except CorruptRecordError as damage:
+            log.debug("%s", damage)
+            found[container_id] = _recovered(engine, container_id)
+        else:
+            if record is not None and not record.foreign:
+                found[container_id] = record
+    return found
+
+
+def read_all(engine: Engine) -> dict[ContainerId, ContainerRecord | None]:
+    """As `read`, of every container of ours."""
+    return read(engine, engine.store.containers(foreign=False))
+
+
+def _recovered(engine: Engine, container_id: ContainerId) -> ContainerRecord | None:
+    try:
+        return engine.store.recover(container_id)
+    except CorruptRecordError:
+        return None
+
+
+def without_followed(record: ContainerRecord, records: Iterable[ContainerRecord]) -> ContainerRecord:
+    """The record, without its namespace where one of `records` is of a container that has taken its place there.
+
+    Names of namespaces are used again by who chooses them; a DEL in it would strip the newer container. That one has an
+    interface of the same name: its ADD would have been refused had the older one still been there.
+    """
+    own = _ifnames(record)
+    for other in records:
+        is_other = other.sandbox.container_id != record.sandbox.container_id
+        is_newer = other.sandbox.netns == record.sandbox.netns and other.created > record.created
+        if is_other and is_newer and own & _ifnames(other):
+            return record.in_netns("")
+    return record
+
+
+def _ifnames(record: ContainerRecord) -> set[str]:
+    return {attachment.ifname for attachment in record.attachments if not attachment.auxiliary}
+
+
+@contextlib.contextmanager
+def held_if_free(engine: Engine, container_id: ContainerId) -> Iterator[bool]:
+    """Hold the container's lock for the duration of the block, without waiting for it; False where it is not free.
+
+    Whoever has it is about to add or delete the container, which is then no business of ours, and may take long.
+    """
+    with contextlib.ExitStack() as stack:
+        is_free = True
+        try:
+            with deadline.within(0):
+                stack.enter_context(engine.locks.hold(container_id))
+        except deadline.ExpiredError:
+            is_free = False
+        yield is_free

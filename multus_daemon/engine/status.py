@@ -1,0 +1,34 @@
+"""STATUS: whether an ADD could be served now."""
+
+from __future__ import annotations
+
+from multus_daemon import deadlines
+from multus_daemon.base import deadline
+from multus_daemon.cni.errors import CniError, PluginNotAvailableError
+from multus_daemon.engine import networks
+from multus_daemon.engine.engine import Engine
+from multus_daemon.netconf.load import load
+
+
+def status(engine: Engine, stdin: bytes) -> None:
+    """Whether an ADD could be served now: by the daemon, and by each plugin of the cluster network.
+
+    Raises CniError: 50 (PluginNotAvailableError), or what a plugin said.
+    """
+    net_conf = load(stdin, engine.overlay)
+    if closed := engine.gates.closed:
+        raise PluginNotAvailableError(
+            "the daemon is not ready: " + ", ".join(f"{name}: {reason}" for name, reason in closed.items())
+        )
+    try:
+        with deadline.within(deadlines.STATUS_PLUGINS_SECONDS):
+            try:
+                config = networks.of_every_pod(engine, net_conf)[0]
+            except CniError as error:
+                raise PluginNotAvailableError(f"{error.msg} (STATUS)", error.details) from error
+            engine.runner.status(config)
+    except deadline.ExpiredError as error:
+        raise PluginNotAvailableError(
+            f"STATUS of the cluster network did not end within {deadlines.STATUS_PLUGINS_SECONDS:g} s",
+            "which of its plugins hangs, the metric multus_delegate_duration_seconds tells",
+        ) from error

@@ -1,0 +1,41 @@
+"""A built-in's functions called as the runner calls them, without what the runner makes of their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from multus_daemon.builtin.contract import Call, Plugin
+from multus_daemon.cni.result import Result
+from multus_daemon.netlink import ops
+from multus_daemon.netlink.ops import Session
+
+T = TypeVar("T")
+
+
+class Direct:
+    """The verbs of `plugin`, each call with a session of its own in the calling thread."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._plugin = plugin
+
+    def add(self, call: Call) -> Result:
+        with ops.session(call.invocation.netns) as session:
+            return self._plugin.add(call, session)
+
+    def delete(self, call: Call) -> None:
+        with ops.session(call.invocation.netns) as session:
+            self._plugin.delete(call, session)
+
+    def check(self, call: Call) -> None:
+        with ops.session(call.invocation.netns) as session:
+            self._plugin.check(call, session)
+
+    def status(self, call: Call) -> None:
+        self._plugin.status(call)
+
+
+def in_pod(path: str, work: Callable[[Session], T]) -> T:
+    """What `work` returns or raises, done inside the namespace at `path`."""
+    with ops.session(path) as session, session.inside():
+        return work(session)

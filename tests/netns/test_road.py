@@ -1,0 +1,156 @@
+"""The road of a request: how often it changes threads, and how deep its stack is when the kernel is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multus_daemon import settings
+from multus_daemon.attachment import Pod
+from multus_daemon.base.gates import Gates
+from multus_daemon.base.portal import LoopPortal
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.daemon import Daemon
+from multus_daemon.metrics import Metrics
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.nad.selection import NETWORKS_ANNOTATION
+from multus_daemon.netlink import transport
+from multus_daemon.portals import Cluster
+from tests.netns.conftest import Netns
+from tests.unit.server.harness import body
+
+NETWORKS = ("a", "b")
+FRAMES_MAX = 18
+POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u-1"), {NETWORKS_ANNOTATION: ",".join(NETWORKS)})
+
+
+class Store:
+    """A cluster store on the event loop that knows all it is asked for; writing a status is its one request."""
+
+    def __init__(self, networks: dict[str, str]) -> None:
+        self._networks = networks
+        self.statuses: list[str] = []
+
+    def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
+        return POD
+
+    def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
+        return NetworkAttachmentDefinition(namespace, name, self._networks[name])
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        raise AssertionError("it is known")
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        raise AssertionError("it is known")
+
+    async def node_pods(self) -> list[Pod]:
+        return [POD]
+
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+        self.statuses.append(value)
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        pass
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        pass
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[[], tuple[Daemon, Store]]:
+    """A whole daemon, not started: its socket is of no interest here."""
+
+    def network(name: str, number: int) -> str:
+        ipam = {"type": "host-local", "dataDir": str(tmp_path / "leases"), "subnet": f"10.7{number}.0.0/24"}
+        return json.dumps({"cniVersion": "1.0.0", "name": name, "type": "ptp", "ipam": ipam})
+
+    def daemon() -> tuple[Daemon, Store]:
+        found = {
+            "cniDir": str(tmp_path / "cni"),
+            "binDir": str(tmp_path / "bin"),
+            "chrootDir": "",
+            "socketDir": str(tmp_path / "run"),
+            "clusterNetwork": "cluster",
+            "multusAutoconfigDir": "",
+            "builtinPlugins": "prefer",
+            "maxDelegateProcesses": 4,
+        }
+        store = Store({name: network(name, number) for number, name in enumerate(("cluster", *NETWORKS))})
+        parsed = settings.parse(json.dumps(found).encode(), "the test")
+        return Daemon(parsed, Cluster(store, LoopPortal()), Gates(), Metrics(version="test")), store
+
+    return daemon
+
+
+@pytest.fixture
+def crossings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often somebody goes from one thread to another."""
+    found: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str, *, elsewhere: bool = False) -> None:
+        real, loop = getattr(owner, name), threading.current_thread()
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            if not elsewhere or threading.current_thread() is not loop:
+                found[name] += 1
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    counted(threading.Thread, "start")
+    counted(asyncio.BaseEventLoop, "run_in_executor")
+    counted(asyncio.BaseEventLoop, "call_soon_threadsafe", elsewhere=True)
+    return found
+
+
+def add(make: Callable[[], tuple[Daemon, Store]], netns: Netns) -> Store:
+    """One ADD, by a daemon whose event loop is that of this thread."""
+
+    async def call() -> Store:
+        daemon, store = make()
+        answer = await daemon._api.call(body(CNI_NETNS=netns.path))
+        assert answer.status == 200, answer.body
+        return store
+
+    return asyncio.run(call())
+
+
+def test_an_add_of_three_networks_goes_to_its_thread_and_comes_back_once(
+    make: Callable[[], tuple[Daemon, Store]], netns: Netns, crossings: Counter[str]
+) -> None:
+    store = add(make, netns)
+    assert len(store.statuses) == 1
+    events = crossings["call_soon_threadsafe"] - 1 - len(store.statuses)
+    # One thread; from it to the loop with the end, once for the request to the API server, and an Event for each
+    # network, which nobody waits for.
+    assert (crossings["start"], crossings["run_in_executor"], events) == (1, 0, len(NETWORKS) + 1)
+
+
+def test_the_stack_is_shallow_when_the_kernel_is_asked(
+    make: Callable[[], tuple[Daemon, Store]], netns: Netns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = transport.Socket._send
+    deepest: list[str] = []
+
+    def noted(self: transport.Socket, *arguments: Any) -> int:
+        nonlocal deepest
+        frame: Any = sys._getframe(1)
+        own = ["_send"]
+        while frame is not None:
+            if "multus_daemon" in frame.f_code.co_filename:
+                own.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}")
+            frame = frame.f_back
+        deepest = max(deepest, own, key=len)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(transport.Socket, "_send", noted)
+    add(make, netns)
+    assert 5 < len(deepest) <= FRAMES_MAX, "\n".join(reversed(deepest))

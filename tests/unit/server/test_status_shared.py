@@ -1,0 +1,152 @@
+"""STATUS calls with the same configuration share one run: a plugin that hangs does so once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from multus_daemon.base import deadline
+from multus_daemon.base.deadline import Interrupted
+from multus_daemon.cni.errors import CniError, PluginNotAvailableError
+from multus_daemon.cni.result import Result
+from multus_daemon.engine.request import CniRequest, DelegateRequest
+from multus_daemon.metrics import Metrics
+from multus_daemon.server.cni_api import CniApi, DeadlineExceededError, StoppedError
+from tests.unit.server.harness import body, netconf
+
+LIMITS = dict.fromkeys(("ADD", "DEL", "CHECK", "STATUS", "GC"), 30.0)
+
+
+class BlockingVerbs:
+    """STATUS and GC wait in their threads for `gate`; then STATUS raises `error`, if there is one."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.error: CniError | None = None
+        self.calls: list[bytes] = []
+        self.interrupted = 0
+        self.ended = 0
+
+    def _wait(self, stdin: bytes) -> None:
+        self.calls.append(stdin)
+        try:
+            while not self.gate.is_set():
+                deadline.pause(0.002)
+        except Interrupted:
+            self.interrupted += 1
+            raise
+        finally:
+            self.ended += 1
+
+    def status(self, stdin: bytes) -> None:
+        self._wait(stdin)
+        if self.error:
+            raise self.error
+
+    def gc(self, stdin: bytes) -> None:
+        self._wait(stdin)
+
+    def add(self, request: CniRequest) -> Result:
+        raise NotImplementedError
+
+    def delete(self, request: CniRequest) -> None:
+        raise NotImplementedError
+
+    def check(self, request: CniRequest) -> None:
+        raise NotImplementedError
+
+    def add_network(self, request: DelegateRequest) -> Result:
+        raise NotImplementedError
+
+    def remove_network(self, request: DelegateRequest) -> None:
+        raise NotImplementedError
+
+    def check_network(self, request: DelegateRequest) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+async def verbs() -> AsyncIterator[BlockingVerbs]:
+    verbs = BlockingVerbs()
+    yield verbs
+    # No thread stays behind, whatever became of the test.
+    verbs.gate.set()
+
+
+@pytest.fixture
+def api(verbs: BlockingVerbs) -> CniApi:
+    return CniApi(verbs, Metrics(), verb_seconds=LIMITS)
+
+
+async def begun(api: CniApi, verbs: BlockingVerbs, number: int, content: bytes) -> list[asyncio.Task[object]]:
+    """So many calls, all of which are waited for, and the verb has begun."""
+    tasks: list[asyncio.Task[object]] = [asyncio.create_task(api.call(content)) for _ in range(number)]
+    async with asyncio.timeout(30):
+        while api.running < number or not verbs.calls:
+            await asyncio.sleep(0.002)
+    return tasks
+
+
+async def test_calls_at_the_same_time_share_one_run(api: CniApi, verbs: BlockingVerbs) -> None:
+    tasks = await begun(api, verbs, 5, body("STATUS"))
+    verbs.gate.set()
+    await asyncio.gather(*tasks)
+    assert len(verbs.calls) == 1
+    await api.call(body("STATUS"))
+    assert len(verbs.calls) == 2, "what comes later is asked anew"
+
+
+async def test_all_get_the_error_of_the_one_run(api: CniApi, verbs: BlockingVerbs) -> None:
+    verbs.error = PluginNotAvailableError("STATUS of the cluster network did not end within 0.02 s")
+    tasks = await begun(api, verbs, 3, body("STATUS"))
+    verbs.gate.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results == [verbs.error] * 3
+    assert len(verbs.calls) == 1
+
+
+async def test_other_configurations_and_other_verbs_have_their_own_run(api: CniApi, verbs: BlockingVerbs) -> None:
+    contents = [
+        body("STATUS"), body("STATUS", netconf("1.1.0")), body("STATUS", netconf(name="other")), body("GC"), body("GC"),
+    ]  # fmt: skip
+    tasks = [asyncio.create_task(api.call(content)) for content in contents]
+    async with asyncio.timeout(30):
+        while len(verbs.calls) < 5:
+            await asyncio.sleep(0.002)
+    verbs.gate.set()
+    await asyncio.gather(*tasks)
+    assert len(verbs.calls) == 5
+
+
+async def test_the_last_who_waits_ends_it(api: CniApi, verbs: BlockingVerbs) -> None:
+    """A daemon that stops: the run's thread has ended when the drain returns."""
+    tasks = await begun(api, verbs, 3, body("STATUS"))
+    await api.drain(0)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [StoppedError] * 3
+    assert (len(verbs.calls), verbs.interrupted, verbs.ended) == (1, 1, 1)
+
+
+async def test_a_run_that_outlasts_the_verbs_time_is_interrupted_and_told(verbs: BlockingVerbs) -> None:
+    api = CniApi(verbs, Metrics(), verb_seconds=LIMITS | {"STATUS": 0.05})
+    with pytest.raises(DeadlineExceededError, match="^STATUS took longer than 0.05 s"):
+        await api.call(body("STATUS"))
+    async with asyncio.timeout(30):
+        while not verbs.ended:
+            await asyncio.sleep(0.002)
+    assert verbs.interrupted == 1
+
+
+async def test_a_client_that_hangs_up_takes_the_run_from_nobody(api: CniApi, verbs: BlockingVerbs) -> None:
+    first, second = await begun(api, verbs, 2, body("STATUS"))
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await asyncio.sleep(0.02)
+    assert verbs.ended == 0
+    verbs.gate.set()
+    await second
+    assert (len(verbs.calls), verbs.interrupted) == (1, 0)

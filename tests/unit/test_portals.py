@@ -1,0 +1,367 @@
+"""What the engine's threads ask of the event loop: known things without going there, everything else by one call."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import pytest
+
+from multus_daemon import portals
+from multus_daemon.attachment import Invocation, Pod, ToolExit
+from multus_daemon.base import deadline, portal
+from multus_daemon.base.deadline import Deadline, ExpiredError
+from multus_daemon.base.portal import LoopPortal
+from multus_daemon.cni.errors import DecodingFailureError, TryAgainLaterError
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.cni.result import Interface, Result
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.ports import (
+    DevicesUnavailableError,
+    NetworkNotFoundError,
+    PodNotFoundError,
+    StatusWriteError,
+    StoreUnavailableError,
+    ToolNotFoundError,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Until = Callable[..., Awaitable[None]]
+
+WEB, P1, U1 = Namespace("web"), PodName("p1"), PodUid("u1")
+POD = Pod(WEB, P1, U1)
+NETWORK = NetworkAttachmentDefinition("web", "n1", '{"type": "ptp"}', {})
+
+
+async def as_a_request(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """In a thread of its own."""
+    return await portal.run(Deadline(), functools.partial(work, *args, **kwargs))
+
+
+class Loop:
+    """What lives on the loop. Notes each call, with the thread that it came in; raises `error`, or hangs."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.threads: set[threading.Thread] = set()
+        self.error: Exception | None = None
+        self.hangs = False
+        self.cancelled = 0
+
+    def note(self, *call: Any) -> None:
+        self.calls.append(call)
+        self.threads.add(threading.current_thread())
+
+    async def answer(self, *call: Any) -> None:
+        self.note(*call)
+        try:
+            await asyncio.sleep(60 if self.hangs else 0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error:
+            raise self.error
+
+
+class Store(Loop):
+    """`known` pods and networks are told without a wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known_pods: dict[tuple[str, str], Pod] = {}
+        self.known_networks: dict[tuple[str, str], NetworkAttachmentDefinition] = {}
+
+    def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
+        found = self.known_pods.get((namespace, name))
+        return found if found and uid in ("", found.uid) else None
+
+    def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
+        return self.known_networks.get((namespace, name))
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        await self.answer("pod", namespace, name, uid)
+        return POD
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        await self.answer("network", namespace, name)
+        return NETWORK
+
+    async def node_pods(self) -> list[Pod]:
+        await self.answer("node_pods")
+        return [POD]
+
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+        await self.answer("write_network_status", pod, value, keep_trying)
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        self.note("event", pod, kind, reason, message)
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        self.note("node_event", kind, reason, message)
+
+
+class CountingPortal(LoopPortal):
+    """Counts how often it is crossed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called = self.told = 0
+
+    def call_beside(self, meanwhile: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+        self.called += 1
+        return super().call_beside(meanwhile, work, *args, **kwargs)
+
+    def tell(self, work: Any, *args: Any, **kwargs: Any) -> None:
+        self.told += 1
+        super().tell(work, *args, **kwargs)
+
+
+@pytest.fixture
+async def way() -> CountingPortal:
+    return CountingPortal()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    store = Store()
+    yield store
+    assert store.threads <= {threading.main_thread()}, "the loop's own thread"
+
+
+# --- the cluster -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uid", ["u1", ""])
+async def test_what_is_known_is_read_without_crossing(store: Store, way: CountingPortal, uid: str) -> None:
+    store.known_pods["web", "p1"] = POD
+    store.known_networks["web", "n1"] = NETWORK
+    cluster = portals.Cluster(store, way)
+    assert await as_a_request(cluster.pod, WEB, P1, PodUid(uid)) is POD
+    assert await as_a_request(cluster.network, "web", "n1") is NETWORK
+    assert store.calls == []
+    assert (way.called, way.told) == (0, 0)
+
+
+async def test_what_is_known_is_read_though_the_loop_is_busy(store: Store, way: CountingPortal) -> None:
+    """A burst keeps the loop busy for long; whose pod and networks are known does not wait for it."""
+    store.known_pods["web", "p1"] = POD
+    store.known_networks["web", "n1"] = NETWORK
+    cluster = portals.Cluster(store, way)
+    found: list[object] = []
+
+    def thread() -> None:
+        found.extend((cluster.pod(WEB, P1, U1), cluster.network("web", "n1")))
+
+    running = threading.Thread(target=thread)
+    running.start()
+    # On the loop's thread: it does nothing else meanwhile.
+    running.join(10)
+    assert found == [POD, NETWORK]
+
+
+async def test_what_is_unknown_crosses_once(store: Store, way: CountingPortal) -> None:
+    cluster = portals.Cluster(store, way)
+    assert await as_a_request(cluster.pod, WEB, P1, U1) is POD
+    assert await as_a_request(cluster.network, "web", "n1") is NETWORK
+    assert store.calls == [("pod", "web", "p1", "u1"), ("network", "web", "n1")]
+    assert way.called == 2
+
+
+async def test_another_incarnation_than_is_known_is_asked_for(store: Store, way: CountingPortal) -> None:
+    store.known_pods["web", "p1"] = POD
+    await as_a_request(portals.Cluster(store, way).pod, WEB, P1, PodUid("u2"))
+    assert store.calls == [("pod", "web", "p1", "u2")]
+
+
+async def test_the_pods_of_the_node_and_the_status_cross_once(store: Store, way: CountingPortal) -> None:
+    cluster = portals.Cluster(store, way)
+    assert await as_a_request(cluster.node_pods) == [POD]
+    for keep_trying in (True, False):
+        await as_a_request(cluster.write_network_status, POD, "[]", lambda: None, keep_trying=keep_trying)
+    assert store.calls == [
+        ("node_pods",),
+        ("write_network_status", POD, "[]", True),
+        ("write_network_status", POD, "[]", False),
+    ]
+    assert way.called == 3
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (lambda cluster: cluster.pod(WEB, P1, U1), PodNotFoundError("no such pod")),
+        (lambda cluster: cluster.network("web", "n1"), NetworkNotFoundError("no such network")),
+        (lambda cluster: cluster.node_pods(), StoreUnavailableError("away")),
+        (
+            lambda cluster: cluster.write_network_status(POD, "[]", lambda: None, keep_trying=False),
+            StatusWriteError("refused"),
+        ),
+    ],
+)
+async def test_what_the_store_raises_is_raised(
+    store: Store, way: CountingPortal, work: Callable[[portals.Cluster], object], error: Exception
+) -> None:
+    store.error = error
+    with pytest.raises(type(error)) as raised:
+        await as_a_request(work, portals.Cluster(store, way))
+    assert raised.value is error
+
+
+async def test_events_are_told_in_their_order_and_not_waited_for(
+    store: Store, way: CountingPortal, until: Until
+) -> None:
+    cluster = portals.Cluster(store, way)
+    ended = threading.Event()
+
+    def thread() -> None:
+        cluster.event(POD, "Normal", "AddedInterface", "net1")
+        cluster.node_event("Warning", "OrphanNotDeleted", "c1")
+        cluster.event(POD, "Normal", "AddedInterface", "net2")
+        ended.set()
+
+    running = threading.Thread(target=thread)
+    running.start()
+    # The loop is not to be had, and the thread ends all the same.
+    assert ended.wait(10)
+    running.join(10)
+    assert store.calls == []
+    await until(lambda: len(store.calls) == 3)
+    assert store.calls == [
+        ("event", POD, "Normal", "AddedInterface", "net1"),
+        ("node_event", "Warning", "OrphanNotDeleted", "c1"),
+        ("event", POD, "Normal", "AddedInterface", "net2"),
+    ]
+    assert (way.called, way.told) == (0, 3)
+
+
+async def test_a_request_that_is_over_asks_for_nothing_but_still_tells(
+    store: Store, way: CountingPortal, until: Until
+) -> None:
+    limit = Deadline()
+    limit.stop()
+    cluster = portals.Cluster(store, way)
+    with pytest.raises(asyncio.CancelledError):
+        await portal.run(limit, lambda: cluster.pod(WEB, P1, U1))
+    assert store.calls == []
+    await portal.run(limit, lambda: cluster.event(POD, "Warning", "FailedDelete", "net1"))
+    await until(lambda: store.calls)
+    assert [call[0] for call in store.calls] == ["event"]
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+class Kubelet(Loop):
+    async def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
+        await self.answer(pod)
+        return {"vendor.com/vf": ["0000:03:02.0"]}
+
+
+async def test_devices(way: CountingPortal) -> None:
+    kubelet = Kubelet()
+    devices = portals.Devices(kubelet, way)
+    assert await as_a_request(devices.allocated, POD) == {"vendor.com/vf": ["0000:03:02.0"]}
+    assert kubelet.calls == [(POD,)]
+    kubelet.error = DevicesUnavailableError("away")
+    with pytest.raises(DevicesUnavailableError, match="away"):
+        await as_a_request(devices.allocated, POD)
+    assert way.called == 2
+
+
+# --- binaries --------------------------------------------------------------------------------------------------------
+
+
+class Runner(Loop):
+    """Prints `stdout`."""
+
+    stdout = b'{"cniVersion": "0.4.0", "interfaces": [{"name": "net1"}]}'
+
+    def locate(self, plugin_type: str) -> str:
+        return f"/opt/cni/bin/{plugin_type}"
+
+    async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
+        await self.answer(plugin_type, invocation, path)
+        return self.stdout
+
+
+def invocation(verb: str = "ADD", version: str = "1.0.0") -> Invocation:
+    return Invocation(verb, "c1", "/run/netns/p1", "net1", "", "/opt/cni/bin", {"cniVersion": version})
+
+
+async def test_where_a_binary_is_is_looked_up_without_crossing(way: CountingPortal) -> None:
+    assert await as_a_request(portals.Binaries(Runner(), way).locate, "ptp") == "/opt/cni/bin/ptp"
+    assert way.called == 0
+
+
+@pytest.mark.parametrize("path", ["", "/elsewhere/ptp"])
+async def test_a_binary_is_run_on_the_loop_and_its_result_read(way: CountingPortal, path: str) -> None:
+    runner = Runner()
+    made = await as_a_request(portals.Binaries(runner, way).run, "ptp", invocation(), path)
+    assert made == Result((Interface("net1"),))
+    assert runner.calls == [("ptp", invocation(), path)]
+    assert runner.threads == {threading.main_thread()}
+    assert way.called == 1
+
+
+@pytest.mark.parametrize("stdout", [b"", b"garbage", b"[]", b'{"ips": 3}'])
+async def test_an_add_that_prints_no_result_has_failed(way: CountingPortal, stdout: bytes) -> None:
+    runner = Runner()
+    runner.stdout = stdout
+    with pytest.raises(DecodingFailureError):
+        await as_a_request(portals.Binaries(runner, way).run, "ptp", invocation())
+
+
+@pytest.mark.parametrize("verb", ["DEL", "CHECK", "STATUS", "GC"])
+@pytest.mark.parametrize("stdout", [b"", b"garbage", Runner.stdout])
+async def test_of_other_verbs_nothing_that_is_printed_counts(way: CountingPortal, verb: str, stdout: bytes) -> None:
+    runner = Runner()
+    runner.stdout = stdout
+    assert await as_a_request(portals.Binaries(runner, way).run, "ptp", invocation(verb)) == Result()
+    assert len(runner.calls) == 1
+
+
+async def test_the_error_of_a_binary_is_raised(way: CountingPortal) -> None:
+    runner = Runner()
+    runner.error = TryAgainLaterError("no address left")
+    with pytest.raises(TryAgainLaterError) as raised:
+        await as_a_request(portals.Binaries(runner, way).run, "ptp", invocation())
+    assert raised.value is runner.error
+
+
+async def test_a_binary_is_ended_with_the_time_of_its_request(way: CountingPortal) -> None:
+    runner = Runner()
+    runner.hangs = True
+    binaries = portals.Binaries(runner, way)
+
+    def thread() -> bool:
+        with pytest.raises(ExpiredError), deadline.within(0.05):
+            binaries.run("ptp", invocation())
+        return runner.cancelled == 1
+
+    assert await as_a_request(thread), "when the caller goes on, the process has ended"
+
+
+# --- programs of the host --------------------------------------------------------------------------------------------
+
+
+class HostTools(Loop):
+    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+        await self.answer(tool, arguments, stdin)
+        return ToolExit(1, b"out", "err")
+
+
+async def test_a_tool(way: CountingPortal) -> None:
+    host = HostTools()
+    tools = portals.Tools(host, way)
+    assert await as_a_request(tools.run, "nft", ["-f", "-"], b"flush") == ToolExit(1, b"out", "err")
+    await as_a_request(tools.run, "nft", ["list"])
+    assert host.calls == [("nft", ["-f", "-"], b"flush"), ("nft", ["list"], b"")]
+    host.error = ToolNotFoundError("no nft")
+    with pytest.raises(ToolNotFoundError, match="no nft"):
+        await as_a_request(tools.run, "nft", [])
+    assert way.called == 3
