@@ -132,6 +132,7 @@ async def test_nothing_is_undone_for_clients_that_convert_by_themselves(server, 
 # --- deadlines and bodies --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("verb_seconds", [0.3])
 @pytest.mark.weak_spot(34)
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "STATUS", "GC"])
 async def test_a_deadline_cancels_the_verb_and_names_it(server, verbs, verb, metrics):

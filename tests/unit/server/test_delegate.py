@@ -123,6 +123,7 @@ async def test_the_handler_has_its_own_label(server, metrics):
     assert 'multus_server_request_total{code="200",handler="/delegate",method="post"} 1.0' in await exposition(metrics)
 
 
+@pytest.mark.parametrize("verb_seconds", [0.3])
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
 async def test_a_deadline_cancels_the_verb(server, verbs, verb):
     verbs.gate.clear()
