@@ -40,10 +40,6 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, fsync: bool = Tr
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
-            if not fsync:
-                # With its blocks chosen already ext4 does not write the file out when it is renamed over another one.
-                with contextlib.suppress(OSError):
-                    os.posix_fallocate(descriptor, 0, len(data))
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
