@@ -84,6 +84,12 @@ class Attachment:
     asked: frozenset[str] = field(default=frozenset(), compare=False)
     """Those of `capability_args` that are the pod's own requests, not the runtime's; not kept in the record."""
 
+    @property
+    def has_interface(self) -> bool:
+        """True where its ADD has reported an interface of its own in the container."""
+        made = self.result.interfaces if self.result else ()
+        return not self.auxiliary and any(item.name == self.ifname and item.sandbox for item in made)
+
     def with_result(self, result: Result | None) -> Attachment:
         """The same attachment after its ADD."""
         return replace(self, result=result)

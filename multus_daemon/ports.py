@@ -211,7 +211,7 @@ class HostTools(Protocol):
         """Run `tool`, found by its name where the host has its programs, to its end.
 
         Raises ToolNotFoundError, and CniError where it can't be started, does not end in time or prints too much.
-        When cancelled it first ends what it started.
+        When interrupted it first ends what it started.
         """
         ...
 

@@ -129,12 +129,12 @@ class BuiltinRunner:
                 return Result()
         except CniError:
             raise
+        except deadline.ExpiredError as error:
+            raise TryAgainLaterError(
+                f'plugin "{plugin_type}" did not end within {self._timeout:g} s and was ended',
+                f"{BUILT_IN}, {invocation.verb}",
+            ) from error
         except Exception as error:
-            if isinstance(error, deadline.ExpiredError):
-                raise TryAgainLaterError(
-                    f'plugin "{plugin_type}" did not end within {self._timeout:g} s and was ended',
-                    f"{BUILT_IN}, {invocation.verb}",
-                ) from error
             raise InternalError(str(error) or type(error).__name__) from error
 
     def _call(self, invocation: Invocation, config: skel.Configuration, prev_result: Result | None) -> Call:

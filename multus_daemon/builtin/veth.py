@@ -89,7 +89,6 @@ def add(kernel: Rtnl, ifname: str, peer_netns: int, pair: Pair, *, mtu: int, mac
 
 def undo(pair: Pair, session: Session) -> None:
     """Remove what `make` has made: by the host's end, which is there whatever became of the container's namespace."""
-
     if pair.host_name:
         with absent_is_done():
             session.host.delete_link(session.host.link(pair.host_name).index)

@@ -244,14 +244,9 @@ def _as_seen(value: Result, config: NetworkConfig) -> Result | None:
     That is a result without addresses in 0.1.0 and 0.2.0. Such a plugin is no failure: the Go library, which hands
     results on as they were printed, never converts there.
     """
-    try:
-        if value == Result():
-            result.to_object(value, config.cni_version)
-        return result.in_version(value, config.cni_version)
-    except IncompatibleVersionError:
-        if versions.at_least(config.cni_version, "0.3.0"):
-            raise
+    if not versions.at_least(config.cni_version, "0.3.0") and _object(value, config) is None:
         return None
+    return result.in_version(value, config.cni_version)
 
 
 def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:

@@ -87,13 +87,7 @@ def interfaces_live(engine: Engine, netns: str, attachments: Iterable[Attachment
 
     Raises InvalidNetnsError if the namespace can't be entered.
     """
-    made = [
-        attachment.ifname
-        for attachment in attachments
-        if attachment.result
-        and not attachment.auxiliary
-        and any(item.name == attachment.ifname and item.sandbox for item in attachment.result.interfaces)
-    ]
+    made = [attachment.ifname for attachment in attachments if attachment.has_interface]
     try:
         return engine.links.existing_links(netns, made) == made
     except OSError as error:

@@ -51,7 +51,7 @@ def detach_some(
 ) -> ContainerRecord | None:
     """As `detach`, for those that are `leaving`; the record of the others, as stored, None if there are none.
 
-    What has been detached is on record as that also where others failed, or the call is cancelled.
+    What has been detached is on record as that also where others failed, or the call is interrupted.
     """
     sandbox = Sandbox(record.sandbox.container_id, netns)
     backwards = leaving[::-1]
@@ -75,10 +75,10 @@ def detach_some(
         else:
             failed[number] = failure
 
-    # Those whose plugins are all built in, and nobody else's: a binary may want to see its link.
-    links = [item.ifname for item in leaving if not item.auxiliary and engine.runner.runs_here(item, "DEL")]
+    here = [number for number, item in enumerate(backwards) if engine.runner.runs_here(item, "DEL")]
+    # Links that built-ins have made: a binary may want to see its own, and one of that name may be somebody else's.
+    links = [backwards[number].ifname for number in here if backwards[number].has_interface]
     try:
-        here = [number for number, item in enumerate(backwards) if engine.runner.runs_here(item, "DEL")]
         with engine.links.kept_open(links):
             schedule.in_order(delete, before, at_once=engine.attach_concurrency, here=here)
     except Interrupted:

@@ -29,7 +29,7 @@ class Plan:
     before: tuple[frozenset[int], ...]
     """For each of `new` the numbers of those that must be attached when it begins."""
     here: frozenset[int]
-    """The numbers of those all of whose plugins are built in."""
+    """The numbers of those that the request's own thread runs (`ports.DelegateRunner.runs_here`)."""
 
 
 def find_pod(engine: Engine, named: args.KubernetesArgs) -> Pod:

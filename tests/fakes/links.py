@@ -17,6 +17,7 @@ class FakeLinks:
 
     Processes run in each that is not in `unused`. Of a path in `unseen` it can't be told whether it is gone.
     `fail_at`: the number of a call, from 1, to what it raises.
+    `leaving`: what each `kept_open` was given.
     `default_routes`: by path, and whether it is of IPv4, the interface and the route of each that was put there.
     """
 
@@ -26,6 +27,7 @@ class FakeLinks:
         self.fail_at: dict[int, BaseException] = {}
         self.unused: set[str] = set()
         self.unseen: set[str] = set()
+        self.leaving: list[tuple[IfName, ...]] = []
         self.default_routes: dict[tuple[str, bool], list[tuple[IfName, Route]]] = {}
         self._guard = threading.Lock()
 
@@ -37,6 +39,7 @@ class FakeLinks:
             raise error
 
     def kept_open(self, leaving: Collection[IfName] = ()) -> contextlib.AbstractContextManager[None]:
+        self.leaving.append(tuple(leaving))
         return contextlib.nullcontext()
 
     def is_netns(self, path: str) -> bool:

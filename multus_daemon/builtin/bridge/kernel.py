@@ -1,4 +1,4 @@
-"""What bridge changes in the kernel. The functions run in the thread of a `Session` and raise InternalError."""
+"""What bridge changes in the kernel. The functions raise InternalError."""
 
 from __future__ import annotations
 

@@ -200,6 +200,17 @@ def test_a_del_waits_for_the_add_of_its_container(engine: Engine) -> None:
     assert [verb for verb, _ in engine.runner.order] == ["ADD", "ADD", "DEL", "DEL"]
 
 
+def test_only_links_that_built_ins_have_made_leave_together(engine: Engine) -> None:
+    """A plugin that makes no interface (passthru, tuning) must not cost the pod one that has the network's name."""
+    for name, ifname in (("kube-system/cluster", "eth0"), ("web/n1", "net1")):
+        engine.interface(ifname, name, "10.1.0.2/24")
+    engine.runner.built_in = {"kube-system/cluster", "web/n2"}
+    add(engine)
+    engine.links.leaving.clear()
+    engine.verbs.delete(engine.request("DEL"))
+    assert engine.links.leaving == [("eth0",)]
+
+
 @pytest.mark.weak_spot(5)
 def test_check_asks_every_attachment_with_its_result(engine: Engine) -> None:
     engine.interface("net1", "web/n1", "10.1.0.2/24")
