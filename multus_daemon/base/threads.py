@@ -27,23 +27,26 @@ def start(work: Callable[[], T], *, name: str = "") -> futures.Future[T]:
     Nothing waits for the thread at the end of the program: one that the kernel holds must not hold the daemon.
     """
     done: futures.Future[T] = futures.Future()
-
-    def body() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:
-            # StopIteration can't be put into a future; nothing here has a reason to raise it.
-            failure = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
-        # Who waited for it may have cancelled it.
-        with contextlib.suppress(futures.InvalidStateError):
-            if failure is not None:
-                done.set_exception(failure)
-            else:
-                done.set_result(result)  # type: ignore[arg-type]  # without a failure there is a result
-
+    body = functools.partial(_settle, done, work)
     threading.Thread(target=contextvars.copy_context().run, args=(body,), name=name or None, daemon=True).start()
     return done
+
+
+def _settle(done: futures.Future[T], work: Callable[[], T], before: Callable[[], None] = lambda: None) -> None:
+    """Do the work and have its outcome in `done`; `before` is called just before it is there."""
+    result, failure = None, None
+    try:
+        result = work()
+    except BaseException as error:
+        # StopIteration can't be put into a future; nothing here has a reason to raise it.
+        failure = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+    before()
+    # Who waited for it may have cancelled it.
+    with contextlib.suppress(futures.InvalidStateError):
+        if failure is not None:
+            done.set_exception(failure)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # without a failure there is a result
 
 
 class KeyedLock:
@@ -170,23 +173,13 @@ class Reads:
 
     def _begin(self, key: Hashable, mine: futures.Future[T], work: Callable[[], T]) -> None:
         try:
-            start(lambda: self._read(key, mine, work), name="read")
+            start(lambda: _settle(mine, work, lambda: self._forget(key)), name="read")
         except BaseException as error:
             # No thread is to be had now, and nobody may wait for one that is not there.
-            with self._guard:
-                del self._running[key]
+            self._forget(key)
             mine.set_exception(error)
             raise
 
-    def _read(self, key: Hashable, done: futures.Future[T], work: Callable[[], T]) -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
+    def _forget(self, key: Hashable) -> None:
         with self._guard:
             del self._running[key]
-        if failure is not None:
-            done.set_exception(failure)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]  # without a failure there is a result

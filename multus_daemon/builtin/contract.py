@@ -44,7 +44,8 @@ class Call:
 class Plugin(Protocol):
     """A plugin of the CNI SPEC, as a module. GC needs no code: the reference plugins have none, which is success.
 
-    Each function that is given a session runs in the thread that it belongs to, on the host's side.
+    Each function that is given a session runs in the thread that it belongs to, on the host's side. A plugin that calls
+    others than its IPAM plugin has a function `called_by` too, as `ipam.called_by`.
     """
 
     def unsupported(self, call: Call) -> str:

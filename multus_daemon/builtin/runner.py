@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from multus_daemon import deadlines
 from multus_daemon.attachment import BUILT_IN, Invocation
 from multus_daemon.base import deadline
+from multus_daemon.builtin import ipam
 from multus_daemon.builtin.contract import Call, Plugin
 from multus_daemon.cni import gojson, skel
 from multus_daemon.cni.errors import (
@@ -89,16 +90,7 @@ class BuiltinRunner:
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Mapping[str, Any]]:
         """See `ports.BuiltinPlugins`."""
-        if plugin_type == "flannel":
-            from multus_daemon.builtin.flannel import delegate
-
-            return delegate.planned(invocation.fields)
-        try:
-            ipam = gojson.get_object(invocation.fields, "ipam") or {}
-            named = gojson.get_str(ipam, "type")
-        except gojson.JsonError:
-            return {}
-        return {named: invocation.fields} if named else {}
+        return getattr(self._plugin(plugin_type), "called_by", ipam.called_by)(invocation.fields)
 
     def run(self, plugin_type: str, invocation: Invocation) -> Result:
         """Check the configuration, run the verb; its result as the configuration's version can say it.

@@ -43,7 +43,7 @@ def compose(call: Call, subnets: Subnets) -> dict[str, Any]:
     return _sorted_object(composed) | {"ipam": ipam}
 
 
-def planned(fields: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def called_by(fields: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """The plugin that flannel will call, and its IPAM plugin, by type, each with what is known of its configuration."""
     try:
         given = gojson.get_object(fields, "delegate") or {}

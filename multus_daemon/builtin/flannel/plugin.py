@@ -28,6 +28,9 @@ _KEYS: Final = ("subnetFile", "dataDir", "delegate")
 _SUBNET_LIMIT: Final = 1024 * 1024
 
 
+called_by = delegate.called_by
+
+
 @dataclass(frozen=True, slots=True)
 class _Delegate:
     """What has been composed, for the plugin that does the work."""
