@@ -10,28 +10,25 @@ import pytest
 
 from multus_daemon.base import deadline
 from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni.errors import CniError, PluginNotAvailableError
-from multus_daemon.cni.result import Result
-from multus_daemon.engine.request import CniRequest, DelegateRequest
+from multus_daemon.cni.errors import PluginNotAvailableError
 from multus_daemon.metrics import Metrics
 from multus_daemon.server.cni_api import CniApi, DeadlineExceededError, StoppedError
-from tests.unit.server.harness import body, netconf
+from tests.unit.server.harness import FakeVerbs, body, netconf
 
 LIMITS = dict.fromkeys(("ADD", "DEL", "CHECK", "STATUS", "GC"), 30.0)
 
 
-class BlockingVerbs:
+class BlockingVerbs(FakeVerbs):
     """STATUS and GC wait in their threads for `gate`; then STATUS raises `error`, if there is one."""
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.error: CniError | None = None
-        self.calls: list[bytes] = []
+        super().__init__(gate=threading.Event())
+        self.asked: list[bytes] = []
         self.interrupted = 0
         self.ended = 0
 
     def _wait(self, stdin: bytes) -> None:
-        self.calls.append(stdin)
+        self.asked.append(stdin)
         try:
             while not self.gate.is_set():
                 deadline.pause(0.002)
@@ -48,24 +45,6 @@ class BlockingVerbs:
 
     def gc(self, stdin: bytes) -> None:
         self._wait(stdin)
-
-    def add(self, request: CniRequest) -> Result:
-        raise NotImplementedError
-
-    def delete(self, request: CniRequest) -> None:
-        raise NotImplementedError
-
-    def check(self, request: CniRequest) -> None:
-        raise NotImplementedError
-
-    def add_network(self, request: DelegateRequest) -> Result:
-        raise NotImplementedError
-
-    def remove_network(self, request: DelegateRequest) -> None:
-        raise NotImplementedError
-
-    def check_network(self, request: DelegateRequest) -> None:
-        raise NotImplementedError
 
 
 @pytest.fixture
@@ -85,7 +64,7 @@ async def begun(api: CniApi, verbs: BlockingVerbs, number: int, content: bytes) 
     """So many calls, all of which are waited for, and the verb has begun."""
     tasks: list[asyncio.Task[object]] = [asyncio.create_task(api.call(content)) for _ in range(number)]
     async with asyncio.timeout(30):
-        while api.running < number or not verbs.calls:
+        while api.running < number or not verbs.asked:
             await asyncio.sleep(0.002)
     return tasks
 
@@ -94,9 +73,9 @@ async def test_calls_at_the_same_time_share_one_run(api: CniApi, verbs: Blocking
     tasks = await begun(api, verbs, 5, body("STATUS"))
     verbs.gate.set()
     await asyncio.gather(*tasks)
-    assert len(verbs.calls) == 1
+    assert len(verbs.asked) == 1
     await api.call(body("STATUS"))
-    assert len(verbs.calls) == 2, "what comes later is asked anew"
+    assert len(verbs.asked) == 2, "what comes later is asked anew"
 
 
 async def test_all_get_the_error_of_the_one_run(api: CniApi, verbs: BlockingVerbs) -> None:
@@ -105,7 +84,7 @@ async def test_all_get_the_error_of_the_one_run(api: CniApi, verbs: BlockingVerb
     verbs.gate.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert results == [verbs.error] * 3
-    assert len(verbs.calls) == 1
+    assert len(verbs.asked) == 1
 
 
 async def test_other_configurations_and_other_verbs_have_their_own_run(api: CniApi, verbs: BlockingVerbs) -> None:
@@ -114,11 +93,11 @@ async def test_other_configurations_and_other_verbs_have_their_own_run(api: CniA
     ]  # fmt: skip
     tasks = [asyncio.create_task(api.call(content)) for content in contents]
     async with asyncio.timeout(30):
-        while len(verbs.calls) < 5:
+        while len(verbs.asked) < 5:
             await asyncio.sleep(0.002)
     verbs.gate.set()
     await asyncio.gather(*tasks)
-    assert len(verbs.calls) == 5
+    assert len(verbs.asked) == 5
 
 
 async def test_the_last_who_waits_ends_it(api: CniApi, verbs: BlockingVerbs) -> None:
@@ -127,7 +106,7 @@ async def test_the_last_who_waits_ends_it(api: CniApi, verbs: BlockingVerbs) -> 
     await api.drain(0)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [StoppedError] * 3
-    assert (len(verbs.calls), verbs.interrupted, verbs.ended) == (1, 1, 1)
+    assert (len(verbs.asked), verbs.interrupted, verbs.ended) == (1, 1, 1)
 
 
 async def test_a_run_that_outlasts_the_verbs_time_is_interrupted_and_told(verbs: BlockingVerbs) -> None:
@@ -149,4 +128,4 @@ async def test_a_client_that_hangs_up_takes_the_run_from_nobody(api: CniApi, ver
     assert verbs.ended == 0
     verbs.gate.set()
     await second
-    assert (len(verbs.calls), verbs.interrupted) == (1, 0)
+    assert (len(verbs.asked), verbs.interrupted) == (1, 0)
