@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon import __version__, deadlines, logs, portals
-from multus_daemon.base import cgroup, fs, malloc, portal
+from multus_daemon.base import cgroup, fs, malloc, portal, timeline
 from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.portal import LoopPortal
+from multus_daemon.base.timeline import Timelines
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.errors import CniError
 from multus_daemon.controllers.primary_config import PrimaryConfig
@@ -31,6 +32,7 @@ from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon.diagnosis.answers import Answers
 from multus_daemon.engine import reconcile
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.reconcile import Findings, Orphan
@@ -41,6 +43,7 @@ from multus_daemon.metrics import Metrics
 from multus_daemon.netlink.ops import KernelLinks
 from multus_daemon.ports import ClusterStore
 from multus_daemon.server import wire
+from multus_daemon.server.admin_api import AdminApi
 from multus_daemon.server.app import ListenError, MetricsServer, UnixServer
 from multus_daemon.server.cni_api import CniApi
 from multus_daemon.settings import Settings
@@ -180,8 +183,22 @@ class Daemon:
         self._cluster = cluster
         limit = ProcessLimit(_allowance(settings), observer=metrics.processes)
         engine = self._engine(limit)
-        self._api = CniApi(Verbs(engine), self._metrics, at_once=settings.socket.connection_limit, hurry=limit.hurried)
-        self._server = UnixServer(self._api, self._gates, self._metrics, Path(settings.socket.directory))
+        timelines = Timelines()
+        self._api = CniApi(
+            Verbs(engine),
+            self._metrics,
+            at_once=settings.socket.connection_limit,
+            hurry=limit.hurried,
+            timelines=timelines,
+        )
+        answers = Answers(timelines)
+        self._server = UnixServer(
+            self._api,
+            self._gates,
+            self._metrics,
+            Path(settings.socket.directory),
+            admin=AdminApi(answers.questions, answers.orders),
+        )
         self._spool = SpoolReplay(
             Path(settings.paths.cni_dir) / "spool", _SpooledRequests(self._api), cluster, metrics.deletes
         )
@@ -217,7 +234,7 @@ class Daemon:
             builtin,
             plugins.builtin_plugins,
             excepted=plugins.builtin_plugins_except,
-            observe=self._metrics.delegate,
+            observe=self._observe_plugin,
         )
         # A built-in's IPAM plugin is chosen as any other is.
         builtin.ipam = dispatcher
@@ -252,6 +269,11 @@ class Daemon:
             delete_tries=self._settings.deletes.tries,
             count_given_up=self._metrics.deletes.given_up,
         )
+
+    def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
+        """A plugin has ended: see `delegates.dispatch.Observe`."""
+        self._metrics.delegate(plugin_type, verb, outcome, seconds)
+        timeline.note(f"plugin {plugin_type}: {verb} {outcome}", seconds)
 
     async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         """Start, run the root tasks until a signal or until one of them ends, stop in order. Raises StartError.
