@@ -11,6 +11,7 @@ def test_steps_are_kept_in_order_and_also_those_of_other_threads():
         threads.start(lambda: timeline.note("second")).result()
     timeline.note("of nobody")
     assert [what for what, _, _ in item.steps] == ["first", "second"]
+    assert item.ended is not None
     assert item.steps[0][1] <= item.steps[1][1] <= item.ended
     assert [took for _, _, took in item.steps] == [0.5, 0.0]
     assert list(kept) == [item]
@@ -32,6 +33,8 @@ def test_what_comes_from_outside_is_bounded():
                 timeline.note("x" * 10 * TEXT_MAX)
             item.end((999, "y" * 10 * TEXT_MAX))
     assert [item.subject["number"] for item in kept] == ["1", "2"]
+    *_, item = kept
     assert (len(item.steps), item.dropped) == (NOTES_MAX, 5)
     assert {len(what) for what, _, _ in item.steps} == {TEXT_MAX}
+    assert item.error is not None
     assert len(item.error[1]) == TEXT_MAX
