@@ -8,7 +8,8 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon.diagnosis import status
 from multus_daemon.diagnosis.answers import Answers
 from multus_daemon.engine import reconcile
 from multus_daemon.engine.engine import Engine
@@ -107,7 +109,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
         from multus_daemon.standalone.store import StandaloneStore
 
         manifests = StandaloneStore(standalone, gates)
-        await Daemon(settings, manifests, gates, metrics).serve({"cluster": manifests.run()})
+        await Daemon(settings, manifests, gates, metrics, manifests.report).serve({"cluster": manifests.run()})
     else:
         await _serve_kubernetes(settings, gates, metrics)
 
@@ -127,7 +129,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
             try:
-                daemon = Daemon(settings, portals.Cluster(store, LoopPortal()), gates, metrics)
+                daemon = Daemon(settings, portals.Cluster(store, LoopPortal()), gates, metrics, store.report)
                 await daemon.serve({"cluster": store.run(), "credentials": connection.run()})
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
@@ -175,8 +177,15 @@ def _allowance(settings: Settings) -> Allowance:
 class Daemon:
     """Every object of the daemon, wired up, not yet running."""
 
-    def __init__(self, settings: Settings, cluster: ClusterStore, gates: Gates, metrics: Metrics) -> None:
-        """Raises StartError."""
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: ClusterStore,
+        gates: Gates,
+        metrics: Metrics,
+        report: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """`report`: how well the cluster is known, for `diagnosis.status`. Raises StartError."""
         self._settings = settings
         self._gates = gates
         self._metrics = metrics
@@ -191,7 +200,11 @@ class Daemon:
             hurry=limit.hurried,
             timelines=timelines,
         )
-        answers = Answers(timelines)
+        self._report = report
+        self._limit = limit
+        self._started = time.time()
+        spool = Path(settings.paths.cni_dir) / "spool"
+        answers = Answers(engine, timelines, self._parts, spool)
         self._server = UnixServer(
             self._api,
             self._gates,
@@ -199,9 +212,7 @@ class Daemon:
             Path(settings.socket.directory),
             admin=AdminApi(answers.questions, answers.orders),
         )
-        self._spool = SpoolReplay(
-            Path(settings.paths.cni_dir) / "spool", _SpooledRequests(self._api), cluster, metrics.deletes
-        )
+        self._spool = SpoolReplay(spool, _SpooledRequests(self._api), cluster, metrics.deletes)
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
             self._reconcile = Reconcile(_Orphans(engine), cluster, metrics.deletes, seconds=seconds)
@@ -210,6 +221,19 @@ class Daemon:
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
         else:
             log.info("no CNI configuration is generated: multusAutoconfigDir is empty")
+
+    def _parts(self) -> status.Parts:
+        """What `multusctl status` is told of this daemon. From any thread."""
+        return status.Parts(
+            __version__,
+            self._started,
+            self._gates.closed,
+            self._primary.report() if self._primary else {"wanted": False},
+            self._report(),
+            self._api.load,
+            self._limit.load,
+            self._reconcile.left if self._reconcile else 0,
+        )
 
     def _engine(self, limit: ProcessLimit) -> Engine:
         paths, plugins = self._settings.paths, self._settings.plugins

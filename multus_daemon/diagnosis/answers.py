@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from multus_daemon.attachment import ContainerRecord
 from multus_daemon.base.timeline import Timelines
-from multus_daemon.diagnosis import trace
+from multus_daemon.cni.errors import CniError, IoFailureError
+from multus_daemon.diagnosis import attachments, status, trace
+from multus_daemon.engine import reconcile
+from multus_daemon.engine.check import check_some, told_of
+from multus_daemon.engine.engine import Engine
+from multus_daemon.engine.records import held_if_free
 from multus_daemon.server.admin_api import Answer, Asked
 
 
 class Answers:
     """The questions and orders that a running daemon takes. Each blocks and raises CniError."""
 
-    def __init__(self, timelines: Timelines) -> None:
+    def __init__(self, engine: Engine, timelines: Timelines, parts: Callable[[], status.Parts], spool: Path) -> None:
+        """`parts`: what the daemon knows of itself; `spool`: the shim's directory of DELs."""
+        self._engine = engine
         self._timelines = timelines
-        self.questions: Mapping[str, Answer] = {"trace": self._trace}
+        self._parts = parts
+        self._spool = spool
+        self.questions: Mapping[str, Answer] = {
+            "attachments": self._attachments,
+            "status": self._status,
+            "trace": self._trace,
+        }
         self.orders: Mapping[str, Answer] = {}
+
+    def _status(self, _asked: Asked) -> Mapping[str, Any]:
+        try:
+            containers = len(self._engine.store.containers(foreign=False))
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+        return status.of(self._parts(), self._timelines, containers=containers, spooled=status.entries_in(self._spool))
+
+    def _attachments(self, asked: Asked) -> Mapping[str, Any]:
+        leaks = asked.flag("leaks")
+        try:
+            return attachments.of(
+                self._engine.store,
+                self._engine.links,
+                source="daemon",
+                pod=asked.query.get("pod", ""),
+                leaks=leaks,
+                problems=self._orphans() if leaks else None,
+                check=self._checked if asked.flag("check") else None,
+            )
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+
+    def _orphans(self) -> dict[str, str]:
+        """Raises OSError."""
+        found = reconcile.look(self._engine)
+        return {
+            **{container: orphan.reason for container, orphan in found.orphans.items()},
+            **dict.fromkeys(found.in_use, "its pod is gone, but processes live in its network namespace"),
+        }
+
+    def _checked(self, record: ContainerRecord) -> str:
+        """What CHECK says; empty: all is as it should be."""
+        with held_if_free(self._engine, record.sandbox.container_id) as is_ours:
+            if not is_ours:
+                return "not checked: another request is at work on it"
+            try:
+                check_some(self._engine, record, told_of(record), record.sandbox.netns)
+            except CniError as error:
+                return str(error)
+            return ""
 
     def _trace(self, asked: Asked) -> Mapping[str, Any]:
         return trace.of(self._timelines, asked.query.get("pod", ""), asked.number("last", 20, most=1000))

@@ -39,6 +39,10 @@ class Asked:
     """The last value of each key."""
     body: bytes = b""
 
+    def flag(self, key: str) -> bool:
+        """Whether `key` is given as true."""
+        return self.query.get(key, "") == "true"
+
     def number(self, key: str, default: int, *, most: int) -> int:
         """The number from 1 that `key` stands for. Raises CniError."""
         text = self.query.get(key, "")

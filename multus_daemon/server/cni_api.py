@@ -128,6 +128,11 @@ class CniApi:
         """How many verbs are running."""
         return len(self._requests)
 
+    @property
+    def load(self) -> dict[str, int]:
+        """How many requests are worked on, wait for that, and may be worked on at once."""
+        return {"running": self._slots.running, "waiting": self._slots.waiting, "limit": self._slots.size}
+
     async def handle(self, request: web.Request) -> web.Response:
         """The handler of `POST /cni`. Every failure is a CNI error in the body of a 400."""
         stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))

@@ -73,6 +73,63 @@ def test_trace_has_the_error_of_a_request_that_failed(node: Node) -> None:
     assert "default/missing" in failed["error"]["text"]
 
 
+def test_attachments_shows_what_is_attached_and_checks_it(node: Node) -> None:
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "a").code == 0
+    (container,) = asked(node, "attachments", "--check")["containers"]
+    assert (container["pod"], container["netns"], container["problem"], container["check"]) == (
+        "default/a",
+        netns,
+        "",
+        "",
+    )
+    first, second = container["attachments"]
+    assert (first["network"], first["interface"], first["clusterNetwork"]) == ("kube-system/cluster", "eth0", True)
+    assert (second["network"], second["interface"], second["addresses"]) == ("default/other", "net1", ["10.77.2.2/24"])
+    assert second["mac"] in json.dumps(node.ip("-j", "link", "show", "net1", netns=netns))
+    assert {"type": "ptp", "servedBy": "built-in"} in second["plugins"]
+    assert "net1" in multusctl(node, "attachments").stdout
+    assert asked(node, "attachments", "default/b")["containers"] == []
+    node.ip("link", "delete", "net1", netns=netns)
+    done = multusctl(node, "attachments", "default/a", "--check", "--json")
+    assert done.returncode == 1
+    assert "net1" in json.loads(done.stdout)["containers"][0]["check"]
+
+
+def test_leaks_are_what_nobody_will_delete(node: Node) -> None:
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "a").code == 0
+    assert asked(node, "attachments", "--leaks")["containers"] == []
+    node.remove_netns(netns)
+    (leak,) = asked(node, "attachments", "--leaks")["containers"]
+    assert (leak["container"], leak["netnsExists"]) == ("c1", False)
+    assert "gone" in leak["problem"]
+    node.stop()
+    (again,) = json.loads(multusctl(node, "attachments", "--leaks", "--json").stdout)["containers"]
+    assert again["container"] == "c1"
+
+
+def test_status_says_what_is_wrong_and_how_often(node: Node) -> None:
+    node.pod("b", "missing")
+    for number in range(3):
+        assert node.cni("ADD", f"d{number}", node.add_netns(), "b").code != 0
+    assert node.cni("ADD", "c1", node.add_netns(), "a").code == 0
+    found = asked(node, "status")
+    assert (found["ready"], found["gates"], found["containers"], found["source"]) == (True, {}, 1, "daemon")
+    (error,) = found["errors"]
+    assert (error["verb"], error["count"], error["pod"]) == ("ADD", 3, "default/b")
+    assert "default/missing" in error["cause"]
+    assert found["cluster"]["kind"] == "standalone"
+    assert {item["resource"]: item["objects"] for item in found["cluster"]["informers"]} == {"pods": 2, "networks": 2}
+    assert "ready" in multusctl(node, "status").stdout
+    node.stop()
+    done = multusctl(node, "status", "--json")
+    assert done.returncode == 3
+    stopped = json.loads(done.stdout)
+    assert (stopped["ready"], stopped["source"], stopped["containers"]) == (False, "store", 1)
+    assert stopped.keys() == found.keys()
+
+
 def test_without_a_daemon_it_says_so_at_once(node: Node) -> None:
     assert node.stop() == 0
     began = time.monotonic()

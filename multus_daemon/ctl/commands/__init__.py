@@ -6,7 +6,7 @@ imported by `run`, so that every command answers at once.
 
 from __future__ import annotations
 
-from multus_daemon.ctl.commands import sandbox, trace
+from multus_daemon.ctl.commands import attachments, sandbox, status, trace
 
-COMMANDS = (trace, sandbox)
+COMMANDS = (status, attachments, trace, sandbox)
 """In the order of `--help`."""

@@ -73,6 +73,11 @@ def client(arguments: argparse.Namespace) -> Client:
     return Client(mounted if mounted.exists() and not path.exists() else path)
 
 
+def cni_dir(arguments: argparse.Namespace) -> Path:
+    """Where the daemon keeps its records. Raises SettingsError."""
+    return Path(settings_of(arguments).paths.cni_dir)
+
+
 def print_json(found: Mapping[str, Any]) -> None:
     """On standard output."""
     sys.stdout.write(json.dumps(found, indent=4) + "\n")
