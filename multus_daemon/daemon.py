@@ -204,7 +204,7 @@ class Daemon:
         self._limit = limit
         self._started = time.time()
         spool = Path(settings.paths.cni_dir) / "spool"
-        answers = Answers(engine, timelines, self._parts, spool)
+        answers = Answers(engine, timelines, self._parts, self._runtime_configuration, spool)
         self._server = UnixServer(
             self._api,
             self._gates,
@@ -234,6 +234,11 @@ class Daemon:
             self._limit.load,
             self._reconcile.left if self._reconcile else 0,
         )
+
+    def _runtime_configuration(self) -> bytes:
+        """What a runtime gives the shim: what we have placed; else what our own settings lay over it is all."""
+        placed = self._primary.placed if self._primary else b""
+        return placed or json.dumps({"cniVersion": "1.0.0", "name": "multus-cni-network"}).encode()
 
     def _engine(self, limit: ProcessLimit) -> Engine:
         paths, plugins = self._settings.paths, self._settings.plugins

@@ -109,6 +109,12 @@ class PrimaryConfig:
         wanted = settings.primary
         return bool(wanted.config_dir and (wanted.config_file != AUTO or wanted.autoconfig_dir))
 
+    @property
+    def placed(self) -> bytes:
+        """The configuration that the runtime has from us; empty while there is none. From any thread."""
+        placed = self._conf.placed
+        return placed.data if placed else b""
+
     def report(self) -> dict[str, Any]:
         """Which file is the primary network's and what was placed; for `diagnosis.status`. From any thread."""
         placed = self._conf.placed

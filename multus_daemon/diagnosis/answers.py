@@ -6,32 +6,49 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from multus_daemon.attachment import ContainerRecord
+from multus_daemon.attachment import ContainerRecord, Pod
 from multus_daemon.base.timeline import Timelines
-from multus_daemon.cni.errors import CniError, IoFailureError
-from multus_daemon.diagnosis import attachments, status, trace
+from multus_daemon.cni.args import KubernetesArgs
+from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidEnvironmentError, IoFailureError
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.diagnosis import attachments, explain, status, trace
 from multus_daemon.engine import reconcile
 from multus_daemon.engine.check import check_some, told_of
 from multus_daemon.engine.engine import Engine
+from multus_daemon.engine.plan import find_pod
 from multus_daemon.engine.records import held_if_free
+from multus_daemon.kube import objects
 from multus_daemon.server.admin_api import Answer, Asked
 
 
 class Answers:
     """The questions and orders that a running daemon takes. Each blocks and raises CniError."""
 
-    def __init__(self, engine: Engine, timelines: Timelines, parts: Callable[[], status.Parts], spool: Path) -> None:
-        """`parts`: what the daemon knows of itself; `spool`: the shim's directory of DELs."""
+    def __init__(
+        self,
+        engine: Engine,
+        timelines: Timelines,
+        parts: Callable[[], status.Parts],
+        configuration: Callable[[], bytes],
+        spool: Path,
+    ) -> None:
+        """`parts`: what the daemon knows of itself; `configuration`: what the runtime gives the shim, as it is now.
+
+        `spool`: the shim's directory of DELs.
+        """
+        self._configuration = configuration
         self._engine = engine
         self._timelines = timelines
         self._parts = parts
         self._spool = spool
         self.questions: Mapping[str, Answer] = {
             "attachments": self._attachments,
+            "explain": self._explain,
             "status": self._status,
             "trace": self._trace,
         }
-        self.orders: Mapping[str, Answer] = {}
+        # A POST for its body: it touches nothing either.
+        self.orders: Mapping[str, Answer] = {"explain-manifest": self._explain_manifest}
 
     def _status(self, _asked: Asked) -> Mapping[str, Any]:
         try:
@@ -73,6 +90,26 @@ class Answers:
             except CniError as error:
                 return str(error)
             return ""
+
+    def _explain(self, asked: Asked) -> Mapping[str, Any]:
+        namespace, _, name = asked.query.get("pod", "").partition("/")
+        if not namespace or not name:
+            raise InvalidEnvironmentError("no pod is named", "pod=NAMESPACE/POD")
+        named = KubernetesArgs(Namespace(namespace), PodName(name), PodUid(""), "", ())
+        return self._explained(lambda: find_pod(self._engine, named), f"{namespace}/{name}")
+
+    def _explain_manifest(self, asked: Asked) -> Mapping[str, Any]:
+        try:
+            pod = objects.decode_pod(asked.body).value
+        except objects.DECODE_ERRORS as error:
+            raise DecodingFailureError(f"that is no pod: {error}") from error
+        return self._explained(lambda: pod, str(pod))
+
+    def _explained(self, find: Callable[[], Pod], name: str) -> Mapping[str, Any]:
+        try:
+            return explain.of(self._engine, self._configuration(), find, name, self._timelines)
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
 
     def _trace(self, asked: Asked) -> Mapping[str, Any]:
         return trace.of(self._timelines, asked.query.get("pod", ""), asked.number("last", 20, most=1000))

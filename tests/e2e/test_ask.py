@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,50 @@ def test_status_says_what_is_wrong_and_how_often(node: Node) -> None:
     stopped = json.loads(done.stdout)
     assert (stopped["ready"], stopped["source"], stopped["containers"]) == (False, "store", 1)
     assert stopped.keys() == found.keys()
+
+
+def test_explain_shows_the_plan_and_touches_nothing(node: Node) -> None:
+    before = node.links()
+    found = asked(node, "explain", "default/a")
+    assert (found["problem"], found["attached"]) == ("", False)
+    cluster, other = found["networks"]
+    assert (cluster["interface"], cluster["why"]) == ("eth0", "the cluster network, for every pod")
+    assert (other["network"], other["interface"]) == ("default/other", "net1")
+    assert other["why"] == "the pod's annotation k8s.v1.cni.cncf.io/networks"
+    assert [(item["type"], item["servedBy"]) for item in other["plugins"] + other["calls"]] == [
+        ("ptp", "built-in"),
+        ("host-local", "built-in"),
+    ]
+    assert other["plugins"][0]["config"]["ipam"]["subnet"] == "10.77.2.0/24"
+    assert node.links() == before
+    assert not (node.cni_dir / "attachments").exists()
+    shown = multusctl(node, "explain", "default/a").stdout
+    assert "an ADD would do this" in shown
+    assert node.cni("ADD", "c1", node.add_netns(), "a").code == 0
+    found = asked(node, "explain", "default/a")
+    assert (found["attached"], found["container"]) == (True, "c1")
+
+
+def test_explain_names_the_cause_that_an_add_names(node: Node) -> None:
+    node.pod("b", "missing")
+    failed = node.cni("ADD", "c2", node.add_netns(), "b")
+    done = multusctl(node, "explain", "default/b", "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert found["problem"].startswith(failed.json["msg"])
+    assert (found["code"], [item["code"] for item in found["errors"]]) == (failed.json["code"], [failed.json["code"]])
+    assert multusctl(node, "explain", "default/nobody").returncode == 1
+
+
+def test_explain_takes_a_manifest_that_is_not_applied(node: Node, tmp_path: Path) -> None:
+    path = tmp_path / "deployment.yaml"
+    networks = json.dumps([{"name": "other", "interface": "blue0", "ips": ["10.77.2.9"]}])
+    template = {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": networks}}, "spec": {"containers": []}}
+    metadata = {"name": "web", "namespace": "default"}
+    path.write_text(json.dumps({"kind": "Deployment", "metadata": metadata, "spec": {"template": template}}))
+    found = asked(node, "explain", "--file", str(path))
+    assert found["networks"][1]["interface"] == "blue0"
+    assert found["networks"][1]["requests"] == {"ips": ["10.77.2.9"]}
 
 
 def test_without_a_daemon_it_says_so_at_once(node: Node) -> None:
