@@ -7,7 +7,9 @@
    "attachments": [
      {"network": "default/blue", "interface": "net1", "addresses": ["10.1.0.2/24"], "mac": …,
       "plugins": [{"type": "ptp", "servedBy": "built-in" or a path}], "attached": true, "hotPlugged": false,
-      "clusterNetwork": false, "auxiliary": false, "device": ""}]}]}
+      "clusterNetwork": false, "auxiliary": false, "device": "",
+          "parent": <the bridge or the master of the host that it is on; empty: not known>,
+          "hostInterfaces": [<links of the host that its plugins have made>]}]}]}
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from multus_daemon.attachment import Attachment, ContainerRecord
+from multus_daemon.cni import gojson
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.ports import CorruptRecordError, DelegateStore
 
 SCHEMA: Final = "multusctl.attachments/v1"
+_PARENT_KEYS: Final = {"bridge": "bridge", "macvlan": "master", "ipvlan": "master", "vlan": "master", "ovs": "bridge"}
+_DEFAULT_PARENTS: Final = {"bridge": "cni0"}
 
 
 class Namespaces(Protocol):
@@ -126,7 +131,19 @@ def _attachment(item: Attachment) -> dict[str, Any]:
         "clusterNetwork": item.cluster_network,
         "auxiliary": item.auxiliary,
         "device": item.device_id,
+        "parent": _parent(item),
+        "hostInterfaces": [link.name for link in (result.interfaces if result else ()) if not link.sandbox],
     }
+
+
+def _parent(item: Attachment) -> str:
+    """By the first plugin's configuration, in the words of the reference plugins."""
+    if not item.config.plugins:
+        return ""
+    plugin = item.config.plugins[0]
+    key = _PARENT_KEYS.get(plugin.type)
+    found = gojson.get(plugin.fields, key) if key else None
+    return found if isinstance(found, str) and found else _DEFAULT_PARENTS.get(plugin.type, "")
 
 
 def _plugins(item: Attachment) -> Iterable[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from multus_daemon import deadlines
 from multus_daemon.ctl.client import NoDaemonError
@@ -25,16 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         "check": "true" if arguments.check else "",
         "leaks": "true" if arguments.leaks else "",
     }
-    seconds = deadlines.ADMIN_SECONDS if arguments.check else deadlines.CTL_SECONDS
-    try:
-        found = common.client(arguments).ask("attachments", query, timeout=seconds)
-    except NoDaemonError as error:
-        if arguments.check:
-            raise
-        from multus_daemon.ctl import offline
-
-        sys.stderr.write(f"multusctl: {error}; what follows is from the records on this node\n")
-        found = offline.attachments(common.cni_dir(arguments), pod=arguments.pod or "", leaks=arguments.leaks)
+    found = ask(arguments, query)
     if arguments.json:
         common.print_json(found)
     else:
@@ -42,3 +35,21 @@ def run(arguments: argparse.Namespace) -> int:
 
         show_attachments.containers(found, leaks=arguments.leaks)
     return common.FAILED if any(item["check"] for item in found["containers"]) else common.DONE
+
+
+def ask(arguments: argparse.Namespace, query: Mapping[str, str]) -> dict[str, Any]:
+    """The daemon's answer, else what the records on this node say. Raises CniError, CommandError, SettingsError.
+
+    Raises NoDaemonError where only a daemon can do what the query wants: CHECK.
+    """
+    check = bool(query.get("check"))
+    try:
+        seconds = deadlines.ADMIN_SECONDS if check else deadlines.CTL_SECONDS
+        return common.client(arguments).ask("attachments", query, timeout=seconds)
+    except NoDaemonError as error:
+        if check:
+            raise
+        from multus_daemon.ctl import offline
+
+        sys.stderr.write(f"multusctl: {error}; what follows is from the records on this node\n")
+        return offline.attachments(common.cni_dir(arguments), pod=query.get("pod", ""), leaks=bool(query.get("leaks")))
