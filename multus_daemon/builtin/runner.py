@@ -181,13 +181,14 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
 
 
 def _prev_result(invocation: Invocation, config: skel.Configuration) -> Result | None:
-    """The previous result. One in the configuration that can't be read fails an ADD and a CHECK.
+    """The previous result; for a DEL what the ADD answered. One in the configuration that can't be read fails an ADD
+    and a CHECK.
 
     A DEL goes on without: the reference plugins do not look at it then, and a DEL that fails leaks what it should
     have removed.
     """
-    if invocation.prev_result is not None:
-        return invocation.prev_result
+    if (known := invocation.prev_result or invocation.recorded) is not None:
+        return known
     try:
         fields = gojson.get_object(invocation.fields, "prevResult")
         return None if fields is None else from_object(fields, config.cni_version)

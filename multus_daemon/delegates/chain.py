@@ -132,8 +132,8 @@ class Chain:
         """
         config = attachment.config
         previous: Result | None = None
+        stored = self._stored(sandbox, attachment)
         if versions.at_least(config.cni_version, "0.4.0"):
-            stored = self._stored(sandbox, attachment)
             try:
                 previous = None if stored is None else _as_seen(stored, config)
             except IncompatibleVersionError as error:
@@ -142,7 +142,8 @@ class Chain:
         failures: list[CniError] = []
         for plugin in reversed(config.plugins):
             try:
-                self._runner.run(plugin.type, self._invocation("DEL", sandbox, attachment, plugin, previous))
+                invocation = self._invocation("DEL", sandbox, attachment, plugin, previous)
+                self._runner.run(plugin.type, replace(invocation, recorded=stored))
             except UnknownContainerError as error:
                 # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
