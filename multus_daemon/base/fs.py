@@ -26,6 +26,35 @@ class FileTooLargeError(OSError):
         super().__init__(errno.EFBIG, f"larger than {limit} bytes", str(path))
 
 
+class NotRegularFileError(OSError):
+    """Something else than a regular file is at a path (errno EINVAL)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EINVAL, "not a regular file", path)
+
+
+def open_regular(path: Path | str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+    """A descriptor of the regular file at `path`, for the caller to close; `mode` and `dir_fd` as for os.open.
+
+    For every file that others can make: nothing that they put there, a pipe for one, is waited for. Raises
+    NotRegularFileError, OSError.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+    except OSError as error:
+        # A socket, or a pipe that nobody reads, to be written to.
+        if error.errno != errno.ENXIO:
+            raise
+        raise NotRegularFileError(str(path)) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotRegularFileError(str(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, fsync: bool = True, fsync_name: bool = True) -> None:
     """Put `data` at `path` so that a reader, or a crash, sees the old content or the new, never a part.
 
@@ -63,7 +92,7 @@ def append(path: Path, data: bytes) -> None:
 
     For files whose readers tell a part from the whole. Raises OSError; what has been written of it then is taken away.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     try:
         size = os.fstat(descriptor).st_size
         try:
@@ -123,14 +152,10 @@ def read_limited(path: Path, *, limit: int = DEFAULT_READ_LIMIT, follow: bool = 
     `follow=False` refuses a symbolic link (for directories that only we write). Raises FileTooLargeError
     and OSError.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
+    descriptor = open_regular(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW))
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
         # Not `limit` at once: a buffer of that size would be made first. The size may be wrong, it is 0 in /proc.
-        step = min(max(status.st_size, 4096), limit) + 1
+        step = min(max(os.fstat(descriptor).st_size, 4096), limit) + 1
         chunks, length = [], 0
         while length <= limit and (chunk := os.read(descriptor, min(step, limit + 1 - length))):
             chunks.append(chunk)
