@@ -15,6 +15,8 @@ import secrets
 import stat
 from pathlib import Path
 
+# What the kernel follows in one path (MAXSYMLINKS).
+_MAX_LINKS = 40
 DEFAULT_READ_LIMIT = 16 * 1024 * 1024
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})-((?P<boot>[0-9a-f]{8})-)?[0-9a-f]{12}", re.DOTALL)
 
@@ -135,6 +137,46 @@ def boot() -> str:
 def sweep(directory: Path, *, name: str = "") -> int:
     """Remove `temporary_files`; how many there were. Raises OSError."""
     return sum(remove(path) for path in temporary_files(directory, name=name))
+
+
+def resolve(root: str, path: str, *, missing: bool = False) -> str:
+    """The real path, outside, of what `path` is for a process whose root is `root`; all links resolved.
+
+    An absolute link starts again at `root` and `..` never leaves it, as with chroot(2). Empty `root` is `/`. With
+    `missing` the last parts need not be there: where the path leads once they are made. Raises OSError (ENOENT, ELOOP,
+    ...) where the kernel would.
+
+    Not openat2(2) with RESOLVE_IN_ROOT: kernels before 5.6, and filters of system calls, would need this all the same.
+    """
+    root = root.rstrip("/")
+    pending = path.split("/")[::-1]
+    inside: list[str] = []
+    links = 0
+    while pending:
+        part = pending.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            del inside[-1:]
+            continue
+        outside = "/".join((root, *inside, part))
+        try:
+            is_link = stat.S_ISLNK(os.lstat(outside).st_mode)
+        except FileNotFoundError:
+            if not missing:
+                raise
+            is_link = False
+        if not is_link:
+            inside.append(part)
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        target = os.readlink(outside)
+        if target.startswith("/"):
+            inside.clear()
+        pending += target.split("/")[::-1]
+    return "/".join((root, *inside)) or "/"
 
 
 def fsync_directory(path: Path) -> None:

@@ -76,7 +76,7 @@ def status(call: Call) -> None:
 
 
 def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.LeaseDirectory], T]) -> T:
-    directory = call.on_host(settings.data_dir) / settings.name
+    directory = call.on_host(f"{settings.data_dir}/{settings.name}")
     owner = store.Owner(call.invocation.container_id, call.invocation.ifname)
     seconds = deadlines.HOST_LOCAL_LOCK_SECONDS
     began = time.monotonic()
