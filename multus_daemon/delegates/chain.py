@@ -142,8 +142,8 @@ class Chain:
         failures: list[CniError] = []
         for plugin in reversed(config.plugins):
             try:
-                invocation = self._invocation("DEL", sandbox, attachment, plugin, previous)
-                self._runner.run(plugin.type, replace(invocation, recorded=stored))
+                invocation = self._invocation("DEL", sandbox, attachment, plugin, previous, recorded=stored)
+                self._runner.run(plugin.type, invocation)
             except UnknownContainerError as error:
                 # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
@@ -224,7 +224,14 @@ class Chain:
         return self._cache.read_result(config.name, sandbox.container_id, attachment.ifname, config.cni_version)
 
     def _invocation(
-        self, verb: str, sandbox: Sandbox, attachment: Attachment, plugin: PluginConfig, previous: Result | None
+        self,
+        verb: str,
+        sandbox: Sandbox,
+        attachment: Attachment,
+        plugin: PluginConfig,
+        previous: Result | None,
+        *,
+        recorded: Result | None = None,
     ) -> Invocation:
         return Invocation(
             verb=verb,
@@ -236,6 +243,7 @@ class Chain:
             fields=conf.plugin_fields(attachment.config, plugin, capability_args=attachment.capability_args),
             prev_result=previous,
             served_by=attachment.served_by,
+            recorded=recorded,
         )
 
 

@@ -19,8 +19,8 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Invocation
-from multus_daemon.base.backoff import backoff
 from multus_daemon.base import fs
+from multus_daemon.base.backoff import backoff
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.delegates import child, failure, find
 from multus_daemon.delegates.limit import ProcessLimit
