@@ -247,13 +247,16 @@ def _add_iptables(tools: HostTools, version: int, owner: Owner, addresses: Seque
     if not addresses:
         return
     rules = _rules(version, owner, addresses)
-    if _nat(tools, version, "-N", owner.chain):
-        # A new chain: no rule can be there yet, and one call makes all of them, or none.
-        _restore(tools, version, [("-A", *rule) for rule in rules])
-        return
-    for rule in rules:
-        if not _nat(tools, version, "-C", *rule) and not _nat(tools, version, "-A", *rule):
-            raise InternalError(f"failed to masquerade: {_TOOL[version]} has not added {shlex.join(rule)}")
+    if not _nat(tools, version, "-N", owner.chain):
+        # There already, for another interface or by an ADD that was cut off. Or it is not, which the listing tells.
+        present = set()
+        for chain in (owner.chain, _POSTROUTING):
+            listed = _run(tools, _TOOL[version], [*_wait(), "-t", "nat", "-S", chain])
+            present |= {_meaning(words) for line in _lines(listed) if (words := _words(line, owner.chain))}
+        rules = [rule for rule in rules if _meaning(rule) not in present]
+    if rules:
+        # All of them, or none. Each once: several addresses share one.
+        _restore(tools, version, [("-A", *rule) for rule in dict.fromkeys(rules)])
 
 
 def _rules(version: int, owner: Owner, addresses: Sequence[IpInterface]) -> list[tuple[str, ...]]:
@@ -279,9 +282,7 @@ def _remove_iptables(
     if listed.status and any(text in listed.stderr for text in _NO_TABLE):
         return False
     _require(_TOOL[version], listed)
-    jumps = [
-        jump for line in listed.stdout.decode(errors="surrogateescape").split("\n") if (jump := _jump(line, chain))
-    ]
+    jumps = [jump for line in _lines(listed) if (jump := _jump(line, chain))]
     # The host's address alone; older plugins wrote the network.
     sources = None if addresses is None else {network for item in addresses for network in (_host(item), item.network)}
     living = {_host(item) for item in spared}
@@ -298,10 +299,26 @@ def _remove_iptables(
 
 def _jump(line: str, chain: str) -> list[str]:
     """The specification in a line of `iptables -S`, if it leads to `chain`; else nothing."""
-    if chain not in line:
-        return []
-    words = shlex.split(line)
-    return words[1:] if words[0] == "-A" and ("-j", chain) in itertools.pairwise(words) else []
+    words = _words(line, chain)
+    return words if ("-j", chain) in itertools.pairwise(words) else []
+
+
+def _lines(listed: ToolExit) -> list[str]:
+    # The comments of others can hold anything.
+    return listed.stdout.decode(errors="surrogateescape").split("\n")
+
+
+def _words(line: str, chain: str) -> list[str]:
+    """Chain and specification in a line of `iptables -S`, if `chain` is in it; else nothing."""
+    words = shlex.split(line) if chain in line else []
+    return words[1:] if words[:1] == ["-A"] else []
+
+
+def _meaning(rule: Sequence[str]) -> tuple[object, ...]:
+    """What makes two of the rules of an owner the same, however they are written."""
+    value = dict(itertools.pairwise(rule))
+    networks = [ipaddress.ip_network(value[key], strict=False) if key in value else None for key in ("-s", "-d")]
+    return rule[0], "!" in rule, *networks, value.get("-j")
 
 
 def _source(jump: list[str]) -> IpNetwork | None:

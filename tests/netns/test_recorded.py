@@ -366,6 +366,28 @@ class Counting:
         return self._tools.run(tool, arguments, stdin)
 
 
+def test_rules_that_are_there_are_not_made_again(
+    plugin: Direct, host: Any, netns: Any, call: MakeCall, ipam: Any, tools: HostTools
+) -> None:
+    """Of an ADD that was cut off, or another interface's; in so many processes, however many rules there are."""
+    ipam.result = {"ips": [V4, V6]}
+    plugin.add(call("ADD", netns.path, ipMasqBackend="iptables"))
+    before = left(host)
+    host.run("iptables", "-w", "-t", "nat", "-D", *_specification(host, "MASQUERADE"))
+    for times in (1, 2):
+        netns.run("ip", "link", "delete", "eth0")
+        counting = Counting(tools)
+        plugin.add(replace(call("ADD", netns.path, ipMasqBackend="iptables"), tools=counting))
+        assert left(host) == before
+        made = ["iptables", "iptables", "iptables", "iptables-restore"]
+        assert counting.calls == [*(made if times == 1 else made[:3]), *["ip6tables"] * 3]
+
+
+def _specification(host: Any, target: str) -> list[str]:
+    listed = host.run("iptables", "-w", "-t", "nat", "-S").splitlines()
+    return next(shlex.split(line)[1:] for line in listed if "CNI-" in line and f"-j {target}" in line)
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
