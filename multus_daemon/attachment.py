@@ -149,6 +149,8 @@ class Invocation:
     """Standard input as it was given, where it was; it then has all that `fields` has."""
     served_by: Mapping[str, str] = field(default_factory=dict, compare=False)
     """As in Attachment. Not for the plugin."""
+    recorded: Result | None = field(default=None, compare=False)
+    """Of a DEL: what the ADD answered, where that is known, whatever the version tells a plugin that is a process."""
 
     @cached_property
     def stdin(self) -> bytes:

@@ -188,6 +188,13 @@ class BuiltinPlugins(PluginRunner, Protocol):
         """
         ...
 
+    def remove_rules(self, invocation: Invocation) -> None:
+        """Remove the rules that a reference plugin has left after its DEL, with `ipMasq` or `macspoofchk`.
+
+        Absent is done. Raises CniError where they may still be there.
+        """
+        ...
+
 
 class ChoosingRunner(PluginRunner, Protocol):
     """The PluginRunner that knows several implementations of a plugin."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from multus_daemon.attachment import Invocation
+from multus_daemon.base import fs
+from multus_daemon.cni.errors import IoFailureError
 from multus_daemon.cni.result import Result
 from multus_daemon.netlink.ops import Session
 from multus_daemon.ports import HostTools, PluginRunner
+
+_ROOT: Final = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,16 @@ class Call:
         return self.invocation.fields
 
     def on_host(self, path: str) -> Path:
-        """An absolute path of the configuration, as seen from here."""
-        return self.host_root / path.lstrip("/")
+        """An absolute path of the configuration, as seen from here; links in it are followed inside of the host's root.
+
+        What is at the path need not be there. Raises IoFailureError.
+        """
+        if self.host_root == _ROOT:
+            return _ROOT / path.lstrip("/")
+        try:
+            return Path(fs.resolve(str(self.host_root), path, missing=True))
+        except OSError as error:
+            raise IoFailureError(f"{path} below {self.host_root}: {error.strerror}", str(error.filename)) from error
 
 
 class Plugin(Protocol):

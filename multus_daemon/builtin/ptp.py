@@ -93,7 +93,7 @@ def add(call: Call, session: Session) -> Result:
 def delete(call: Call, session: Session) -> None:
     """Release the addresses, remove the container's end, and with it the host's, and the rules. Absent is done."""
     ipam.delete(call)
-    masquerade.forget(call, veth.remove(call, session))
+    masquerade.forget(call, veth.remove(call, session, others=masquerade.goes_by_name(call)))
 
 
 def check(call: Call, session: Session) -> None:

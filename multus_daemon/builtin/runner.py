@@ -129,6 +129,25 @@ class BuiltinRunner:
         except Exception as error:
             raise InternalError(str(error) or type(error).__name__) from error
 
+    def remove_rules(self, invocation: Invocation) -> None:
+        """See `ports.BuiltinPlugins`."""
+        from multus_daemon.builtin import masquerade, spoofing, veth  # the kernel: a program does without
+
+        config = skel.checked(invocation.verb, invocation.fields)
+        call = self._call(invocation, config, _prev_result(invocation, config))
+        if call.tools is None:
+            return
+        try:
+            with deadline.within(self._timeout), ops.session(invocation.netns) as session:
+                masquerade.forget(call, veth.remove(call, session, others=masquerade.goes_by_name(call)))
+                if gojson.get_bool(call.fields, "macspoofchk"):
+                    spoofing.remove(call)
+        except gojson.JsonError:
+            # No ADD has come past this.
+            return
+        except deadline.ExpiredError as error:
+            raise TryAgainLaterError(f"the removal of rules did not end within {self._timeout:g} s") from error
+
     def _call(self, invocation: Invocation, config: skel.Configuration, prev_result: Result | None) -> Call:
         return Call(
             invocation=invocation,
@@ -181,13 +200,14 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
 
 
 def _prev_result(invocation: Invocation, config: skel.Configuration) -> Result | None:
-    """The previous result. One in the configuration that can't be read fails an ADD and a CHECK.
+    """The previous result; for a DEL what the ADD answered. One in the configuration that can't be read fails an ADD
+    and a CHECK.
 
     A DEL goes on without: the reference plugins do not look at it then, and a DEL that fails leaks what it should
     have removed.
     """
-    if invocation.prev_result is not None:
-        return invocation.prev_result
+    if (known := invocation.prev_result or invocation.recorded) is not None:
+        return known
     try:
         fields = gojson.get_object(invocation.fields, "prevResult")
         return None if fields is None else from_object(fields, config.cni_version)

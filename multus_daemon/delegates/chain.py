@@ -137,8 +137,8 @@ class Chain:
         """
         config = attachment.config
         previous: Result | None = None
+        stored = self._stored(sandbox, attachment)
         if versions.at_least(config.cni_version, "0.4.0"):
-            stored = self._stored(sandbox, attachment)
             try:
                 previous = None if stored is None else _as_seen(stored, config)
             except IncompatibleVersionError as error:
@@ -147,7 +147,8 @@ class Chain:
         failures: list[CniError] = []
         for plugin in reversed(config.plugins):
             try:
-                self._runner.run(plugin.type, self._invocation("DEL", sandbox, attachment, plugin, previous))
+                invocation = self._invocation("DEL", sandbox, attachment, plugin, previous, recorded=stored)
+                self._runner.run(plugin.type, invocation)
             except UnknownContainerError as error:
                 # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
@@ -228,7 +229,14 @@ class Chain:
         return self._cache.read_result(config.name, sandbox.container_id, attachment.ifname, config.cni_version)
 
     def _invocation(
-        self, verb: str, sandbox: Sandbox, attachment: Attachment, plugin: PluginConfig, previous: Result | None
+        self,
+        verb: str,
+        sandbox: Sandbox,
+        attachment: Attachment,
+        plugin: PluginConfig,
+        previous: Result | None,
+        *,
+        recorded: Result | None = None,
     ) -> Invocation:
         return Invocation(
             verb=verb,
@@ -240,6 +248,7 @@ class Chain:
             fields=conf.plugin_fields(attachment.config, plugin, capability_args=attachment.capability_args),
             prev_result=previous,
             served_by=attachment.served_by,
+            recorded=recorded,
         )
 
 

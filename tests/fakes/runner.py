@@ -51,7 +51,8 @@ class FakePluginRunner:
 
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not to be had.
     `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
-    `called`: plugin type to what `called_by` says. `paths` are those that were given with a call.
+    `called`: plugin type to what `called_by` says. `paths` are those that were given with a call. To remove rules is a
+    call of the plugin `rules`.
     """
 
     def __init__(
@@ -93,6 +94,9 @@ class FakePluginRunner:
 
     def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
         return {plugin_type: self.locate(plugin_type)}
+
+    def remove_rules(self, invocation: Invocation) -> None:
+        self.run("rules", invocation)
 
     def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
         with self._guard:

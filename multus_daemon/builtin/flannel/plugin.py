@@ -89,7 +89,10 @@ def status(call: Call) -> None:
 def _run(call: Call, verb: str, composed: _Delegate) -> Result:
     """Raises CniError, the delegate's own unchanged."""
     fields = gojson.loads_object(composed.stdin)
-    invocation = replace(call.invocation, verb=verb, fields=fields, prev_result=None, raw=composed.stdin)
+    recorded = call.prev_result if call.invocation.verb == "DEL" else None
+    invocation = replace(
+        call.invocation, verb=verb, fields=fields, prev_result=None, raw=composed.stdin, recorded=recorded
+    )
     return call.ipam.run(composed.plugin_type, invocation)
 
 

@@ -44,11 +44,16 @@ def add(call: Call, session: Session) -> Result:
 
 
 def delete(call: Call, session: Session) -> None:
-    """Release every address of the container's interface; none is done. Raises CniError."""
+    """Release every address of the container's interface; none is done.
+
+    Raises CniError, also where the file of one can't be read: of those that the ADD answered, or, where that is not
+    known, of any.
+    """
 
     def work(leases: store.LeaseDirectory) -> None:
         for name in leases.files():
             leases.release(name)
+        leases.require_readable(_recorded(call))
 
     _locked(call, _settings(call), work)
 
@@ -57,7 +62,10 @@ def check(call: Call, session: Session) -> None:
     """Some address is the container's interface's. Raises CniError."""
 
     def work(leases: store.LeaseDirectory) -> bool:
-        return bool(leases.files() or (leases.refresh() and leases.files()))
+        if leases.files() or (leases.refresh() and leases.files()):
+            return True
+        leases.require_readable(_recorded(call))
+        return False
 
     if not _locked(call, _settings(call), work):
         raise InternalError(f"host-local: Failed to find address added by container {call.invocation.container_id}")
@@ -68,7 +76,7 @@ def status(call: Call) -> None:
 
 
 def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.LeaseDirectory], T]) -> T:
-    directory = call.on_host(settings.data_dir) / settings.name
+    directory = call.on_host(f"{settings.data_dir}/{settings.name}")
     owner = store.Owner(call.invocation.container_id, call.invocation.ifname)
     seconds = deadlines.HOST_LOCAL_LOCK_SECONDS
     began = time.monotonic()
@@ -85,6 +93,11 @@ def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.
         except OSError as error:
             reason = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
             raise IoFailureError(f"host-local: {reason}", f"data directory {directory}") from error
+
+
+def _recorded(call: Call) -> list[str]:
+    """The addresses that the ADD answered; empty where they are not known."""
+    return [] if call.prev_result is None else [ip.ip for ip in call.prev_result.ips]
 
 
 def _settings(call: Call) -> config.HostLocalConfig:

@@ -180,6 +180,8 @@ class TestDelete:
     def test_prev_result_from_040_on(self, chain, runner, version, sent):
         chain.delete(SANDBOX, attachment(version).with_result(RESULT))
         assert [("prevResult" in call.config) for call in runner.calls] == [sent] * 3
+        # Plugins in this process are told whatever the version is.
+        assert [call.invocation.recorded for call in runner.calls] == [RESULT] * 3
 
     def test_nothing_stored(self, chain, runner):
         chain.delete(Sandbox(ContainerId("c0ffee"), ""), attachment())
