@@ -19,9 +19,11 @@ from multus_daemon.base.gates import Gates
 from multus_daemon.base.portal import LoopPortal
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId
 from multus_daemon.controllers.primary_config import PrimaryConfig
 from multus_daemon.controllers.reconcile import Reconcile
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
+from multus_daemon.controllers.statuses import StatusesAtStart
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.conf_files import NodeConfFiles
@@ -31,7 +33,7 @@ from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
-from multus_daemon.engine import reconcile
+from multus_daemon.engine import reconcile, statuses
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.reconcile import Findings, Orphan
 from multus_daemon.engine.request import CniRequest
@@ -185,6 +187,7 @@ class Daemon:
         self._spool = SpoolReplay(
             Path(settings.paths.cni_dir) / "spool", _SpooledRequests(self._api), cluster, metrics.deletes
         )
+        self._statuses = StatusesAtStart(_Statuses(engine))
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
             self._reconcile = Reconcile(_Orphans(engine), cluster, metrics.deletes, seconds=seconds)
@@ -276,6 +279,7 @@ class Daemon:
         """What runs for as long as the daemon does; any of them ending is its end."""
         tasks: dict[str, Coroutine[Any, Any, Any]] = {
             "spool": self._spool.run(),
+            "network-statuses": self._statuses.run(),
             "memory": malloc.keep_trimmed(),
         }
         if self._reconcile is not None:
@@ -310,6 +314,23 @@ class _Orphans:
         """See `controllers.reconcile`."""
         work = functools.partial(reconcile.delete, self._engine, orphan, seconds)
         return await portal.run(Deadline(), work, name="reconcile")
+
+
+class _Statuses:
+    """`engine.statuses` for the event loop: each call in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def outdated(self) -> list[ContainerId]:
+        """See `controllers.statuses`."""
+        work = functools.partial(statuses.outdated, self._engine)
+        return await portal.run(Deadline(), work, name="network-statuses")
+
+    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
+        """See `controllers.statuses`."""
+        work = functools.partial(statuses.bring_up_to_date, self._engine, container_id)
+        return await portal.run(Deadline(), work, name="network-statuses")
 
 
 class _SpooledRequests:

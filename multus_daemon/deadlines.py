@@ -259,6 +259,15 @@ RECONCILE_CONTAINER_SECONDS = 30.0
 RECONCILE_RETRY_SECONDS = (60.0, 3600.0)
 """Between attempts at a container that can't be deleted."""
 
+STATUSES_BLIND_SECONDS = 2.0
+"""To the next look at the network-statuses, at start, while it is not known which pods there are."""
+
+STATUSES_POD_SECONDS = 30.0
+"""For bringing one pod's network-status up to date at start, its wait for the container's lock included.
+
+Above NETWORK_STATUS_SECONDS.
+"""
+
 PRIMARY_SETTLE_SECONDS = 10.0
 """So long a configuration has to be there unchanged: to take over from another, and, unreadable, to be passed over."""
 

@@ -236,6 +236,28 @@ def test_an_api_server_away_for_a_minute_loses_nothing(cluster: Cluster) -> None
     assert cluster.node.leftovers() == []
 
 
+@pytest.mark.timeout(180)
+def test_a_status_that_waited_for_the_api_server_outlives_the_daemon(cluster: Cluster) -> None:
+    cluster.network("n1", "10.86.0.0/16")
+    cluster.pod("p1", "n1")
+    cluster.pod("p2")
+    cluster.node.start()
+    netns, other = cluster.node.add_netns(), cluster.node.add_netns()
+    assert cluster.cni("ADD", "p2", other).code == 0
+    before = cluster.annotations("p2")
+    cluster.server.stop()
+    assert cluster.cni("ADD", "p1", netns).code == 0, "the pod was known"
+    cluster.node.kill()
+    cluster.node.start(ready=False)
+    cluster.server.start()
+    cluster.node.wait_until(lambda: bool(cluster.status("p1")), "the status is written", 60)
+    assert [entry["interface"] for entry in cluster.status("p1")] == ["eth0", "net1"]
+    assert cluster.annotations("p2") == before
+    for name, path in (("p1", netns), ("p2", other)):
+        assert cluster.cni("DEL", name, path).code == 0
+    assert cluster.node.leftovers() == []
+
+
 def test_a_daemon_that_starts_without_an_api_server_serves_del_and_says_why_add_waits(cluster: Cluster) -> None:
     cluster.pod("p1")
     cluster.node.start()
