@@ -30,7 +30,7 @@ from multus_daemon.delegates.conf_files import NodeConfFiles
 from multus_daemon.delegates.device_files import NodeDeviceFiles
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
-from multus_daemon.delegates.process import ProcessRunner
+from multus_daemon.delegates.process import MINIMAL_ENVIRON, ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
 from multus_daemon.engine import reconcile, statuses
@@ -171,6 +171,13 @@ def _allowance(settings: Settings) -> Allowance:
     return allowance
 
 
+def _passed_on(names: Sequence[str]) -> dict[str, str]:
+    """Those variables of the daemon's own environment that plugins are to have."""
+    if missing := [name for name in names if name not in os.environ]:
+        log.warning("pluginEnv: not in the daemon's environment, so plugins do not have them: %s", ", ".join(missing))
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 class Daemon:
     """Every object of the daemon, wired up, not yet running."""
 
@@ -207,6 +214,7 @@ class Daemon:
                 chroot_dir=paths.chroot_dir,
                 timeout=plugins.delegate_timeout_seconds,
                 gomaxprocs=plugins.gomaxprocs,
+                environ={**MINIMAL_ENVIRON, **_passed_on(plugins.environment)},
                 limit=limit,
             )
             tools = ToolRunner(chroot_dir=paths.chroot_dir)

@@ -7,6 +7,7 @@ once, each with its key; a key that only upstream's other programs or documents 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -27,6 +28,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 BuiltinPlugin = Literal["bridge", "flannel", "host-local", "loopback", "macvlan", "passthru", "ptp", "static", "tuning"]
 """The types of plugins that are built in."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_OWN_VARIABLES = {
+    "GOMAXPROCS": "is set by pluginGomaxprocs",
+    "LC_ALL": "is always C: the daemon reads what is printed",
+}
+"""Variables of plugin processes that are not the operator's, and why."""
 
 Flags = Mapping[str, tuple[str, Any]]
 """What the command line sets: key -> the flag as it was spelt, for errors, and the value as JSON has it."""
@@ -174,12 +182,24 @@ class PluginSettings:
     """Types of plugins, IPAM ones included, that the binary serves as with `off`, whatever `builtinPlugins` says."""
     delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", deadlines.DELEGATE_SECONDS)
     """How long one call of one plugin may take before its process group is ended."""
+    environment: tuple[str, ...] = _key("pluginEnv", ())
+    """Names of the daemon's environment variables that plugin processes get too; others never reach them."""
     gomaxprocs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = _key("pluginGomaxprocs", 2)
     """GOMAXPROCS for plugin processes: a Go plugin that starts a thread for each core of a large host is slow."""
     max_processes: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _key("maxDelegateProcesses", 0)
     """Plugin processes that run at once; 0: from the daemon's memory limit and the cores."""
     attach_concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = _key("attachConcurrency", 4)
     """Networks of one pod, after its cluster network, that are attached, or detached, at once. 1: one by one."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a name that can't be passed on."""
+        for name in self.environment:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"pluginEnv: {name[:80]!r} is not the name of a variable")
+            if name.startswith("CNI_"):
+                raise ValueError(f"pluginEnv: {name[:80]} is part of the protocol: a call sets it")
+            if reason := _OWN_VARIABLES.get(name):
+                raise ValueError(f"pluginEnv: {name} {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +378,12 @@ def _read_group(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, 
             arguments[item.name] = msgspec.convert(values[key], hints[item.name])
         except msgspec.ValidationError as error:
             problems.append(f"{names.get(key, key)}: {error}{_choices(error, hints[item.name])}")
-    return kind(**arguments)
+    try:
+        return kind(**arguments)
+    except ValueError as error:
+        # What a type can't say.
+        problems.append(str(error))
+        return kind()
 
 
 def _choices(error: msgspec.ValidationError, hint: Any) -> str:
