@@ -20,6 +20,7 @@ from multus_daemon.base.portal import LoopPortal
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId
+from multus_daemon.controllers import primary_config
 from multus_daemon.controllers.primary_config import PrimaryConfig
 from multus_daemon.controllers.reconcile import Reconcile
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
@@ -117,6 +118,9 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
     from multus_daemon.kube.node import NodeNameError
     from multus_daemon.kube.store import KubeStore
 
+    if problem := PrimaryConfig.missing(settings):
+        log.warning("not ready: %s", problem)
+        gates.close(primary_config.GATE, problem)
     try:
         connection = Connection(settings.kubernetes, gates, os.environ)
         async with connection.client:
@@ -202,7 +206,7 @@ class Daemon:
         if PrimaryConfig.is_wanted(settings):
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
         else:
-            log.info("no CNI configuration is generated: multusAutoconfigDir is empty")
+            log.info("no CNI configuration is generated: multusAutoconfigDir or cniConfigDir is empty")
 
     def _engine(self, limit: ProcessLimit) -> Engine:
         paths, plugins = self._settings.paths, self._settings.plugins

@@ -20,6 +20,8 @@ from multus_daemon.base import fs
 
 DEFAULT_CONFIG_PATH = "/etc/cni/net.d/multus.d/daemon-config.json"
 CONFIG_MAX_BYTES = 1024 * 1024
+AUTO = "auto"
+"""The `multusConfigFile` that is generated."""
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -128,12 +130,14 @@ class PrimarySettings:
     Not laid over requests: what they have of it has come from here.
     """
 
-    config_file: Text = _key("multusConfigFile", "auto", old_flags=("multus-conf-file",))
+    config_file: Text = _key("multusConfigFile", AUTO, old_flags=("multus-conf-file",))
     """`auto`: generate `00-multus.conf`; else a file that is put into `cniConfigDir` as it is."""
     config_dir: str = _key("cniConfigDir", "/etc/cni/net.d")
     """The runtime's directory of CNI configurations, as the daemon sees it. Empty: nothing is written."""
     autoconfig_dir: str = _key("multusAutoconfigDir", "")
-    """Where the primary network's configuration is looked for. Empty: nothing is generated."""
+    """Where the primary network's configuration is looked for. Empty: `cniConfigDir` where `multusConfigFile` is given
+    as `auto`, else nothing is generated, and a daemon in a cluster is not ready unless `cniConfigDir` is empty too.
+    """
     master: str = _key("multusMasterCNI", "", old_flags=("multus-master-cni-file",))
     """Name of the primary network's file in `multusAutoconfigDir`. Empty: the first that can be one."""
     override_name: bool = _key("overrideNetworkName", False)
@@ -342,6 +346,10 @@ def from_object(found: Mapping[str, Any], source: str, flags: Flags | None = Non
     groups = {group: _read_group(kind, values, names, problems) for group, kind in GROUPS.items()}
     if problems:
         raise SettingsError(source, problems)
+    primary = groups["primary"]
+    if values.get("multusConfigFile") == AUTO and not primary.autoconfig_dir:
+        # As the first thick release, whose flags name the file and no directory.
+        groups["primary"] = replace(primary, autoconfig_dir=primary.config_dir)
     return replace(Settings(**groups), given=values, warnings=tuple(warnings))
 
 

@@ -83,6 +83,13 @@ class Cluster:
         return [item for item in items if item["involvedObject"]["name"] == pod]
 
 
+def closed(node: Node) -> dict[str, str]:
+    """The closed gates of the daemon, and why."""
+    status, text = node.get("/readyz")
+    found: dict[str, str] = json.loads(text)["closed"] if status == 503 else {}
+    return found
+
+
 @pytest.fixture
 def cluster(api_server: ApiServer, api_namespace: str, make_node: Callable[..., Node]) -> Iterator[Cluster]:
     made = Cluster(api_server, make_node(standalone=False), api_namespace)
@@ -275,6 +282,22 @@ def test_a_daemon_that_starts_without_an_api_server_serves_del_and_says_why_add_
     assert cluster.node.leftovers() == []
     cluster.server.start()
     cluster.node.wait_until(lambda: cluster.node.get("/readyz")[0] == 200, "ready again", 45)
+
+
+def test_a_daemon_that_generates_no_configuration_is_not_ready_and_says_what_to_set(cluster: Cluster) -> None:
+    directory = cluster.node.root / "net.d"
+    directory.mkdir()
+    cluster.node.settings["cniConfigDir"] = str(directory)
+    cluster.node.start(ready=False)
+    cluster.node.wait_until(lambda: list(closed(cluster.node)) == ["primary"], "all but that is ready")
+    assert closed(cluster.node)["primary"].startswith("no CNI configuration is generated")
+    assert list(directory.iterdir()) == []
+    cluster.node.stop()
+    # As with the flags of the first thick release.
+    (directory / "10-cluster.conf").write_text('{"cniVersion": "1.0.0", "name": "primary", "type": "ptp"}')
+    cluster.node.settings["multusConfigFile"] = "auto"
+    cluster.node.start()
+    cluster.node.wait_until((directory / "00-multus.conf").exists, "it is generated")
 
 
 @pytest.mark.timeout(120)
