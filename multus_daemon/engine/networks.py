@@ -16,6 +16,7 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
     TryAgainLaterError,
 )
+from multus_daemon.engine import unsupported
 from multus_daemon.engine.engine import Engine
 from multus_daemon.nad import selection
 from multus_daemon.nad.selection import NetworkSelection
@@ -55,6 +56,8 @@ def of_pod(engine: Engine, pod: Pod, net_conf: NetConf) -> list[Network]:
     if default is not None:
         chosen = selection.parse_default_network(default, default_namespace=net_conf.multus_namespace)
     elements = selection.parse(annotation, pod_namespace=pod.namespace)
+    # First: what is misspelt may be why what follows fails.
+    unsupported.unknown_keys(engine, pod, [chosen, *elements] if chosen else elements)
     networks = [
         *_of_every_pod(engine, pod.namespace, chosen, net_conf),
         *(_element(engine, pod.namespace, element, net_conf, isolated=True) for element in elements),
