@@ -89,6 +89,12 @@ class ClusterStore(Events, Protocol):
         """The NetworkAttachmentDefinition. Raises NetworkNotFoundError, StoreUnavailableError."""
         ...
 
+    def namespaces_with_network(self, name: str) -> list[str]:
+        """The namespaces that have a NetworkAttachmentDefinition of that name, sorted, as far as is known without
+        asking: for messages.
+        """
+        ...
+
     def node_pods(self) -> list[Pod]:
         """Every pod of this node, those that are ending included. Raises StoreUnavailableError.
 

@@ -49,6 +49,8 @@ class Unattached:
 
     pod: Pod
     networks: tuple[str, ...]
+    has_others: bool
+    """True where it has been given networks, so that its annotation has been changed since; else it was given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,17 @@ def _unattached(engine: Engine, pods: _Pods, records: Collection[ContainerRecord
     if not lacking:
         return ()
     everything = _by_pod([*records, *_left_by_others(engine)])
-    return tuple(Unattached(pod, missing) for pod in lacking if (missing := _missing(pod, everything)))
+    return tuple(
+        Unattached(pod, missing, _has_networks(pod, everything))
+        for pod in lacking
+        if (missing := _missing(pod, everything))
+    )
+
+
+def _has_networks(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> bool:
+    """Whether the runtime's ADD for the pod is on record: it gives all networks of the annotation, or fails."""
+    own = [record for record in records.get(str(pod), ()) if is_of(record, pod)]
+    return any(not item.hot_plugged for record in own for item in record.attachments)
 
 
 def _left_by_others(engine: Engine) -> list[ContainerRecord]:
