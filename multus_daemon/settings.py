@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from multus_daemon import deadlines
+from multus_daemon import deadlines, jsontext
 from multus_daemon.base import fs
 
 DEFAULT_CONFIG_PATH = "/etc/cni/net.d/multus.d/daemon-config.json"
@@ -317,9 +317,12 @@ def parse(data: bytes, source: str, flags: Flags | None = None) -> Settings:
     try:
         found = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise SettingsError(source, [f"not JSON: {error}"]) from error
+        raise SettingsError(source, [f"not JSON: {jsontext.fault(data, error)}"]) from error
     if not isinstance(found, dict):
         raise SettingsError(source, ["a JSON object is needed"])
+    # Which of them counts is anybody's guess, and so is which was meant. Keys match in any case.
+    if repeated := jsontext.repeated_keys(data, same=str.lower):
+        raise SettingsError(source, [f"{key}: is there more than once" for key in repeated])
     return from_object(found, source, flags)
 
 

@@ -232,6 +232,25 @@ def test_what_is_wrong_is_said_with_its_key(key: str, value: Any, problem: str) 
     assert found == problem
 
 
+def test_text_that_is_no_json_is_told_with_line_and_column() -> None:
+    assert problems(b'{\n  "binDir": "/a",\n}') == [
+        "not JSON: JSON is malformed: trailing comma in object (line 3, column 1)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b'{"binDir": "/a", "cniDir": "/c", "binDir": "/a"}', ["binDir"]),
+        (b'{"binDir": "/a", "BINDIR": "/b"}', ["binDir", "BINDIR"]),
+        (b'{"logOptions": {"maxSize": 1, "maxSize": 2}}', ["logOptions.maxSize"]),
+        (b'{"delegates": [{"type": "a"}, {"type": "a", "type": "b"}]}', ["delegates[1].type"]),
+    ],
+)
+def test_a_key_that_is_there_twice_is_an_error(data: bytes, found: list[str]) -> None:
+    assert problems(data) == [f"{key}: is there more than once" for key in found]
+
+
 def test_all_problems_are_said_at_once() -> None:
     found = problems(
         json.dumps(
