@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,11 @@ def _allowance(settings: Settings) -> Allowance:
     return allowance
 
 
+def _print(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
 def _passed_on(names: Sequence[str]) -> dict[str, str]:
     """Those variables of the daemon's own environment that plugins are to have."""
     if missing := [name for name in names if name not in os.environ]:
@@ -293,6 +300,7 @@ class Daemon:
             "spool": self._spool.run(),
             "network-statuses": self._statuses.run(),
             "memory": malloc.keep_trimmed(),
+            "ready": self._say_when_ready(),
         }
         if self._reconcile is not None:
             tasks["reconcile"] = self._reconcile.run()
@@ -303,6 +311,16 @@ class Daemon:
                 self._metrics, self._settings.metrics.port, self._settings.metrics.address
             ).run()
         return tasks
+
+    async def _say_when_ready(self) -> None:
+        """One line on standard output, for who started this by hand; the log is on standard error."""
+        await self._gates.wait_open()
+        log.info("ready")
+        line = f"multus-daemon: ready, {self._server.path}\n"
+        # A pipe that nobody reads, or a terminal that has gone, is no reason to stop.
+        with contextlib.suppress(OSError, ValueError):
+            await asyncio.to_thread(_print, line)
+        await asyncio.Event().wait()
 
     async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:
         """The socket first, so that nothing new comes in; then what runs; then the loops. Raises a task's failure."""

@@ -62,6 +62,9 @@ PROBE_SECONDS = 5.0
 INSTALL_TRY_SECONDS = 10.0
 """For a shim that was just installed to name its versions, and for a daemon's socket to accept."""
 
+CTL_DAEMON_SECONDS = 2.0
+"""For `multusctl` to find a daemon that listens; then it says how to start one. A person waits."""
+
 CTL_SHIM_SECONDS = 300.0
 """For one call of the shim by `multusctl`. Above all that the shim waits for by default, so that its error is read."""
 

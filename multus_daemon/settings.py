@@ -306,6 +306,18 @@ WITHOUT_EFFECT = {
 LOG_OPTIONS: dict[str, Any] = {"maxSize": Count, "maxAge": Count, "maxBackups": Count, "compress": bool}
 
 
+def in_directory(found: Settings, directory: Path | None) -> Settings:
+    """For a user who is not root: what is not set otherwise and lies below /run and /var lies in `directory`."""
+    if directory is None:
+        return found
+    socket, paths = found.socket, found.paths
+    if "socketDir" not in found.given:
+        socket = replace(socket, directory=str(directory / "multus"))
+    if "cniDir" not in found.given:
+        paths = replace(paths, cni_dir=str(directory / "multus" / "cni"))
+    return replace(found, socket=socket, paths=paths)
+
+
 def known_keys() -> frozenset[str]:
     """Every key that a configuration may have."""
     own = {item.metadata["key"] for kind in GROUPS.values() for item in fields(kind)}

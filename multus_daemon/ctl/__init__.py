@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from multus_daemon import settings
+from multus_daemon.base import user
 from multus_daemon.cni.errors import CniError
 from multus_daemon.ctl.sandbox import Outcome, Places, SandboxError, Sandboxes
 from multus_daemon.settings import Settings, SettingsError
@@ -38,11 +40,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(arguments: argparse.Namespace) -> Outcome:
     found = settings.load(arguments.config) if arguments.config else Settings()
+    found = settings.in_directory(found, user.runtime_directory())
+    options = {"--config": arguments.config, "--standalone": arguments.standalone or Path("DIR")}
+    start = shlex.join(
+        ["multus-daemon", "run", *(str(word) for option in options.items() if option[1] for word in option)]
+    )
     places = Places(
         state=arguments.state_dir,
         netns=arguments.netns_dir,
         shim=arguments.shim,
         standalone=arguments.standalone and arguments.standalone.absolute(),
+        start=start,
     )
     sandboxes = Sandboxes(found, places)
     namespace, _, name = arguments.pod.partition("/")
@@ -55,6 +63,7 @@ def _run(arguments: argparse.Namespace) -> Outcome:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="multusctl", description="Talks to the multus daemon of this node.")
+    run = user.runtime_directory() or Path("/run")
     groups = parser.add_subparsers(dest="group", required=True)
     sandbox = groups.add_parser("sandbox", help="play the container runtime for a daemon")
     verbs = sandbox.add_subparsers(dest="verb", required=True)
@@ -72,15 +81,15 @@ def _parser() -> argparse.ArgumentParser:
             "--state-dir",
             metavar="DIR",
             type=Path,
-            default=Path("/run/multusctl"),
+            default=run / "multusctl",
             help="where sandboxes are remembered (default: %(default)s)",
         )
         command.add_argument(
             "--netns-dir",
             metavar="DIR",
             type=Path,
-            default=Path("/run/netns"),
-            help="where network namespaces are kept (default: %(default)s, where `ip netns` has them too)",
+            default=run / "netns",
+            help="where network namespaces are kept (default: %(default)s; `ip netns` has them in /run/netns)",
         )
         command.add_argument("--shim", metavar="PATH", type=Path, help="the shim (default: the installed one)")
         command.add_argument(

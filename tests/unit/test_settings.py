@@ -355,3 +355,11 @@ def test_no_key_is_declared_twice() -> None:
 def test_nested_keys_without_effect_are_log_options() -> None:
     nested = {key for key in settings.WITHOUT_EFFECT if "." in key}
     assert nested <= {f"logOptions.{key}" for key in settings.LOG_OPTIONS}
+
+
+def test_what_an_ordinary_user_has_not_set_is_in_a_directory_of_theirs() -> None:
+    found = settings.in_directory(read(), Path("/run/user/1000"))
+    assert (found.socket.directory, found.paths.cni_dir) == ("/run/user/1000/multus", "/run/user/1000/multus/cni")
+    given = read(socketDir="/s", cniDir="/c")
+    assert settings.in_directory(given, Path("/run/user/1000")) == given
+    assert settings.in_directory(read(), None) == read()
