@@ -27,8 +27,10 @@ class Pod:
     uid: PodUid
     annotations: Mapping[str, str] = field(default_factory=dict)
     host_network: bool = False
-    claims: Mapping[str, str] = field(default_factory=dict)
-    """The ResourceClaim objects of the pod (DRA), by the names that its own spec gives them."""
+    claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The ResourceClaim objects of the pod (DRA), by the names that its own spec gives them, and by those of the
+    ResourceClaimTemplates that they are made from.
+    """
     phase: str = ""
     """`Pending`, `Running`, ...; empty where it is not known."""
 

@@ -89,6 +89,12 @@ class ClusterStore(Events, Protocol):
         """The NetworkAttachmentDefinition. Raises NetworkNotFoundError, StoreUnavailableError."""
         ...
 
+    def namespaces_with_network(self, name: str) -> list[str]:
+        """The namespaces that have a NetworkAttachmentDefinition of that name, sorted, as far as is known without
+        asking: for messages.
+        """
+        ...
+
     def node_pods(self) -> list[Pod]:
         """Every pod of this node, those that are ending included. Raises StoreUnavailableError.
 
@@ -253,7 +259,7 @@ class DelegateRunner(Protocol):
         ...
 
     def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        """CHECK with the stored result as prevResult. Raises CniError."""
+        """CHECK with the stored result as prevResult, nothing below CNI 0.4.0. Raises CniError."""
         ...
 
     def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
@@ -375,6 +381,13 @@ class LinkOps(Protocol):
         """Those of `ifnames` that the namespace has, in the same order; one entry into it for all of them.
 
         Raises OSError if the namespace can't be entered.
+        """
+        ...
+
+    def first_missing(self, netns: str, ifname: IfName, result: Result) -> str:
+        """What the namespace lacks of the interfaces, addresses and routes of `result`, for a message; empty: nothing.
+
+        `ifname`: that of the ADD, for results that name no interface. Raises OSError.
         """
         ...
 

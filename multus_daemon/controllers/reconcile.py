@@ -170,14 +170,21 @@ class Reconcile:
         self._observer.unattached(len(confirmed))
         for item in confirmed:
             if item.pod.uid not in self._told:
-                text = (
-                    f"the pod runs without networks that it asked for: {', '.join(item.networks)}; was it started "
-                    "while the runtime did not use Multus? delete it, so that it is made again"
-                )
+                text = f"the pod runs without networks that it asked for: {', '.join(item.networks)}; {_advice(item)}"
                 log.warning("pod %s: %s", item.pod, text)
                 self._events.event(item.pod, "Warning", "NetworksMissing", text[:EVENT_MESSAGE_MAX])
         self._told = (self._told & lacking) | {item.pod.uid for item in confirmed}
         self._lacking = set(lacking)
+
+
+def _advice(item: Unattached) -> str:
+    """What helps. A pod whose annotation was edited would lose that with its end: it is made again from a template."""
+    if item.has_others:
+        return (
+            "its annotation was changed after its start, when networks are attached: put them into the template that "
+            "the pod is made from; a pod that runs gets them only from a hot-plug controller"
+        )
+    return "was it started while the runtime did not use Multus? delete it, so that it is made again"
 
 
 def _now() -> float:

@@ -1,7 +1,7 @@
 """Runs the plugins of one attachment by the rules of libcni: order, prevResult, runtimeConfig, cached result.
 
 Rules: CNI SPEC section 3, libcni `libcni/api.go`. On purpose different: a DEL goes on past a plugin that fails, CHECK
-below 0.4.0 is skipped, and the first words of an error are its cause, followed by whose it is.
+below 0.4.0 is the engine's, and the first words of an error are its cause, followed by whose it is.
 """
 
 from __future__ import annotations

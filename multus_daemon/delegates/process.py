@@ -2,7 +2,7 @@
 
 Execution protocol: CNI SPEC section 2; libcni's habits in containernetworking/cni `pkg/invoke`. The host's root is
 entered by the `chroot` program, which also changes to `/`, so that a plugin never has a working directory outside
-its root. Nothing of the daemon's own environment reaches a plugin, in particular no KUBERNETES_*.
+its root. Of the daemon's own environment a plugin gets what the operator has named, in particular no KUBERNETES_*.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.cni.result import Result
-from multus_daemon.engine import detach, devices, gateway, plan, records, report, schedule, unsupported
+from multus_daemon.engine import detach, devices, gateway, plan, records, report, schedule, statuses, unsupported
 from multus_daemon.engine.engine import INDICATOR_GATE, Engine
 from multus_daemon.engine.plan import Plan
 from multus_daemon.engine.request import CniRequest
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 def add(engine: Engine, request: CniRequest) -> Result:
     """Attach every network of the pod; the cluster network's result. Raises CniError.
 
-    A repeated ADD for a container that lives returns what the first one did and touches nothing.
+    A repeated ADD for a container that lives returns what the first one did and touches nothing but the
+    network-status, where that does not tell of it.
     """
     container_id = request.container_id
     netns = request.netns
@@ -43,6 +44,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
         if record is not None:
             if _lives(engine, record, netns, request.ifname):
                 log.info("ADD of container %s repeated: the stored result is returned", container_id)
+                statuses.after_repeated_add(engine, record)
                 return _cluster_result(record)
             hot_plugged = detach.detach_leftover(engine, record, netns)
         if reason := engine.gates.closed.get(INDICATOR_GATE):

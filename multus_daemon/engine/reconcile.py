@@ -24,7 +24,7 @@ from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import detach
 from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.records import held_if_free, read, read_all, without_followed
+from multus_daemon.engine.records import held_if_free, is_of, read, read_all, without_followed
 from multus_daemon.nad import selection
 from multus_daemon.ports import StoreUnavailableError
 
@@ -49,6 +49,8 @@ class Unattached:
 
     pod: Pod
     networks: tuple[str, ...]
+    has_others: bool
+    """True where it has been given networks, so that its annotation has been changed since; else it was given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,17 @@ def _unattached(engine: Engine, pods: _Pods, records: Collection[ContainerRecord
     if not lacking:
         return ()
     everything = _by_pod([*records, *_left_by_others(engine)])
-    return tuple(Unattached(pod, missing) for pod in lacking if (missing := _missing(pod, everything)))
+    return tuple(
+        Unattached(pod, missing, _has_networks(pod, everything))
+        for pod in lacking
+        if (missing := _missing(pod, everything))
+    )
+
+
+def _has_networks(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> bool:
+    """Whether the runtime's ADD for the pod is on record: it gives all networks of the annotation, or fails."""
+    own = [record for record in records.get(str(pod), ()) if is_of(record, pod)]
+    return any(not item.hot_plugged for record in own for item in record.attachments)
 
 
 def _left_by_others(engine: Engine) -> list[ContainerRecord]:
@@ -162,14 +174,7 @@ class _Pods:
 
     def has(self, record: ContainerRecord) -> bool:
         pod = self._by_name.get((record.pod_namespace, record.pod_name))
-        return pod is not None and _is_of(record, pod)
-
-
-def _is_of(record: ContainerRecord, pod: Pod) -> bool:
-    """Whether the record is the pod's. Of a static pod the API has a UID of its own."""
-    if (record.pod_namespace, record.pod_name) != (pod.namespace, pod.name):
-        return False
-    return not record.pod_uid or record.pod_uid == pod.uid or pod.is_static
+        return pod is not None and is_of(record, pod)
 
 
 def _wanted(pod: Pod) -> Counter[str]:
@@ -192,7 +197,7 @@ def _missing(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> tu
     """What the pod asked for and none of its containers has: of what is hot-plugged the names may differ."""
     least: tuple[str, ...] | None = None
     for record in records.get(str(pod), ()):
-        if _is_of(record, pod):
+        if is_of(record, pod):
             own = Counter(item.name for item in record.attachments if not item.hot_plugged)
             hot_plugged = sum(item.hot_plugged for item in record.attachments)
             missing = tuple((_wanted(pod) - own).elements())

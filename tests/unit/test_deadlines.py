@@ -146,6 +146,7 @@ def test_reads_of_an_add_are_the_shortest_requests() -> None:
 def test_a_network_status() -> None:
     assert d.NETWORK_STATUS_PATIENCE_SECONDS < d.NETWORK_STATUS_SECONDS
     assert 2 * d.NETWORK_STATUS_ATTEMPT_SECONDS + d.NETWORK_STATUS_RETRY_SECONDS[1] <= 10
+    assert d.NETWORK_STATUS_SECONDS < d.STATUSES_POD_SECONDS
 
 
 def test_an_event() -> None:
