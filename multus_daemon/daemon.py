@@ -56,9 +56,12 @@ def run(settings: Settings, *, standalone: Path | None) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
     malloc.settle()
     configure_logs(settings)
-    if standalone is not None and not standalone.is_dir():
-        raise StartError(f"--standalone {standalone}: no such directory")
-    asyncio.run(serve(settings, standalone))
+    try:
+        if standalone is not None and not standalone.is_dir():
+            raise StartError(f"--standalone {standalone}: no such directory")
+        asyncio.run(serve(settings, standalone))
+    finally:
+        logs.close()
 
 
 def approve_certificates(settings: Settings) -> None:
@@ -80,6 +83,8 @@ def approve_certificates(settings: Settings) -> None:
         asyncio.run(work())
     except errors.ConfigurationError as error:
         raise StartError(str(error)) from error
+    finally:
+        logs.close()
 
 
 def configure_logs(settings: Settings) -> None:
@@ -99,6 +104,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
         log.warning("configuration: %s", warning)
     log.debug("settings in force: %s", json.dumps(settings.effective()))
     metrics = Metrics(version=__version__)
+    metrics.ask_dropped_lines(logs.dropped)
     if standalone is not None:
         # Of the two stores only the one that is used is imported: this one needs yaml, the other kubernetes_asyncio.
         from multus_daemon.standalone.store import StandaloneStore

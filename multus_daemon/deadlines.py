@@ -288,3 +288,6 @@ CONNECTIONS_SECONDS = 2.0
 
 REPORT_SECONDS = 3.0
 """For statuses and events that still wait to go out."""
+
+LOG_FLUSH_SECONDS = 2.0
+"""For lines of the log that still wait to be written, to standard error and to the file each."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.gc_collector import GCCollector
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -157,6 +157,13 @@ class Metrics:
     def collected(self, outcome: str, attachments: int) -> None:
         """A GC has come upon so many attachments that are stale; `outcome` is one of `COLLECTED`."""
         self._collected.labels(_known(outcome, COLLECTED)).inc(attachments)
+
+    def ask_dropped_lines(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        """Ask `dropped` at each scrape how many lines of the log were lost, by where they were to go.
+
+        It is called in a thread.
+        """
+        self._registry.register(_DroppedLines(dropped))
 
     def render(self) -> tuple[bytes, str]:
         """The exposition and its Content-Type. Reads /proc: for a thread, not for the event loop."""
@@ -408,6 +415,23 @@ class _CertificateExpiry(Collector):
         )
         if (moment := self._expires()) is not None:
             family.add_metric([], moment)
+        yield family
+
+
+class _DroppedLines(Collector):
+    """One counter, which the log keeps by itself: it lies beside the metrics, not on them."""
+
+    def __init__(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        self._dropped = dropped
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "multus_log_lines_dropped",
+            "Lines of the log that could not be written: nobody reads, or the disk takes none",
+            labels=["to"],
+        )
+        for way, lines in self._dropped().items():
+            family.add_metric([way], lines)
         yield family
 
 
