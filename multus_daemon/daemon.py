@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon import __version__, deadlines, logs, portals
-from multus_daemon.base import cgroup, fs, malloc, portal
+from multus_daemon.base import cgroup, descriptors, fs, malloc, portal
 from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.portal import LoopPortal
@@ -99,7 +99,7 @@ def configure_logs(settings: Settings) -> None:
 async def serve(settings: Settings, standalone: Path | None) -> None:
     """Make the cluster store that is asked for, and the daemon on it; serve until a signal. Raises StartError."""
     gates = Gates("socket") if standalone is not None else Gates("socket", "pods", "networks")
-    log.info("multus-daemon %s starts", __version__)
+    log.info("multus-daemon %s starts, with up to %d descriptors", __version__, descriptors.raise_limit())
     for warning in settings.warnings:
         log.warning("configuration: %s", warning)
     log.debug("settings in force: %s", json.dumps(settings.effective()))

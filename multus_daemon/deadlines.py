@@ -73,8 +73,11 @@ HEAD_SECONDS = 30.0
 BODY_SECONDS = 30.0
 """For the body of a request to arrive; then code 5."""
 
-METRICS_HEAD_SECONDS = 10.0
-"""As HEAD_SECONDS, for the port of the metrics."""
+METRICS_SECONDS = 10.0
+"""For one connection to the port of the metrics, from its beginning to its end; Prometheus waits as long by default."""
+
+METRICS_PAUSE_SECONDS = 1.0
+"""Until the next connection to it is accepted, where descriptors are scarce."""
 
 LINGER_SECONDS = 2.0
 """For reading what a client still sends after it was answered, so that it gets to reading the answer."""

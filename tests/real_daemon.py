@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,8 +22,10 @@ import yaml
 class RealDaemon:
     """Use it as a context manager; it is killed at the end."""
 
-    def __init__(self, root: Path, settings: dict[str, Any] | None = None, **how: Any) -> None:
-        """`how`: what `subprocess.Popen` gets besides, `stderr` above all."""
+    def __init__(
+        self, root: Path, settings: dict[str, Any] | None = None, wrapper: Sequence[str] = (), **how: Any
+    ) -> None:
+        """`wrapper`: a program that the command line is given to; `how`: what `subprocess.Popen` gets besides."""
         self.root = root
         self.socket = root / "run" / "multus.sock"
         self.manifests = root / "manifests"
@@ -38,13 +41,14 @@ class RealDaemon:
             "clusterNetwork": "cluster",
             **(settings or {}),
         }
+        self._wrapper = wrapper
         self._how = how
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RealDaemon:
         config = self.root / "daemon-config.json"
         config.write_text(json.dumps(self.settings))
-        command = [sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(config)]
+        command = [*self._wrapper, sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(config)]
         self.process = subprocess.Popen(
             [*command, "--standalone", str(self.manifests)], stdin=subprocess.DEVNULL, **self._how
         )
@@ -59,6 +63,12 @@ class RealDaemon:
         assert self.process is not None
         self.process.kill()
         self.process.wait(timeout=30)
+
+    @property
+    def pid(self) -> int:
+        """Of the process; a wrapper has become the daemon by `exec`."""
+        assert self.process is not None
+        return self.process.pid
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""
@@ -116,13 +126,9 @@ class RealDaemon:
             "CNI_PATH": str(self.bin_dir),
             "CNI_ARGS": ";".join(f"{key}={value}" for key, value in {"IgnoreUnknown": "1", **kubernetes}.items()),
         }
-        config = {
-            "cniVersion": "1.0.0",
-            "name": "multus-cni-network",
-            "type": "multus-shim",
-            "clusterNetwork": "cluster",
-        }
-        body = {"env": environment, "config": config}
+        names = {"name": "multus-cni-network", "type": "multus-shim", "clusterNetwork": "cluster"}
+        config = json.dumps({"cniVersion": "1.0.0", **names}).encode()
+        body = {"env": environment, "config": base64.b64encode(config).decode()}
         return self._ask("POST", "/cni", json.dumps(body).encode(), seconds)
 
     netns = ""
