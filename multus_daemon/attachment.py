@@ -149,6 +149,10 @@ class Invocation:
     """Standard input as it was given, where it was; it then has all that `fields` has."""
     served_by: Mapping[str, str] = field(default_factory=dict, compare=False)
     """As in Attachment. Not for the plugin."""
+    pod_namespace: str = field(default="", compare=False)
+    """Whom the call counts for; empty where it is for no pod. Not for the plugin."""
+    network: str = field(default="", compare=False)
+    """The attachment's name. Not for the plugin."""
 
     @cached_property
     def stdin(self) -> bytes:

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.portal import LoopPortal
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.errors import CniError
 from multus_daemon.controllers.primary_config import PrimaryConfig
 from multus_daemon.controllers.reconcile import Reconcile
@@ -130,7 +131,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
             try:
-                daemon = Daemon(settings, portals.Cluster(store, LoopPortal()), gates, metrics)
+                daemon = Daemon(settings, portals.Cluster(store, LoopPortal()), gates, metrics, store.asked_networks)
                 await daemon.serve({"cluster": store.run(), "credentials": connection.run()})
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
@@ -178,15 +179,28 @@ def _allowance(settings: Settings) -> Allowance:
 class Daemon:
     """Every object of the daemon, wired up, not yet running."""
 
-    def __init__(self, settings: Settings, cluster: ClusterStore, gates: Gates, metrics: Metrics) -> None:
-        """Raises StartError."""
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: ClusterStore,
+        gates: Gates,
+        metrics: Metrics,
+        asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
+    ) -> None:
+        """`asked_networks`: see `CniApi`. Raises StartError."""
         self._settings = settings
         self._gates = gates
         self._metrics = metrics
         self._cluster = cluster
         limit = ProcessLimit(_allowance(settings), observer=metrics.processes)
         engine = self._engine(limit)
-        self._api = CniApi(Verbs(engine), self._metrics, at_once=settings.socket.connection_limit, hurry=limit.hurried)
+        self._api = CniApi(
+            Verbs(engine),
+            self._metrics,
+            at_once=settings.socket.connection_limit,
+            hurry=limit.hurried,
+            asked_networks=asked_networks,
+        )
         self._server = UnixServer(self._api, self._gates, self._metrics, Path(settings.socket.directory))
         self._spool = SpoolReplay(
             Path(settings.paths.cni_dir) / "spool", _SpooledRequests(self._api), cluster, metrics.deletes

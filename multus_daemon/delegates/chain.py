@@ -235,6 +235,8 @@ class Chain:
             fields=conf.plugin_fields(attachment.config, plugin, capability_args=attachment.capability_args),
             prev_result=previous,
             served_by=attachment.served_by,
+            pod_namespace=next((value for key, value in attachment.cni_args if key == "K8S_POD_NAMESPACE"), ""),
+            network=attachment.name,
         )
 
 

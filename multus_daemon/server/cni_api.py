@@ -18,6 +18,7 @@ from multus_daemon.base import portal, slots
 from multus_daemon.base.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.base.deadline import Deadline, ExpiredError
 from multus_daemon.cni import versions
+from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -26,7 +27,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.cni.result import Result
-from multus_daemon.delegates.limit import RANKS
+from multus_daemon.delegates.limit import KEPT, RANKS
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.metrics import Metrics
 from multus_daemon.server import wire
@@ -103,18 +104,21 @@ class CniApi:
         body_timeout: float = deadlines.BODY_SECONDS,
         at_once: int = 256,
         hurry: Hurry | None = None,
+        asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: how many verbs; `hurry`: used while a DEL of a container is there, since it
-        waits for what runs of it.
+        waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as far as
+        that is known; it neither blocks nor raises.
         """
         self._verbs = verbs
         self._metrics = metrics
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
-        self._slots = slots.Slots(at_once)
+        self._slots = slots.Slots(at_once, reserved=at_once // KEPT, kept=at_once // KEPT)
         self._hurry = hurry
+        self._asked_networks = asked_networks
         self._requests = TaskGroupOfRequests()
         # Runtimes ask every 5 s, CRI-O at its start every 0.5 s: a plugin that hangs does so once.
         self._status = SharedCalls()
@@ -230,17 +234,25 @@ class CniApi:
         """One of those that are worked on. Raises TryAgainLaterError (11) for a request that waited in vain."""
         verb = request.verb
         async with contextlib.AsyncExitStack() as stack:
-            key = request.container_id if isinstance(request, CniRequest) else ""
+            key, groups = "", ("", "")
+            if isinstance(request, CniRequest):
+                network = (
+                    request.network if isinstance(request, DelegateRequest) else self._asked_networks(request.args)
+                )
+                key, groups = request.container_id, (request.args.namespace, network)
             patience = deadlines.SLOT_WAIT_SECONDS[verb]
-            place = self._slots.hold(key, RANKS.get(verb, RANKS["CHECK"]), patience)
+            place = self._slots.hold(key, RANKS.get(verb, RANKS["CHECK"]), patience, groups)
             try:
                 with self._metrics.queued(verb):
                     await stack.enter_async_context(place)
             except slots.NoSlotError as error:
+                details = "that is what connectionLimit says: raise it"
+                if error.share:
+                    details = f"its namespace or networks have the {error.share} that they may have; {details}"
                 raise TryAgainLaterError(
                     f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
                     f"requests waiting and at most {self._slots.size} worked on at once",
-                    "that is what connectionLimit says: raise it",
+                    details,
                 ) from error
             stack.enter_context(self._metrics.in_flight(verb))
             yield
