@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -129,3 +130,27 @@ def test_requests_of_one_namespace_do_not_take_every_thread(tmp_path, netns):
         answers = crowd.pairs("other", "good")
         assert [status for status, _ in answers] == [200] * 2 * OTHERS, answers
         assert crowd.let_go() == [200] * HANGING
+
+
+def test_pods_with_thousands_of_port_mappings_fail_nobody_else(tmp_path, netns):
+    """They are told the bound at once, and no plugin works for them; those with as many as allowed get theirs."""
+    with Crowd(tmp_path, netns) as crowd:
+        crowd.daemon.network("ports", "hangs", "default")
+        for name, number in (("greedy", 2500), ("modest", 128)):
+            mappings = [{"hostPort": port, "containerPort": port} for port in range(1, number + 1)]
+            crowd.daemon.pod(name, "default", json.dumps([{"name": "ports", "portMappings": mappings}]))
+        crowd.daemon.pod("good", "default")
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(
+                pool.map(lambda number: crowd.daemon.cni("ADD", f"g{number}", "greedy", "default"), range(8))
+            )
+        for status, text in answers:
+            assert status == 400
+            error = json.loads(text)
+            assert error["code"] == 7
+            assert error["msg"].startswith("2500 portMappings of pod default/greedy, and at most 128 are allowed")
+        assert crowd.hanging == ""
+        answers = crowd.pairs("default", "good")
+        assert [status for status, _ in answers] == [200] * 2 * OTHERS, answers
+        crowd.go.touch()
+        assert crowd.daemon.cni("ADD", "m1", "modest", "default")[0] == 200

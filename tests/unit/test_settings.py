@@ -63,6 +63,7 @@ OF_THE_NODE = {
 
 DEFAULTS: dict[str, Any] = {
     "attachConcurrency": 4,
+    "maxPortMappings": 128,
     "auxiliaryCNIChainName": "",
     "binDir": "/opt/cni/bin",
     "builtinPlugins": "prefer",
@@ -213,6 +214,7 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("delegateTimeoutSeconds", 0, "delegateTimeoutSeconds: Expected `float` > 0.0"),
         ("delegateTimeoutSeconds", 3601, "delegateTimeoutSeconds: Expected `float` <= 3600.0"),
         ("daemonWaitSeconds", -1, "daemonWaitSeconds: Expected `float` >= 0.0"),
+        ("maxPortMappings", 0, "maxPortMappings: Expected `int` >= 1"),
         ("pluginGomaxprocs", 0, "pluginGomaxprocs: Expected `int` >= 1"),
         ("chrootDri", "/", "chrootDri: unknown key, is chrootDir meant?"),
         ("CHROOTDIRECTORY", "/", "CHROOTDIRECTORY: unknown key, is chrootDir meant?"),
