@@ -40,12 +40,16 @@ class NoSlotError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
+class Slot:
+    """One that is taken, or waited for."""
+
     key: str
     rank: int
-    granted: asyncio.Future[None]
     turn: int
     arrival: int
+    granted: bool = False
+    event: asyncio.Future[None] | None = None
+    """Where somebody waits: done once it is granted."""
     ordinary: bool = False
     """Set where it has its slot by a rank that is not urgent."""
 
@@ -64,7 +68,7 @@ class Slots:
         self._behind: dict[str, int] = {}
         self._taken = 0
         self._ordinary = 0
-        self._waiting: list[_Waiter] = []
+        self._waiting: list[Slot] = []
         self._hurried: Counter[str] = Counter()
 
     @property
@@ -79,23 +83,34 @@ class Slots:
 
     @contextlib.asynccontextmanager
     async def hold(self, key: str, rank: int, timeout: float) -> AsyncIterator[None]:
-        """Hold a slot for the duration of the block. Raises NoSlotError where none is to be had in `timeout` seconds.
-
-        Not from within the block of another slot of this object: everybody could wait for everybody.
-        """
-        arrival = next(_arrivals)
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(key, rank, granted, _turn.get(arrival), arrival)
-        self._waiting.append(waiter)
+        """Hold a slot for the duration of the block; raises as `take` does."""
+        slot = await self.take(key, rank, timeout)
         try:
-            self._grant()
-            if not granted.done():
-                await asyncio.wait((granted,), timeout=timeout)
-            if not granted.done():
-                raise NoSlotError(len(self._waiting))
             yield
         finally:
-            self._leave(waiter)
+            self.give_back(slot)
+
+    async def take(self, key: str, rank: int, timeout: float) -> Slot:
+        """A slot, to be given back. Raises NoSlotError where none is to be had in `timeout` seconds.
+
+        Not by who has another slot of this object: everybody could wait for everybody.
+        """
+        arrival = next(_arrivals)
+        slot = Slot(key, rank, _turn.get(arrival), arrival)
+        self._waiting.append(slot)
+        self._grant()
+        if not slot.granted:
+            slot.event = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait((slot.event,), timeout=timeout)
+            except BaseException:
+                self.give_back(slot)
+                raise
+            if not slot.granted:
+                waiting = len(self._waiting)
+                self.give_back(slot)
+                raise NoSlotError(waiting)
+        return slot
 
     @contextlib.contextmanager
     def hurried(self, key: str) -> Iterator[None]:
@@ -109,7 +124,7 @@ class Slots:
             if not self._hurried[key]:
                 del self._hurried[key]
 
-    def _is_urgent(self, waiter: _Waiter) -> bool:
+    def _is_urgent(self, waiter: Slot) -> bool:
         return waiter.rank == URGENT or waiter.key in self._hurried
 
     def _grant(self) -> None:
@@ -121,12 +136,14 @@ class Slots:
             waiter = min(able, key=self._place)
             self._waiting.remove(waiter)
             waiter.ordinary = not self._is_urgent(waiter)
-            waiter.granted.set_result(None)
+            waiter.granted = True
+            if waiter.event is not None:
+                waiter.event.set_result(None)
             self._taken += 1
             self._ordinary += waiter.ordinary
             self._move_behind(waiter.key)
 
-    def _place(self, waiter: _Waiter) -> tuple[int, int, int]:
+    def _place(self, waiter: Slot) -> tuple[int, int, int]:
         rank = URGENT if self._is_urgent(waiter) else waiter.rank
         return rank, max(waiter.turn, self._behind.get(waiter.key, 0)), waiter.arrival
 
@@ -137,12 +154,13 @@ class Slots:
         else:
             self._behind.pop(key, None)
 
-    def _leave(self, waiter: _Waiter) -> None:
-        if not waiter.granted.done():
-            self._waiting.remove(waiter)
-            if not any(other.key == waiter.key for other in self._waiting):
-                self._behind.pop(waiter.key, None)
+    def give_back(self, slot: Slot) -> None:
+        """What `take` has returned."""
+        if not slot.granted:
+            self._waiting.remove(slot)
+            if not any(other.key == slot.key for other in self._waiting):
+                self._behind.pop(slot.key, None)
             return
         self._taken -= 1
-        self._ordinary -= waiter.ordinary
+        self._ordinary -= slot.ordinary
         self._grant()
