@@ -8,7 +8,8 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 URGENT = 0
 """The rank that comes first, and the only one that may have the reserved slots."""
@@ -44,15 +45,31 @@ class NoSlotError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
+class Slot:
+    """One that is taken, or waited for."""
+
     key: str
-    groups: tuple[str, ...]
     rank: int
-    granted: asyncio.Future[None]
     turn: int
     arrival: int
+    groups: tuple[str, ...] = ()
+    granted: bool = False
+    event: asyncio.Future[None] | None = None
+    """Where somebody waits: done once it is granted."""
     ordinary: bool = False
     """Set where it has its slot by a rank that is not urgent."""
+    lines: tuple[Hashable, ...] = field(init=False)
+    """Those who take turns: the groups, else the key; and within them the keys."""
+    shares: tuple[Hashable, ...] = field(init=False)
+    """What it counts for: all groups together first, then each that has a name."""
+
+    def __post_init__(self) -> None:
+        if any(self.groups):
+            self.lines = (self.groups, (self.groups, self.key))
+            self.shares = (self.groups, *((place, name) for place, name in enumerate(self.groups) if name))
+        else:
+            self.lines = (self.key,)
+            self.shares = ()
 
 
 class Slots:
@@ -76,7 +93,7 @@ class Slots:
         self._in_line: Counter[Hashable] = Counter()
         self._taken = 0
         self._ordinary = 0
-        self._waiting: list[_Waiter] = []
+        self._waiting: list[Slot] = []
         self._hurried: Counter[str] = Counter()
         # Slots by group, with its place among the groups, and by all groups together.
         self._held: Counter[Hashable] = Counter()
@@ -93,26 +110,52 @@ class Slots:
 
     @contextlib.asynccontextmanager
     async def hold(self, key: str, rank: int, timeout: float, groups: tuple[str, ...] = ()) -> AsyncIterator[None]:
-        """Hold a slot for the duration of the block. Raises NoSlotError where none is to be had in `timeout` seconds.
+        """Hold a slot for the duration of the block; raises as `take` does."""
+        slot = await self.take(key, rank, timeout, groups)
+        try:
+            yield
+        finally:
+            self.give_back(slot)
+
+    async def take(self, key: str, rank: int, timeout: float, groups: tuple[str, ...] = ()) -> Slot:
+        """A slot, to be given back. Raises NoSlotError where none is to be had in `timeout` seconds.
 
         `groups`: whom it counts for, each name in its place; an empty one counts for nobody.
 
-        Not from within the block of another slot of this object: everybody could wait for everybody.
+        Not by who has another slot of this object: everybody could wait for everybody.
         """
         arrival = next(_arrivals)
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(key, groups, rank, granted, _turn.get(arrival), arrival)
-        self._waiting.append(waiter)
-        self._in_line.update(_lines(waiter))
-        try:
-            self._grant()
-            if not granted.done():
-                await asyncio.wait((granted,), timeout=timeout)
-            if not granted.done():
-                raise NoSlotError(len(self._waiting), self._full_share(waiter))
-            yield
-        finally:
-            self._leave(waiter)
+        slot = Slot(key, rank, _turn.get(arrival), arrival, groups)
+        if not self._waiting and self._taken < self.size and self._may(slot):
+            self._have(slot)
+            return slot
+        self._waiting.append(slot)
+        for line in slot.lines:
+            self._in_line[line] += 1
+        self._grant()
+        if not slot.granted:
+            slot.event = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait((slot.event,), timeout=timeout)
+            except BaseException:
+                self.give_back(slot)
+                raise
+            if not slot.granted:
+                error = NoSlotError(len(self._waiting), self._full_share(slot))
+                self.give_back(slot)
+                raise error
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        """What `take` has returned."""
+        if not slot.granted:
+            self._leave_lines(slot)
+            return
+        self._taken -= 1
+        self._ordinary -= slot.ordinary
+        for name in slot.shares:
+            _count_down(self._held, name)
+        self._grant()
 
     @contextlib.contextmanager
     def hurried(self, key: str) -> Iterator[None]:
@@ -122,84 +165,66 @@ class Slots:
         try:
             yield
         finally:
-            self._hurried[key] -= 1
-            if not self._hurried[key]:
-                del self._hurried[key]
+            _count_down(self._hurried, key)
 
-    def _is_urgent(self, waiter: _Waiter) -> bool:
-        return waiter.rank == URGENT or waiter.key in self._hurried
+    def _is_urgent(self, slot: Slot) -> bool:
+        return slot.rank == URGENT or slot.key in self._hurried
 
     def _grant(self) -> None:
         while self._waiting and self._taken < self.size:
-            able = [waiter for waiter in self._waiting if self._may(waiter)]
+            able = [slot for slot in self._waiting if self._may(slot)]
             if not able:
                 return
-            waiter = min(able, key=self._place)
-            self._waiting.remove(waiter)
-            waiter.ordinary = not self._is_urgent(waiter)
-            waiter.granted.set_result(None)
-            self._taken += 1
-            self._ordinary += waiter.ordinary
-            self._held.update(_shares(waiter))
-            self._move_behind(waiter)
+            slot = min(able, key=self._place)
+            self._leave_lines(slot)
+            for line in slot.lines:
+                if line in self._in_line:
+                    # What else waits in it goes to its end.
+                    self._behind[line] = next(_arrivals)
+            self._have(slot)
+            if slot.event is not None:
+                slot.event.set_result(None)
 
-    def _may(self, waiter: _Waiter) -> bool:
-        return (self._ordinary < self._ordinary_size or self._is_urgent(waiter)) and not self._full_share(waiter)
+    def _have(self, slot: Slot) -> None:
+        slot.granted = True
+        slot.ordinary = not self._is_urgent(slot)
+        self._taken += 1
+        self._ordinary += slot.ordinary
+        for name in slot.shares:
+            self._held[name] += 1
 
-    def _full_share(self, waiter: _Waiter) -> int:
-        """The share that its groups have taken all of; 0 where they may have one more."""
-        size = self.size if self._is_urgent(waiter) else self._ordinary_size
-        for name in _shares(waiter):
-            share = self._share(size, together=name == waiter.groups)
+    def _leave_lines(self, slot: Slot) -> None:
+        """It waits no more. What is known of a line in which nobody waits is forgotten."""
+        self._waiting.remove(slot)
+        for line in slot.lines:
+            if _count_down(self._in_line, line) == 0:
+                self._behind.pop(line, None)
+
+    def _place(self, slot: Slot) -> tuple[int, ...]:
+        rank = URGENT if self._is_urgent(slot) else slot.rank
+        return rank, *(max(slot.turn, self._behind.get(line, 0)) for line in slot.lines), slot.arrival
+
+    def _may(self, slot: Slot) -> bool:
+        return (self._ordinary < self._ordinary_size or self._is_urgent(slot)) and not self._full_share(slot)
+
+    def _full_share(self, slot: Slot) -> int:
+        """The share that its groups have all of; 0 where they may have one more."""
+        size = self.size if self._is_urgent(slot) else self._ordinary_size
+        for name in slot.shares:
+            together = name is slot.groups
+            if size > 3:
+                share = max(1, size - self._kept * (2 if together else 1))
+            else:
+                share = max(1, size - self._kept) if together else size
             if self._held[name] >= share:
                 return share
         return 0
 
-    def _share(self, size: int, *, together: bool) -> int:
-        if size <= 3:
-            return max(1, size - self._kept) if together else size
-        return max(1, size - self._kept * (2 if together else 1))
 
-    def _place(self, waiter: _Waiter) -> tuple[int, ...]:
-        rank = URGENT if self._is_urgent(waiter) else waiter.rank
-        return rank, *(max(waiter.turn, self._behind.get(line, 0)) for line in _lines(waiter)), waiter.arrival
-
-    def _move_behind(self, waiter: _Waiter) -> None:
-        """Put what else waits for its groups and its key at the end; forget them where nothing does."""
-        for line in self._out_of_line(waiter):
-            self._behind[line] = next(_arrivals)
-
-    def _out_of_line(self, waiter: _Waiter) -> list[Hashable]:
-        """It waits no more; in which of its lines others do. What is known of the other lines is forgotten."""
-        lines = _lines(waiter)
-        self._in_line.subtract(lines)
-        for line in lines:
-            if not self._in_line[line]:
-                del self._in_line[line]
-                self._behind.pop(line, None)
-        return [line for line in lines if line in self._in_line]
-
-    def _leave(self, waiter: _Waiter) -> None:
-        if not waiter.granted.done():
-            self._waiting.remove(waiter)
-            self._out_of_line(waiter)
-            return
-        self._taken -= 1
-        self._ordinary -= waiter.ordinary
-        self._held.subtract(shares := _shares(waiter))
-        for name in shares:
-            if not self._held[name]:
-                del self._held[name]
-        self._grant()
-
-
-def _lines(waiter: _Waiter) -> tuple[Hashable, Hashable]:
-    """Those who take turns: the groups, else the key; and within them the keys."""
-    return waiter.groups if any(waiter.groups) else waiter.key, (waiter.groups, waiter.key)
-
-
-def _shares(waiter: _Waiter) -> list[Hashable]:
-    """What its slot counts for: all groups together, and each of them."""
-    if not any(waiter.groups):
-        return []
-    return [waiter.groups, *((place, name) for place, name in enumerate(waiter.groups) if name)]
+def _count_down(counter: Counter[Any], name: Hashable) -> int:
+    """One less; what is left. Nothing is kept of who has none."""
+    counter[name] -= 1
+    left = counter[name]
+    if not left:
+        del counter[name]
+    return left

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -229,33 +229,24 @@ class CniApi:
             return self._hurry(request.container_id)
         return contextlib.nullcontext()
 
-    @contextlib.asynccontextmanager
-    async def _admitted(self, request: CniRequest | wire.NodeRequest) -> AsyncIterator[None]:
-        """One of those that are worked on. Raises TryAgainLaterError (11) for a request that waited in vain."""
+    async def _admitted(self, request: CniRequest | wire.NodeRequest) -> slots.Slot:
+        """A place among those that are worked on. Raises TryAgainLaterError (11) where none was to be had in time."""
         verb = request.verb
-        async with contextlib.AsyncExitStack() as stack:
-            key, groups = "", ("", "")
-            if isinstance(request, CniRequest):
-                network = (
-                    request.network if isinstance(request, DelegateRequest) else self._asked_networks(request.args)
-                )
-                key, groups = request.container_id, (request.args.namespace, network)
-            patience = deadlines.SLOT_WAIT_SECONDS[verb]
-            place = self._slots.hold(key, RANKS.get(verb, RANKS["CHECK"]), patience, groups)
-            try:
-                with self._metrics.queued(verb):
-                    await stack.enter_async_context(place)
-            except slots.NoSlotError as error:
-                details = "that is what connectionLimit says: raise it"
-                if error.share:
-                    details = f"its namespace or networks have the {error.share} that they may have; {details}"
-                raise TryAgainLaterError(
-                    f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
-                    f"requests waiting and at most {self._slots.size} worked on at once",
-                    details,
-                ) from error
-            stack.enter_context(self._metrics.in_flight(verb))
-            yield
+        key, groups = "", ("", "")
+        if isinstance(request, CniRequest):
+            network = request.network if isinstance(request, DelegateRequest) else self._asked_networks(request.args)
+            key, groups = request.container_id, (request.args.namespace, network)
+        patience = deadlines.SLOT_WAIT_SECONDS[verb]
+        try:
+            with self._metrics.queued(verb):
+                return await self._slots.take(key, RANKS.get(verb, RANKS["CHECK"]), patience, groups)
+        except slots.NoSlotError as error:
+            share = f"its namespace or networks have the {error.share} that they may have; " if error.share else ""
+            raise TryAgainLaterError(
+                f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
+                f"requests waiting and at most {self._slots.size} worked on at once",
+                f"{share}that is what connectionLimit says: raise it",
+            ) from error
 
     def _finish(self, verb: str, seconds: float, failure: CniError | None, traceback: BaseException | None) -> None:
         if failure is None:
@@ -313,11 +304,19 @@ class CniApi:
         seconds = self._verb_seconds[request.verb]
         limit = Deadline(seconds)
         try:
-            async with asyncio.timeout(seconds), self._admitted(request):
-                if request.verb == "STATUS" and isinstance(request, wire.NodeRequest):
-                    # Of several that share it, each waits for as long as it may; the run is stopped with the last.
-                    return await self._status.of(request.stdin, lambda: portal.run(Deadline(), work, name="STATUS"))
-                return await portal.run(limit, work, name=request.verb)
+            async with asyncio.timeout(seconds):
+                place = await self._admitted(request)
+                try:
+                    with self._metrics.in_flight(request.verb):
+                        if request.verb == "STATUS" and isinstance(request, wire.NodeRequest):
+                            # Of several that share it, each waits for as long as it may; the run is stopped with the
+                            # last.
+                            return await self._status.of(
+                                request.stdin, lambda: portal.run(Deadline(), work, name="STATUS")
+                            )
+                        return await portal.run(limit, work, name=request.verb)
+                finally:
+                    self._slots.give_back(place)
         except TimeoutError as error:
             # A STATUS may share the run of one that came before, whose time is over earlier.
             if not (limit.expired or isinstance(error, ExpiredError)):
