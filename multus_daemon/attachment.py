@@ -153,6 +153,10 @@ class Invocation:
     """As in Attachment. Not for the plugin."""
     recorded: Result | None = field(default=None, compare=False)
     """Of a DEL: what the ADD answered, where that is known, whatever the version tells a plugin that is a process."""
+    pod_namespace: str = field(default="", compare=False)
+    """Whom the call counts for; empty where it is for no pod. Not for the plugin."""
+    network: str = field(default="", compare=False)
+    """The attachment's name. Not for the plugin."""
 
     @cached_property
     def stdin(self) -> bytes:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon import __version__, deadlines, logs, portals
-from multus_daemon.base import cgroup, fs, malloc, portal, timeline
+from multus_daemon.base import cgroup, descriptors, fs, malloc, portal, timeline
 from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.portal import LoopPortal
 from multus_daemon.base.timeline import Timelines
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.controllers import primary_config
@@ -66,9 +67,12 @@ def run(settings: Settings, *, standalone: Path | None) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
     malloc.settle()
     configure_logs(settings)
-    if standalone is not None and not standalone.is_dir():
-        raise StartError(f"--standalone {standalone}: no such directory")
-    asyncio.run(serve(settings, standalone))
+    try:
+        if standalone is not None and not standalone.is_dir():
+            raise StartError(f"--standalone {standalone}: no such directory")
+        asyncio.run(serve(settings, standalone))
+    finally:
+        logs.close()
 
 
 def approve_certificates(settings: Settings) -> None:
@@ -90,6 +94,8 @@ def approve_certificates(settings: Settings) -> None:
         asyncio.run(work())
     except errors.ConfigurationError as error:
         raise StartError(str(error)) from error
+    finally:
+        logs.close()
 
 
 def configure_logs(settings: Settings) -> None:
@@ -104,17 +110,18 @@ def configure_logs(settings: Settings) -> None:
 async def serve(settings: Settings, standalone: Path | None) -> None:
     """Make the cluster store that is asked for, and the daemon on it; serve until a signal. Raises StartError."""
     gates = Gates("socket") if standalone is not None else Gates("socket", "pods", "networks")
-    log.info("multus-daemon %s starts", __version__)
+    log.info("multus-daemon %s starts, with up to %d descriptors", __version__, descriptors.raise_limit())
     for warning in settings.warnings:
         log.warning("configuration: %s", warning)
     log.debug("settings in force: %s", json.dumps(settings.effective()))
     metrics = Metrics(version=__version__)
+    metrics.ask_dropped_lines(logs.dropped)
     if standalone is not None:
         # Of the two stores only the one that is used is imported: this one needs yaml, the other kubernetes_asyncio.
         from multus_daemon.standalone.store import StandaloneStore
 
         manifests = StandaloneStore(standalone, gates)
-        await Daemon(settings, manifests, gates, metrics, manifests.report).serve({"cluster": manifests.run()})
+        await Daemon(settings, manifests, gates, metrics, report=manifests.report).serve({"cluster": manifests.run()})
     else:
         await _serve_kubernetes(settings, gates, metrics)
 
@@ -137,7 +144,10 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
             try:
-                daemon = Daemon(settings, portals.Cluster(store, LoopPortal()), gates, metrics, store.report)
+                cluster = portals.Cluster(store, LoopPortal())
+                daemon = Daemon(
+                    settings, cluster, gates, metrics, report=store.report, asked_networks=store.asked_networks
+                )
                 await daemon.serve({"cluster": store.run(), "credentials": connection.run()})
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
@@ -203,9 +213,14 @@ class Daemon:
         cluster: ClusterStore,
         gates: Gates,
         metrics: Metrics,
+        *,
         report: Callable[[], Mapping[str, Any]] = dict,
+        asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
-        """`report`: how well the cluster is known, for `diagnosis.status`. Raises StartError."""
+        """`report`: how well the cluster is known, for `diagnosis.status`. `asked_networks`: see `CniApi`.
+
+        Raises StartError.
+        """
         self._settings = settings
         self._gates = gates
         self._metrics = metrics
@@ -219,6 +234,7 @@ class Daemon:
             at_once=settings.socket.connection_limit,
             hurry=limit.hurried,
             timelines=timelines,
+            asked_networks=asked_networks,
         )
         self._report = report
         self._limit = limit

@@ -82,8 +82,11 @@ BODY_SECONDS = 30.0
 ADMIN_SECONDS = 60.0
 """For one answer to `multusctl`, the wait for its turn included."""
 
-METRICS_HEAD_SECONDS = 10.0
-"""As HEAD_SECONDS, for the port of the metrics."""
+METRICS_SECONDS = 10.0
+"""For one connection to the port of the metrics, from its beginning to its end; Prometheus waits as long by default."""
+
+METRICS_PAUSE_SECONDS = 1.0
+"""Until the next connection to it is accepted, where descriptors are scarce."""
 
 LINGER_SECONDS = 2.0
 """For reading what a client still sends after it was answered, so that it gets to reading the answer."""
@@ -306,3 +309,6 @@ CONNECTIONS_SECONDS = 2.0
 
 REPORT_SECONDS = 3.0
 """For statuses and events that still wait to go out."""
+
+LOG_FLUSH_SECONDS = 2.0
+"""For lines of the log that still wait to be written, to standard error and to the file each."""

@@ -7,14 +7,15 @@ belongs in a thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.gc_collector import GCCollector
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -44,33 +45,37 @@ class Metrics:
         registry = registry or CollectorRegistry()
         self._registry = registry
         self._plugin_types: set[str] = set()
+        # The children are kept, here as there: a look-up by the library is 3 us, and there are five for each request.
         # Name, labels and help text are upstream's: dashboards stay as they are.
-        self._requests = Counter(
+        requests = Counter(
             "multus_server_request_total",
             "Counter of HTTP requests",
             ["handler", "code", "method"],
             registry=registry,
         )
-        self._verbs = Histogram(
+        self._requests = functools.cache(requests.labels)
+        verbs = Histogram(
             "multus_cni_request_duration_seconds",
             "Time from a decoded CNI request to its answer",
             ["verb", "outcome"],
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._delegates = Histogram(
+        self._verbs = functools.cache(verbs.labels)
+        delegates = Histogram(
             "multus_delegate_duration_seconds",
             "Time of one call of one plugin",
             ["type", "verb", "outcome"],
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._in_flight = Gauge(
-            "multus_cni_requests_in_flight", "CNI requests being worked on", ["verb"], registry=registry
-        )
-        self._queued = Gauge(
+        self._delegates = functools.cache(delegates.labels)
+        in_flight = Gauge("multus_cni_requests_in_flight", "CNI requests being worked on", ["verb"], registry=registry)
+        self._in_flight = functools.cache(in_flight.labels)
+        queued = Gauge(
             "multus_cni_requests_waiting", "CNI requests that wait, by connectionLimit", ["verb"], registry=registry
         )
+        self._queued = functools.cache(queued.labels)
         self._refused_peers = Counter(
             "multus_refused_peers_total", "Requests on the socket from users that may not call", registry=registry
         )
@@ -102,15 +107,15 @@ class Metrics:
         build.labels(version, platform.python_version()).set(1)
         for verb in VERBS:
             # A series that is there from the start lets a rate be taken of the first event.
-            self._in_flight.labels(verb)
-            self._queued.labels(verb)
+            self._in_flight(verb)
+            self._queued(verb)
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
     def request(self, handler: str, code: int, method: str) -> None:
         """An HTTP request was answered; `handler` is its path."""
         method = method.lower()
-        self._requests.labels(
+        self._requests(
             handler if handler in HANDLERS else "NotFound",
             str(code),
             method if method in _METHODS else "unknown",
@@ -118,33 +123,21 @@ class Metrics:
 
     def verb(self, verb: str, outcome: str, seconds: float) -> None:
         """A verb has ended; `outcome` is one of `OUTCOMES`."""
-        self._verbs.labels(_known(verb, VERBS), _known(outcome, OUTCOMES)).observe(seconds)
+        self._verbs(_known(verb, VERBS), _known(outcome, OUTCOMES)).observe(seconds)
 
     def delegate(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
         """One plugin was called for one verb; `outcome` is one of `DELEGATE_OUTCOMES`."""
-        self._delegates.labels(
-            self._known_type(plugin_type), _known(verb, VERBS), _known(outcome, DELEGATE_OUTCOMES)
-        ).observe(seconds)
+        self._delegates(self._known_type(plugin_type), _known(verb, VERBS), _known(outcome, DELEGATE_OUTCOMES)).observe(
+            seconds
+        )
 
-    @contextlib.contextmanager
-    def in_flight(self, verb: str) -> Iterator[None]:
+    def in_flight(self, verb: str) -> contextlib.AbstractContextManager[object]:
         """The block works on `verb`."""
-        gauge = self._in_flight.labels(_known(verb, VERBS))
-        gauge.inc()
-        try:
-            yield
-        finally:
-            gauge.dec()
+        return self._in_flight(_known(verb, VERBS)).track_inprogress()
 
-    @contextlib.contextmanager
-    def queued(self, verb: str) -> Iterator[None]:
+    def queued(self, verb: str) -> contextlib.AbstractContextManager[object]:
         """The block waits until `verb` may begin."""
-        gauge = self._queued.labels(_known(verb, VERBS))
-        gauge.inc()
-        try:
-            yield
-        finally:
-            gauge.dec()
+        return self._queued(_known(verb, VERBS)).track_inprogress()
 
     def refused_peer(self) -> None:
         """A process of another user called."""
@@ -157,6 +150,13 @@ class Metrics:
     def collected(self, outcome: str, attachments: int) -> None:
         """A GC has come upon so many attachments that are stale; `outcome` is one of `COLLECTED`."""
         self._collected.labels(_known(outcome, COLLECTED)).inc(attachments)
+
+    def ask_dropped_lines(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        """Ask `dropped` at each scrape how many lines of the log were lost, by where they were to go.
+
+        It is called in a thread.
+        """
+        self._registry.register(_DroppedLines(dropped))
 
     def render(self) -> tuple[bytes, str]:
         """The exposition and its Content-Type. Reads /proc: for a thread, not for the event loop."""
@@ -408,6 +408,23 @@ class _CertificateExpiry(Collector):
         )
         if (moment := self._expires()) is not None:
             family.add_metric([], moment)
+        yield family
+
+
+class _DroppedLines(Collector):
+    """One counter, which the log keeps by itself: it lies beside the metrics, not on them."""
+
+    def __init__(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        self._dropped = dropped
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "multus_log_lines_dropped",
+            "Lines of the log that could not be written: nobody reads, or the disk takes none",
+            labels=["to"],
+        )
+        for way, lines in self._dropped().items():
+            family.add_metric([way], lines)
         yield family
 
 

@@ -249,6 +249,8 @@ class Chain:
             prev_result=previous,
             served_by=attachment.served_by,
             recorded=recorded,
+            pod_namespace=next((value for key, value in attachment.cni_args if key == "K8S_POD_NAMESPACE"), ""),
+            network=attachment.name,
         )
 
 

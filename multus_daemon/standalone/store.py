@@ -54,6 +54,7 @@ class StandaloneStore:
         self._gates = gates or Gates()
         self._gates.close(GATE, "not read yet")
         self._directory = directory
+        self._roots = (f"{directory}/", f"{directory.absolute()}/")
         self._poll_seconds = poll_seconds
         self._folder = Folder(directory)
         self._view = View()
@@ -125,16 +126,18 @@ class StandaloneStore:
                 await asyncio.to_thread(self.refresh, {self._relative(path) for _, path in batch})
 
     def _concerns_us(self, _change: watchfiles.Change, path: str) -> bool:
-        parts = Path(self._relative(path)).parts
-        if not parts or parts[0] == STATUS_DIRECTORY:
+        # By strings: our own status files are three changes for each ADD.
+        relative = self._relative(path)
+        if not relative or relative.partition("/")[0] == STATUS_DIRECTORY:
             return False
         # A name without suffix may be a directory that was moved in.
-        return path.endswith(SUFFIXES) or "." not in parts[-1] or parts[-1].startswith("..")
+        name = relative.rpartition("/")[2]
+        return path.endswith(SUFFIXES) or "." not in name or name.startswith("..")
 
     def _relative(self, path: str) -> str:
-        for directory in (self._directory, self._directory.absolute()):
-            if Path(path).is_relative_to(directory):
-                return str(Path(path).relative_to(directory))
+        for directory in self._roots:
+            if f"{path}/".startswith(directory):
+                return path[len(directory) :]
         return path
 
     # --- ports.ClusterStore: it blocks, without a way over the event loop ---
