@@ -251,6 +251,8 @@ class Daemon:
             attach_concurrency=plugins.attach_concurrency,
             delete_tries=self._settings.deletes.tries,
             count_given_up=self._metrics.deletes.given_up,
+            count_never_attached=self._metrics.deletes.never_attached,
+            count_set_aside=self._metrics.deletes.set_aside,
         )
 
     async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> None:

@@ -259,6 +259,10 @@ RECONCILE_CONTAINER_SECONDS = 30.0
 RECONCILE_RETRY_SECONDS = (60.0, 3600.0)
 """Between attempts at a container that can't be deleted."""
 
+SET_ASIDE_SECONDS = 86400.0
+"""From the first failure to detach an orphan to its being set aside: nobody tries any more. Far above
+RECONCILE_RETRY_SECONDS, so that it was tried many times."""
+
 PRIMARY_SETTLE_SECONDS = 10.0
 """So long a configuration has to be there unchanged: to take over from another, and, unreadable, to be passed over."""
 

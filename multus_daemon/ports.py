@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from multus_daemon.attachment import Attachment, ContainerRecord, Invocation, Pod, Sandbox, SetAside, ToolExit
 from multus_daemon.cni.conf import NetworkConfig

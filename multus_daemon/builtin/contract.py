@@ -70,7 +70,7 @@ class Plugin(Protocol):
         ...
 
     def validate(self, call: Call) -> None:
-        """Read all of the configuration, with `call.once` as `add` does. Raises CniError for what `add` would refuse."""
+        """Read all of the configuration, by `call.once` as `add` does. Raises CniError for what `add` would refuse."""
         ...
 
     def add(self, call: Call, session: Session) -> Result:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import BUILT_IN, Invocation

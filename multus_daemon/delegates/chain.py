@@ -167,9 +167,7 @@ class Chain:
             # The network is detached, which is what was asked for; the file alone does no harm.
             log.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
 
-    def _has_done_nothing(
-        self, attachment: Attachment, position: int, invocation: Invocation, error: CniError
-    ) -> bool:
+    def _has_done_nothing(self, attachment: Attachment, position: int, invocation: Invocation, error: CniError) -> bool:
         """Whether an ADD by this plugin, whose DEL has failed, can't have left anything but an interface.
 
         It has never been run; or it refuses the configuration, or has failed with the same words, and holds nothing.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Set
 from dataclasses import replace
 
-from multus_daemon.attachment import ContainerRecord
+from multus_daemon.attachment import ContainerRecord, SetAside
 from multus_daemon.cni import names
 from multus_daemon.cni.errors import InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
@@ -19,12 +19,15 @@ class FakeDelegateStore:
     `left`: what another daemon left, by id; `load` finds those ids of it that are in `listed`, `recover` all. Of those
     in `damaged_left` it left what can't be read.
 
+    `put_aside`: what is set aside, by id.
+
     `fail_at`: the number of a call of any method, from 1, to what it raises.
     """
 
     def __init__(self) -> None:
         self.records: dict[str, ContainerRecord] = {}
         self.saved: list[ContainerRecord] = []
+        self.put_aside: dict[str, SetAside] = {}
         self.left: dict[str, ContainerRecord] = {}
         self.damaged_left: set[str] = set()
         self.listed: set[str] = set()
@@ -72,6 +75,19 @@ class FakeDelegateStore:
         self.records.pop(container_id, None)
         self.listed.discard(container_id)
         self.corrupt.discard(container_id)
+
+    def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
+        self._call("set_aside", record.sandbox.container_id)
+        self.put_aside[record.sandbox.container_id] = SetAside(record.sandbox.container_id, since, why, record)
+        self.records.pop(record.sandbox.container_id, None)
+
+    def aside(self) -> list[SetAside]:
+        self._call("aside", "")
+        return [self.put_aside[name] for name in sorted(self.put_aside)]
+
+    def forget(self, container_id: ContainerId) -> bool:
+        self._call("forget", container_id)
+        return self.put_aside.pop(container_id, None) is not None
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
         self._call("leftovers", "")
