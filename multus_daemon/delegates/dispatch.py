@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # because the first was killed, with the daemon, between interface and rules.
 _MASQUERADING: Final = frozenset({"bridge", "ptp"})
 # The built-ins refuse what the reference plugins of these names refuse (`tests/netns/test_malformed.py`).
-_READ_ALIKE: Final = frozenset({"bridge", "host-local", "macvlan", "ptp", "static"})
+_READ_ALIKE: Final = frozenset({"bridge", "host-local", "macvlan", "ptp", "static", "tuning"})
 
 # They are about what an ADD has made.
 _FOLLOWING: Final = frozenset({"CHECK", "DEL"})

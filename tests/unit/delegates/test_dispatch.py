@@ -223,6 +223,28 @@ def test_plugins_that_call_each_other_are_chosen_once(process, builtin):
     assert Dispatcher(process, builtin, "prefer").choose("both", invocation()) == {"both": BUILT_IN}
 
 
+@pytest.mark.parametrize("mode", ["prefer", "fallback"])
+def test_a_configuration_that_the_builtin_refuses_is_refused_when_it_is_chosen(process, builtin, mode):
+    process.missing.add("both")
+    builtin.refused["both"] = InvalidNetworkConfigError("no such range")
+    with pytest.raises(InvalidNetworkConfigError, match="no such range"):
+        Dispatcher(process, builtin, mode).choose("both", invocation())
+
+
+@pytest.mark.parametrize("mode", ["off", "fallback"])
+def test_what_a_reference_binary_is_certain_to_refuse_is_refused(process, builtin, mode):
+    """Its own configuration, and that of the IPAM plugin that it will call; of other plugins nothing is known."""
+    builtin.called = {"bridge": {"host-local": {}}, "sriov": {"host-local": {}}}
+    builtin.refused["host-local"] = InvalidNetworkConfigError("no such range")
+    dispatcher = Dispatcher(process, builtin, mode)
+    with pytest.raises(InvalidNetworkConfigError, match="no such range"):
+        dispatcher.choose("bridge", invocation())
+    assert dispatcher.choose("sriov", invocation()) == {"sriov": "/a/sriov"}
+    # A key of a newer binary may allow it.
+    builtin.not_supported["host-local"] = "allowSmall: true"
+    assert dispatcher.choose("bridge", invocation()) == {"bridge": "/a/bridge"}
+
+
 def test_what_a_binary_calls_is_its_own_choice(process, builtin):
     builtin.called = {"both": {"ipam": {}}}
     assert Dispatcher(process, builtin, "fallback").choose("both", invocation()) == {"both": "/a/both"}
