@@ -84,14 +84,13 @@ class BuiltinRunner:
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
         """See `ports.BuiltinPlugins`."""
         try:
-            config = skel.checked(invocation.verb, invocation.fields)
-            return _unsupported(self._plugin(plugin_type), self._call(invocation, config, None))
+            return _unsupported(self._plugin(plugin_type), self._call(invocation, _checked(invocation), None))
         except CniError:
             return ""
 
     def validate(self, plugin_type: str, invocation: Invocation) -> None:
         """See `ports.BuiltinPlugins`."""
-        call = self._call(invocation, skel.checked(invocation.verb, invocation.fields), None)
+        call = self._call(invocation, _checked(invocation), None)
         plugin = self._plugin(plugin_type)
         try:
             if found := _unsupported(plugin, call):
@@ -106,7 +105,7 @@ class BuiltinRunner:
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         """See `ports.BuiltinPlugins`."""
-        call = self._call(invocation, skel.checked(invocation.verb, invocation.fields), None)
+        call = self._call(invocation, _checked(invocation), None)
         found: Mapping[str, Invocation] = getattr(self._plugin(plugin_type), "called_by", ipam.called_by)(call)
         return found
 
@@ -116,7 +115,7 @@ class BuiltinRunner:
             return ""
         if (keeper := getattr(self._plugin(plugin_type) if self.locate(plugin_type) else None, "kept", None)) is None:
             return f"what {plugin_type} keeps can't be seen"
-        found: str = keeper(self._call(invocation, skel.checked(invocation.verb, invocation.fields), None))
+        found: str = keeper(self._call(invocation, _checked(invocation), None))
         return found
 
     def run(self, plugin_type: str, invocation: Invocation) -> Result:
@@ -126,7 +125,7 @@ class BuiltinRunner:
         UnsupportedFieldError for what the plugin does not know, TryAgainLaterError after the timeout, the plugin's
         own; any other exception of the plugin is chained to an InternalError (999) with its text.
         """
-        config = skel.checked(invocation.verb, invocation.fields)
+        config = _checked(invocation)
         call = self._call(invocation, config, _prev_result(invocation, config))
         try:
             plugin = self._plugin(plugin_type)
@@ -178,6 +177,17 @@ class BuiltinRunner:
         module = cast(Plugin, importlib.import_module(PLUGINS[plugin_type]))
         self._plugins[plugin_type] = module
         return module
+
+
+def _checked(invocation: Invocation) -> skel.Configuration:
+    """As `skel.checked`; not again where that was done for the same verb. Raises as it does."""
+    if invocation.parsed is None:
+        return skel.checked(invocation.verb, invocation.fields)
+    key = (_checked, invocation.verb)
+    if key not in invocation.parsed:
+        invocation.parsed[key] = skel.checked(invocation.verb, invocation.fields)
+    found: skel.Configuration = invocation.parsed[key]
+    return found
 
 
 def _unsupported(plugin: Plugin, call: Call) -> str:

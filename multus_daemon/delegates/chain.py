@@ -281,8 +281,8 @@ def _parsed(attachment: Attachment, plugin: PluginConfig) -> dict[Any, Any] | No
     if attachment.progress is None:
         return None
     # By identity: a list may have the same plugin twice.
-    position = next(at for at, item in enumerate(attachment.config.plugins) if item is plugin)
-    return attachment.progress.parsed[position]
+    pairs = zip(attachment.config.plugins, attachment.progress.parsed, strict=True)
+    return next(parsed for item, parsed in pairs if item is plugin)
 
 
 def _as_seen(value: Result, config: NetworkConfig) -> Result | None:

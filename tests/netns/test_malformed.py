@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import ContainerRecord
+from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.dispatch import Mode
@@ -222,7 +224,7 @@ def mains() -> dict[str, Case]:
         "disabled-with-ipam": ({"disableContainerInterface": True}, "DisableContainerInterface"),
     }
     found |= {f"bridge-{name}": Case([bridge | more], words) for name, (more, words) in bridge_keys.items()}
-    found["bridge-name-too-long"] = Case([bridge | {"bridge": "b" * 16}], "b" * 16, binary=False)
+    found["bridge-name-too-long"] = Case([bridge | {"bridge": "b" * 16}], "b" * 16)
     found["bridge-args-mac"] = Case([bridge], "aa:bb", cni_args={"mac": "aa:bb"})
     macvlan: dict[str, Any] = {"type": "macvlan", "master": "up0", "ipam": GOOD}
     macvlan_keys: dict[str, tuple[dict[str, Any], str]] = {
@@ -446,3 +448,69 @@ def test_a_request_that_is_too_large_is_refused_and_leaves_no_record(
             node.engine.verbs.add(node.engine.request(netns=make_netns().path, container=container))
     assert node.store.containers() == []
     assert node.store.saved == 0
+
+
+@pytest.mark.parametrize("way", ["DEL", "GC"])
+@pytest.mark.parametrize("mode", ["prefer", "off"])
+def test_a_record_that_an_older_daemon_could_not_remove_goes(
+    mode: Mode, way: str, host: Any, make_netns: Callable[[], Any], tmp_path: Path, tools: HostTools
+) -> None:
+    """It is judged by what there is now: nobody knows how its ADD ended. A lease under its key keeps it."""
+    if mode == "off" and not reference.has("ptp", "host-local"):
+        pytest.skip(f"no reference plugins: {reference.HOW}")
+    node, netns = Node(tmp_path, mode, tools), make_netns()
+    ipam = {"type": "host-local", "subnet": "10.63.0.5/24", "dataDir": str(tmp_path / "leases")}
+    config = conf.parse(json.dumps({"cniVersion": "1.0.0", "name": "n1", "type": "ptp", "ipam": ipam}).encode())
+    node.store.save(
+        ContainerRecord(
+            Sandbox(ContainerId("c1"), netns.path),
+            IfName("eth0"),
+            Namespace("web"),
+            PodName("p1"),
+            PodUid("u1"),
+            (Attachment("web/n1", config, IfName("net1")),),
+            created=1.0,
+        )
+    )
+
+    def removed() -> None:
+        if way == "DEL":
+            node.engine.verbs.delete(node.engine.request("DEL", netns=netns.path))
+        else:
+            node.gc()
+
+    lease = tmp_path / "leases" / "n1" / "10.63.0.7"
+    lease.parent.mkdir(parents=True)
+    lease.write_bytes(b"c1\r\nnet1")
+    with pytest.raises(CniError, match="host bits"):
+        removed()
+    assert node.store.containers() == ["c1"]
+    # That of another interface, or of another container, is none of its.
+    lease.write_bytes(b"c1\r\nnet2")
+    (lease.parent / "10.63.0.8").write_bytes(b"c2\r\nnet1")
+    removed()
+    assert node.store.containers() == []
+    node.gc()
+    assert [reason for reason, _ in node.engine.warnings] == ["NetworkNeverAttached"]
+
+
+@pytest.mark.parametrize("mode", ["prefer", "off"])
+def test_a_hot_plug_that_is_refused_fails_no_del_of_its_pod(
+    mode: Mode, host: Any, make_netns: Callable[[], Any], tmp_path: Path, tools: HostTools
+) -> None:
+    if mode == "off" and not reference.has("loopback", "macvlan", "host-local"):
+        pytest.skip(f"no reference plugins: {reference.HOW}")
+    node, netns = Node(tmp_path, mode, tools), make_netns()
+    node.engine.declare()
+    node.engine.verbs.add(node.engine.request(netns=netns.path))
+    before = node.store.load(ContainerId("c1"))
+    # One that is refused when it is planned, and one of which only the ADD finds out.
+    for master, subnet in (("lo", "10.63.0.5/24"), ("gone0", "10.63.0.0/24")):
+        ipam = {"type": "host-local", "subnet": subnet, "dataDir": str(tmp_path / "leases")}
+        config = {"cniVersion": "1.0.0", "name": "hot", "type": "macvlan", "master": master, "ipam": ipam}
+        with pytest.raises(CniError, match=r"(?i)host bits|gone0|link not found"):
+            node.engine.verbs.add_network(node.engine.plug(netns=netns.path, config=json.dumps(config)))
+        assert node.store.load(ContainerId("c1")) == before
+    node.engine.verbs.delete(node.engine.request("DEL", netns=netns.path))
+    assert node.store.containers() == []
+    node.gc()
