@@ -59,7 +59,7 @@ class FakeDelegateStore:
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         self._call("recover", container_id)
         self._check(container_id)
-        record = self.left.get(container_id)
+        record = None if container_id in self.put_aside else self.left.get(container_id)
         return replace(record, foreign=True) if record else None
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
@@ -77,9 +77,14 @@ class FakeDelegateStore:
         self.corrupt.discard(container_id)
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
-        self._call("set_aside", record.sandbox.container_id)
-        self.put_aside[record.sandbox.container_id] = SetAside(record.sandbox.container_id, since, why, record)
-        self.records.pop(record.sandbox.container_id, None)
+        container_id = record.sandbox.container_id
+        self._call("set_aside", container_id)
+        self._check(container_id)
+        if (before := self.put_aside.get(container_id)) and before.record:
+            more = tuple(item for item in before.record.attachments if item not in record.attachments)
+            record = replace(record, attachments=(*more, *record.attachments))
+        self.put_aside[container_id] = SetAside(container_id, since, why, record)
+        self.records.pop(container_id, None)
 
     def aside(self) -> list[SetAside]:
         self._call("aside", "")
@@ -87,11 +92,14 @@ class FakeDelegateStore:
 
     def forget(self, container_id: ContainerId) -> bool:
         self._call("forget", container_id)
+        self._check(container_id)
+        if container_id in self.put_aside:
+            self.left.pop(container_id, None)
         return self.put_aside.pop(container_id, None) is not None
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
         self._call("leftovers", "")
-        known = {*self.records, *self.corrupt, *passed_over}
+        known = {*self.records, *self.corrupt, *self.put_aside, *passed_over}
         found = [ContainerId(name) for name in sorted({*self.left, *self.damaged_left}) if name not in known]
         return {name: self.recover(name) for name in found[:limit]}
 

@@ -634,18 +634,6 @@ def test_what_is_forgotten_is_gone_with_its_cached_results(store, cache, cni_dir
         store.forget(ContainerId("../x"))
 
 
-def test_what_is_set_aside_twice_is_there_once_and_whole(store):
-    first = small()
-    second = replace(first, attachments=(replace(first.attachments[0], ifname=IfName("net1")),))
-    store.set_aside(first, since=1.0, why="x")
-    for _ in range(2):
-        store.save(second)
-        store.set_aside(second, since=2.0, why="y")
-    (item,) = store.aside()
-    assert [attachment.ifname for attachment in item.record.attachments] == ["eth0", "net1"]
-    assert item.why == "y"
-
-
 @pytest.mark.parametrize("content", [b"", b"x", b'{"since":1.0,"why":"x"}\n', b'{"since":"then","why":"x"}\n{}'])
 def test_what_is_set_aside_and_can_not_be_read_is_listed_nevertheless(store, cni_dir, content):
     store.set_aside(small(), since=1.0, why="x")
