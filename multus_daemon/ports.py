@@ -225,6 +225,10 @@ class ChoosingRunner(PluginRunner, Protocol):
         """
         ...
 
+    def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
+        """Whether an ADD with this configuration, now that its DEL has failed, must have been refused by it."""
+        ...
+
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
         """As `BuiltinPlugins.kept`."""
         ...

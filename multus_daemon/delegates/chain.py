@@ -178,11 +178,8 @@ class Chain:
                 return True
             if error.msg == progress.failure and not self._kept(plugin, invocation):
                 return True
-        try:
-            self._runner.choose(plugin.type, replace(invocation, verb="ADD", prev_result=None, parsed=None))
-        except CniError:
-            return not self._kept(plugin, invocation)
-        return False
+        as_added = replace(invocation, verb="ADD", prev_result=None, parsed=None)
+        return self._runner.refuses(plugin.type, as_added) and not self._kept(plugin, invocation)
 
     def _kept(self, plugin: PluginConfig, invocation: Invocation) -> str:
         """What the plugin and its IPAM plugin may hold on the node; empty: nothing."""

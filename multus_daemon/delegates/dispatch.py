@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Literal, TypeAlias
 
 from multus_daemon.attachment import BUILT_IN, Invocation
-from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.errors import CniError, UnsupportedFieldError
 from multus_daemon.cni.names import IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates import formats
@@ -98,15 +98,33 @@ class Dispatcher:
     def _validate(self, plugin_type: str, invocation: Invocation) -> None:
         """Raise CniError for what a binary is certain to refuse, it or the IPAM plugin that it will call.
 
-        A key that the built-in does not know may be of a newer binary, to which it may allow what else is refused.
+        A key that the built-in does not know may be of a newer binary, to which it may allow what else is refused; one
+        that not every version knows, an older binary passes over.
         """
-        formats.validate(plugin_type, invocation.fields)
-        if plugin_type not in _READ_ALIKE or self._builtin.unsupported(plugin_type, invocation):
+        fields = invocation.fields
+        formats.validate(plugin_type, fields)
+        if plugin_type not in _READ_ALIKE or not formats.is_of_every_version(plugin_type, fields):
+            return
+        if self._builtin.unsupported(plugin_type, invocation):
             return
         self._builtin.validate(plugin_type, invocation)
         for name, called in self._builtin.called_by(plugin_type, invocation).items():
             if name != plugin_type:
                 self._validate(name, called)
+
+    def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
+        """See `ports.ChoosingRunner`."""
+        try:
+            formats.validate(plugin_type, invocation.fields)
+            if not self._builtin.locate(plugin_type):
+                return False
+            self._builtin.validate(plugin_type, invocation)
+            called = self._builtin.called_by(plugin_type, invocation)
+        except UnsupportedFieldError:
+            return False
+        except CniError:
+            return True
+        return any(self.refuses(name, one) for name, one in called.items() if name != plugin_type)
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
         """See `ports.ChoosingRunner`."""

@@ -13,6 +13,28 @@ from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
 
 _MARK_BITS: Final = 32
+# Keys, in lower case, that the oldest reference plugins in use (v1.1.1, Debian 12) pass over, whatever their value.
+_NEWER: Final[Mapping[str, frozenset[str]]] = {
+    "bridge": frozenset(
+        {"vlantrunk", "disablecontainerinterface", "preservedefaultvlan", "portisolation", "ipmasqbackend"}
+    ),
+    "macvlan": frozenset({"linkincontainer", "bcqueuelen"}),
+    "ptp": frozenset({"ipmasqbackend", "dad"}),
+    "tuning": frozenset({"txqlen"}),
+}
+_OLD_ROUTE: Final = frozenset({"dst", "gw"})
+
+
+def is_of_every_version(plugin_type: str, fields: Mapping[str, Any]) -> bool:
+    """Whether the configuration has no key that an older binary would pass over."""
+    newer = _NEWER.get(plugin_type, frozenset())
+    if any(key.lower() in newer for key in fields):
+        return False
+    try:
+        routes = gojson.get_list(gojson.get_object(fields, "ipam") or {}, "routes") or ()
+    except gojson.JsonError:
+        return True
+    return all(key.lower() in _OLD_ROUTE for route in routes if isinstance(route, dict) for key in route)
 
 
 def validate(plugin_type: str, fields: Mapping[str, Any]) -> None:
@@ -30,12 +52,10 @@ def validate(plugin_type: str, fields: Mapping[str, Any]) -> None:
 
 def _portmap(fields: Mapping[str, Any]) -> None:
     """containernetworking/plugins `plugins/meta/portmap`, README."""
-    for key in ("snat", "masqAll"):
-        gojson.get_bool(fields, key)
+    gojson.get_bool(fields, "snat")
     for key in ("conditionsV4", "conditionsV6"):
         gojson.get_strings(fields, key)
     chain = gojson.get_str(fields, "externalSetMarkChain")
-    gojson.get_str(fields, "backend")
     bit = gojson.get_int(fields, "markMasqBit")
     if bit is not None and chain is not None:
         raise InvalidNetworkConfigError("markMasqBit and externalSetMarkChain exclude each other", "remove one of them")

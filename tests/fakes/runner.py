@@ -52,8 +52,8 @@ class FakePluginRunner:
 
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not to be had.
     `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
-    `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise; `holds`: to what
-    `kept` says. `paths` are those that were given with a call.
+    `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise, which `refuses`
+    says too; `holds`: to what `kept` says. `paths` are those that were given with a call.
     """
 
     def __init__(
@@ -95,6 +95,9 @@ class FakePluginRunner:
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         return {name: replace(invocation, fields=fields) for name, fields in self.called.get(plugin_type, {}).items()}
+
+    def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
+        return plugin_type in self.refused
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
         return self.holds.get(plugin_type, "")

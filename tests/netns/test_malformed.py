@@ -113,7 +113,6 @@ def host_local() -> dict[str, Case]:
         "route-no-dst": ({"subnet": subnet, "routes": [{"gw": "10.63.0.1"}]}, "dst"),
         "route-gateway": ({"subnet": subnet, "routes": [{"dst": "0.0.0.0/0", "gw": "router"}]}, "router"),
         "route-dst-number": ({"subnet": subnet, "routes": [{"dst": 0}]}, "dst"),
-        "route-mtu": ({"subnet": subnet, "routes": [{"dst": "0.0.0.0/0", "mtu": "big"}]}, "mtu"),
         "routes-word": ({"subnet": subnet, "routes": "default"}, "routes"),
         "routes-of-words": ({"subnet": subnet, "routes": ["0.0.0.0/0"]}, "object"),
         "data-dir-number": ({"subnet": subnet, "dataDir": 5}, "dataDir"),
@@ -132,6 +131,9 @@ def host_local() -> dict[str, Case]:
             [ptp | {"ipam": GOOD | {"resolvConf": "/nowhere/resolv.conf"}}], "resolv.conf", late=True
         ),
         "host-local-data-dir-is-a-file": Case([ptp | {"ipam": GOOD | {"dataDir": "/etc/hostname"}}], "", late=True),
+        "host-local-route-mtu": Case(
+            [ptp | {"ipam": GOOD | {"routes": [{"dst": "0.0.0.0/0", "mtu": "big"}]}}], "mtu", binary=False
+        ),
         "host-local-unknown-key": Case([ptp | {"ipam": GOOD | {"subnets": "x"}}], "subnets", binary=False),
         "host-local-args-junk": Case([ptp | {"ipam": GOOD}], "junk", cni_args={"ips": ["junk"]}),
         "host-local-args-empty": Case([ptp | {"ipam": GOOD}], "ip", cni_args={"ips": [""]}),
@@ -304,7 +306,17 @@ def flannel() -> dict[str, Case]:
     return found
 
 
+# v1.1.1 passes over the key, so the binary is asked.
+OF_NEWER_BINARIES = (
+    *("bridge-masq-backend-number", "ptp-masq-backend-number", "bridge-disabled-with-ipam"),
+    *("bridge-trunk-word", "bridge-trunk-half", "bridge-trunk-backwards", "bridge-trunk-id", "bridge-trunk-max"),
+    *("macvlan-queue-negative", "macvlan-in-container-word", "tuning-queue-word"),
+    *("portmap-backend", "portmap-backend-number", "portmap-masq-all-word"),
+)
+
 CASES = host_local() | static() | mains() | behind() | flannel()
+for _name in OF_NEWER_BINARIES:
+    CASES[_name].late["off"] = True
 SIDES = [
     pytest.param(name, mode, id=f"{name}-{mode}")
     for name, case in CASES.items()
@@ -381,6 +393,8 @@ def test_it_is_refused_by_name_or_gone_after_one_del(
     types = [plugin["type"] for plugin in case.config]
     if mode == "off" and not reference.has("loopback", "host-local", *types):
         pytest.skip(f"no reference plugins {types}: {reference.HOW}")
+    if mode == "off" and name in OF_NEWER_BINARIES and reference.is_old():
+        pytest.skip("v1.1.1 passes over the key")
     host.batch("link add up0 type veth peer name up1", "link set up0 up")
     netns, node = make_netns(), Node(tmp_path, mode, tools)
     node.ask_for(case)

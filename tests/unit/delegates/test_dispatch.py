@@ -9,7 +9,12 @@ import pytest
 
 from multus_daemon.attachment import BUILT_IN, Invocation
 from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError
+from multus_daemon.cni.errors import (
+    CniError,
+    InvalidNetworkConfigError,
+    TryAgainLaterError,
+    UnsupportedFieldError,
+)
 from multus_daemon.cni.result import Interface, Result
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.find import PluginNotFoundError
@@ -243,6 +248,27 @@ def test_what_a_reference_binary_is_certain_to_refuse_is_refused(process, builti
     # A key of a newer binary may allow it.
     builtin.not_supported["host-local"] = "allowSmall: true"
     assert dispatcher.choose("bridge", invocation()) == {"bridge": "/a/bridge"}
+
+
+def test_a_key_that_older_binaries_pass_over_is_left_to_the_binary(process, builtin):
+    builtin.refused["bridge"] = InvalidNetworkConfigError("no such VLAN")
+    dispatcher = Dispatcher(process, builtin, "off")
+    assert dispatcher.choose("bridge", invocation(fields={"vlanTrunk": "x"})) == {"bridge": "/a/bridge"}
+    # Of a DEL that has failed it tells nevertheless.
+    assert dispatcher.refuses("bridge", invocation(fields={"vlanTrunk": "x"}))
+
+
+def test_whether_an_add_was_refused_is_asked_of_what_it_calls_too(process, builtin):
+    builtin.called = {"both": {"ipam": {}}, "ipam": {"ipam": {}}}
+    dispatcher = Dispatcher(process, builtin, "prefer")
+    assert not dispatcher.refuses("both", invocation())
+    builtin.refused["ipam"] = InvalidNetworkConfigError("no such range")
+    assert dispatcher.refuses("both", invocation())
+    # A binary may know the key, and have taken it.
+    builtin.refused["ipam"] = UnsupportedFieldError("newKey: 5")
+    assert not dispatcher.refuses("both", invocation())
+    assert not dispatcher.refuses("binary", invocation())
+    assert dispatcher.refuses("portmap", invocation(fields={"markMasqBit": 99}))
 
 
 def test_what_a_binary_calls_is_its_own_choice(process, builtin):
