@@ -335,6 +335,8 @@ class Daemon:
             attach_concurrency=plugins.attach_concurrency,
             delete_tries=self._settings.deletes.tries,
             count_given_up=self._metrics.deletes.given_up,
+            count_never_attached=self._metrics.deletes.never_attached,
+            count_set_aside=self._metrics.deletes.set_aside,
         )
 
     def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:

@@ -280,6 +280,10 @@ STATUSES_POD_SECONDS = 30.0
 Above NETWORK_STATUS_SECONDS.
 """
 
+SET_ASIDE_SECONDS = 86400.0
+"""From the first failure to detach an orphan to its being set aside: nobody tries any more. Far above
+RECONCILE_RETRY_SECONDS, so that it was tried many times."""
+
 PRIMARY_SETTLE_SECONDS = 10.0
 """So long a configuration has to be there unchanged: to take over from another, and, unreadable, to be passed over."""
 

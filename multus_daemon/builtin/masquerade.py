@@ -94,7 +94,8 @@ def owner_of(call: Call) -> Owner:
 
 
 def is_wanted(call: Call) -> bool:
-    """`ipMasq`. Raises JsonError."""
+    """`ipMasq`. Raises JsonError, for what `ipMasqBackend` is too."""
+    gojson.get_str(call.fields, "ipMasqBackend")
     return bool(gojson.get_bool(call.fields, "ipMasq"))
 
 

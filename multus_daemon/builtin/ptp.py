@@ -64,9 +64,15 @@ def unsupported(call: Call) -> str:
     return configuration.unknown_key(call.fields, known) or masquerade.unsupported(call)
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    call.once(_read)
+    ipam.plugin_type(call)
+
+
 def add(call: Call, session: Session) -> Result:
     """Make the pair. Raises CniError, Interrupted; nothing is left then, addresses included."""
-    config = _read(call)
+    config = call.once(_read)
     ipam.plugin_type(call)
     with Undo() as undo:
         interfaces.require_absent(call, session, kind="veth")

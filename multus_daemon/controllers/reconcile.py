@@ -35,8 +35,8 @@ class Observer(Protocol):
         """Deleting an orphan with so many attachments has ended: `deleted`, `failed`."""
         ...
 
-    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
-        """So many containers are left after a run: orphans, those with processes in them, unreadable records."""
+    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
+        """So many containers are left after a run: orphans, those with processes in them, unreadable, set aside."""
         ...
 
     def unattached(self, pods: int) -> None:
@@ -111,7 +111,7 @@ class Reconcile:
         left: set[ContainerId] = set()
         await side_by_side(self._confirmed(found), functools.partial(self._delete, end, left), at_once=schedule.AT_ONCE)
         # Not certain yet: those count from the second look on.
-        self._observer.left_over(len(left), len(found.in_use), len(found.unreadable))
+        self._observer.left_over(len(left), len(found.in_use), len(found.unreadable), found.aside)
         self.left = len(left) + len(found.unreadable)
         if found.unreadable:
             log.warning("records of these containers can't be read: %s", ", ".join(found.unreadable[:10]))

@@ -18,8 +18,9 @@ from typing import Final, Literal, TypeAlias
 
 from multus_daemon.attachment import BUILT_IN, Invocation
 from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.errors import CniError, UnsupportedFieldError
 from multus_daemon.cni.result import Result
+from multus_daemon.delegates import formats
 from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.netlink import netns, ops
 from multus_daemon.ports import BinaryRunner, BuiltinPlugins
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 # killed, with the daemon, between interface and rules; and one for an interface whose address is a guest's by now.
 _MASQUERADING: Final = frozenset({"bridge", "ptp"})
 _DELEGATING: Final = "flannel"
+# The built-ins refuse what the reference plugins of these names refuse (`tests/netns/test_malformed.py`).
+_READ_ALIKE: Final = frozenset({"bridge", "host-local", "macvlan", "ptp", "static", "tuning"})
 
 # They are about what an ADD has made.
 _FOLLOWING: Final = frozenset({"CHECK", "DEL"})
@@ -87,10 +90,48 @@ class Dispatcher:
         """See `ports.ChoosingRunner`."""
         served_by = {plugin_type: self._server(plugin_type, invocation)}
         if served_by[plugin_type] == BUILT_IN:
-            for name, fields in self._builtin.called_by(plugin_type, invocation).items():
+            self._builtin.validate(plugin_type, invocation)
+            for name, called in self._builtin.called_by(plugin_type, invocation).items():
                 if name not in served_by:
-                    served_by |= self.choose(name, replace(invocation, fields=fields))
+                    served_by |= self.choose(name, called)
+        elif served_by[plugin_type]:
+            self._validate(plugin_type, invocation)
         return served_by
+
+    def _validate(self, plugin_type: str, invocation: Invocation) -> None:
+        """Raise CniError for what a binary is certain to refuse, it or the IPAM plugin that it will call.
+
+        A key that the built-in does not know may be of a newer binary, to which it may allow what else is refused; one
+        that not every version knows, an older binary passes over.
+        """
+        fields = invocation.fields
+        formats.validate(plugin_type, fields)
+        if plugin_type not in _READ_ALIKE or not formats.is_of_every_version(plugin_type, fields):
+            return
+        if self._builtin.unsupported(plugin_type, invocation):
+            return
+        self._builtin.validate(plugin_type, invocation)
+        for name, called in self._builtin.called_by(plugin_type, invocation).items():
+            if name != plugin_type:
+                self._validate(name, called)
+
+    def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
+        """See `ports.ChoosingRunner`."""
+        try:
+            formats.validate(plugin_type, invocation.fields)
+            if not self._builtin.locate(plugin_type):
+                return False
+            self._builtin.validate(plugin_type, invocation)
+            called = self._builtin.called_by(plugin_type, invocation)
+        except UnsupportedFieldError:
+            return False
+        except CniError:
+            return True
+        return any(self.refuses(name, one) for name, one in called.items() if name != plugin_type)
+
+    def kept(self, plugin_type: str, invocation: Invocation) -> str:
+        """See `ports.ChoosingRunner`."""
+        return self._builtin.kept(plugin_type, invocation)
 
     def _server(self, plugin_type: str, invocation: Invocation) -> str:
         """Who serves what is attached anew; empty where nobody does."""

@@ -176,6 +176,10 @@ def test_a_run_of_reconcile_ends_before_the_next() -> None:
     assert d.RECONCILE_BLIND_SECONDS < d.RECONCILE_SECONDS
 
 
+def test_what_is_set_aside_was_tried_many_times() -> None:
+    assert 10 * d.RECONCILE_RETRY_SECONDS[1] < d.SET_ASIDE_SECONDS
+
+
 def test_a_configuration_that_is_fought_over() -> None:
     assert d.RESTORE_SECONDS[1] < d.RESTORE_CALM_SECONDS
 

@@ -29,12 +29,17 @@ def unsupported(call: Call) -> str:
     return config.unsupported(call)
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    call.once(config.read)
+
+
 def add(call: Call, session: Session) -> Result:
     """Make the port, and the bridge if need be. Raises CniError, Interrupted; the port and what is its are gone.
 
     The pair comes before the addresses: an IPAM plugin such as dhcp needs the container's end.
     """
-    settings = config.read(call)
+    settings = call.once(config.read)
     ifname = call.invocation.ifname
     with Undo() as undo:
         pair = veth.Pair()

@@ -14,6 +14,7 @@ from multus_daemon.base.threads import KeyedLock
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.host_local import allocator, book, config, store
 from multus_daemon.builtin.host_local.index import Index
+from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import InternalError, IoFailureError
 from multus_daemon.cni.result import Dns, Result
 from multus_daemon.netlink.ops import Session
@@ -30,9 +31,14 @@ def unsupported(call: Call) -> str:
     return config.unsupported(call.fields)
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    call.once(_settings)
+
+
 def add(call: Call, session: Session) -> Result:
     """One address from each range set. Raises CniError; nothing is taken then."""
-    settings = _settings(call)
+    settings = call.once(_settings)
     resolv_conf = call.on_host(settings.resolv_conf) if settings.resolv_conf else None
 
     def work(leases: store.LeaseDirectory) -> Result:
@@ -55,7 +61,22 @@ def delete(call: Call, session: Session) -> None:
             leases.release(name)
         leases.require_readable(_recorded(call))
 
-    _locked(call, _settings(call), work)
+    _locked(call, call.once(_settings), work)
+
+
+def kept(call: Call) -> str:
+    """The addresses of the container's interface, whatever else the configuration says; see `ports.BuiltinPlugins`."""
+    try:
+        data_dir = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "dataDir") or config.DEFAULT_DATA_DIR
+    except gojson.JsonError:
+        # No ADD has come past this.
+        return ""
+    directory = call.on_host(data_dir) / call.name
+    try:
+        held = store.held(directory, store.Owner(call.invocation.container_id, call.invocation.ifname))
+    except OSError as error:
+        return f"addresses in {directory}, which can't be read: {error.strerror or error}"
+    return f"addresses in {directory}: {', '.join(held)}" if held else ""
 
 
 def check(call: Call, session: Session) -> None:

@@ -251,6 +251,18 @@ def locked(path: Path, owner: Owner, *, patience: float, index: Index | None = N
         os.close(descriptor)
 
 
+def held(path: Path, owner: Owner) -> list[str]:
+    """The owner's files in the directory `path`, without its lock; none where it is no directory. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    try:
+        return LeaseDirectory(descriptor, owner).files()
+    finally:
+        os.close(descriptor)
+
+
 def _acquire(lock: int, path: Path, patience: float) -> None:
     """Polls: a thread in a blocking flock(2) can't be told to stop."""
     end = time.monotonic() + patience

@@ -10,7 +10,12 @@ import pytest
 
 from multus_daemon.attachment import BUILT_IN, Invocation
 from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError
+from multus_daemon.cni.errors import (
+    CniError,
+    InvalidNetworkConfigError,
+    TryAgainLaterError,
+    UnsupportedFieldError,
+)
 from multus_daemon.cni.result import Interface, IpConfig, Result
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.find import PluginNotFoundError
@@ -248,6 +253,49 @@ def test_what_a_builtin_calls_is_chosen_with_it(process, builtin, monkeypatch):
 def test_plugins_that_call_each_other_are_chosen_once(process, builtin):
     builtin.called = {"both": {"both": {}}}
     assert Dispatcher(process, builtin, "prefer").choose("both", invocation()) == {"both": BUILT_IN}
+
+
+@pytest.mark.parametrize("mode", ["prefer", "fallback"])
+def test_a_configuration_that_the_builtin_refuses_is_refused_when_it_is_chosen(process, builtin, mode):
+    process.missing.add("both")
+    builtin.refused["both"] = InvalidNetworkConfigError("no such range")
+    with pytest.raises(InvalidNetworkConfigError, match="no such range"):
+        Dispatcher(process, builtin, mode).choose("both", invocation())
+
+
+@pytest.mark.parametrize("mode", ["off", "fallback"])
+def test_what_a_reference_binary_is_certain_to_refuse_is_refused(process, builtin, mode):
+    """Its own configuration, and that of the IPAM plugin that it will call; of other plugins nothing is known."""
+    builtin.called = {"bridge": {"host-local": {}}, "sriov": {"host-local": {}}}
+    builtin.refused["host-local"] = InvalidNetworkConfigError("no such range")
+    dispatcher = Dispatcher(process, builtin, mode)
+    with pytest.raises(InvalidNetworkConfigError, match="no such range"):
+        dispatcher.choose("bridge", invocation())
+    assert dispatcher.choose("sriov", invocation()) == {"sriov": "/a/sriov"}
+    # A key of a newer binary may allow it.
+    builtin.not_supported["host-local"] = "allowSmall: true"
+    assert dispatcher.choose("bridge", invocation()) == {"bridge": "/a/bridge"}
+
+
+def test_a_key_that_older_binaries_pass_over_is_left_to_the_binary(process, builtin):
+    builtin.refused["bridge"] = InvalidNetworkConfigError("no such VLAN")
+    dispatcher = Dispatcher(process, builtin, "off")
+    assert dispatcher.choose("bridge", invocation(fields={"vlanTrunk": "x"})) == {"bridge": "/a/bridge"}
+    # Of a DEL that has failed it tells nevertheless.
+    assert dispatcher.refuses("bridge", invocation(fields={"vlanTrunk": "x"}))
+
+
+def test_whether_an_add_was_refused_is_asked_of_what_it_calls_too(process, builtin):
+    builtin.called = {"both": {"ipam": {}}, "ipam": {"ipam": {}}}
+    dispatcher = Dispatcher(process, builtin, "prefer")
+    assert not dispatcher.refuses("both", invocation())
+    builtin.refused["ipam"] = InvalidNetworkConfigError("no such range")
+    assert dispatcher.refuses("both", invocation())
+    # A binary may know the key, and have taken it.
+    builtin.refused["ipam"] = UnsupportedFieldError("newKey: 5")
+    assert not dispatcher.refuses("both", invocation())
+    assert not dispatcher.refuses("binary", invocation())
+    assert dispatcher.refuses("portmap", invocation(fields={"markMasqBit": 99}))
 
 
 def test_what_a_binary_calls_is_its_own_choice(process, builtin):
