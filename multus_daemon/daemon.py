@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -22,21 +24,24 @@ from multus_daemon.base.timeline import Timelines
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.controllers import primary_config
 from multus_daemon.controllers.primary_config import PrimaryConfig
 from multus_daemon.controllers.reconcile import Reconcile
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
+from multus_daemon.controllers.statuses import StatusesAtStart
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.conf_files import NodeConfFiles
 from multus_daemon.delegates.device_files import NodeDeviceFiles
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
-from multus_daemon.delegates.process import ProcessRunner
+from multus_daemon.delegates.process import MINIMAL_ENVIRON, ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
 from multus_daemon.diagnosis import status
 from multus_daemon.diagnosis.answers import Answers
-from multus_daemon.engine import reconcile
+from multus_daemon.engine import reconcile, statuses
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.reconcile import Findings, Orphan
 from multus_daemon.engine.request import CniRequest
@@ -116,7 +121,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
         from multus_daemon.standalone.store import StandaloneStore
 
         manifests = StandaloneStore(standalone, gates)
-        await Daemon(settings, manifests, gates, metrics, manifests.report).serve({"cluster": manifests.run()})
+        await Daemon(settings, manifests, gates, metrics, report=manifests.report).serve({"cluster": manifests.run()})
     else:
         await _serve_kubernetes(settings, gates, metrics)
 
@@ -127,6 +132,9 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
     from multus_daemon.kube.node import NodeNameError
     from multus_daemon.kube.store import KubeStore
 
+    if problem := PrimaryConfig.missing(settings):
+        log.warning("not ready: %s", problem)
+        gates.close(primary_config.GATE, problem)
     try:
         connection = Connection(settings.kubernetes, gates, os.environ)
         async with connection.client:
@@ -184,6 +192,18 @@ def _allowance(settings: Settings) -> Allowance:
     return allowance
 
 
+def _print(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+def _passed_on(names: Sequence[str]) -> dict[str, str]:
+    """Those variables of the daemon's own environment that plugins are to have."""
+    if missing := [name for name in names if name not in os.environ]:
+        log.warning("pluginEnv: not in the daemon's environment, so plugins do not have them: %s", ", ".join(missing))
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 class Daemon:
     """Every object of the daemon, wired up, not yet running."""
 
@@ -193,6 +213,7 @@ class Daemon:
         cluster: ClusterStore,
         gates: Gates,
         metrics: Metrics,
+        *,
         report: Callable[[], Mapping[str, Any]] = dict,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
@@ -212,8 +233,8 @@ class Daemon:
             self._metrics,
             at_once=settings.socket.connection_limit,
             hurry=limit.hurried,
-            asked_networks=asked_networks,
             timelines=timelines,
+            asked_networks=asked_networks,
         )
         self._report = report
         self._limit = limit
@@ -228,6 +249,7 @@ class Daemon:
             admin=AdminApi(answers.questions, answers.orders),
         )
         self._spool = SpoolReplay(spool, _SpooledRequests(self._api), cluster, metrics.deletes)
+        self._statuses = StatusesAtStart(_Statuses(engine))
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
             self._reconcile = Reconcile(_Orphans(engine), cluster, metrics.deletes, seconds=seconds)
@@ -235,7 +257,7 @@ class Daemon:
         if PrimaryConfig.is_wanted(settings):
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
         else:
-            log.info("no CNI configuration is generated: multusAutoconfigDir is empty")
+            log.info("no CNI configuration is generated: multusAutoconfigDir or cniConfigDir is empty")
 
     def _parts(self) -> status.Parts:
         """What `multusctl status` is told of this daemon. From any thread."""
@@ -265,6 +287,7 @@ class Daemon:
                 chroot_dir=paths.chroot_dir,
                 timeout=plugins.delegate_timeout_seconds,
                 gomaxprocs=plugins.gomaxprocs,
+                environ={**MINIMAL_ENVIRON, **_passed_on(plugins.environment)},
                 limit=limit,
             )
             tools = ToolRunner(chroot_dir=paths.chroot_dir)
@@ -312,6 +335,8 @@ class Daemon:
             attach_concurrency=plugins.attach_concurrency,
             delete_tries=self._settings.deletes.tries,
             count_given_up=self._metrics.deletes.given_up,
+            count_never_attached=self._metrics.deletes.never_attached,
+            count_set_aside=self._metrics.deletes.set_aside,
         )
 
     def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
@@ -342,7 +367,9 @@ class Daemon:
         """What runs for as long as the daemon does; any of them ending is its end."""
         tasks: dict[str, Coroutine[Any, Any, Any]] = {
             "spool": self._spool.run(),
+            "network-statuses": self._statuses.run(),
             "memory": malloc.keep_trimmed(),
+            "ready": self._say_when_ready(),
         }
         if self._reconcile is not None:
             tasks["reconcile"] = self._reconcile.run()
@@ -353,6 +380,16 @@ class Daemon:
                 self._metrics, self._settings.metrics.port, self._settings.metrics.address
             ).run()
         return tasks
+
+    async def _say_when_ready(self) -> None:
+        """One line on standard output, for who started this by hand; the log is on standard error."""
+        await self._gates.wait_open()
+        log.info("ready")
+        line = f"multus-daemon: ready, {self._server.path}\n"
+        # A pipe that nobody reads, or a terminal that has gone, is no reason to stop.
+        with contextlib.suppress(OSError, ValueError):
+            await asyncio.to_thread(_print, line)
+        await asyncio.Event().wait()
 
     async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:
         """The socket first, so that nothing new comes in; then what runs; then the loops. Raises a task's failure."""
@@ -376,6 +413,23 @@ class _Orphans:
         """See `controllers.reconcile`."""
         work = functools.partial(reconcile.delete, self._engine, orphan, seconds)
         return await portal.run(Deadline(), work, name="reconcile")
+
+
+class _Statuses:
+    """`engine.statuses` for the event loop: each call in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def outdated(self) -> list[ContainerId]:
+        """See `controllers.statuses`."""
+        work = functools.partial(statuses.outdated, self._engine)
+        return await portal.run(Deadline(), work, name="network-statuses")
+
+    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
+        """See `controllers.statuses`."""
+        work = functools.partial(statuses.bring_up_to_date, self._engine, container_id)
+        return await portal.run(Deadline(), work, name="network-statuses")
 
 
 class _SpooledRequests:

@@ -323,12 +323,22 @@ class DeleteMetrics:
             "Containers whose DEL was answered as done though it failed (deleteTries)",
             registry=registry,
         )
+        self._never_attached = Counter(
+            "multus_networks_never_attached_total",
+            "Networks whose failed DEL counts as done, as their ADD was refused and nothing of them is there",
+            registry=registry,
+        )
+        self._set_aside = Counter(
+            "multus_containers_set_aside_total",
+            "Containers of which networks could not be detached for a day",
+            registry=registry,
+        )
         self._orphans = Counter(
             "multus_orphan_attachments_total", "Attachments of orphans: deleted, failed", ["outcome"], registry=registry
         )
         self._left = Gauge(
             "multus_leftover_containers",
-            "Containers left after the last comparison with what lives: orphans, inhabited, unreadable",
+            "Containers left after the last comparison with what lives: orphans, inhabited, unreadable, aside",
             ["kind"],
             registry=registry,
         )
@@ -356,11 +366,20 @@ class DeleteMetrics:
         """Deleting an orphan with so many attachments has ended; `outcome` is one of `ORPHANS`."""
         self._orphans.labels(_known(outcome, ORPHANS)).inc(attachments)
 
-    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
+    def never_attached(self) -> None:
+        """A network left the record though its DEL failed: it was never attached."""
+        self._never_attached.inc()
+
+    def set_aside(self) -> None:
+        """What was left of a container was set aside."""
+        self._set_aside.inc()
+
+    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
         """So many containers are left."""
         self._left.labels("orphans").set(orphans)
         self._left.labels("inhabited").set(inhabited)
         self._left.labels("unreadable").set(unreadable)
+        self._left.labels("aside").set(aside)
 
     def unattached(self, pods: int) -> None:
         """So many pods run without networks that they asked for."""

@@ -100,6 +100,10 @@ class KubeStore:
         """See `portals.LoopStore`."""
         return self.networks.get((namespace, name))
 
+    def namespaces_with_network(self, name: str) -> list[str]:
+        """See `ports.ClusterStore`."""
+        return sorted(namespace for namespace, found in self.networks.names() if found == name)
+
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         """See `ports.ClusterStore`. Waits for the watch's event, then asks the API server once."""
         _check(f"pod {namespace}/{name}", namespace, name, PodNotFoundError)

@@ -105,14 +105,15 @@ class CniApi:
         body_timeout: float = deadlines.BODY_SECONDS,
         at_once: int = 256,
         hurry: Hurry | None = None,
-        asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
         timelines: Timelines | None = None,
+        asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: how many verbs; `hurry`: used while a DEL of a container is there, since it
         waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as far as
-        that is known; it neither blocks nor raises. `timelines`: where each request is kept, for those who ask later.
+        that is known; it neither blocks nor raises.
+        `timelines`: where each request is kept, for those who ask later.
         """
         self._verbs = verbs
         self._metrics = metrics
@@ -120,8 +121,8 @@ class CniApi:
         self._body_timeout = body_timeout
         self._slots = slots.Slots(at_once, reserved=at_once // KEPT, kept=at_once // KEPT)
         self._hurry = hurry
-        self._asked_networks = asked_networks
         self._timelines = Timelines() if timelines is None else timelines
+        self._asked_networks = asked_networks
         self._requests = TaskGroupOfRequests()
         # Runtimes ask every 5 s, CRI-O at its start every 0.5 s: a plugin that hangs does so once.
         self._status = SharedCalls()
@@ -264,7 +265,7 @@ class CniApi:
         patience = deadlines.SLOT_WAIT_SECONDS[verb]
         try:
             with self._metrics.queued(verb):
-                return await self._slots.take(key, RANKS.get(verb, RANKS["CHECK"]), patience, groups)
+                slot = await self._slots.take(key, RANKS.get(verb, RANKS["CHECK"]), patience, groups)
         except slots.NoSlotError as error:
             share = f"its namespace or networks have the {error.share} that they may have; " if error.share else ""
             raise TryAgainLaterError(
@@ -272,6 +273,8 @@ class CniApi:
                 f"requests waiting and at most {self._slots.size} worked on at once",
                 f"{share}that is what connectionLimit says: raise it",
             ) from error
+        timeline.note("its turn has come")
+        return slot
 
     def _finish(self, verb: str, seconds: float, failure: CniError | None, traceback: BaseException | None) -> None:
         if failure is None:
@@ -331,7 +334,6 @@ class CniApi:
         try:
             async with asyncio.timeout(seconds):
                 place = await self._admitted(request)
-                timeline.note("its turn has come")
                 try:
                     with self._metrics.in_flight(request.verb):
                         if request.verb == "STATUS" and isinstance(request, wire.NodeRequest):

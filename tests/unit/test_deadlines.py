@@ -146,6 +146,7 @@ def test_reads_of_an_add_are_the_shortest_requests() -> None:
 def test_a_network_status() -> None:
     assert d.NETWORK_STATUS_PATIENCE_SECONDS < d.NETWORK_STATUS_SECONDS
     assert 2 * d.NETWORK_STATUS_ATTEMPT_SECONDS + d.NETWORK_STATUS_RETRY_SECONDS[1] <= 10
+    assert d.NETWORK_STATUS_SECONDS < d.STATUSES_POD_SECONDS
 
 
 def test_an_event() -> None:
@@ -173,6 +174,10 @@ def test_a_run_of_reconcile_ends_before_the_next() -> None:
     assert d.RECONCILE_CONTAINER_SECONDS < d.RECONCILE_RUN_SECONDS
     assert d.RECONCILE_RUN_SECONDS + d.RECONCILE_CONTAINER_SECONDS < d.RECONCILE_SECONDS
     assert d.RECONCILE_BLIND_SECONDS < d.RECONCILE_SECONDS
+
+
+def test_what_is_set_aside_was_tried_many_times() -> None:
+    assert 10 * d.RECONCILE_RETRY_SECONDS[1] < d.SET_ASIDE_SECONDS
 
 
 def test_a_configuration_that_is_fought_over() -> None:
