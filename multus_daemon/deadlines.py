@@ -68,6 +68,9 @@ CTL_DAEMON_SECONDS = 2.0
 CTL_SHIM_SECONDS = 300.0
 """For one call of the shim by `multusctl`. Above all that the shim waits for by default, so that its error is read."""
 
+CTL_SECONDS = 2.0
+"""For the daemon's answer to a question of `multusctl` that only looks. Then it says that there is none."""
+
 # --- the socket: `server` --------------------------------------------------------------------------------------------
 
 HEAD_SECONDS = 30.0
@@ -76,8 +79,14 @@ HEAD_SECONDS = 30.0
 BODY_SECONDS = 30.0
 """For the body of a request to arrive; then code 5."""
 
-METRICS_HEAD_SECONDS = 10.0
-"""As HEAD_SECONDS, for the port of the metrics."""
+ADMIN_SECONDS = 60.0
+"""For one answer to `multusctl`, the wait for its turn included."""
+
+METRICS_SECONDS = 10.0
+"""For one connection to the port of the metrics, from its beginning to its end; Prometheus waits as long by default."""
+
+METRICS_PAUSE_SECONDS = 1.0
+"""Until the next connection to it is accepted, where descriptors are scarce."""
 
 LINGER_SECONDS = 2.0
 """For reading what a client still sends after it was answered, so that it gets to reading the answer."""
@@ -271,6 +280,10 @@ STATUSES_POD_SECONDS = 30.0
 Above NETWORK_STATUS_SECONDS.
 """
 
+SET_ASIDE_SECONDS = 86400.0
+"""From the first failure to detach an orphan to its being set aside: nobody tries any more. Far above
+RECONCILE_RETRY_SECONDS, so that it was tried many times."""
+
 PRIMARY_SETTLE_SECONDS = 10.0
 """So long a configuration has to be there unchanged: to take over from another, and, unreadable, to be passed over."""
 
@@ -300,3 +313,6 @@ CONNECTIONS_SECONDS = 2.0
 
 REPORT_SECONDS = 3.0
 """For statuses and events that still wait to go out."""
+
+LOG_FLUSH_SECONDS = 2.0
+"""For lines of the log that still wait to be written, to standard error and to the file each."""

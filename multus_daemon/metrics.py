@@ -7,14 +7,15 @@ belongs in a thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.gc_collector import GCCollector
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -28,7 +29,7 @@ REQUESTS: Final = frozenset({"ips", "mac", "infiniband-guid", "bandwidth", "port
 COLLECTED: Final = frozenset({"collected", "left", "failed"})
 REPLAYS: Final = frozenset({"served", "failed", "rejected"})
 ORPHANS: Final = frozenset({"deleted", "failed"})
-HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz"})
+HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz", "/admin"})
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "notify", "trace", "patch"})
 # Seconds. A built-in plugin takes milliseconds, a plugin's deadline is two minutes.
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -44,33 +45,37 @@ class Metrics:
         registry = registry or CollectorRegistry()
         self._registry = registry
         self._plugin_types: set[str] = set()
+        # The children are kept, here as there: a look-up by the library is 3 us, and there are five for each request.
         # Name, labels and help text are upstream's: dashboards stay as they are.
-        self._requests = Counter(
+        requests = Counter(
             "multus_server_request_total",
             "Counter of HTTP requests",
             ["handler", "code", "method"],
             registry=registry,
         )
-        self._verbs = Histogram(
+        self._requests = functools.cache(requests.labels)
+        verbs = Histogram(
             "multus_cni_request_duration_seconds",
             "Time from a decoded CNI request to its answer",
             ["verb", "outcome"],
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._delegates = Histogram(
+        self._verbs = functools.cache(verbs.labels)
+        delegates = Histogram(
             "multus_delegate_duration_seconds",
             "Time of one call of one plugin",
             ["type", "verb", "outcome"],
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._in_flight = Gauge(
-            "multus_cni_requests_in_flight", "CNI requests being worked on", ["verb"], registry=registry
-        )
-        self._queued = Gauge(
+        self._delegates = functools.cache(delegates.labels)
+        in_flight = Gauge("multus_cni_requests_in_flight", "CNI requests being worked on", ["verb"], registry=registry)
+        self._in_flight = functools.cache(in_flight.labels)
+        queued = Gauge(
             "multus_cni_requests_waiting", "CNI requests that wait, by connectionLimit", ["verb"], registry=registry
         )
+        self._queued = functools.cache(queued.labels)
         self._refused_peers = Counter(
             "multus_refused_peers_total", "Requests on the socket from users that may not call", registry=registry
         )
@@ -102,15 +107,15 @@ class Metrics:
         build.labels(version, platform.python_version()).set(1)
         for verb in VERBS:
             # A series that is there from the start lets a rate be taken of the first event.
-            self._in_flight.labels(verb)
-            self._queued.labels(verb)
+            self._in_flight(verb)
+            self._queued(verb)
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
     def request(self, handler: str, code: int, method: str) -> None:
         """An HTTP request was answered; `handler` is its path."""
         method = method.lower()
-        self._requests.labels(
+        self._requests(
             handler if handler in HANDLERS else "NotFound",
             str(code),
             method if method in _METHODS else "unknown",
@@ -118,33 +123,21 @@ class Metrics:
 
     def verb(self, verb: str, outcome: str, seconds: float) -> None:
         """A verb has ended; `outcome` is one of `OUTCOMES`."""
-        self._verbs.labels(_known(verb, VERBS), _known(outcome, OUTCOMES)).observe(seconds)
+        self._verbs(_known(verb, VERBS), _known(outcome, OUTCOMES)).observe(seconds)
 
     def delegate(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
         """One plugin was called for one verb; `outcome` is one of `DELEGATE_OUTCOMES`."""
-        self._delegates.labels(
-            self._known_type(plugin_type), _known(verb, VERBS), _known(outcome, DELEGATE_OUTCOMES)
-        ).observe(seconds)
+        self._delegates(self._known_type(plugin_type), _known(verb, VERBS), _known(outcome, DELEGATE_OUTCOMES)).observe(
+            seconds
+        )
 
-    @contextlib.contextmanager
-    def in_flight(self, verb: str) -> Iterator[None]:
+    def in_flight(self, verb: str) -> contextlib.AbstractContextManager[object]:
         """The block works on `verb`."""
-        gauge = self._in_flight.labels(_known(verb, VERBS))
-        gauge.inc()
-        try:
-            yield
-        finally:
-            gauge.dec()
+        return self._in_flight(_known(verb, VERBS)).track_inprogress()
 
-    @contextlib.contextmanager
-    def queued(self, verb: str) -> Iterator[None]:
+    def queued(self, verb: str) -> contextlib.AbstractContextManager[object]:
         """The block waits until `verb` may begin."""
-        gauge = self._queued.labels(_known(verb, VERBS))
-        gauge.inc()
-        try:
-            yield
-        finally:
-            gauge.dec()
+        return self._queued(_known(verb, VERBS)).track_inprogress()
 
     def refused_peer(self) -> None:
         """A process of another user called."""
@@ -157,6 +150,13 @@ class Metrics:
     def collected(self, outcome: str, attachments: int) -> None:
         """A GC has come upon so many attachments that are stale; `outcome` is one of `COLLECTED`."""
         self._collected.labels(_known(outcome, COLLECTED)).inc(attachments)
+
+    def ask_dropped_lines(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        """Ask `dropped` at each scrape how many lines of the log were lost, by where they were to go.
+
+        It is called in a thread.
+        """
+        self._registry.register(_DroppedLines(dropped))
 
     def render(self) -> tuple[bytes, str]:
         """The exposition and its Content-Type. Reads /proc: for a thread, not for the event loop."""
@@ -323,12 +323,22 @@ class DeleteMetrics:
             "Containers whose DEL was answered as done though it failed (deleteTries)",
             registry=registry,
         )
+        self._never_attached = Counter(
+            "multus_networks_never_attached_total",
+            "Networks whose failed DEL counts as done, as their ADD was refused and nothing of them is there",
+            registry=registry,
+        )
+        self._set_aside = Counter(
+            "multus_containers_set_aside_total",
+            "Containers of which networks could not be detached for a day",
+            registry=registry,
+        )
         self._orphans = Counter(
             "multus_orphan_attachments_total", "Attachments of orphans: deleted, failed", ["outcome"], registry=registry
         )
         self._left = Gauge(
             "multus_leftover_containers",
-            "Containers left after the last comparison with what lives: orphans, inhabited, unreadable",
+            "Containers left after the last comparison with what lives: orphans, inhabited, unreadable, aside",
             ["kind"],
             registry=registry,
         )
@@ -356,11 +366,20 @@ class DeleteMetrics:
         """Deleting an orphan with so many attachments has ended; `outcome` is one of `ORPHANS`."""
         self._orphans.labels(_known(outcome, ORPHANS)).inc(attachments)
 
-    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
+    def never_attached(self) -> None:
+        """A network left the record though its DEL failed: it was never attached."""
+        self._never_attached.inc()
+
+    def set_aside(self) -> None:
+        """What was left of a container was set aside."""
+        self._set_aside.inc()
+
+    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
         """So many containers are left."""
         self._left.labels("orphans").set(orphans)
         self._left.labels("inhabited").set(inhabited)
         self._left.labels("unreadable").set(unreadable)
+        self._left.labels("aside").set(aside)
 
     def unattached(self, pods: int) -> None:
         """So many pods run without networks that they asked for."""
@@ -408,6 +427,23 @@ class _CertificateExpiry(Collector):
         )
         if (moment := self._expires()) is not None:
             family.add_metric([], moment)
+        yield family
+
+
+class _DroppedLines(Collector):
+    """One counter, which the log keeps by itself: it lies beside the metrics, not on them."""
+
+    def __init__(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        self._dropped = dropped
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "multus_log_lines_dropped",
+            "Lines of the log that could not be written: nobody reads, or the disk takes none",
+            labels=["to"],
+        )
+        for way, lines in self._dropped().items():
+            family.add_metric([way], lines)
         yield family
 
 

@@ -192,6 +192,10 @@ class PluginSettings:
     """GOMAXPROCS for plugin processes: a Go plugin that starts a thread for each core of a large host is slow."""
     max_processes: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _key("maxDelegateProcesses", 0)
     """Plugin processes that run at once; 0: from the daemon's memory limit and the cores."""
+    max_port_mappings: Annotated[int, msgspec.Meta(ge=1, le=65535)] = _key("maxPortMappings", 128)
+    """Ports of the host (`portMappings`) that a pod may ask for, its containers' `hostPort` included; with more its ADD
+    fails.
+    """
     attach_concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = _key("attachConcurrency", 4)
     """Networks of one pod, after its cluster network, that are attached, or detached, at once. 1: one by one."""
 

@@ -33,22 +33,33 @@ async def run(limit: Deadline, work: Callable[[], T], *, name: str = "") -> T:
     the call, the undoing of it above all, never runs beside it. A thread that the kernel holds is logged every 10 s.
     Raises ExpiredError where the deadline has interrupted the work.
     """
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
     with deadline.given(limit):
         running = threads.start(work, name=name)
-    done = asyncio.wrap_future(running)
+    running.add_done_callback(functools.partial(_tell_loop, loop, ended))
     try:
-        await asyncio.wait({done})
+        await ended
     except asyncio.CancelledError:
         limit.stop()
-        await _ended(done, name)
+        await _ended(asyncio.wrap_future(running), name)
         raise
-    # Retrieved, so that asyncio does not report it. What is raised is that of the thread's own future: asyncio's has
-    # another one in place of a TimeoutError, without its traceback.
-    done.exception()
     try:
         return running.result()
     except Interrupted as interruption:
         raise (asyncio.CancelledError if limit.stopped else ExpiredError) from interruption
+
+
+def _tell_loop(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None], _: futures.Future[Any]) -> None:
+    # Closed where the daemon has ended: there is nobody to wake.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_wake, ended)
+
+
+def _wake(ended: asyncio.Future[None]) -> None:
+    # Who waited may have been cancelled.
+    if not ended.done():
+        ended.set_result(None)
 
 
 async def _ended(done: asyncio.Future[Any], name: str) -> None:

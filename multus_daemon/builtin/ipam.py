@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Result
 
 
-def called_by(fields: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """The IPAM plugin that a configuration names, which gets the same; none where that can't be read."""
-    try:
-        named = gojson.get_str(gojson.get_object(fields, "ipam") or {}, "type")
-    except gojson.JsonError:
-        return {}
-    return {named: fields} if named else {}
+def called_by(call: Call) -> Mapping[str, Invocation]:
+    """The IPAM plugin that a configuration names, which is called as who names it. Raises DecodingFailureError."""
+    named = _named(call)
+    return {named: call.invocation} if named else {}
 
 
 def is_named(call: Call) -> bool:

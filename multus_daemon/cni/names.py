@@ -13,6 +13,7 @@ PodName = NewType("PodName", str)
 PodUid = NewType("PodUid", str)
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
+_NOT_IN_IFNAME = re.compile(r"[/:\0\s]")
 IFNAME_MAX_BYTES = 15
 FILE_NAME_MAX_BYTES = 255
 """NAME_MAX of linux/limits.h, as ext4, xfs, btrfs and tmpfs have it."""
@@ -48,6 +49,6 @@ def ifname_problem(value: str) -> str:
         return "interface name is too long"
     if value in (".", ".."):
         return "interface name is . or .."
-    if any(character in "/:\0" or character.isspace() for character in value):
+    if _NOT_IN_IFNAME.search(value):
         return "interface name contains / or : or whitespace characters"
     return ""

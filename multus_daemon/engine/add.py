@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Attachment, ContainerRecord
-from multus_daemon.base import deadline
+from multus_daemon.base import deadline, timeline
+from multus_daemon.base.deadline import Deadline
 from multus_daemon.cni.errors import (
     CniError,
     InternalError,
@@ -53,6 +54,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
         pod = plan.find_pod(engine, request.args)
         with report.telling_of_failure(engine, pod, report.INVALID):
             attachments = plan.attachments(engine, request, pod, net_conf)
+        timeline.note(f"networks: {', '.join(item.name for item in attachments)}")
         base = ContainerRecord(
             sandbox=request.sandbox,
             ifname=request.ifname,
@@ -67,6 +69,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
             with attached(engine, base, attachments, netns, completes=True) as record:
                 unsupported.after_add(engine, pod, record.attachments, strict=net_conf.strict_requests)
                 report.attached(engine, pod, record, functools.partial(keep, engine, record))
+                timeline.note("results recorded, network-status handed over")
         return _cluster_result(record)
 
 
@@ -125,10 +128,11 @@ def attached(
         # As it is then: with the default routes moved, results in `base` are others too.
         undo.callback(lambda: _put_back(engine, base, undo_failed))
         _save(engine, replace(base, attachments=(*base.attachments, *planned.new)))
+        timeline.note("planned and recorded")
         # On record before, plugins begin after: so GC of a network sees each attachment, or is over.
         engine.barriers.passed(attachment.config.name for attachment in planned.new)
         begun: set[int] = set()
-        undo.callback(_undo_all, engine, planned, begun, undo_failed)
+        undo.callback(_undo_all, engine, base, planned, begun, undo_failed)
         made = list(planned.new)
         errors = schedule.in_order(
             functools.partial(_add_one, engine, planned, begun, made),
@@ -167,20 +171,16 @@ def _add_one(engine: Engine, planned: Plan, begun: set[int], made: list[Attachme
     made[number] = replace(attachment, result=result, device_info=device_info)
 
 
-def _undo_all(engine: Engine, planned: Plan, begun: set[int], failed: list[str]) -> None:
+def _undo_all(engine: Engine, base: ContainerRecord, planned: Plan, begun: set[int], failed: list[str]) -> None:
     """Run DEL for those of the new attachments that are `begun`, in reverse; one that fails stops no other."""
     for number in sorted(begun, reverse=True):
         attachment = planned.new[number]
-        try:
-            with deadline.shielded(deadlines.UNDO_SECONDS):
-                engine.runner.delete(planned.sandbox, attachment)
-                devices.remove(engine, attachment)
-        except Exception as error:
+        # Whatever became of the request: a deadline of its own.
+        with deadline.given(Deadline()):
+            error = detach.delete(engine, planned.sandbox, base, attachment, deadlines.UNDO_SECONDS)
+        if error:
             failed.append(attachment.name)
-            log.error(
-                "undoing %s of pod %s failed: %s",
-                _describe(attachment), planned.pod, str(error) or type(error).__name__,
-            )  # fmt: skip
+            log.error("undoing %s of pod %s failed: %s", _describe(attachment), planned.pod, error)
 
 
 def _put_back(engine: Engine, base: ContainerRecord, undo_failed: list[str]) -> None:

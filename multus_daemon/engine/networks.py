@@ -70,6 +70,7 @@ def of_pod(engine: Engine, pod: Pod, net_conf: NetConf) -> list[Network]:
         *_auxiliary(engine, net_conf),
     ]
     _refuse_two_gateways(networks)
+    _bound_port_mappings(pod, networks, net_conf.max_port_mappings)
     return networks
 
 
@@ -266,6 +267,18 @@ def _host_port(mapping: Any) -> tuple[str, ...]:
         return ()
     protocol = str(gojson.get(mapping, "protocol") or "tcp").lower()
     return str(gojson.get(mapping, "hostIP") or ""), str(gojson.get(mapping, "hostPort")), protocol
+
+
+def _bound_port_mappings(pod: Pod, networks: Sequence[Network], bound: int) -> None:
+    """Each is several rules, which portmap makes one by one, in a time that grows with the square of their number."""
+    mappings = [network.capability_args.get("portMappings") for network in networks]
+    count = sum(len(found) for found in mappings if isinstance(found, list))
+    if count > bound:
+        raise InvalidNetworkConfigError(
+            f"{count} portMappings of pod {pod}, and at most {bound} are allowed",
+            "ask for fewer, in the annotation or as hostPort, or have maxPortMappings in the daemon's configuration "
+            "raised; hostNetwork takes any number of ports",
+        )
 
 
 def _refuse_two_gateways(networks: Sequence[Network]) -> None:

@@ -22,7 +22,7 @@ from typing import Final
 from multus_daemon.attachment import ContainerRecord, Pod
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import detach
+from multus_daemon.engine import aside, detach
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.records import held_if_free, is_of, read, read_all, without_followed
 from multus_daemon.nad import selection
@@ -61,6 +61,8 @@ class Findings:
     in_use: Mapping[ContainerId, ContainerRecord] = field(default_factory=dict)
     """Would be orphans, but processes live in their namespaces."""
     unreadable: tuple[ContainerId, ...] = ()
+    aside: int = 0
+    """How many containers are set aside."""
     unattached: tuple[Unattached, ...] = ()
     unknown_because: str = ""
     """Why it is not known which pods there are; empty where it is."""
@@ -87,6 +89,7 @@ def look(engine: Engine) -> Findings:
             if orphan.record.sandbox.netns in in_use
         },
         tuple(container_id for container_id, record in records.items() if record is None),
+        len(engine.store.aside()),
         _unattached(engine, pods, readable) if pods else (),
         unknown_because,
     )
@@ -115,7 +118,7 @@ def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: _Pods 
 
 
 def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
-    """Detach it; False where it is none any more. What fails stays on record. Raises CniError, OSError."""
+    """Detach it; False where it is none any more. What fails stays on record, for a day. Raises CniError, OSError."""
     container_id = orphan.record.sandbox.container_id
     netns = orphan.record.sandbox.netns
     with held_if_free(engine, container_id) as is_ours:
@@ -127,7 +130,12 @@ def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
         if netns and netns in engine.links.netns_in_use([netns]):
             return False
         log.info("container %s of pod %s is deleted: %s", container_id, present.pod, orphan.reason)
-        detach.detach(engine, present, netns, seconds=seconds)
+        try:
+            detach.detach(engine, present, netns, seconds=seconds)
+        except CniError as error:
+            if not aside.set_aside_if_due(engine, container_id, error):
+                raise
+            return False
         return True
 
 

@@ -184,6 +184,12 @@ class KernelLinks:
         with session(netns) as opened, opened.inside():
             return [name for name in ifnames if opened.pod.find_link(name)]
 
+    def addresses(self, netns: str, ifname: str) -> list[IpInterface] | None:
+        """Those of a link; None where there is no such link. Raises OSError if the namespace can't be entered."""
+        with session(netns) as opened, opened.inside():
+            link = opened.pod.find_link(ifname)
+            return None if link is None else [item.address for item in opened.pod.addresses(link.index)]
+
     def first_missing(self, netns: str, ifname: IfName, result: Result) -> str:
         """See `ports.LinkOps`."""
         from multus_daemon.netlink import expected

@@ -7,17 +7,19 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeAlias, TypeVar
 
 from aiohttp import web
 
 from multus_daemon import deadlines, logs
-from multus_daemon.base import portal, slots
+from multus_daemon.base import portal, slots, timeline
 from multus_daemon.base.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.base.deadline import Deadline, ExpiredError
+from multus_daemon.base.timeline import Timelines
 from multus_daemon.cni import versions
+from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -26,7 +28,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.cni.result import Result
-from multus_daemon.delegates.limit import RANKS
+from multus_daemon.delegates.limit import KEPT, RANKS
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.metrics import Metrics
 from multus_daemon.server import wire
@@ -103,18 +105,24 @@ class CniApi:
         body_timeout: float = deadlines.BODY_SECONDS,
         at_once: int = 256,
         hurry: Hurry | None = None,
+        timelines: Timelines | None = None,
+        asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: how many verbs; `hurry`: used while a DEL of a container is there, since it
-        waits for what runs of it.
+        waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as far as
+        that is known; it neither blocks nor raises.
+        `timelines`: where each request is kept, for those who ask later.
         """
         self._verbs = verbs
         self._metrics = metrics
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
-        self._slots = slots.Slots(at_once)
+        self._slots = slots.Slots(at_once, reserved=at_once // KEPT, kept=at_once // KEPT)
         self._hurry = hurry
+        self._timelines = Timelines() if timelines is None else timelines
+        self._asked_networks = asked_networks
         self._requests = TaskGroupOfRequests()
         # Runtimes ask every 5 s, CRI-O at its start every 0.5 s: a plugin that hangs does so once.
         self._status = SharedCalls()
@@ -124,6 +132,11 @@ class CniApi:
     def running(self) -> int:
         """How many verbs are running."""
         return len(self._requests)
+
+    @property
+    def load(self) -> dict[str, int]:
+        """How many requests are worked on, wait for that, and may be worked on at once."""
+        return {"running": self._slots.running, "waiting": self._slots.waiting, "limit": self._slots.size}
 
     async def handle(self, request: web.Request) -> web.Response:
         """The handler of `POST /cni`. Every failure is a CNI error in the body of a 400."""
@@ -166,7 +179,7 @@ class CniApi:
             names |= {"network": request.network}
         with logs.fields(**names):
             self._refuse_when_closed(request.verb)
-            return await self._requests.run(self._work(call, stdout), name=" ".join(names.values()))
+            return await self._requests.run(self._work(call, stdout, names), name=" ".join(names.values()))
 
     async def drain(self, timeout: float) -> int:
         """Wait up to `timeout` seconds for what runs and still comes in, then cancel it; the number of those cancelled.
@@ -201,15 +214,18 @@ class CniApi:
         log.error("CNI request refused: %s", error)
         raise error
 
-    async def _work(self, call: wire.Call, stdout: bool) -> wire.Answer:
-        """Serve `call` and write its two log lines; the task of the request. Raises CniError and nothing else."""
+    async def _work(self, call: wire.Call, stdout: bool, names: Mapping[str, str]) -> wire.Answer:
+        """Serve `call` and write its two log lines; the task of the request. Raises CniError and nothing else.
+
+        `names`: what it is about, by the log's fields.
+        """
         verb = call.request.verb
         started = time.monotonic()
         log.info("CNI %s started", verb)
         failure: CniError | None = None
         traceback: BaseException | None = None
         try:
-            with slots.one_turn(), self._hurried(call.request):
+            with slots.one_turn(), self._hurried(call.request), self._remembered(names):
                 return await self._perform(call, stdout)
         except (Exception, asyncio.CancelledError) as error:
             failure = to_cni_error(error)
@@ -220,30 +236,45 @@ class CniApi:
         finally:
             self._finish(verb, time.monotonic() - started, failure, traceback)
 
+    @contextlib.contextmanager
+    def _remembered(self, names: Mapping[str, str]) -> Iterator[None]:
+        """The block is kept for those who ask later what became of a pod; what is of no container is not."""
+        if "container" not in names:
+            yield
+            return
+        with self._timelines.of(names) as kept:
+            try:
+                yield
+            except (Exception, asyncio.CancelledError) as error:
+                failure = to_cni_error(error)
+                kept.end((failure.code, str(failure)))
+                raise
+
     def _hurried(self, request: CniRequest | wire.NodeRequest) -> contextlib.AbstractContextManager[None]:
         if self._hurry is not None and request.verb == "DEL" and isinstance(request, CniRequest):
             return self._hurry(request.container_id)
         return contextlib.nullcontext()
 
-    @contextlib.asynccontextmanager
-    async def _admitted(self, request: CniRequest | wire.NodeRequest) -> AsyncIterator[None]:
-        """One of those that are worked on. Raises TryAgainLaterError (11) for a request that waited in vain."""
+    async def _admitted(self, request: CniRequest | wire.NodeRequest) -> slots.Slot:
+        """A place among those that are worked on. Raises TryAgainLaterError (11) where none was to be had in time."""
         verb = request.verb
-        async with contextlib.AsyncExitStack() as stack:
-            key = request.container_id if isinstance(request, CniRequest) else ""
-            patience = deadlines.SLOT_WAIT_SECONDS[verb]
-            place = self._slots.hold(key, RANKS.get(verb, RANKS["CHECK"]), patience)
-            try:
-                with self._metrics.queued(verb):
-                    await stack.enter_async_context(place)
-            except slots.NoSlotError as error:
-                raise TryAgainLaterError(
-                    f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
-                    f"requests waiting and at most {self._slots.size} worked on at once",
-                    "that is what connectionLimit says: raise it",
-                ) from error
-            stack.enter_context(self._metrics.in_flight(verb))
-            yield
+        key, groups = "", ("", "")
+        if isinstance(request, CniRequest):
+            network = request.network if isinstance(request, DelegateRequest) else self._asked_networks(request.args)
+            key, groups = request.container_id, (request.args.namespace, network)
+        patience = deadlines.SLOT_WAIT_SECONDS[verb]
+        try:
+            with self._metrics.queued(verb):
+                slot = await self._slots.take(key, RANKS.get(verb, RANKS["CHECK"]), patience, groups)
+        except slots.NoSlotError as error:
+            share = f"its namespace or networks have the {error.share} that they may have; " if error.share else ""
+            raise TryAgainLaterError(
+                f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
+                f"requests waiting and at most {self._slots.size} worked on at once",
+                f"{share}that is what connectionLimit says: raise it",
+            ) from error
+        timeline.note("its turn has come")
+        return slot
 
     def _finish(self, verb: str, seconds: float, failure: CniError | None, traceback: BaseException | None) -> None:
         if failure is None:
@@ -301,11 +332,19 @@ class CniApi:
         seconds = self._verb_seconds[request.verb]
         limit = Deadline(seconds)
         try:
-            async with asyncio.timeout(seconds), self._admitted(request):
-                if request.verb == "STATUS" and isinstance(request, wire.NodeRequest):
-                    # Of several that share it, each waits for as long as it may; the run is stopped with the last.
-                    return await self._status.of(request.stdin, lambda: portal.run(Deadline(), work, name="STATUS"))
-                return await portal.run(limit, work, name=request.verb)
+            async with asyncio.timeout(seconds):
+                place = await self._admitted(request)
+                try:
+                    with self._metrics.in_flight(request.verb):
+                        if request.verb == "STATUS" and isinstance(request, wire.NodeRequest):
+                            # Of several that share it, each waits for as long as it may; the run is stopped with the
+                            # last.
+                            return await self._status.of(
+                                request.stdin, lambda: portal.run(Deadline(), work, name="STATUS")
+                            )
+                        return await portal.run(limit, work, name=request.verb)
+                finally:
+                    self._slots.give_back(place)
         except TimeoutError as error:
             # A STATUS may share the run of one that came before, whose time is over earlier.
             if not (limit.expired or isinstance(error, ExpiredError)):

@@ -6,6 +6,7 @@ Everything that is wrong with a request is a `CniError` whose message begins wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -31,6 +32,7 @@ JSON_TYPE: Final = "application/json"
 DEFAULT_IFNAME: Final = "eth0"
 ERROR_TEXT_MAX: Final = 64 * 1024
 _POD_NAME_MAX = 253
+_LEADS_ELSEWHERE: Final = re.compile(r"[/\\%?# ]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,9 @@ def _is_path_segment(value: str) -> bool:
     return (
         len(value) <= _POD_NAME_MAX
         and value not in (".", "..")
-        and not any(character in "/\\%?#" or character.isspace() or not character.isprintable() for character in value)
+        # Of what is white space only the blank is printable.
+        and value.isprintable()
+        and not _LEADS_ELSEWHERE.search(value)
     )
 
 

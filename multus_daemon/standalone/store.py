@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import watchfiles
 
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 GATE: Final = "manifests"
 EVENTS_KEPT: Final = 1000
+_SHOWN: Final = 10
 POLL_SECONDS: Final = 2.0
 """How often the directory is looked at where it can't be watched."""
 
@@ -53,6 +54,7 @@ class StandaloneStore:
         self._gates = gates or Gates()
         self._gates.close(GATE, "not read yet")
         self._directory = directory
+        self._roots = (f"{directory}/", f"{directory.absolute()}/")
         self._poll_seconds = poll_seconds
         self._folder = Folder(directory)
         self._view = View()
@@ -70,6 +72,19 @@ class StandaloneStore:
     def events(self) -> tuple[Event, ...]:
         """The last events, oldest first."""
         return tuple(self._events)
+
+    def report(self) -> dict[str, Any]:
+        """What is known from the directory; for `diagnosis.status`. From any thread."""
+        broken = "; ".join(f"{file}: {problem}" for file, problem in sorted(self.errors.items())[:_SHOWN])
+        counts = {"pods": len(self._view.pods), "networks": len(self._view.networks)}
+        return {
+            "kind": "standalone",
+            "informers": [
+                {"resource": resource, "objects": number, "staleSeconds": 0.0, "problem": broken}
+                for resource, number in counts.items()
+            ],
+            "pendingStatuses": 0,
+        }
 
     def refresh(self, changed: Collection[str] = ()) -> None:
         """Read what has changed, and the files `changed` in any case. Blocks. Raises StoreUnavailableError."""
@@ -111,16 +126,18 @@ class StandaloneStore:
                 await asyncio.to_thread(self.refresh, {self._relative(path) for _, path in batch})
 
     def _concerns_us(self, _change: watchfiles.Change, path: str) -> bool:
-        parts = Path(self._relative(path)).parts
-        if not parts or parts[0] == STATUS_DIRECTORY:
+        # By strings: our own status files are three changes for each ADD.
+        relative = self._relative(path)
+        if not relative or relative.partition("/")[0] == STATUS_DIRECTORY:
             return False
         # A name without suffix may be a directory that was moved in.
-        return path.endswith(SUFFIXES) or "." not in parts[-1] or parts[-1].startswith("..")
+        name = relative.rpartition("/")[2]
+        return path.endswith(SUFFIXES) or "." not in name or name.startswith("..")
 
     def _relative(self, path: str) -> str:
-        for directory in (self._directory, self._directory.absolute()):
-            if Path(path).is_relative_to(directory):
-                return str(Path(path).relative_to(directory))
+        for directory in self._roots:
+            if f"{path}/".startswith(directory):
+                return path[len(directory) :]
         return path
 
     # --- ports.ClusterStore: it blocks, without a way over the event loop ---

@@ -63,6 +63,7 @@ OF_THE_NODE = {
 
 DEFAULTS: dict[str, Any] = {
     "attachConcurrency": 4,
+    "maxPortMappings": 128,
     "auxiliaryCNIChainName": "",
     "binDir": "/opt/cni/bin",
     "builtinPlugins": "prefer",
@@ -220,6 +221,7 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("pluginEnv", ["CNI_ARGS"], "pluginEnv: CNI_ARGS is part of the protocol: a call sets it"),
         ("pluginEnv", ["GOMAXPROCS"], "pluginEnv: GOMAXPROCS is set by pluginGomaxprocs"),
         ("pluginEnv", ["LC_ALL"], "pluginEnv: LC_ALL is always C: the daemon reads what is printed"),
+        ("maxPortMappings", 0, "maxPortMappings: Expected `int` >= 1"),
         ("pluginGomaxprocs", 0, "pluginGomaxprocs: Expected `int` >= 1"),
         ("chrootDri", "/", "chrootDri: unknown key, is chrootDir meant?"),
         ("CHROOTDIRECTORY", "/", "CHROOTDIRECTORY: unknown key, is chrootDir meant?"),

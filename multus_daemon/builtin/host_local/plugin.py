@@ -14,6 +14,7 @@ from multus_daemon.base.threads import KeyedLock
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.host_local import allocator, book, config, store
 from multus_daemon.builtin.host_local.index import Index
+from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import InternalError, IoFailureError
 from multus_daemon.cni.result import Dns, Result
 from multus_daemon.netlink.ops import Session
@@ -30,9 +31,14 @@ def unsupported(call: Call) -> str:
     return config.unsupported(call.fields)
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    call.once(_settings)
+
+
 def add(call: Call, session: Session) -> Result:
     """One address from each range set. Raises CniError; nothing is taken then."""
-    settings = _settings(call)
+    settings = call.once(_settings)
     resolv_conf = call.on_host(settings.resolv_conf) if settings.resolv_conf else None
 
     def work(leases: store.LeaseDirectory) -> Result:
@@ -44,20 +50,43 @@ def add(call: Call, session: Session) -> Result:
 
 
 def delete(call: Call, session: Session) -> None:
-    """Release every address of the container's interface; none is done. Raises CniError."""
+    """Release every address of the container's interface; none is done.
+
+    Raises CniError, also where the file of one can't be read: of those that the ADD answered, or, where that is not
+    known, of any.
+    """
 
     def work(leases: store.LeaseDirectory) -> None:
         for name in leases.files():
             leases.release(name)
+        leases.require_readable(_recorded(call))
 
-    _locked(call, _settings(call), work)
+    _locked(call, call.once(_settings), work)
+
+
+def kept(call: Call) -> str:
+    """The addresses of the container's interface, whatever else the configuration says; see `ports.BuiltinPlugins`."""
+    try:
+        data_dir = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "dataDir") or config.DEFAULT_DATA_DIR
+    except gojson.JsonError:
+        # No ADD has come past this.
+        return ""
+    directory = call.on_host(data_dir) / call.name
+    try:
+        held = store.held(directory, store.Owner(call.invocation.container_id, call.invocation.ifname))
+    except OSError as error:
+        return f"addresses in {directory}, which can't be read: {error.strerror or error}"
+    return f"addresses in {directory}: {', '.join(held)}" if held else ""
 
 
 def check(call: Call, session: Session) -> None:
     """Some address is the container's interface's. Raises CniError."""
 
     def work(leases: store.LeaseDirectory) -> bool:
-        return bool(leases.files() or (leases.refresh() and leases.files()))
+        if leases.files() or (leases.refresh() and leases.files()):
+            return True
+        leases.require_readable(_recorded(call))
+        return False
 
     if not _locked(call, _settings(call), work):
         raise InternalError(f"host-local: Failed to find address added by container {call.invocation.container_id}")
@@ -68,7 +97,7 @@ def status(call: Call) -> None:
 
 
 def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.LeaseDirectory], T]) -> T:
-    directory = call.on_host(settings.data_dir) / settings.name
+    directory = call.on_host(f"{settings.data_dir}/{settings.name}")
     owner = store.Owner(call.invocation.container_id, call.invocation.ifname)
     seconds = deadlines.HOST_LOCAL_LOCK_SECONDS
     began = time.monotonic()
@@ -85,6 +114,11 @@ def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.
         except OSError as error:
             reason = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
             raise IoFailureError(f"host-local: {reason}", f"data directory {directory}") from error
+
+
+def _recorded(call: Call) -> list[str]:
+    """The addresses that the ADD answered; empty where they are not known."""
+    return [] if call.prev_result is None else [ip.ip for ip in call.prev_result.ips]
 
 
 def _settings(call: Call) -> config.HostLocalConfig:

@@ -42,13 +42,15 @@ class Counts:
     def __init__(self) -> None:
         self.orphans: Counter[str] = Counter()
         self.left: tuple[int, int, int] = (-1, -1, -1)
+        self.aside = -1
         self.lacking = -1
 
     def orphan(self, outcome: str, attachments: int) -> None:
         self.orphans[outcome] += attachments
 
-    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
+    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
         self.left = (orphans, inhabited, unreadable)
+        self.aside = aside
 
     def unattached(self, pods: int) -> None:
         self.lacking = pods
