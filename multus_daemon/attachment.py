@@ -149,6 +149,8 @@ class Invocation:
     """Standard input as it was given, where it was; it then has all that `fields` has."""
     served_by: Mapping[str, str] = field(default_factory=dict, compare=False)
     """As in Attachment. Not for the plugin."""
+    netns_override: bool = False
+    """CNI_NETNS_OVERRIDE: `netns` may be the namespace that the plugin is started in."""
 
     @cached_property
     def stdin(self) -> bytes:

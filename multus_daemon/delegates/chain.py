@@ -25,6 +25,7 @@ from multus_daemon.cni.errors import (
 from multus_daemon.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.cache import Entry, ResultCache, name_problem
+from multus_daemon.netlink import netns
 from multus_daemon.ports import ChoosingRunner
 
 log = logging.getLogger(__name__)
@@ -235,6 +236,7 @@ class Chain:
             fields=conf.plugin_fields(attachment.config, plugin, capability_args=attachment.capability_args),
             prev_result=previous,
             served_by=attachment.served_by,
+            netns_override=netns.own_is_allowed(),
         )
 
 

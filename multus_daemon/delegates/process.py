@@ -193,7 +193,7 @@ def chroot_program() -> str:
 
 
 def _variables(invocation: Invocation) -> dict[str, str]:
-    """All six, also where they are empty: a plugin in a test bench must not see an outer one."""
+    """All six, also where they are empty: a plugin in a test bench must not see an outer one. And the override."""
     return {
         "CNI_COMMAND": invocation.verb,
         "CNI_CONTAINERID": invocation.container_id,
@@ -201,4 +201,5 @@ def _variables(invocation: Invocation) -> dict[str, str]:
         "CNI_IFNAME": invocation.ifname,
         "CNI_ARGS": invocation.args,
         "CNI_PATH": invocation.path,
+        **({"CNI_NETNS_OVERRIDE": "1"} if invocation.netns_override else {}),
     }
