@@ -273,8 +273,10 @@ const Call = struct {
             .wrong => |why| answer.refuseWith(.incompatible_version, why, ""),
             .no_result => {},
         };
-        if (reply.status == 400) if (try results.failure(reply.content_type, reply.body)) |failure|
+        if (reply.status == 400) if (try results.failure(reply.content_type, reply.body)) |failure| {
+            if (self.verb == .DEL) self.passOver(&failure);
             answer.fail(failure.code, failure.msg, failure.details);
+        };
         var msg: Buffer = .{};
         try msg.all(.{
             "the reply to ", @tagName(self.verb), " from ", self.socket, " is not for a CNI plugin's stdout: status line ",
@@ -287,6 +289,19 @@ const Call = struct {
         try msg.add("; is the multus daemon of another version than this shim (" ++ release ++ "),");
         try msg.add(" or is another program listening there?");
         answer.refuseWith(.internal, msg.bytes(), "");
+    }
+
+    /// Ends a DEL that upstream's daemon has failed, as upstream's shim does: it is done. That daemon forgets a container
+    /// with its first DEL, and never succeeds with a cluster network that is a list from a file; the runtime would repeat
+    /// it, and keep the pod, for ever.
+    fn passOver(_: *const Call, failure: *const results.Failure) noreturn {
+        log.put(.@"error", .{"upstream's daemon has failed, which counts as done: "}, failure.msg);
+        var note: Buffer = .{};
+        note.add("multus-shim: DEL has failed on upstream's daemon, which counts as done: ") catch answer.outOfMemory();
+        note.quote(failure.msg) catch answer.outOfMemory();
+        note.byte('\n') catch answer.outOfMemory();
+        if (!log.isOnStderr(.@"error")) answer.remark(note.bytes());
+        answer.exit(0);
     }
 
     /// Ends a DEL that the daemon did not take.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import typing
 
 import pytest
@@ -12,7 +13,7 @@ from multus_daemon.cni import result, versions
 if typing.TYPE_CHECKING:
     from tests.shim.conftest import Shim, Stub
 
-VERBS = ["ADD", "DEL", "CHECK", "STATUS", "GC"]
+VERBS = ["ADD", "CHECK", "STATUS", "GC"]
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -103,6 +104,24 @@ def test_cni_error_keeps_code_and_details(shim: Shim, daemon: Stub, verb: str) -
     body = b'{"code":50,"msg":"status \\"failed\\"","details":"d"}'
     daemon.answer(http(body, "400 Bad Request", "application/json"))
     assert shim(verb).error == {"code": 50, "msg": 'status "failed"', "details": "d"}
+
+
+@pytest.mark.parametrize("content_type", [TEXT, "application/json"])
+def test_del_that_failed_is_done_as_with_upstreams_shim(
+    shim: Shim, daemon: Stub, content_type: str, tmp_path: pathlib.Path
+) -> None:
+    """Repeated it would fail for ever: that daemon forgets the container with its first DEL."""
+    log = tmp_path / "shim.log"
+    body = b"no IP\nranges" if content_type == TEXT else b'{"code":7,"msg":"no IP\\nranges"}'
+    daemon.answer(http(body, "400 Bad Request", content_type))
+    done = shim("DEL", conf={"logFile": str(log)})
+    assert (done.code, done.out) == (0, b"")
+    assert done.err.count(b"\n") == 1
+    for text in (done.err, log.read_bytes()):
+        assert b"counts as done" in text
+        assert b"no IP\\nranges" in text
+    assert not shim.spool.exists()
+    assert shim("DEL", conf={"logToStderr": True}).err.count(b"\n") == 1
 
 
 @pytest.mark.parametrize("code", ["", '"code":"7",', '"code":-7,', '"code":1e3,', '"code":99999999999,'])

@@ -166,9 +166,7 @@ class BrokenPromiseError(AssertionError):
     """A promise has not been kept."""
 
 
-def recorded(
-    root: Path, sequence: Callable[[Node], None], *, syncs: bool = True, upstream_too: bool = False
-) -> Node:
+def recorded(root: Path, sequence: Callable[[Node], None], *, syncs: bool = True, upstream_too: bool = False) -> Node:
     """The sequence, done in `root`; the recorder has seen all of it."""
     # Before the first pod there are directories: the model is of files.
     (root / "attachments").mkdir(parents=True, mode=0o700)
