@@ -5,7 +5,6 @@ What upstream cannot do is asserted as what it does, and named.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -56,7 +55,7 @@ def test_every_verb(takeover: Make, shim: str, daemon: str, version: str) -> Non
         if daemon == "ours":
             made.take_over()
         pair = Pair(made, shim, version)
-        made.pod("two", "unversioned,ptp@data0")
+        made.pod("two", "macvlan,ptp@data0")
         pair.succeeds("STATUS")
 
         added = pair.call("ADD", "two")
@@ -78,7 +77,8 @@ def test_every_verb(takeover: Make, shim: str, daemon: str, version: str) -> Non
                 assert checked.code == 1
                 assert "data0" in checked.json["msg"]
 
-        pair.succeeds("GC", **{"cni.dev/valid-attachments": [{"containerID": "c-two", "ifname": "eth0"}]})
+        valid: dict[str, Any] = {"cni.dev/valid-attachments": [{"containerID": "c-two", "ifname": "eth0"}]}
+        pair.succeeds("GC", **valid)
         assert made.addresses("two", "eth0")
         pair.succeeds("DEL", "two")
         pair.succeeds("DEL", "two")
@@ -119,17 +119,23 @@ def test_failures_are_told(takeover: Make, shim: str, daemon: str, version: str)
         made.assert_clean(links)
 
 
-def test_our_shim_hides_a_failed_del_of_upstreams_daemon_as_upstreams_does(takeover: Make) -> None:
-    """It could not be repeated: upstream's daemon has forgotten the container, and loses the ranges of a list."""
-    with takeover("conflist") as made:
+@pytest.mark.parametrize(("kind", "networks", "kept"), [("conflist", None, "eth0"), ("conf", "unversioned", "net1")])
+def test_a_failed_del_of_upstreams_daemon_is_done_for_either_shim(
+    takeover: Make, kind: str, networks: str | None, kept: str
+) -> None:
+    """Upstream's daemon loses the ranges of a list from a file, and of one without a version, and then the container.
+
+    So nothing could be repeated.
+    """
+    with takeover(kind) as made:
         for shim in ("ours", "upstream"):
             pair = Pair(made, shim, "1.0.0")
-            made.pod(shim, None)
+            made.pod(shim, networks)
             assert pair.call("ADD", shim).code == 0
             deleted = pair.call("DEL", shim)
             assert (deleted.code, deleted.stdout) == (0, b"")
-            assert made.addresses(shim, "eth0")
-        assert json.loads(made.upstream.stdin())["type"]
+            assert (b"counts as done" in deleted.stderr) is (shim == "ours")
+            assert made.addresses(shim, kept)
 
 
 def test_a_pod_in_the_daemons_own_namespace(takeover: Make) -> None:

@@ -93,7 +93,7 @@ PLUGINS = ("bridge", "loopback", "macvlan", "ptp", "tuning")
 
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_a_builtin_works_in_its_own_namespace(plugin: str, make_netns: Callable[[], Netns], tmp_path: Path) -> None:
-    programs = {"ours": OURS}
+    programs: dict[str, tuple[str, ...]] = {"ours": OURS}
     if has(plugin, "host-local"):
         programs["reference"] = (str(DIRECTORY / plugin),)
     seen: dict[str, list[Any]] = {}

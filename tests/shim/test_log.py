@@ -194,7 +194,7 @@ def test_what_is_no_cni_error_is_shown(shim: Shim, daemon: Stub, log: pathlib.Pa
 
 def test_the_file_does_not_grow_without_bounds(shim: Shim, daemon: Stub, log: pathlib.Path) -> None:
     fails(daemon)
-    conf = {"logFile": str(log), "logOptions": {"maxSize": 1, "maxBackups": 3}}
+    conf: dict[str, object] = {"logFile": str(log), "logOptions": {"maxSize": 1, "maxBackups": 3}}
     aside = log.with_name("shim.log.1")
     for fill in (b"old\n", b"new\n"):
         log.write_bytes(fill * (1024 * 1024 // 4 - 8))

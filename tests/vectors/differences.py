@@ -207,8 +207,8 @@ TABLE: tuple[Difference, ...] = (
         ("remembered",),
         _substitute(r"(?m)^(/var/lib/cni/multus/)([^/\n]+)$", r"\1attachments/\2.json\n\g<0>"),
         "`<cniDir>/attachments/<id>.json` beside `<cniDir>/<id>`",
-        "upstream's file has no results, and upstream's own loses the keys of a conflist that its types do not have. It "
-        "is written for a roll-back, and read where there is no record of ours",
+        "upstream's file has no results, and upstream's own loses the keys of a conflist that its types do not have. "
+        "It is written for a roll-back, and read where there is no record of ours",
     ),
     Difference(
         ("*/ADD", "*/ADD#2", "delegate/unknown verb", "http/POST /cni"),
