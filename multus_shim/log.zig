@@ -63,19 +63,20 @@ fn word(slot: *const netconf.Slot) text.Error![]const u8 {
 
 /// The call has ended: `stdout` was printed, and the exit status is `status`.
 pub fn ended(stdout: []const u8, status: u8, taken: bool) void {
-    if (status == 0) return put(.verbose, .{"done"}, "");
-    if (!taken) return put(.@"error", .{"the runtime did not take the answer from stdout: "}, stdout);
+    if (status == 0) return put(.verbose, "done", "");
+    if (!taken) return put(.@"error", "the runtime did not take the answer from stdout: ", stdout);
     reported(stdout) catch {};
 }
 
 fn reported(stdout: []const u8) text.Error!void {
     if (@intFromEnum(level) < @intFromEnum(Level.@"error")) return;
     var shown: Buffer = .{};
-    if (netconf.syntax(stdout) != null) return put(.@"error", .{"failed: "}, stdout);
+    if (netconf.syntax(stdout) != null) return put(.@"error", "failed: ", stdout);
+    try shown.all(.{ "code ", try netconf.member(stdout, "code", .number) orelse "none", ": " });
     try shown.add(try netconf.stringMember(stdout, "msg"));
     const details = try netconf.stringMember(stdout, "details");
     if (details.len > 0) try shown.all(.{ "; ", details });
-    put(.@"error", .{ "failed with code ", try netconf.member(stdout, "code", .number) orelse "none", ": " }, shown.bytes());
+    put(.@"error", "failed with ", shown.bytes());
 }
 
 /// Whether lines of the level go to stderr.
@@ -83,20 +84,19 @@ pub fn isOnStderr(of: Level) bool {
     return to_stderr and @intFromEnum(of) <= @intFromEnum(level);
 }
 
-/// Writes a line, if the level is high enough: `parts` (strings and numbers), then `foreign`, cut and without control
-/// characters.
-pub fn put(of: Level, parts: anytype, foreign: []const u8) void {
+/// Writes a line, if the level is high enough: `head`, then `foreign`, cut and without control characters.
+pub fn put(of: Level, head: []const u8, foreign: []const u8) void {
     if (@intFromEnum(of) > @intFromEnum(level) or (file.len == 0 and !to_stderr)) return;
     var line: Buffer = .{};
-    compose(&line, of, parts, foreign) catch return;
+    compose(&line, of, head, foreign) catch return;
     if (to_stderr) _ = sys.writeAll(2, line.bytes(), .in(stderr_ms));
     if (file.len > 0) append(line.bytes());
 }
 
-fn compose(line: *Buffer, of: Level, parts: anytype, foreign: []const u8) text.Error!void {
+fn compose(line: *Buffer, of: Level, head: []const u8, foreign: []const u8) text.Error!void {
     try time(line, sys.realtime() / 1_000_000);
     try line.all(.{ " [", @tagName(of), "] multus-shim[", @as(u32, @intCast(linux.getpid())), "]: ", call.bytes(), ": " });
-    try line.all(parts);
+    try line.add(head);
     var i: usize = 0;
     while (i < @min(foreign.len, max_shown)) {
         const r = text.rune(foreign[i..]);

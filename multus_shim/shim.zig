@@ -214,7 +214,7 @@ const Call = struct {
                 .broken => |what| try self.broken(what),
                 .cut => |what| if (!again) try self.broken(what),
             }
-            log.put(.debug, .{ "asked again, attempt ", @as(u64, repeats) + 2 }, "");
+            log.put(.debug, "asked again", "");
             sys.sleep(@min(@as(u64, repeat_pause_ms) << repeats, deadline.left()));
             fd = try self.connect(@min(self.wait_ms, deadline.left()));
         }
@@ -295,7 +295,7 @@ const Call = struct {
     /// with its first DEL, and never succeeds with a cluster network that is a list from a file; the runtime would repeat
     /// it, and keep the pod, for ever.
     fn passOver(_: *const Call, failure: *const results.Failure) noreturn {
-        log.put(.@"error", .{"upstream's daemon has failed, which counts as done: "}, failure.msg);
+        log.put(.@"error", "upstream's daemon has failed, which counts as done: ", failure.msg);
         var note: Buffer = .{};
         note.add("multus-shim: DEL has failed on upstream's daemon, which counts as done: ") catch answer.outOfMemory();
         note.quote(failure.msg) catch answer.outOfMemory();
@@ -313,7 +313,7 @@ const Call = struct {
                 try note.all(.{ "multus-shim: DEL of container ", id, " interface ", self.env.get("CNI_IFNAME") });
                 try note.all(.{ ": multus daemon on ", self.socket, " did not take it (", reason, "); kept for it in " });
                 try note.add(path);
-                log.put(.@"error", .{}, note.bytes());
+                log.put(.@"error", "", note.bytes());
                 try note.byte('\n');
                 if (!log.isOnStderr(.@"error")) answer.remark(note.bytes());
                 answer.exit(0);
