@@ -119,9 +119,12 @@ def test_failures_are_told(takeover: Make, shim: str, daemon: str, version: str)
         made.assert_clean(links)
 
 
-@pytest.mark.parametrize(("kind", "networks", "kept"), [("conflist", None, "eth0"), ("conf", "unversioned", "net1")])
+@pytest.mark.parametrize(
+    ("kind", "networks", "name", "ifname"),
+    [("conflist", None, "pods", "eth0"), ("conf", "unversioned", "unversioned", "net1")],
+)
 def test_a_failed_del_of_upstreams_daemon_is_done_for_either_shim(
-    takeover: Make, kind: str, networks: str | None, kept: str
+    takeover: Make, kind: str, networks: str | None, name: str, ifname: str
 ) -> None:
     """Upstream's daemon loses the ranges of a list from a file, and of one without a version, and then the container.
 
@@ -135,7 +138,9 @@ def test_a_failed_del_of_upstreams_daemon_is_done_for_either_shim(
             deleted = pair.call("DEL", shim)
             assert (deleted.code, deleted.stdout) == (0, b"")
             assert (b"counts as done" in deleted.stderr) is (shim == "ours")
-            assert made.addresses(shim, kept)
+            left = made.node.leftovers()
+            assert f"cni/results/{name}-c-{shim}-{ifname}" in left
+            assert [path for path in left if path.startswith(f"networks/{name}/10.")]
 
 
 def test_a_pod_in_the_daemons_own_namespace(takeover: Make) -> None:
