@@ -313,7 +313,7 @@ class Daemon:
                 ", ".join(sorted(missing)),
             )
         cache = ResultCache(cni_dir)
-        self._store = FileStore(cni_dir, cache)
+        self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records)
         return Engine(
             self._cluster,
             NodeConfFiles(),

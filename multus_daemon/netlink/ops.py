@@ -40,7 +40,7 @@ class Session:
         """Descriptors of the host's namespace and of the pod's. Raises NamespaceError."""
         host = self._opened.enter_context(namespaces.own())
         pod = self._opened.enter_context(namespaces.opened(self.path))
-        if namespaces.is_same(pod, host):
+        if namespaces.is_same(pod, host) and not namespaces.own_is_allowed():
             raise NamespaceError(errno.EINVAL, "the host's own network namespace, not a container's", self.path)
         return host, pod
 
@@ -76,8 +76,8 @@ class Session:
     def inside(self) -> Iterator[None]:
         """The thread is in the pod's namespace for the duration of the block.
 
-        Raises NamespaceError where the namespace can't be entered, is the daemon's own (errno EINVAL), or is not at its
-        path any more.
+        Raises NamespaceError where the namespace can't be entered, is the daemon's own (errno EINVAL; but see
+        `netns.allow_own`), or is not at its path any more.
         """
         if not self._is_inside and "_netns" in self.__dict__:
             namespaces.require_at(self.path, self.pod_netns)
@@ -162,6 +162,10 @@ class KernelLinks:
     def kept_open(self, leaving: Collection[IfName] = ()) -> contextlib.AbstractContextManager[None]:
         """See `ports.LinkOps`."""
         return kept_open(leaving)
+
+    def allow_own_netns(self, allowed: bool) -> None:
+        """See `ports.LinkOps`."""
+        namespaces.allow_own(allowed)
 
     def is_netns(self, path: str) -> bool:
         """True where `path` is a network namespace that exists; two system calls that do not wait."""
