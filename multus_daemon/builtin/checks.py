@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Collection, Mapping
 
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import describe_route, step
@@ -49,11 +50,12 @@ def check_addresses(session: Session, link: Link, previous: Result) -> None:
     """Every address of the previous result is on the link, and its network has a route. Raises InternalError."""
     with step(f'read the addresses of "{link.name}"'):
         present = {item.address for item in session.pod.addresses(link.index)}
+    tables = _Tables(session)
     for ip in previous.ips:
         address = ipaddress.ip_interface(ip.address)
         if address not in present:
             raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
-        if not any(route.dst.network == address.network for route in _routes(session, ip.is_ipv4, 0)):
+        if address.network not in tables.routes(ip.is_ipv4, inet.TABLE_MAIN):
             raise InternalError(f'expected a route to {address.network} for "{link.name}", and there is none')
 
 
@@ -62,18 +64,35 @@ def check_routes(session: Session, previous: Result) -> None:
 
     Of default routes only the destination counts. Raises InternalError.
     """
+    tables = _Tables(session)
     for expected in previous.routes:
-        if not any(_fits(expected, route) for route in _routes(session, expected.is_ipv4, expected.table or 0)):
+        there = tables.routes(expected.is_ipv4, expected.table or inet.TABLE_MAIN)
+        if not _is_among(there.get(ipaddress.ip_interface(expected.dst).network, ()), expected):
             text = describe_route(expected, expected.gw, "any")
             raise InternalError(f"expected route '{text}' was not found in the routing table")
 
 
-def _fits(expected: ResultRoute, found: inet.Route) -> bool:
-    if found.dst.network != ipaddress.ip_interface(expected.dst).network:
-        return False
-    return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
+def _is_among(routes: Collection[inet.Route], expected: ResultRoute) -> bool:
+    """Whether one of `routes`, all of them to its destination, is the expected one."""
+    if expected.is_default or not expected.gw:
+        return bool(routes)
+    gateway = ipaddress.ip_address(expected.gw)
+    return any(route.gateway == gateway for route in routes)
 
 
-def _routes(session: Session, ipv4: bool, table: int) -> list[inet.Route]:
-    with step("read the routing table"):
-        return session.pod.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table or inet.TABLE_MAIN)
+class _Tables:
+    """The pod's routing tables, each read once: a pod's author can make a result with thousands of addresses."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._read: dict[tuple[bool, int], Mapping[inet.IpNetwork, Collection[inet.Route]]] = {}
+
+    def routes(self, ipv4: bool, table: int) -> Mapping[inet.IpNetwork, Collection[inet.Route]]:
+        """The routes of a table by destination. Raises InternalError."""
+        if (ipv4, table) not in self._read:
+            found: dict[inet.IpNetwork, list[inet.Route]] = {}
+            with step("read the routing table"):
+                for route in self._session.pod.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table):
+                    found.setdefault(route.dst.network, []).append(route)
+            self._read[ipv4, table] = found
+        return self._read[ipv4, table]

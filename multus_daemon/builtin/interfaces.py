@@ -183,10 +183,13 @@ def routes(link: Link, result: Result) -> list[Change]:
     `mtu` and `advmss` are not applied, as with the reference plugins.
     """
     ips = _ips_of(link.name, result)
+    gateways: dict[bool, str] = {}
+    for ip in ips:
+        if ip.gateway:
+            gateways.setdefault(":" not in ip.gateway, ip.gateway)
     changes = []
     for route in result.routes:
-        default = next((ip.gateway for ip in ips if ip.gateway and (":" not in ip.gateway) is route.is_ipv4), "")
-        gateway = route.gw or default
+        gateway = route.gw or gateways.get(route.is_ipv4, "")
         wanted = inet.Route(
             dst=ipaddress.ip_interface(route.dst),
             oif=link.index,

@@ -15,10 +15,11 @@ from multus_daemon.cni import conf
 from multus_daemon.cni.errors import InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
 from multus_daemon.cni.names import IfName
 from multus_daemon.cni.result import Result
-from multus_daemon.engine import add, check, detach, plan, records, report, unsupported
+from multus_daemon.engine import add, check, detach, networks, plan, records, report, unsupported
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.request import DelegateRequest
 from multus_daemon.netconf.load import load
+from multus_daemon.netconf.model import NetConf
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
     with engine.locks.hold(container_id):
         engine.adds.begins(container_id)
         # The request's configuration is the network's own: what is ours can only be the daemon's.
-        strict = load(b"{}", engine.overlay).strict_requests
+        net_conf = load(b"{}", engine.overlay)
         if problem := engine.links.netns_problem(netns):
             raise InvalidNetnsError(f"{netns} {problem}", _of(request))
         found = records.find(engine, container_id, search=True)
@@ -56,7 +57,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
             cut_off = present.hot_plugged and present.result is None and present.ifname == request.ifname
             if wanted or cut_off:
                 leftovers.append(present)
-        return _add(engine, request, record, leftovers, strict)
+        return _add(engine, request, record, leftovers, net_conf)
 
 
 def _stored_result(request: DelegateRequest, present: Attachment) -> Result:
@@ -71,11 +72,17 @@ def _stored_result(request: DelegateRequest, present: Attachment) -> Result:
 
 
 def _add(
-    engine: Engine, request: DelegateRequest, record: ContainerRecord | None, leftovers: list[Attachment], strict: bool
+    engine: Engine,
+    request: DelegateRequest,
+    record: ContainerRecord | None,
+    leftovers: list[Attachment],
+    net_conf: NetConf,
 ) -> Result:
+    strict = net_conf.strict_requests
     pod = plan.find_pod(engine, request.args)
     with report.telling_of_failure(engine, pod, report.FAILED):
-        config = conf.parse(request.stdin)
+        config = conf.parse_written(request.stdin)
+        networks.refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
         if record and leftovers:
             log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))
             record = detach.detach_some(engine, record, leftovers, request.netns)

@@ -49,8 +49,10 @@ def find(engine: Engine, container_id: ContainerId, *, search: bool) -> Containe
 
 
 def without(engine: Engine, record: ContainerRecord, done: Collection[Attachment]) -> ContainerRecord | None:
-    """Write the record without what is `done`, or remove it with the last. Raises IoFailureError (5)."""
-    rest = replace(record, attachments=tuple(item for item in record.attachments if item not in done))
+    """Write the record without what of it is `done`, or remove it with the last. Raises IoFailureError (5)."""
+    # The same objects: to compare what they hold, each with each, takes minutes where a pod has many.
+    gone = {id(item) for item in done}
+    rest = replace(record, attachments=tuple(item for item in record.attachments if id(item) not in gone))
     try:
         if rest.attachments:
             engine.store.save(rest)

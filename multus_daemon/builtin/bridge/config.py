@@ -133,9 +133,9 @@ def _mac(call: Call) -> str:
     return configuration.mac_address(text) if text else ""
 
 
-def _trunk(items: Iterable[Any]) -> set[int]:
-    """The VLANs of `vlanTrunk`: `{"minID", "maxID"}`, `{"id"}`, or both in one item."""
-    vlans: set[int] = set()
+def _trunk(items: Iterable[Any]) -> set[tuple[int, int]]:
+    """The VLANs of `vlanTrunk`, first and last: `{"minID", "maxID"}`, `{"id"}`, or both in one item."""
+    vlans: set[tuple[int, int]] = set()
     for item in items:
         if not isinstance(item, dict):
             raise gojson.JsonError(f"vlanTrunk: an object is needed, not {gojson.kind_of(item)}")
@@ -146,7 +146,7 @@ def _trunk(items: Iterable[Any]) -> set[int]:
                     raise InvalidNetworkConfigError(f"incorrect trunk {name} parameter", f"{value}")
             if last < first:
                 raise InvalidNetworkConfigError("minID is greater than maxID in trunk parameter", f"{first}, {last}")
-            vlans.update(range(first, last + 1))
+            vlans.add((first, last))
         elif first is not None or last is not None:
             missing = "minID" if first is None else "maxID"
             raise InvalidNetworkConfigError(
@@ -155,16 +155,16 @@ def _trunk(items: Iterable[Any]) -> set[int]:
         if single is not None:
             if not 0 < single <= VLAN_MAX:
                 raise InvalidNetworkConfigError("incorrect trunk id parameter", f"{single}")
-            vlans.add(single)
+            vlans.add((single, single))
     return vlans
 
 
-def _ranges(vlans: set[int]) -> tuple[tuple[int, int], ...]:
-    """Consecutive numbers as first and last, ascending."""
+def _ranges(vlans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same numbers, those that are consecutive as one range, ascending."""
     found: list[tuple[int, int]] = []
-    for vlan in sorted(vlans):
-        if found and found[-1][1] == vlan - 1:
-            found[-1] = (found[-1][0], vlan)
+    for first, last in sorted(vlans):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
         else:
-            found.append((vlan, vlan))
+            found.append((first, last))
     return tuple(found)
