@@ -117,6 +117,8 @@ class ContainerRecord:
     """How many DELs of the whole container have failed. What such a DEL did detach is no longer in `attachments`."""
     given_up: bool = False
     """True once the runtime was told that its DEL is done though it failed: what is left is ours to detach."""
+    netns_id: str = ""
+    """What tells the container's namespace from every other (`LinkOps.netns_id`); empty where that is not known."""
     foreign: bool = field(default=False, compare=False)
     """True where another daemon wrote it down: `DelegateStore.recover` may know more of the container."""
 

@@ -251,6 +251,7 @@ class Daemon:
             attach_concurrency=plugins.attach_concurrency,
             delete_tries=self._settings.deletes.tries,
             count_given_up=self._metrics.deletes.given_up,
+            count_replaced_netns=self._metrics.deletes.replaced_namespace,
         )
 
     async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> None:

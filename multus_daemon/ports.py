@@ -344,6 +344,17 @@ class LinkOps(Protocol):
         """Why `path` can't be used as a network namespace, to be put behind it in a message; empty where it is one."""
         ...
 
+    def netns_id(self, path: str) -> str:
+        """What tells the namespace at `path` from every other, for `is_elsewhere`. Raises OSError."""
+        ...
+
+    def is_elsewhere(self, path: str, netns_id: str) -> bool:
+        """True where it is certain that the namespace of that id is not at `path`, but another, or no namespace at all.
+
+        With an empty id only the latter. Where nothing is at the path, or it may not be looked at, nothing is certain.
+        """
+        ...
+
     def vanished(self, paths: Collection[str]) -> set[str]:
         """Those of `paths` that are certainly gone: no file there, in a directory that is.
 

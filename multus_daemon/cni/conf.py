@@ -17,6 +17,8 @@ from multus_daemon.cni.names import NetworkName, network_name_problem
 
 CONFIG_MAX_BYTES: Final = 1024 * 1024
 """Of a network's configuration, where somebody wrote it: a file, a NetworkAttachmentDefinition, a hot-plug request."""
+CONTAINERS_MAX: Final = 20_000
+"""Objects and arrays in one. Python stops for all threads while it looks which of them are still used."""
 PLUGINS_MAX: Final = 64
 """In one list."""
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
@@ -81,11 +83,13 @@ def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False)
 
 
 def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
-    """As `parse`, of what somebody wrote: of at most CONFIG_MAX_BYTES, and PLUGINS_MAX."""
+    """As `parse`, of what somebody wrote: of at most CONFIG_MAX_BYTES, CONTAINERS_MAX and PLUGINS_MAX."""
     if len(raw) > CONFIG_MAX_BYTES:
         raise InvalidNetworkConfigError(
             f"CNI configuration has {len(raw)} bytes, and at most {CONFIG_MAX_BYTES} are allowed"
         )
+    if gojson.containers(raw) > CONTAINERS_MAX:
+        raise InvalidNetworkConfigError(f"CNI configuration has more than {CONTAINERS_MAX} objects and arrays")
     config = parse(raw, default_name=default_name)
     if len(config.plugins) > PLUGINS_MAX:
         raise InvalidNetworkConfigError(

@@ -58,7 +58,7 @@ def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bo
     in error the comparison of records with what lives finds again.
     """
     netns = record.sandbox.netns
-    if not engine.links.is_netns(netns):
+    if not engine.links.is_netns(netns) or records.is_elsewhere(engine, record, netns):
         return False
     if record.created > spooled:
         return True

@@ -51,9 +51,11 @@ def detach_some(
 ) -> ContainerRecord | None:
     """As `detach`, for those that are `leaving`; the record of the others, as stored, None if there are none.
 
+    A path at which the namespace is no longer that of the record, or no namespace, counts as one that is gone.
+
     What has been detached is on record as that also where others failed, or the call is interrupted.
     """
-    sandbox = Sandbox(record.sandbox.container_id, netns)
+    sandbox = Sandbox(record.sandbox.container_id, records.own_netns(engine, record, netns))
     backwards = leaving[::-1]
     before = schedule.backwards(schedule.predecessors(leaving))
     end = time.monotonic() + seconds
@@ -117,7 +119,11 @@ def detach_leftover(engine: Engine, record: ContainerRecord, netns: str) -> tupl
         record.sandbox.container_id,
         record.pod,
     )
-    lives = record.sandbox.netns == netns and engine.links.is_netns(netns)
+    lives = (
+        record.sandbox.netns == netns
+        and engine.links.is_netns(netns)
+        and not records.is_elsewhere(engine, record, netns)
+    )
     leaving = [item for item in record.attachments if not (lives and item.hot_plugged and item.result)]
     rest = detach_some(engine, replace(record, complete=False), leaving, record.sandbox.netns)
     return rest.attachments if rest else ()

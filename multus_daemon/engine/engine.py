@@ -123,6 +123,8 @@ class Engine:
     """GC: called with `collected`, `left` or `failed`, and a number of attachments."""
     count_given_up: Callable[[], None] = count_nothing
     """Called once for each container whose DEL is given up."""
+    count_replaced_netns: Callable[[], None] = count_nothing
+    """Called where a container is detached at whose namespace's path is something else by then."""
     locks: KeyedLock = field(default_factory=KeyedLock)
     """Of the containers: whoever changes one holds its lock."""
     barriers: Barriers = field(default_factory=Barriers)

@@ -45,6 +45,8 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
             raise InvalidNetnsError(f"{netns} {problem}", _of(request))
         found = records.find(engine, container_id, search=True)
         record = _adopted(found) if found else None
+        if record and records.is_elsewhere(engine, record, netns):
+            raise InvalidNetnsError(f"{netns} is not the network namespace of container {container_id}", _of(request))
         leftovers = []
         for present in record.attachments if record else ():
             wanted = present.config.name == request.network and request.ifname in ("", present.ifname)

@@ -28,6 +28,8 @@ class Plan:
     new: tuple[Attachment, ...]
     before: tuple[frozenset[int], ...]
     """For each of `new` the numbers of those that must be attached when it begins."""
+    netns_id: str
+    """Of the namespace that was looked at (`ContainerRecord.netns_id`)."""
     here: frozenset[int]
     """The numbers of those that the request's own thread runs (`ports.DelegateRunner.runs_here`)."""
 
@@ -128,6 +130,7 @@ def plan(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns
             raise error.with_context(f"pod {base.pod}") from error
     try:
         taken = engine.links.existing_links(netns, [item.ifname for item in new if not item.auxiliary])
+        netns_id = engine.links.netns_id(netns)
     except OSError as error:
         raise InvalidNetnsError(f"{netns} can't be entered: {error}", f"pod {base.pod}") from error
     if taken:
@@ -141,6 +144,7 @@ def plan(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns
         base.pod,
         tuple(planned),
         schedule.predecessors(planned),
+        netns_id,
         frozenset(number for number, attachment in enumerate(planned) if engine.runner.runs_here(attachment, "ADD")),
     )
 

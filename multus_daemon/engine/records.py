@@ -96,6 +96,31 @@ def _recovered(engine: Engine, container_id: ContainerId) -> ContainerRecord | N
         return None
 
 
+def is_elsewhere(engine: Engine, record: ContainerRecord, netns: str) -> bool:
+    """True where it is certain that the record's container is not in the namespace at `netns`: another is there."""
+    return engine.links.is_netns(netns) and engine.links.is_elsewhere(netns, record.netns_id)
+
+
+def own_netns(engine: Engine, record: ContainerRecord, netns: str) -> str:
+    """Where plugins find the container's namespace: at `netns`, unless that is certainly something else by now.
+
+    Then at the path on record, if it is there, else empty: nothing may be touched in a namespace.
+    """
+    if not netns or not engine.links.is_elsewhere(netns, record.netns_id):
+        return netns
+    known = record.sandbox.netns
+    if record.netns_id and engine.links.is_netns(known) and not engine.links.is_elsewhere(known, record.netns_id):
+        return known
+    log.warning(
+        "container %s of pod %s: %s is not its network namespace any more; what it has on the host is deleted",
+        record.sandbox.container_id,
+        record.pod,
+        netns,
+    )
+    engine.count_replaced_netns()
+    return ""
+
+
 def without_followed(record: ContainerRecord, records: Iterable[ContainerRecord]) -> ContainerRecord:
     """The record, without its namespace where one of `records` is of a container that has taken its place there.
 

@@ -19,7 +19,7 @@ from multus_daemon import settings
 from multus_daemon.attachment import Pod
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.portal import LoopPortal
-from multus_daemon.cni.conf import CONFIG_MAX_BYTES, PLUGINS_MAX
+from multus_daemon.cni.conf import CONFIG_MAX_BYTES, CONTAINERS_MAX, PLUGINS_MAX
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.daemon import Daemon
 from multus_daemon.metrics import Metrics
@@ -36,6 +36,7 @@ ANSWER_MAX = 0.5
 
 Piece = Callable[[int], str]
 _LEASES = "@LEASES@"
+_OBJECTS = CONTAINERS_MAX - 10
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,9 @@ def _plugin(fields: str, head: str, piece: Piece, tail: str, most: int = 10**9) 
     return Largest(f'{{"cniVersion":"1.0.0","name":"n",{fields}{head}', piece, f"{tail}}}", most=most)
 
 
-def _ipam(kind: str, fields: str, head: str, piece: Piece, tail: str) -> Largest:
-    return _plugin('"type":"bridge","bridge":"br0",', f'"ipam":{{"type":"{kind}",{fields}{head}', piece, f"{tail}}}")
+def _ipam(kind: str, fields: str, head: str, piece: Piece, tail: str, most: int = _OBJECTS) -> Largest:
+    ipam = f'"ipam":{{"type":"{kind}",{fields}{head}'
+    return _plugin('"type":"bridge","bridge":"br0",', ipam, piece, f"{tail}}}", most)
 
 
 _LOCAL = f'"dataDir":"{_LEASES}",'
@@ -130,12 +132,13 @@ KEYS: dict[str, Largest] = {
     "network name": Largest('{"cniVersion":"1.0.0","type":"passthru","name":"', lambda _: "n" * 5000, '"}'),
     "type": _plugin("", '"type":"', lambda _: "n" * 5000, '"'),
     "plugins": _plugin("", '"plugins":[', lambda _: '{"type":"passthru"}', "]", PLUGINS_MAX),
-    "plugins, too many": _plugin("", '"plugins":[', lambda _: '{"type":"passthru"}', "]"),
+    "plugins, too many": _plugin("", '"plugins":[', lambda _: '{"type":"passthru"}', "]", _OBJECTS),
     "capabilities": _plugin(_PASSTHRU, '"capabilities":{', lambda number: f'"k{number}":true', "}"),
     "args": _plugin(_PASSTHRU, '"args":{"cni":{', lambda number: f'"k{number}":"v"', "}}"),
     "runtimeConfig": _plugin(_PASSTHRU, '"runtimeConfig":{', lambda number: f'"k{number}":"v"', "}"),
     "dns": _plugin('"type":"bridge",', '"dns":{"search":[', lambda number: f'"s{number}"', "]}"),
     "unknown keys": _plugin(_PASSTHRU, "", lambda number: f'"k{number}":1', ""),
+    "objects, too many": _plugin(_PASSTHRU, '"x":[', lambda _: "{}", "]"),
     "numbers": _plugin(_PASSTHRU, '"x":[', lambda _: "1", "]"),
     "words": _plugin(_PASSTHRU, '"x":"', lambda _: "a.b " * 1000, '"'),
     "depth": _plugin(_PASSTHRU, '"x":' + "[" * 190, lambda _: "1", "]" * 190),
@@ -147,7 +150,12 @@ KEYS: dict[str, Largest] = {
         "host-local", _LOCAL, '"ranges":[[', lambda number: f'{{"subnet":"10.{number >> 14}.{_quad(number)}/30"}}', "]]"
     ),
     "host-local: range sets": _ipam(
-        "host-local", _LOCAL, '"ranges":[', lambda number: f'[{{"subnet":"10.{number >> 14}.{_quad(number)}/30"}}]', "]"
+        "host-local",
+        _LOCAL,
+        '"ranges":[',
+        lambda number: f'[{{"subnet":"10.{number >> 14}.{_quad(number)}/30"}}]',
+        "]",
+        _OBJECTS // 2,
     ),
     "host-local: routes": _ipam(
         "host-local",
@@ -161,6 +169,7 @@ KEYS: dict[str, Largest] = {
         '"vlanTrunk":[',
         lambda number: f'{{"minID":1,"maxID":{4094 - number % 99}}}',
         "]",
+        _OBJECTS,
     ),
     "tuning: sysctl": Largest(
         '{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"passthru"},{"type":"tuning","sysctl":{',

@@ -17,6 +17,7 @@ REFUSED = {
     "cni-args, ips, too many": "addresses, and at most 256 are allowed (network web/n)",
     "default-route": "gateways, and at most 16 are allowed",
     "plugins, too many": "of them, and at most 64 are allowed",
+    "objects, too many": "more than 20000 objects and arrays",
     "static: addresses": "addresses, and at most 4096 are taken",
     "host-local: range sets": "range sets, and at most 4096 are taken",
 }

@@ -186,6 +186,7 @@ def test_late_deletes(registry, metrics):
     seen.entry("rejected")
     seen.entry("odd")
     seen.given_up()
+    seen.replaced_namespace()
     seen.orphan("deleted", 3)
     seen.left_over(1, 2, 3)
     seen.unattached(5)
@@ -193,6 +194,7 @@ def test_late_deletes(registry, metrics):
     assert registry.get_sample_value("multus_spool_replays_total", {"outcome": "rejected"}) == 1
     assert registry.get_sample_value("multus_spool_replays_total", {"outcome": "other"}) == 1
     assert registry.get_sample_value("multus_deletes_given_up_total") == 1
+    assert registry.get_sample_value("multus_replaced_namespaces_total") == 1
     assert registry.get_sample_value("multus_orphan_attachments_total", {"outcome": "deleted"}) == 3
     kinds = {"orphans": 1, "inhabited": 2, "unreadable": 3}
     for kind, number in kinds.items():
