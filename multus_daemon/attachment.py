@@ -84,6 +84,9 @@ class Attachment:
     asked: frozenset[str] = field(default=frozenset(), compare=False)
     """Those of `capability_args` that are the pod's own requests, not the runtime's; not kept in the record."""
 
+    networks: int = field(default=0, compare=False)
+    """How many the container has with this one, when its ADD begins; not kept in the record, but beside its result."""
+
     @property
     def has_interface(self) -> bool:
         """True where its ADD has reported an interface of its own in the container."""

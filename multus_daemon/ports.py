@@ -274,8 +274,8 @@ class DelegateStore(Protocol):
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         """What another daemon left of a container that has no record of ours; None if nothing.
 
-        `foreign` is set. May search through all that is left of all containers: slow.
-        Raises CorruptRecordError, OSError.
+        `foreign` is set. Of one whose record of ours is damaged, what is kept beside it, if that is known to be all:
+        else raises CorruptRecordError. May search through all that is left of all containers: slow. Raises OSError.
         """
         ...
 

@@ -270,6 +270,7 @@ def _entry(sandbox: Sandbox, attachment: Attachment) -> Entry:
         netns=sandbox.netns,
         cni_args=attachment.cni_args,
         capability_args=attachment.capability_args,
+        networks=attachment.networks,
         # Where the version can't express it, the newest can: nothing is lost, and readers convert anyway.
         result=_object(value, config) or result.to_object(value, versions.CURRENT),
     )

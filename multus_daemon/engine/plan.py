@@ -117,6 +117,7 @@ def plan(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns
     if problem := engine.links.netns_problem(netns):
         raise InvalidNetnsError(f"{netns} {problem}", f"pod {base.pod}: CNI_NETNS must be one")
     owners = {item.ifname: item.name for item in base.attachments if not item.auxiliary}
+    networks_in_all = len(base.attachments) + len(new)
     planned = []
     for attachment in new:
         if owner := owners.get(attachment.ifname):
@@ -125,7 +126,7 @@ def plan(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns
                 f"network {attachment.name} of pod {base.pod} needs that name",
             )
         try:
-            planned.append(engine.runner.plan(base.sandbox, attachment))
+            planned.append(engine.runner.plan(base.sandbox, replace(attachment, networks=networks_in_all)))
         except CniError as error:
             raise error.with_context(f"pod {base.pod}") from error
     try:

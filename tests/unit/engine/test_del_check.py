@@ -241,3 +241,13 @@ def test_check_without_a_namespace_is_code_8(engine: Engine) -> None:
     add(engine)
     with pytest.raises(InvalidNetnsError):
         engine.verbs.check(engine.request("CHECK", netns="/gone"))
+
+
+def test_each_network_is_told_how_many_there_are(engine: Engine) -> None:
+    """So that what is kept beside the record says whether it is whole."""
+    engine.declare("n1,n2")
+    engine.verbs.add(engine.request())
+    assert {call.attachment.networks for call in engine.runner.calls} == {3}
+    engine.runner.calls.clear()
+    engine.verbs.add_network(engine.plug())
+    assert [call.attachment.networks for call in engine.runner.calls] == [4]
