@@ -351,7 +351,8 @@ class LinkOps(Protocol):
     def is_elsewhere(self, path: str, netns_id: str) -> bool:
         """True where it is certain that the namespace of that id is not at `path`, but another, or no namespace at all.
 
-        With an empty id only the latter. Where nothing is at the path, or it may not be looked at, nothing is certain.
+        With an empty id only the latter, or that it is the host's own. Where nothing is at the path, or it may not be
+        looked at, nothing is certain.
         """
         ...
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.base import deadline
+from multus_daemon.builtin import configuration
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError
 from multus_daemon.cni.result import IpConfig, Result
@@ -33,6 +34,7 @@ from multus_daemon.netlink.transport import Request
 log = logging.getLogger(__name__)
 
 _SETTLE_POLL_SECONDS: Final = 0.05
+_SCOPE_MAX: Final = 255
 
 
 @contextlib.contextmanager
@@ -190,6 +192,9 @@ def routes(link: Link, result: Result) -> list[Change]:
     changes = []
     for route in result.routes:
         gateway = route.gw or gateways.get(route.is_ipv4, "")
+        for key, value in (("priority", route.priority), ("table", route.table or 0)):
+            configuration.in_range(f"routes: {key}", value, configuration.UNSIGNED_MAX)
+        configuration.in_range("routes: scope", route.scope or 0, _SCOPE_MAX)
         wanted = inet.Route(
             dst=ipaddress.ip_interface(route.dst),
             oif=link.index,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from multus_daemon.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.cni import args, conf, errors, names, result, versions
@@ -28,6 +28,14 @@ from multus_daemon.delegates.cache import Entry, ResultCache, name_problem
 from multus_daemon.ports import ChoosingRunner
 
 log = logging.getLogger(__name__)
+
+# Plugins that make an interface and ask what `ipam.type` names, with the same configuration: themselves, then.
+_NO_IPAM: Final = frozenset(
+    {
+        *("bridge", "dummy", "flannel", "host-device", "ipvlan", "loopback", "macvlan", "ptp", "tap", "vlan"),
+        *("bandwidth", "firewall", "passthru", "portmap", "sbr", "tuning", "vrf"),
+    }
+)
 
 
 class Chain:
@@ -69,6 +77,12 @@ class Chain:
             raise IncompatibleVersionError(
                 f'unsupported CNI version "{config.cni_version}"', f"known are {', '.join(versions.SUPPORTED)}"
             )
+        for plugin in config.plugins:
+            if plugin.ipam_type and plugin.ipam_type in {plugin.type, *_NO_IPAM}:
+                raise InvalidNetworkConfigError(
+                    f'ipam.type "{plugin.ipam_type}" is no IPAM plugin',
+                    "it would call itself for an address; name one such as host-local",
+                )
         if not config.plugins:
             raise InvalidNetworkConfigError("no plugins in list", "name one in the configuration's 'plugins'")
 

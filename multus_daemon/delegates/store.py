@@ -66,6 +66,7 @@ class FileStore:
         try:
             self._adopt()
             self._cache.sweep()
+            fs.sweep(self._cni_dir)
         except OSError as error:
             log.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
 

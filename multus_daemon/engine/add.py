@@ -202,6 +202,7 @@ def keep(engine: Engine, record: ContainerRecord) -> None:
 
 
 def _save(engine: Engine, record: ContainerRecord, *, durable: bool = True) -> None:
+    engine.occupants.entered(record.sandbox.netns, record.sandbox.container_id)
     try:
         engine.store.save(record, durable=durable)
     except OSError as error:

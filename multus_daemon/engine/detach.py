@@ -102,12 +102,6 @@ def give_up(engine: Engine, record: ContainerRecord) -> None:
     records.without(engine, replace(record, given_up=True), ())
 
 
-def detach_unrecorded(engine: Engine, sandbox: Sandbox, pod: str, attachment: Attachment) -> None:
-    """Run DEL for an attachment that is in no record. Raises CniError."""
-    if failure := _delete(engine, sandbox, pod, attachment, deadlines.DETACH_SECONDS):
-        raise failure
-
-
 def detach_leftover(engine: Engine, record: ContainerRecord, netns: str) -> tuple[Attachment, ...]:
     """Undo what an ADD that never finished, or lives no more, left behind, in the namespace it was in.
 

@@ -131,8 +131,8 @@ def _free_name(engine: Engine, request: DelegateRequest, record: ContainerRecord
 def remove_network(engine: Engine, request: DelegateRequest) -> None:
     """Detach the network, by the record if it is in there; asks nobody about the pod. Raises CniError.
 
-    What is not there is done. An interface that belongs to something else is never touched: a client takes back
-    the ADDs that were refused, with a DEL like any other.
+    What is not on record for that container is done, and no plugin runs: a client takes back the ADDs that were
+    refused, with a DEL like any other, and may name another pod's namespace by mistake.
     """
     with engine.locks.hold(request.container_id):
         if not request.ifname:
@@ -146,32 +146,12 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
                     f"network {present.name} is the {_kind(present)} of {_of(request)}", "it goes with the pod"
                 )
             detach.detach_some(engine, record, [present], request.netns)
-        elif record and _is_anothers(engine, record, request):
-            log.warning(
-                "DEL of network %s of %s: %s belongs to something else: done",
-                request.network, _of(request), request.ifname,
-            )  # fmt: skip
         else:
-            attachment = plan.hot_plugged(request, conf.parse(request.stdin), request.args.namespace, request.ifname)
-            log.info(
-                "network %s of %s is not on record: DEL with the request's configuration",
-                attachment.name,
-                _of(request),
-            )
-            detach.detach_unrecorded(engine, request.sandbox, _of(request), attachment)
-
-
-def _is_anothers(engine: Engine, record: ContainerRecord, request: DelegateRequest) -> bool:
-    """True where the interface is there and not of the request's network, which the record does not have."""
-    if any(attachment.ifname == request.ifname for attachment in record.attachments):
-        return True
-    if not engine.links.is_netns(request.netns):
-        return False
-    try:
-        return bool(engine.links.existing_links(request.netns, [request.ifname]))
-    except OSError:
-        # The namespace has just gone, and the interface with it.
-        return False
+            # A plugin would take whatever is called so out of whatever namespace the request names.
+            log.warning(
+                "DEL of network %s of %s: container %s has no such network on %s: nothing is touched",
+                request.network, _of(request), request.container_id, request.ifname,
+            )  # fmt: skip
 
 
 def check_network(engine: Engine, request: DelegateRequest) -> None:

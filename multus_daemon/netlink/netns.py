@@ -204,11 +204,12 @@ def identity(descriptor: int) -> str:
 def is_elsewhere(path: str, known: str) -> bool:
     """True where it is certain that the namespace of that `identity` is not at `path`: something else is.
 
-    Of an empty identity only that no namespace is there. Nothing at the path tells nothing.
+    Of an empty identity only that no namespace is there, or the one that the thread is in: the host's. Nothing at the
+    path tells nothing.
     """
     try:
-        with opened(path) as descriptor:
-            return bool(known) and identity(descriptor) != known
+        with opened(path) as descriptor, own() as host:
+            return is_same(descriptor, host) or (bool(known) and identity(descriptor) != known)
     except NamespaceError as error:
         return error.errno in _SOMETHING_ELSE
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from multus_daemon.cni.errors import InvalidNetnsError
 from multus_daemon.daemon import Daemon
 from multus_daemon.netlink import netns as namespaces
 from multus_daemon.netlink import ops
@@ -22,7 +25,10 @@ __all__ = ["make"]
 def call(make: Callable[[], tuple[Daemon, Store]], verb: str, netns: str, container: str = "c0ffee") -> int:
     async def one() -> int:
         daemon, _ = make()
-        answer = await daemon._api.call(body(verb, CNI_NETNS=netns, CNI_CONTAINERID=container))
+        try:
+            answer = await daemon._api.call(body(verb, CNI_NETNS=netns, CNI_CONTAINERID=container))
+        except InvalidNetnsError:
+            return 400
         return answer.status
 
     return asyncio.run(one())
@@ -74,3 +80,14 @@ def test_an_identity_is_that_of_the_namespace(make_netns: Callable[[], Netns], t
     assert links.is_elsewhere(str(file), "")
     with namespaces.opened(one.path) as descriptor:
         assert namespaces.identity(descriptor) == known
+
+
+def test_the_hosts_own_namespace_is_no_containers(make: Callable[[], tuple[Daemon, Store]], netns: Netns) -> None:
+    links = ops.KernelLinks()
+    for known in ("", links.netns_id(netns.path)):
+        assert links.is_elsewhere("/proc/thread-self/ns/net", known)
+    assert call(make, "ADD", netns.path) == 200
+    assert call(make, "CHECK", f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net") == 400
+    assert call(make, "CHECK", netns.path) == 200
+    assert call(make, "DEL", f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net") == 200
+    assert netns.links() == set()

@@ -79,7 +79,9 @@ def read(call: Call) -> BridgeConfig:
         config = _read(call)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
-    if problem := names.ifname_problem(config.bridge):
+    problem = names.ifname_problem(config.bridge)
+    if problem or "%" in config.bridge:
+        problem = problem or "interface name contains %, for which the kernel puts a number"
         raise InvalidNetworkConfigError(f'failed to create bridge "{config.bridge}": {problem}')
     if config.is_layer3 and config.disable_container_interface:
         raise InvalidNetworkConfigError("cannot use IPAM when DisableContainerInterface flag is set")
@@ -103,7 +105,7 @@ def _read(call: Call) -> BridgeConfig:
         is_default_gateway=is_default_gateway,
         force_address=_flag(call, "forceAddress"),
         masquerade=masquerade.is_wanted(call),
-        mtu=max(gojson.get_int(fields, "mtu") or 0, 0),
+        mtu=configuration.mtu(fields),
         hairpin=_flag(call, "hairpinMode"),
         promiscuous=_flag(call, "promiscMode"),
         vlan=vlan,

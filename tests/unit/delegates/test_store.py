@@ -635,3 +635,11 @@ def test_a_record_without_that_can_be_read(store, cni_dir):
     store.save(small())
     assert b"servedBy" not in own_path(cni_dir).read_bytes()
     assert store.load("c0ffee").attachments[0].served_by == {}
+
+
+def test_what_writers_left_beside_the_directories_is_removed(store, cni_dir):
+    cni_dir.mkdir()
+    for name in (".state.99999999-000000000000", "state", ".hidden"):
+        (cni_dir / name).write_text("")
+    store.sweep()
+    assert sorted(path.name for path in cni_dir.iterdir() if path.is_file()) == [".hidden", "state"]
