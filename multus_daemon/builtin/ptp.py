@@ -49,7 +49,7 @@ def _read(call: Call) -> _Config:
     """Raises DecodingFailureError."""
     try:
         return _Config(
-            mtu=max(gojson.get_int(call.fields, "mtu") or 0, 0),
+            mtu=configuration.mtu(call.fields),
             dns=configuration.own_dns(call.fields),
             masquerade=masquerade.is_wanted(call),
             dad=bool(gojson.get_bool(call.fields, "dad")),

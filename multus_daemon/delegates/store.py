@@ -35,7 +35,7 @@ from multus_daemon.cni.errors import CniError, InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.delegates import record as record_format
 from multus_daemon.delegates import upstream
-from multus_daemon.delegates.cache import Entry, ResultCache
+from multus_daemon.delegates.cache import Entry, ResultCache, is_complete
 from multus_daemon.ports import CorruptRecordError
 
 log = logging.getLogger(__name__)
@@ -164,22 +164,26 @@ class FileStore:
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         """What upstream's file and libcni's result cache say together; None where neither knows the container.
 
-        Lists the whole result cache. Raises CorruptRecordError where there is a file and nothing readable, OSError,
-        InvalidEnvironmentError for an id that is none.
+        Lists the whole result cache. Where there is a record of ours, which `load` could not read then, the cache must
+        be known to have all that was in it: what it lacks would never be deleted. Raises CorruptRecordError where there
+        is a file and nothing readable, or too little, OSError, InvalidEnvironmentError for an id that is none.
         """
-        self._own_path(container_id)
+        own = self._own_path(container_id)
         if self._aside_path(container_id).exists():
             return None
         entries = self._cache.entries(container_id)
         try:
             record = self._left_by_upstream(container_id, entries)
         except CorruptRecordError as error:
-            found = upstream.from_entries(container_id, entries)
-            if found is None:
+            record = upstream.from_entries(container_id, entries)
+            if record is None:
                 raise CorruptRecordError(f"{error}, and the result cache knows nothing of it") from error
             log.warning("container %s is taken from the result cache: %s", container_id, error)
-            return replace(found, foreign=True)
-        record = record or upstream.from_entries(container_id, entries)
+        # Upstream's file was written beside each record of ours, and names all that was in it.
+        if record is None:
+            record = upstream.from_entries(container_id, entries)
+            if record and own.exists() and not is_complete(entries):
+                raise CorruptRecordError(f"{own} can't be read, and the result cache may lack some of what it held")
         return None if record is None else replace(record, foreign=True)
 
     def _left_by_upstream(self, container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
