@@ -179,12 +179,18 @@ class FileStore:
             if record is None:
                 raise CorruptRecordError(f"{error}, and the result cache knows nothing of it") from error
             log.warning("container %s is taken from the result cache: %s", container_id, error)
-        # Upstream's file was written beside each record of ours, and names all that was in it.
-        if record is None:
-            record = upstream.from_entries(container_id, entries)
-            if record and own.exists() and not is_complete(entries):
-                raise CorruptRecordError(f"{own} can't be read, and the result cache may lack some of what it held")
+        record = record or upstream.from_entries(container_id, entries)
+        if record and own.exists() and not is_complete(entries) and not self._is_all_in_upstreams(record):
+            raise CorruptRecordError(f"{own} can't be read, and the result cache may lack some of what it held")
         return None if record is None else replace(record, foreign=True)
+
+    def _is_all_in_upstreams(self, record: ContainerRecord) -> bool:
+        """True where upstream's file, which is written beside each record of ours, names all that `record` has."""
+        try:
+            listed = gojson.loads(fs.read_limited(self._cni_dir / record.sandbox.container_id, follow=False))
+        except (OSError, gojson.JsonError):
+            return False
+        return isinstance(listed, list) and len(listed) == len(record.attachments)
 
     def _left_by_upstream(self, container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
         """What is in upstream's file, completed from `entries`. Raises CorruptRecordError, OSError."""
