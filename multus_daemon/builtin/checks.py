@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
 from multus_daemon.builtin.contract import Call
@@ -50,7 +49,7 @@ def check_addresses(session: Session, link: Link, previous: Result) -> None:
     with step(f'read the addresses of "{link.name}"'):
         present = {item.address for item in session.pod.addresses(link.index)}
     for ip in previous.ips:
-        address = ipaddress.ip_interface(ip.address)
+        address = inet.interface_of(ip.address)
         if address not in present:
             raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
         if not any(route.dst.network == address.network for route in _routes(session, ip.is_ipv4, 0)):
@@ -69,9 +68,9 @@ def check_routes(session: Session, previous: Result) -> None:
 
 
 def _fits(expected: ResultRoute, found: inet.Route) -> bool:
-    if found.dst.network != ipaddress.ip_interface(expected.dst).network:
+    if found.dst.network != inet.interface_of(expected.dst).network:
         return False
-    return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
+    return expected.is_default or not expected.gw or found.gateway == inet.address_of(expected.gw)
 
 
 def _routes(session: Session, ipv4: bool, table: int) -> list[inet.Route]:

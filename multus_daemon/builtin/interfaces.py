@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import logging
 import socket
 import time
@@ -112,7 +111,7 @@ def bring_up(session: Session, link: Link, result: Result, *, dad: bool = True) 
     changes = [
         Change(
             f'add IP address {ip.address} to "{link.name}"',
-            inet.add_address(link.index, ipaddress.ip_interface(ip.address), dad=dad),
+            inet.add_address(link.index, inet.interface_of(ip.address), dad=dad),
         )
         for ip in ips
     ]
@@ -188,9 +187,9 @@ def routes(link: Link, result: Result) -> list[Change]:
         default = next((ip.gateway for ip in ips if ip.gateway and (":" not in ip.gateway) is route.is_ipv4), "")
         gateway = route.gw or default
         wanted = inet.Route(
-            dst=ipaddress.ip_interface(route.dst),
+            dst=inet.interface_of(route.dst),
             oif=link.index,
-            gateway=ipaddress.ip_address(gateway) if gateway else None,
+            gateway=inet.address_of(gateway) if gateway else None,
             scope=route.scope or inet.SCOPE_GLOBAL,
             table=route.table or inet.TABLE_MAIN,
             priority=route.priority,
@@ -216,7 +215,7 @@ def describe_route(route: ResultRoute, gateway: str, ifname: str) -> str:
 
 def host_network(address: IpAddress) -> inet.IpInterface:
     """The address with its full length: /32 or /128."""
-    return ipaddress.ip_interface(address)
+    return inet.interface_of(address)
 
 
 def enable_forwarding(ips: tuple[IpConfig, ...]) -> None:

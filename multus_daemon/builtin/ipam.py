@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from multus_daemon.builtin.contract import Call
-from multus_daemon.cni import gojson
+from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Result
 
@@ -18,10 +18,14 @@ from multus_daemon.cni.result import Result
 def called_by(fields: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """The IPAM plugin that a configuration names, which gets the same; none where that can't be read."""
     try:
-        named = gojson.get_str(gojson.get_object(fields, "ipam") or {}, "type")
+        named = _type_in(fields)
     except gojson.JsonError:
         return {}
     return {named: fields} if named else {}
+
+
+def _type_in(fields: Mapping[str, Any]) -> str:
+    return gojson.get_str(gojson.get_object(fields, "ipam") or {}, "type") or ""
 
 
 def is_named(call: Call) -> bool:
@@ -39,7 +43,7 @@ def plugin_type(call: Call) -> str:
 
 def _named(call: Call) -> str:
     try:
-        return gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
+        return conf.once(call.fields, _named, lambda: _type_in(call.fields))
     except gojson.JsonError as error:
         raise DecodingFailureError(f"ipam: {error}", f"network {call.name!r}") from error
 

@@ -14,7 +14,7 @@ from multus_daemon.attachment import BUILT_IN, Invocation
 from multus_daemon.base import deadline
 from multus_daemon.builtin import ipam
 from multus_daemon.builtin.contract import Call, Plugin
-from multus_daemon.cni import gojson, skel
+from multus_daemon.cni import conf, gojson, skel
 from multus_daemon.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -79,8 +79,7 @@ class BuiltinRunner:
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
         """See `ports.BuiltinPlugins`."""
         try:
-            config = skel.checked(invocation.verb, invocation.fields)
-            return _unsupported(self._plugin(plugin_type), self._call(invocation, config, None))
+            return _unsupported(self._plugin(plugin_type), self._call(invocation, _checked(invocation), None))
         except CniError:
             return ""
 
@@ -99,7 +98,7 @@ class BuiltinRunner:
         UnsupportedFieldError for what the plugin does not know, TryAgainLaterError after the timeout, the plugin's
         own; any other exception of the plugin is chained to an InternalError (999) with its text.
         """
-        config = skel.checked(invocation.verb, invocation.fields)
+        config = _checked(invocation)
         call = self._call(invocation, config, _prev_result(invocation, config))
         try:
             plugin = self._plugin(plugin_type)
@@ -153,9 +152,14 @@ class BuiltinRunner:
         return module
 
 
+def _checked(invocation: Invocation) -> skel.Configuration:
+    verb, fields = invocation.verb, invocation.fields
+    return conf.once(fields, ("checked", verb), lambda: skel.checked(verb, fields))
+
+
 def _unsupported(plugin: Plugin, call: Call) -> str:
     try:
-        return plugin.unsupported(call)
+        return conf.once(call.fields, (plugin.unsupported, call.tools is None), lambda: plugin.unsupported(call))
     except gojson.JsonError:
         return ""
 

@@ -14,6 +14,7 @@ from multus_daemon.base.threads import KeyedLock
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.host_local import allocator, book, config, store
 from multus_daemon.builtin.host_local.index import Index
+from multus_daemon.cni import conf
 from multus_daemon.cni.errors import InternalError, IoFailureError
 from multus_daemon.cni.result import Dns, Result
 from multus_daemon.netlink.ops import Session
@@ -88,7 +89,10 @@ def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.
 
 
 def _settings(call: Call) -> config.HostLocalConfig:
-    return config.read(call.fields, name=call.name, cni_version=call.cni_version, args=call.invocation.args)
+    settings = conf.once(
+        call.fields, config.read, lambda: config.read(call.fields, name=call.name, cni_version=call.cni_version)
+    )
+    return config.with_args(settings, call.invocation.args)
 
 
 def read_resolv_conf(path: Path) -> Dns:
