@@ -11,8 +11,10 @@ import contextlib
 import functools
 import secrets
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from multus_daemon.builtin import checks, configuration, interfaces, ipam, veth
 from multus_daemon.builtin.contract import Call

@@ -13,8 +13,10 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from multus_daemon.builtin import checks, configuration, interfaces, ipam, masquerade, veth
 from multus_daemon.builtin.contract import Call

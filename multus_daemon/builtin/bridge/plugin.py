@@ -6,8 +6,9 @@ import functools
 import ipaddress
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from multus_daemon.builtin import interfaces, ipam, masquerade, spoofing, veth
 from multus_daemon.builtin.bridge import config, kernel
