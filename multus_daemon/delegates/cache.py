@@ -97,19 +97,19 @@ class ResultCache:
     """The directory `<cniDir>/results`."""
 
     def __init__(self, cni_dir: Path) -> None:
-        self._directory = cni_dir / "results"
+        self._directory = f"{cni_dir}/results"
 
     def sweep(self) -> None:
         """Remove what writers left that were killed in the middle. Raises OSError."""
-        fs.sweep(self._directory)
+        fs.sweep(Path(self._directory))
 
-    def _path(self, network: str, container_id: str, ifname: str) -> Path:
+    def _path(self, network: str, container_id: str, ifname: str) -> str:
         parts = (network, container_id, ifname)
         if not all(parts) or any("/" in part or "\0" in part for part in parts):
             raise InvalidNetworkConfigError(
                 "no file name for the cached result", f"{network!r}-{container_id!r}-{ifname!r}"
             )
-        return self._directory / "-".join(parts)
+        return f"{self._directory}/{'-'.join(parts)}"
 
     def write(self, entry: Entry) -> None:
         """Put the entry in its place. Raises InvalidNetworkConfigError for an empty name, OSError.
@@ -169,9 +169,9 @@ class ResultCache:
         found = []
         for name in names:
             try:
-                entry = decode(fs.read_limited(self._directory / name, follow=False))
+                entry = decode(fs.read_limited(f"{self._directory}/{name}", follow=False))
             except (OSError, gojson.JsonError) as error:
-                log.warning("cached result %s can't be read: %s", self._directory / name, error)
+                log.warning("cached result %s/%s can't be read: %s", self._directory, name, error)
                 continue
             if entry.container_id == container_id:
                 found.append(entry)
@@ -193,7 +193,7 @@ class ResultCache:
                     if item.name[0] == "." or not _may_be_of(item.name, candidates, passed_over):
                         continue
                     try:
-                        entry = decode(fs.read_limited(self._directory / item.name, follow=False))
+                        entry = decode(fs.read_limited(item.path, follow=False))
                     except FileNotFoundError:
                         continue
                     except (OSError, gojson.JsonError):

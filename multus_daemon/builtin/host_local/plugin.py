@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -69,16 +70,16 @@ def status(call: Call) -> None:
 
 
 def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.LeaseDirectory], T]) -> T:
-    directory = call.on_host(settings.data_dir) / settings.name
+    directory = _directory(call.host_root, settings.data_dir, settings.name)
     owner = store.Owner(call.invocation.container_id, call.invocation.ifname)
     seconds = deadlines.HOST_LOCAL_LOCK_SECONDS
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         try:
             with deadline.within(seconds):
-                stack.enter_context(_locks.hold(str(directory)))
+                stack.enter_context(_locks.hold(directory))
         except TimeoutError as error:
-            raise store.busy(directory / book.LOCK_NAME) from error
+            raise store.busy(f"{directory}/{book.LOCK_NAME}") from error
         patience = seconds - (time.monotonic() - began)
         try:
             with store.locked(directory, owner, patience=patience, index=_index) as leases:
@@ -86,6 +87,12 @@ def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.
         except OSError as error:
             reason = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
             raise IoFailureError(f"host-local: {reason}", f"data directory {directory}") from error
+
+
+# The same few for every pod, and pathlib takes its time.
+@lru_cache(maxsize=256)
+def _directory(host_root: Path, data_dir: str, name: str) -> str:
+    return str(host_root / data_dir.lstrip("/") / name)
 
 
 def _settings(call: Call) -> config.HostLocalConfig:
