@@ -90,11 +90,9 @@ def opened(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def own() -> Iterator[int]:
-    """A descriptor of the calling thread's namespace for the duration of a block. Raises NamespaceError."""
-    with opened(_OWN_NAMESPACE) as descriptor:
-        yield descriptor
+def open_own() -> int:
+    """A descriptor of the calling thread's namespace, for the caller to close. Raises NamespaceError."""
+    return open_path(_OWN_NAMESPACE)
 
 
 def is_netns(path: str) -> bool:
