@@ -8,15 +8,17 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from multus_daemon import __version__, deadlines, logs, portals
-from multus_daemon.base import cgroup, fs, malloc, portal
+from multus_daemon.base import cgroup, fs, malloc, portal, timeline
 from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.portal import LoopPortal
+from multus_daemon.base.timeline import Timelines
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.errors import CniError
 from multus_daemon.controllers.primary_config import PrimaryConfig
@@ -31,6 +33,8 @@ from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon.diagnosis import status
+from multus_daemon.diagnosis.answers import Answers
 from multus_daemon.engine import reconcile
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.reconcile import Findings, Orphan
@@ -41,6 +45,7 @@ from multus_daemon.metrics import Metrics
 from multus_daemon.netlink.ops import KernelLinks
 from multus_daemon.ports import ClusterStore
 from multus_daemon.server import wire
+from multus_daemon.server.admin_api import AdminApi
 from multus_daemon.server.app import ListenError, MetricsServer, UnixServer
 from multus_daemon.server.cni_api import CniApi
 from multus_daemon.settings import Settings
@@ -104,7 +109,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
         from multus_daemon.standalone.store import StandaloneStore
 
         manifests = StandaloneStore(standalone, gates)
-        await Daemon(settings, manifests, gates, metrics).serve({"cluster": manifests.run()})
+        await Daemon(settings, manifests, gates, metrics, manifests.report).serve({"cluster": manifests.run()})
     else:
         await _serve_kubernetes(settings, gates, metrics)
 
@@ -124,7 +129,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
             try:
-                daemon = Daemon(settings, portals.Cluster(store, LoopPortal()), gates, metrics)
+                daemon = Daemon(settings, portals.Cluster(store, LoopPortal()), gates, metrics, store.report)
                 await daemon.serve({"cluster": store.run(), "credentials": connection.run()})
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
@@ -172,19 +177,42 @@ def _allowance(settings: Settings) -> Allowance:
 class Daemon:
     """Every object of the daemon, wired up, not yet running."""
 
-    def __init__(self, settings: Settings, cluster: ClusterStore, gates: Gates, metrics: Metrics) -> None:
-        """Raises StartError."""
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: ClusterStore,
+        gates: Gates,
+        metrics: Metrics,
+        report: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """`report`: how well the cluster is known, for `diagnosis.status`. Raises StartError."""
         self._settings = settings
         self._gates = gates
         self._metrics = metrics
         self._cluster = cluster
         limit = ProcessLimit(_allowance(settings), observer=metrics.processes)
         engine = self._engine(limit)
-        self._api = CniApi(Verbs(engine), self._metrics, at_once=settings.socket.connection_limit, hurry=limit.hurried)
-        self._server = UnixServer(self._api, self._gates, self._metrics, Path(settings.socket.directory))
-        self._spool = SpoolReplay(
-            Path(settings.paths.cni_dir) / "spool", _SpooledRequests(self._api), cluster, metrics.deletes
+        timelines = Timelines()
+        self._api = CniApi(
+            Verbs(engine),
+            self._metrics,
+            at_once=settings.socket.connection_limit,
+            hurry=limit.hurried,
+            timelines=timelines,
         )
+        self._report = report
+        self._limit = limit
+        self._started = time.time()
+        spool = Path(settings.paths.cni_dir) / "spool"
+        answers = Answers(engine, timelines, self._parts, self._runtime_configuration, spool)
+        self._server = UnixServer(
+            self._api,
+            self._gates,
+            self._metrics,
+            Path(settings.socket.directory),
+            admin=AdminApi(answers.questions, answers.orders),
+        )
+        self._spool = SpoolReplay(spool, _SpooledRequests(self._api), cluster, metrics.deletes)
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
             self._reconcile = Reconcile(_Orphans(engine), cluster, metrics.deletes, seconds=seconds)
@@ -193,6 +221,24 @@ class Daemon:
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
         else:
             log.info("no CNI configuration is generated: multusAutoconfigDir is empty")
+
+    def _parts(self) -> status.Parts:
+        """What `multusctl status` is told of this daemon. From any thread."""
+        return status.Parts(
+            __version__,
+            self._started,
+            self._gates.closed,
+            self._primary.report() if self._primary else {"wanted": False},
+            self._report(),
+            self._api.load,
+            self._limit.load,
+            self._reconcile.left if self._reconcile else 0,
+        )
+
+    def _runtime_configuration(self) -> bytes:
+        """What a runtime gives the shim: what we have placed; else what our own settings lay over it is all."""
+        placed = self._primary.placed if self._primary else b""
+        return placed or json.dumps({"cniVersion": "1.0.0", "name": "multus-cni-network"}).encode()
 
     def _engine(self, limit: ProcessLimit) -> Engine:
         paths, plugins = self._settings.paths, self._settings.plugins
@@ -217,7 +263,7 @@ class Daemon:
             builtin,
             plugins.builtin_plugins,
             excepted=plugins.builtin_plugins_except,
-            observe=self._metrics.delegate,
+            observe=self._observe_plugin,
         )
         # A built-in's IPAM plugin is chosen as any other is.
         builtin.ipam = dispatcher
@@ -252,6 +298,11 @@ class Daemon:
             delete_tries=self._settings.deletes.tries,
             count_given_up=self._metrics.deletes.given_up,
         )
+
+    def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
+        """A plugin has ended: see `delegates.dispatch.Observe`."""
+        self._metrics.delegate(plugin_type, verb, outcome, seconds)
+        timeline.note(f"plugin {plugin_type}: {verb} {outcome}", seconds)
 
     async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         """Start, run the root tasks until a signal or until one of them ends, stop in order. Raises StartError.

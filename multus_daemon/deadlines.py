@@ -65,6 +65,9 @@ INSTALL_TRY_SECONDS = 10.0
 CTL_SHIM_SECONDS = 300.0
 """For one call of the shim by `multusctl`. Above all that the shim waits for by default, so that its error is read."""
 
+CTL_SECONDS = 2.0
+"""For the daemon's answer to a question of `multusctl` that only looks. Then it says that there is none."""
+
 # --- the socket: `server` --------------------------------------------------------------------------------------------
 
 HEAD_SECONDS = 30.0
@@ -72,6 +75,9 @@ HEAD_SECONDS = 30.0
 
 BODY_SECONDS = 30.0
 """For the body of a request to arrive; then code 5."""
+
+ADMIN_SECONDS = 60.0
+"""For one answer to `multusctl`, the wait for its turn included."""
 
 METRICS_HEAD_SECONDS = 10.0
 """As HEAD_SECONDS, for the port of the metrics."""

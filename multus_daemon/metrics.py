@@ -29,7 +29,7 @@ REQUESTS: Final = frozenset({"ips", "mac", "infiniband-guid", "bandwidth", "port
 COLLECTED: Final = frozenset({"collected", "left", "failed"})
 REPLAYS: Final = frozenset({"served", "failed", "rejected"})
 ORPHANS: Final = frozenset({"deleted", "failed"})
-HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz"})
+HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz", "/admin"})
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "notify", "trace", "patch"})
 # Seconds. A built-in plugin takes milliseconds, a plugin's deadline is two minutes.
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

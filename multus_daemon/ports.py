@@ -226,6 +226,10 @@ class DelegateRunner(Protocol):
         """
         ...
 
+    def invocations(self, sandbox: Sandbox, attachment: Attachment) -> Sequence[tuple[str, Invocation]]:
+        """What an ADD would call, in order, by plugin type; without the results of those before. Touches nothing."""
+        ...
+
     def runs_here(self, attachment: Attachment, verb: str) -> bool:
         """True where the verb, of a planned attachment, is for the calling thread: its plugins are built in, and quick.
 

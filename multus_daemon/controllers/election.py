@@ -77,6 +77,8 @@ class Election:
         self._missing_since: float | None = None
         self._seen: dict[str, tuple[Signature, float]] = {}
         """File -> how it is, and since when."""
+        self.passed_over: tuple[tuple[str, str], ...] = ()
+        """The files that can't be the primary network's as they were at the last look, and why."""
 
     def remember(self, path: str) -> None:
         """The primary network was in the file `path` before a restart: of it a file of the directory counts."""
@@ -88,6 +90,7 @@ class Election:
         if self._named:
             return await self._by_name()
         candidates = await self._candidates()
+        self.passed_over = tuple((other.name, other.problem) for other in candidates if other.problem)
         fitting = [candidate for candidate in candidates if candidate.config]
         first = fitting[0] if fitting else None
         awaited = [

@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from multus_daemon.base import fs
 from multus_daemon.base.aio import in_thread
@@ -108,6 +108,23 @@ class PrimaryConfig:
         """Whether there is something to do: standalone daemons and tests leave the node's configuration alone."""
         wanted = settings.primary
         return bool(wanted.config_dir and (wanted.config_file != AUTO or wanted.autoconfig_dir))
+
+    @property
+    def placed(self) -> bytes:
+        """The configuration that the runtime has from us; empty while there is none. From any thread."""
+        placed = self._conf.placed
+        return placed.data if placed else b""
+
+    def report(self) -> dict[str, Any]:
+        """Which file is the primary network's and what was placed; for `diagnosis.status`. From any thread."""
+        placed = self._conf.placed
+        return {
+            "wanted": True,
+            "file": str(self._good.source) if self._good else "",
+            "placed": str(placed.target) if placed else "",
+            "problem": self._complaint,
+            "passedOver": [{"file": name, "reason": reason} for name, reason in self._election.passed_over],
+        }
 
     async def run(self) -> None:
         """Keep the configuration in place, for ever; from when every other gate is open."""

@@ -79,6 +79,8 @@ class Reconcile:
         self._lacking: set[str] = set()
         self._told: set[str] = set()
         self._unknown_because = ""
+        self.left = 0
+        """Containers that the last run could not delete, or not read."""
 
     async def run(self) -> None:
         """Reconcile for ever."""
@@ -110,6 +112,7 @@ class Reconcile:
         await side_by_side(self._confirmed(found), functools.partial(self._delete, end, left), at_once=schedule.AT_ONCE)
         # Not certain yet: those count from the second look on.
         self._observer.left_over(len(left), len(found.in_use), len(found.unreadable))
+        self.left = len(left) + len(found.unreadable)
         if found.unreadable:
             log.warning("records of these containers can't be read: %s", ", ".join(found.unreadable[:10]))
         if not found.unknown_because:

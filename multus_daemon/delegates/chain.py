@@ -87,6 +87,11 @@ class Chain:
                 )
         return served_by
 
+    def invocations(self, sandbox: Sandbox, attachment: Attachment) -> Sequence[tuple[str, Invocation]]:
+        """See `ports.DelegateRunner`."""
+        plugins = attachment.config.plugins
+        return [(plugin.type, self._invocation("ADD", sandbox, attachment, plugin, None)) for plugin in plugins]
+
     def runs_here(self, attachment: Attachment, verb: str) -> bool:
         """See `ports.DelegateRunner`."""
         served_by = attachment.served_by

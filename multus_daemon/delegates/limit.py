@@ -122,6 +122,11 @@ class ProcessLimit:
         self._lines = KeyedLock()
         self._observer.allowed(allowance.processes)
 
+    @property
+    def load(self) -> dict[str, int]:
+        """How many calls run, wait, and may run at once."""
+        return {"running": self._slots.running, "waiting": self._slots.waiting, "limit": self._slots.size}
+
     @contextlib.asynccontextmanager
     async def hold(self, plugin_type: str, invocation: Invocation) -> AsyncIterator[None]:
         """A place for one call of one plugin for the duration of the block.

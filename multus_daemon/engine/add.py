@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Attachment, ContainerRecord
-from multus_daemon.base import deadline
+from multus_daemon.base import deadline, timeline
 from multus_daemon.cni.errors import (
     CniError,
     InternalError,
@@ -50,6 +50,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
         pod = plan.find_pod(engine, request.args)
         with report.telling_of_failure(engine, pod, report.INVALID):
             attachments = plan.attachments(engine, request, pod, net_conf)
+        timeline.note(f"networks: {', '.join(item.name for item in attachments)}")
         base = ContainerRecord(
             sandbox=request.sandbox,
             ifname=request.ifname,
@@ -64,6 +65,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
             with attached(engine, base, attachments, netns, completes=True) as record:
                 unsupported.after_add(engine, pod, record.attachments, strict=net_conf.strict_requests)
                 report.attached(engine, pod, record, functools.partial(keep, engine, record))
+                timeline.note("results recorded, network-status handed over")
         return _cluster_result(record)
 
 
@@ -122,6 +124,7 @@ def attached(
         # As it is then: with the default routes moved, results in `base` are others too.
         undo.callback(lambda: _put_back(engine, base, undo_failed))
         _save(engine, replace(base, attachments=(*base.attachments, *planned.new)))
+        timeline.note("planned and recorded")
         # On record before, plugins begin after: so GC of a network sees each attachment, or is over.
         engine.barriers.passed(attachment.config.name for attachment in planned.new)
         begun: set[int] = set()

@@ -25,9 +25,15 @@ def check(engine: Engine, request: CniRequest) -> None:
                 f"pod {record.pod}: ADD of container {request.container_id} never finished",
                 "delete the container and add it anew",
             )
-        # A crash can have cut off the ADD of a network to the running container: nobody was told that it is there.
-        told = [item for item in record.attachments if item.result is not None or not item.hot_plugged]
-        check_some(engine, record, told, request.netns)
+        check_some(engine, record, told_of(record), request.netns)
+
+
+def told_of(record: ContainerRecord) -> list[Attachment]:
+    """The attachments that somebody was told of.
+
+    A crash can have cut off the ADD of a network to the running container: nobody was told that it is there.
+    """
+    return [item for item in record.attachments if item.result is not None or not item.hot_plugged]
 
 
 def check_some(engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: str) -> None:

@@ -7,6 +7,7 @@ import logging
 from typing import Final
 
 from multus_daemon.attachment import ContainerRecord, Pod
+from multus_daemon.base import timeline
 from multus_daemon.cni.errors import CniError, IoFailureError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import detach, records
@@ -31,6 +32,7 @@ def delete(engine: Engine, request: CniRequest) -> None:
         if record is None:
             log.info("DEL of container %s: nothing is known of it, so it is done", container_id)
             return
+        timeline.note(f"on record: {', '.join(item.name for item in record.attachments)}")
         netns = request.netns
         if request.spooled:
             if _is_overtaken(engine, record, request.spooled):

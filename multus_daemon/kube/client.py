@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import logging
 import ssl
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Final
 
 from multus_daemon import __version__, deadlines
+from multus_daemon.base import timeline
 from multus_daemon.kube.credentials import Access, Source
 from multus_daemon.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, KubeError, from_answer
 from multus_daemon.kube.library import aiohttp
@@ -154,10 +156,16 @@ class ApiClient:
 
         Names in `path` are the caller's to escape. Raises ApiError, ApiUnavailableError, ConfigurationError.
         """
-        with _as_unavailable(f"{method} {path}", timeout):
-            answer = self._answer(method, path, query or {}, body, content_type)
-            async with asyncio.timeout(timeout), self._slots, answer as response:
-                return await _whole(response, f"{method} {path}")
+        began, outcome = time.monotonic(), "failed"
+        try:
+            with _as_unavailable(f"{method} {path}", timeout):
+                answer = self._answer(method, path, query or {}, body, content_type)
+                async with asyncio.timeout(timeout), self._slots, answer as response:
+                    found = await _whole(response, f"{method} {path}")
+            outcome = "done"
+            return found
+        finally:
+            timeline.note(f"API server: {method} {path} {outcome}", time.monotonic() - began)
 
     async def lines(
         self,

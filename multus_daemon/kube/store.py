@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Pod
@@ -138,6 +138,23 @@ class KubeStore:
             if len(self._absent) > ABSENT_MAX:
                 self._absent.popitem(last=False)
             raise
+
+    def report(self) -> dict[str, Any]:
+        """How well the cluster is known now; for `diagnosis.status`. From any thread."""
+        informers: dict[str, Informer[Any]] = {"pods": self.pods, "networks": self.networks}
+        return {
+            "kind": "kubernetes",
+            "informers": [
+                {
+                    "resource": resource,
+                    "objects": len(informer),
+                    "staleSeconds": round(informer.stale_seconds, 1) if informer.synced.is_set() else None,
+                    "problem": "" if informer.connected else informer.problem,
+                }
+                for resource, informer in informers.items()
+            ],
+            "pendingStatuses": self.statuses.pending,
+        }
 
     async def node_pods(self) -> list[Pod]:
         """See `ports.ClusterStore`. What the informer has, while it hears of changes."""

@@ -23,7 +23,8 @@ from multus_daemon.base.backoff import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.errors import InternalError
 from multus_daemon.metrics import Metrics
-from multus_daemon.server import wire
+from multus_daemon.server import admin_api, wire
+from multus_daemon.server.admin_api import AdminApi
 from multus_daemon.server.cni_api import CniApi, to_response
 from multus_daemon.server.health import Readiness, healthz
 
@@ -61,7 +62,12 @@ class Peer(NamedTuple):
 
 
 def application(
-    api: CniApi, gates: Gates, metrics: Metrics, *, allowed_uids: frozenset[int] | None = None
+    api: CniApi,
+    gates: Gates,
+    metrics: Metrics,
+    *,
+    admin: AdminApi | None = None,
+    allowed_uids: frozenset[int] | None = None,
 ) -> web.Application:
     """Everything that is served on the socket. `allowed_uids`: who may call, None for everybody (tests over TCP)."""
     app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_edge(metrics, allowed_uids)])
@@ -72,6 +78,8 @@ def application(
         ("/readyz", Readiness(gates).readyz, ("GET", "POST")),
     ):
         app.router.add_route("*", path, _only(methods, handler))
+    if admin is not None:
+        app.router.add_route("*", admin_api.PATH, admin.handle)
     app.on_response_prepare.append(_hide_server)
     return app
 
@@ -109,7 +117,8 @@ def _edge(metrics: Metrics, allowed_uids: frozenset[int] | None) -> Any:
             log.exception("%s %s failed", request.method, request.path)
             response = web.Response(status=500)
         response.force_close()
-        metrics.request(request.path, response.status, request.method)
+        path = admin_api.ROOT if request.path.startswith(admin_api.ROOT + "/") else request.path
+        metrics.request(path, response.status, request.method)
         return response
 
     return edge
@@ -185,6 +194,7 @@ class UnixServer:
         metrics: Metrics,
         directory: Path,
         *,
+        admin: AdminApi | None = None,
         allowed_uids: frozenset[int] | None = None,
         head_timeout: float = deadlines.HEAD_SECONDS,
     ) -> None:
@@ -192,7 +202,7 @@ class UnixServer:
         self.path = directory / SOCKET_NAME
         self._api = api
         uids = frozenset({0, os.getuid()}) if allowed_uids is None else allowed_uids
-        self._app = application(api, gates, metrics, allowed_uids=uids)
+        self._app = application(api, gates, metrics, admin=admin, allowed_uids=uids)
         self._head_timeout = head_timeout
         self._runner: web.AppRunner | None = None
         self._site: web.BaseSite | None = None

@@ -7,16 +7,17 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeAlias, TypeVar
 
 from aiohttp import web
 
 from multus_daemon import deadlines, logs
-from multus_daemon.base import portal, slots
+from multus_daemon.base import portal, slots, timeline
 from multus_daemon.base.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.base.deadline import Deadline, ExpiredError
+from multus_daemon.base.timeline import Timelines
 from multus_daemon.cni import versions
 from multus_daemon.cni.errors import (
     CniError,
@@ -103,11 +104,12 @@ class CniApi:
         body_timeout: float = deadlines.BODY_SECONDS,
         at_once: int = 256,
         hurry: Hurry | None = None,
+        timelines: Timelines | None = None,
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: how many verbs; `hurry`: used while a DEL of a container is there, since it
-        waits for what runs of it.
+        waits for what runs of it. `timelines`: where each request is kept, for those who ask later.
         """
         self._verbs = verbs
         self._metrics = metrics
@@ -115,6 +117,7 @@ class CniApi:
         self._body_timeout = body_timeout
         self._slots = slots.Slots(at_once)
         self._hurry = hurry
+        self._timelines = Timelines() if timelines is None else timelines
         self._requests = TaskGroupOfRequests()
         # Runtimes ask every 5 s, CRI-O at its start every 0.5 s: a plugin that hangs does so once.
         self._status = SharedCalls()
@@ -124,6 +127,11 @@ class CniApi:
     def running(self) -> int:
         """How many verbs are running."""
         return len(self._requests)
+
+    @property
+    def load(self) -> dict[str, int]:
+        """How many requests are worked on, wait for that, and may be worked on at once."""
+        return {"running": self._slots.running, "waiting": self._slots.waiting, "limit": self._slots.size}
 
     async def handle(self, request: web.Request) -> web.Response:
         """The handler of `POST /cni`. Every failure is a CNI error in the body of a 400."""
@@ -166,7 +174,7 @@ class CniApi:
             names |= {"network": request.network}
         with logs.fields(**names):
             self._refuse_when_closed(request.verb)
-            return await self._requests.run(self._work(call, stdout), name=" ".join(names.values()))
+            return await self._requests.run(self._work(call, stdout, names), name=" ".join(names.values()))
 
     async def drain(self, timeout: float) -> int:
         """Wait up to `timeout` seconds for what runs and still comes in, then cancel it; the number of those cancelled.
@@ -201,15 +209,18 @@ class CniApi:
         log.error("CNI request refused: %s", error)
         raise error
 
-    async def _work(self, call: wire.Call, stdout: bool) -> wire.Answer:
-        """Serve `call` and write its two log lines; the task of the request. Raises CniError and nothing else."""
+    async def _work(self, call: wire.Call, stdout: bool, names: Mapping[str, str]) -> wire.Answer:
+        """Serve `call` and write its two log lines; the task of the request. Raises CniError and nothing else.
+
+        `names`: what it is about, by the log's fields.
+        """
         verb = call.request.verb
         started = time.monotonic()
         log.info("CNI %s started", verb)
         failure: CniError | None = None
         traceback: BaseException | None = None
         try:
-            with slots.one_turn(), self._hurried(call.request):
+            with slots.one_turn(), self._hurried(call.request), self._remembered(names):
                 return await self._perform(call, stdout)
         except (Exception, asyncio.CancelledError) as error:
             failure = to_cni_error(error)
@@ -219,6 +230,20 @@ class CniApi:
             raise failure from error
         finally:
             self._finish(verb, time.monotonic() - started, failure, traceback)
+
+    @contextlib.contextmanager
+    def _remembered(self, names: Mapping[str, str]) -> Iterator[None]:
+        """The block is kept for those who ask later what became of a pod; what is of no container is not."""
+        if "container" not in names:
+            yield
+            return
+        with self._timelines.of(names) as kept:
+            try:
+                yield
+            except (Exception, asyncio.CancelledError) as error:
+                failure = to_cni_error(error)
+                kept.end((failure.code, str(failure)))
+                raise
 
     def _hurried(self, request: CniRequest | wire.NodeRequest) -> contextlib.AbstractContextManager[None]:
         if self._hurry is not None and request.verb == "DEL" and isinstance(request, CniRequest):
@@ -232,13 +257,15 @@ class CniApi:
         patience = deadlines.SLOT_WAIT_SECONDS[verb]
         try:
             with self._metrics.queued(verb):
-                return await self._slots.take(key, RANKS.get(verb, RANKS["CHECK"]), patience)
+                slot = await self._slots.take(key, RANKS.get(verb, RANKS["CHECK"]), patience)
         except slots.NoSlotError as error:
             raise TryAgainLaterError(
                 f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
                 f"requests waiting and at most {self._slots.size} worked on at once",
                 "that is what connectionLimit says: raise it",
             ) from error
+        timeline.note("its turn has come")
+        return slot
 
     def _finish(self, verb: str, seconds: float, failure: CniError | None, traceback: BaseException | None) -> None:
         if failure is None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import watchfiles
 
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 GATE: Final = "manifests"
 EVENTS_KEPT: Final = 1000
+_SHOWN: Final = 10
 POLL_SECONDS: Final = 2.0
 """How often the directory is looked at where it can't be watched."""
 
@@ -71,6 +72,19 @@ class StandaloneStore:
     def events(self) -> tuple[Event, ...]:
         """The last events, oldest first."""
         return tuple(self._events)
+
+    def report(self) -> dict[str, Any]:
+        """What is known from the directory; for `diagnosis.status`. From any thread."""
+        broken = "; ".join(f"{file}: {problem}" for file, problem in sorted(self.errors.items())[:_SHOWN])
+        counts = {"pods": len(self._view.pods), "networks": len(self._view.networks)}
+        return {
+            "kind": "standalone",
+            "informers": [
+                {"resource": resource, "objects": number, "staleSeconds": 0.0, "problem": broken}
+                for resource, number in counts.items()
+            ],
+            "pendingStatuses": 0,
+        }
 
     def refresh(self, changed: Collection[str] = ()) -> None:
         """Read what has changed, and the files `changed` in any case. Blocks. Raises StoreUnavailableError."""

@@ -167,6 +167,9 @@ class FakeDelegateRunner:
         }
         return replace(attachment, served_by=served_by)
 
+    def invocations(self, sandbox: Sandbox, attachment: Attachment) -> list[tuple[str, Invocation]]:
+        return []
+
     def runs_here(self, attachment: Attachment, verb: str) -> bool:
         return attachment.name in self.built_in
 

@@ -1,0 +1,46 @@
+"""What can be told without a daemon: from the records on this node, and from the kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from multus_daemon import __version__
+from multus_daemon.ctl.commands.common import CommandError
+from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.store import FileStore
+from multus_daemon.diagnosis import attachments as about_attachments
+from multus_daemon.diagnosis import status as about_status
+from multus_daemon.netlink.ops import KernelLinks
+
+
+def attachments(cni_dir: Path, *, pod: str, leaks: bool) -> dict[str, Any]:
+    """As the daemon's answer, but for what only the daemon knows: which pods there are. Raises CommandError."""
+    try:
+        return about_attachments.of(_store(cni_dir), KernelLinks(), source="store", pod=pod, leaks=leaks)
+    except OSError as error:
+        raise CommandError(f"records in {cni_dir} can't be listed: {error.strerror or error}") from error
+
+
+def status(cni_dir: Path, because: str) -> dict[str, Any]:
+    """The daemon is away, `because` of that; and how much is on record. Raises CommandError."""
+    try:
+        containers = len(_store(cni_dir).containers(foreign=False))
+    except OSError as error:
+        raise CommandError(f"records in {cni_dir} can't be listed: {error.strerror or error}") from error
+    parts = about_status.Parts(
+        version=__version__,
+        started=0.0,
+        gates={"daemon": because},
+        primary={"wanted": False},
+        cluster={"kind": "", "informers": [], "pendingStatuses": 0},
+        requests={"running": 0, "waiting": 0, "limit": 0},
+        processes={"running": 0, "waiting": 0, "limit": 0},
+        leftovers=0,
+        source="store",
+    )
+    return about_status.of(parts, (), containers=containers, spooled=about_status.entries_in(cni_dir / "spool"))
+
+
+def _store(cni_dir: Path) -> FileStore:
+    return FileStore(cni_dir, ResultCache(cni_dir))

@@ -1,0 +1,59 @@
+"""`multusctl attachments` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def containers(found: Mapping[str, Any], *, leaks: bool) -> None:
+    """One table: a row for each interface, a line for what is wrong with a container."""
+    console = Console(highlight=False)
+    if not found["containers"]:
+        console.print("nothing is left over" if leaks else "nothing is attached")
+        return
+    columns = ("pod", "interface", "network", "addresses", "mac", "plugin", "since")
+    table = Table(*columns, box=box.ROUNDED)
+    for item in found["containers"]:
+        for number, attachment in enumerate(item["attachments"]):
+            table.add_row(_pod(item) if number == 0 else "", *_cells(item, attachment))
+        if not item["attachments"]:
+            table.add_row(_pod(item), "", "", "", "", "", "")
+        table.add_section()
+    console.print(table)
+    for item in found["containers"]:
+        for text, style in ((item["problem"], "yellow"), (item["check"], "red")):
+            if text:
+                console.print(f"[{style}]{_pod(item)}: {escape(text)}[/]", soft_wrap=True)
+        if item["check"] == "":
+            console.print(f"[green]{_pod(item)}: CHECK found everything as it should be[/]", soft_wrap=True)
+
+
+def _pod(item: Mapping[str, Any]) -> str:
+    return escape(item["pod"] or f"container {item['container'][:13]}")
+
+
+def _cells(item: Mapping[str, Any], attachment: Mapping[str, Any]) -> tuple[str, ...]:
+    network = escape(attachment["network"])
+    if attachment["clusterNetwork"]:
+        network = f"[green]{network}[/]"
+    state = "" if attachment["attached"] else " [yellow]begun[/]"
+    plugins = "\n".join(
+        escape(plugin["type"]) + (" [dim]built-in[/]" if plugin["servedBy"] == "built-in" else "")
+        for plugin in attachment["plugins"]
+    )
+    since = datetime.fromtimestamp(item["since"]).astimezone().isoformat(sep=" ", timespec="seconds")
+    return (
+        f"[bold]{escape(attachment['interface'])}[/]{state}",
+        network,
+        "\n".join(attachment["addresses"]),
+        attachment["mac"],
+        plugins,
+        since[:19],
+    )

@@ -1,0 +1,73 @@
+"""`multusctl status` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def status(found: Mapping[str, Any]) -> None:
+    """What is wrong first; then a table of the parts; then the errors of the last requests by cause."""
+    console = Console(highlight=False)
+    if found["ready"]:
+        console.print(
+            f"[bold green]ready[/] multus-daemon {escape(found['version'])}, since {_time(found['startedAt'])}"
+        )
+    else:
+        console.print(f"[bold red]not ready[/] multus-daemon {escape(found['version'])}")
+    for gate, reason in found["gates"].items():
+        console.print(f"  [red]{escape(gate)}[/]: {escape(reason)}", soft_wrap=True)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, text in _parts(found):
+        table.add_row(name, text)
+    console.print(table)
+    if found["errors"]:
+        console.print(_errors(found))
+
+
+def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    primary = found["primary"]
+    if primary["wanted"]:
+        yield "primary network", escape(primary["file"] or "none yet")
+        yield "placed", escape(primary["placed"] or "nothing yet")
+        for item in primary["passedOver"]:
+            yield "passed over", escape(f"{item['file']}: {item['reason']}")
+    cluster = found["cluster"]
+    for informer in cluster["informers"]:
+        stale = informer["staleSeconds"]
+        age = "never heard of" if stale is None else "up to date" if not stale else f"{stale:g} s old"
+        problem = f" [red]{escape(informer['problem'])}[/]" if informer["problem"] else ""
+        yield f"{cluster['kind']}: {informer['resource']}", f"{informer['objects']}, {age}{problem}"
+    if cluster["pendingStatuses"]:
+        yield "network-status", f"[yellow]{cluster['pendingStatuses']} wait for the API server[/]"
+    for name, key in (("requests", "requests"), ("plugin processes", "processes")):
+        load = found[key]
+        if load["limit"]:
+            yield name, f"{load['running']} running, {load['waiting']} waiting, at most {load['limit']}"
+    yield "containers", str(found["containers"])
+    if found["spooled"]:
+        yield "spool", f"[yellow]{found['spooled']} DELs wait to be replayed[/]"
+    if found["leftovers"]:
+        yield "left over", f"[yellow]{found['leftovers']}[/]; `multusctl attachments --leaks` names them"
+
+
+def _errors(found: Mapping[str, Any]) -> Table:
+    table = Table("count", "verb", "cause", "last", title="errors of the last requests", box=box.ROUNDED)
+    for item in found["errors"]:
+        last = f"{_time(item['last'])}\n{escape(item['pod'])}"
+        table.add_row(
+            str(item["count"]), escape(item["verb"]), f"{escape(item['cause'])} [dim]({item['code']})[/]", last
+        )
+    return table
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")[:19]

@@ -1,0 +1,115 @@
+"""What the daemon answers itself: the admin paths, by name (`server.admin_api`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from multus_daemon.attachment import ContainerRecord, Pod
+from multus_daemon.base.timeline import Timelines
+from multus_daemon.cni.args import KubernetesArgs
+from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidEnvironmentError, IoFailureError
+from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.diagnosis import attachments, explain, status, trace
+from multus_daemon.engine import reconcile
+from multus_daemon.engine.check import check_some, told_of
+from multus_daemon.engine.engine import Engine
+from multus_daemon.engine.plan import find_pod
+from multus_daemon.engine.records import held_if_free
+from multus_daemon.kube import objects
+from multus_daemon.server.admin_api import Answer, Asked
+
+
+class Answers:
+    """The questions and orders that a running daemon takes. Each blocks and raises CniError."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        timelines: Timelines,
+        parts: Callable[[], status.Parts],
+        configuration: Callable[[], bytes],
+        spool: Path,
+    ) -> None:
+        """`parts`: what the daemon knows of itself; `configuration`: what the runtime gives the shim, as it is now.
+
+        `spool`: the shim's directory of DELs.
+        """
+        self._configuration = configuration
+        self._engine = engine
+        self._timelines = timelines
+        self._parts = parts
+        self._spool = spool
+        self.questions: Mapping[str, Answer] = {
+            "attachments": self._attachments,
+            "explain": self._explain,
+            "status": self._status,
+            "trace": self._trace,
+        }
+        # A POST for its body: it touches nothing either.
+        self.orders: Mapping[str, Answer] = {"explain-manifest": self._explain_manifest}
+
+    def _status(self, _asked: Asked) -> Mapping[str, Any]:
+        try:
+            containers = len(self._engine.store.containers(foreign=False))
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+        return status.of(self._parts(), self._timelines, containers=containers, spooled=status.entries_in(self._spool))
+
+    def _attachments(self, asked: Asked) -> Mapping[str, Any]:
+        leaks = asked.flag("leaks")
+        try:
+            return attachments.of(
+                self._engine.store,
+                self._engine.links,
+                source="daemon",
+                pod=asked.query.get("pod", ""),
+                leaks=leaks,
+                problems=self._orphans() if leaks else None,
+                check=self._checked if asked.flag("check") else None,
+            )
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+
+    def _orphans(self) -> dict[str, str]:
+        """Raises OSError."""
+        found = reconcile.look(self._engine)
+        return {
+            **{container: orphan.reason for container, orphan in found.orphans.items()},
+            **dict.fromkeys(found.in_use, "its pod is gone, but processes live in its network namespace"),
+        }
+
+    def _checked(self, record: ContainerRecord) -> str:
+        """What CHECK says; empty: all is as it should be."""
+        with held_if_free(self._engine, record.sandbox.container_id) as is_ours:
+            if not is_ours:
+                return "not checked: another request is at work on it"
+            try:
+                check_some(self._engine, record, told_of(record), record.sandbox.netns)
+            except CniError as error:
+                return str(error)
+            return ""
+
+    def _explain(self, asked: Asked) -> Mapping[str, Any]:
+        namespace, _, name = asked.query.get("pod", "").partition("/")
+        if not namespace or not name:
+            raise InvalidEnvironmentError("no pod is named", "pod=NAMESPACE/POD")
+        named = KubernetesArgs(Namespace(namespace), PodName(name), PodUid(""), "", ())
+        return self._explained(lambda: find_pod(self._engine, named), f"{namespace}/{name}")
+
+    def _explain_manifest(self, asked: Asked) -> Mapping[str, Any]:
+        try:
+            pod = objects.decode_pod(asked.body).value
+        except objects.DECODE_ERRORS as error:
+            raise DecodingFailureError(f"that is no pod: {error}") from error
+        return self._explained(lambda: pod, str(pod))
+
+    def _explained(self, find: Callable[[], Pod], name: str) -> Mapping[str, Any]:
+        try:
+            return explain.of(self._engine, self._configuration(), find, name, self._timelines)
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+
+    def _trace(self, asked: Asked) -> Mapping[str, Any]:
+        return trace.of(self._timelines, asked.query.get("pod", ""), asked.number("last", 20, most=1000))

@@ -1,0 +1,152 @@
+"""What is attached to the pods of this node, from the records: with the daemon or without it.
+
+{"schema": "multusctl.attachments/v1", "source": "daemon" or "store", "containers": [
+  {"container": …, "pod": "default/web", "podUid": …, "netns": …, "netnsExists": true, "since": <Unix time>,
+   "complete": true, "failedDeletes": 0, "problem": <why nobody will delete it as it is; empty: nothing is wrong>,
+   "check": <not asked: null; done: "" where all is as it should be, else the error>,
+   "attachments": [
+     {"network": "default/blue", "interface": "net1", "addresses": ["10.1.0.2/24"], "mac": …,
+      "plugins": [{"type": "ptp", "servedBy": "built-in" or a path}], "attached": true, "hotPlugged": false,
+      "clusterNetwork": false, "auxiliary": false, "device": "",
+          "parent": <the bridge or the master of the host that it is on; empty: not known>,
+          "hostInterfaces": [<links of the host that its plugins have made>]}]}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from multus_daemon.attachment import Attachment, ContainerRecord
+from multus_daemon.cni import gojson
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.ports import CorruptRecordError, DelegateStore
+
+SCHEMA: Final = "multusctl.attachments/v1"
+_PARENT_KEYS: Final = {"bridge": "bridge", "macvlan": "master", "ipvlan": "master", "vlan": "master", "ovs": "bridge"}
+_DEFAULT_PARENTS: Final = {"bridge": "cni0"}
+
+
+class Namespaces(Protocol):
+    """What is asked about network namespaces: `ports.LinkOps` has it."""
+
+    def is_netns(self, path: str) -> bool:
+        """True where `path` is a network namespace that exists."""
+        ...
+
+    def vanished(self, paths: set[str]) -> set[str]:
+        """Those of `paths` that are certainly gone."""
+        ...
+
+
+def of(
+    store: DelegateStore,
+    namespaces: Namespaces,
+    *,
+    source: str,
+    pod: str = "",
+    leaks: bool = False,
+    problems: Mapping[str, str] | None = None,
+    check: Callable[[ContainerRecord], str] | None = None,
+) -> dict[str, Any]:
+    """All containers on record, by pod; those of `pod` (`namespace/name`) alone; with `leaks` those with a problem.
+
+    `problems`: why nobody will delete a container, as the daemon's own comparison has found; what the record and the
+    namespace show is added here. `check`: runs CHECK, and says what is wrong. Raises OSError where the records can't be
+    listed.
+    """
+    known = problems or {}
+    found = []
+    for container_id in store.containers(foreign=True):
+        try:
+            record = store.load(container_id)
+        except (CorruptRecordError, OSError) as error:
+            if not pod:
+                found.append(_damaged(container_id, str(error)))
+            continue
+        if record is None or (pod and record.pod != pod):
+            continue
+        problem = known.get(container_id) or _problem(record, namespaces)
+        if leaks and not problem:
+            continue
+        found.append(_container(record, problem, namespaces, check))
+    found.sort(key=lambda item: (item["pod"], item["since"]))
+    return {"schema": SCHEMA, "source": source, "containers": found}
+
+
+def _problem(record: ContainerRecord, namespaces: Namespaces) -> str:
+    if record.sandbox.netns and namespaces.vanished({record.sandbox.netns}):
+        return "its network namespace is gone: what is left is deleted by the daemon's next comparison"
+    if record.given_up:
+        return "its DEL was given up: the daemon goes on trying"
+    return ""
+
+
+def _damaged(container_id: ContainerId, problem: str) -> dict[str, Any]:
+    return {
+        "container": container_id,
+        "pod": "",
+        "podUid": "",
+        "netns": "",
+        "netnsExists": False,
+        "since": 0.0,
+        "complete": False,
+        "failedDeletes": 0,
+        "problem": problem,
+        "check": None,
+        "attachments": [],
+    }
+
+
+def _container(
+    record: ContainerRecord, problem: str, namespaces: Namespaces, check: Callable[[ContainerRecord], str] | None
+) -> dict[str, Any]:
+    netns = record.sandbox.netns
+    return {
+        "container": record.sandbox.container_id,
+        "pod": record.pod if record.pod_name else "",
+        "podUid": record.pod_uid,
+        "netns": netns,
+        "netnsExists": bool(netns) and namespaces.is_netns(netns),
+        "since": record.created,
+        "complete": record.complete,
+        "failedDeletes": record.deletes_failed,
+        "problem": problem,
+        "check": None if check is None else check(record),
+        "attachments": [_attachment(item) for item in record.attachments],
+    }
+
+
+def _attachment(item: Attachment) -> dict[str, Any]:
+    result = item.result
+    own = [link for link in (result.interfaces if result else ()) if link.sandbox and link.name == item.ifname]
+    return {
+        "network": item.name,
+        "interface": item.ifname,
+        "addresses": [ip.address for ip in (result.ips if result else ())],
+        "mac": own[0].mac if own else "",
+        "plugins": [{"type": name, "servedBy": item.served_by.get(name, "")} for name in _plugins(item)],
+        "attached": result is not None,
+        "hotPlugged": item.hot_plugged,
+        "clusterNetwork": item.cluster_network,
+        "auxiliary": item.auxiliary,
+        "device": item.device_id,
+        "parent": _parent(item),
+        "hostInterfaces": [link.name for link in (result.interfaces if result else ()) if not link.sandbox],
+    }
+
+
+def _parent(item: Attachment) -> str:
+    """By the first plugin's configuration, in the words of the reference plugins."""
+    if not item.config.plugins:
+        return ""
+    plugin = item.config.plugins[0]
+    key = _PARENT_KEYS.get(plugin.type)
+    found = gojson.get(plugin.fields, key) if key else None
+    return found if isinstance(found, str) and found else _DEFAULT_PARENTS.get(plugin.type, "")
+
+
+def _plugins(item: Attachment) -> Iterable[str]:
+    """The types, in the order of the chain; then those that built-ins call."""
+    chain = [plugin.type for plugin in item.config.plugins]
+    return dict.fromkeys([*chain, *item.served_by])

@@ -1,0 +1,201 @@
+"""`multusctl` asks a running daemon."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.node import Node
+
+
+def multusctl(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run it with the node's configuration."""
+    command = [sys.executable, "-m", "multus_daemon.ctl", *words, "--config", str(node.config)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def asked(node: Node, *words: str) -> dict[str, Any]:
+    """The JSON object of an answer."""
+    done = multusctl(node, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as node:
+        node.ptp("cluster", "10.77.1.0/24")
+        node.ptp("other", "10.77.2.0/24", namespace="default")
+        node.pod("a", "other")
+        node.start()
+        yield node
+
+
+def test_trace_shows_the_steps_of_a_pod_in_order(node: Node) -> None:
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "a").code == 0
+    assert node.cni("DEL", "c1", netns, "a").code == 0
+    found = asked(node, "trace", "default/a")
+    assert found["schema"] == "multusctl.trace/v1"
+    added, deleted = found["requests"]
+    assert (added["verb"], added["pod"], added["container"], added["error"]) == ("ADD", "default/a", "c1", None)
+    steps = [step["what"] for step in added["steps"]]
+    expected = [
+        "its turn",
+        "networks: kube-system/cluster, default/other",
+        "planned",
+        "plugin host-local",
+        "plugin ptp",
+    ]
+    places = [next(place for place, step in enumerate(steps) if step.startswith(start)) for start in expected]
+    assert places == sorted(places)
+    assert (
+        sum(step["seconds"] for step in added["steps"] if step["what"] == "plugin ptp: ADD success") < added["seconds"]
+    )
+    assert deleted["verb"] == "DEL"
+    assert asked(node, "trace", "default/b")["requests"] == []
+    shown = multusctl(node, "trace", "default/a").stdout
+    assert "ADD" in shown
+    assert "plugin ptp: ADD success" in shown
+
+
+def test_trace_has_the_error_of_a_request_that_failed(node: Node) -> None:
+    node.pod("b", "missing")
+    assert node.cni("ADD", "c2", node.add_netns(), "b").code != 0
+    (failed,) = asked(node, "trace", "default/b")["requests"]
+    assert "default/missing" in failed["error"]["text"]
+
+
+def test_attachments_shows_what_is_attached_and_checks_it(node: Node) -> None:
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "a").code == 0
+    (container,) = asked(node, "attachments", "--check")["containers"]
+    assert (container["pod"], container["netns"], container["problem"], container["check"]) == (
+        "default/a",
+        netns,
+        "",
+        "",
+    )
+    first, second = container["attachments"]
+    assert (first["network"], first["interface"], first["clusterNetwork"]) == ("kube-system/cluster", "eth0", True)
+    assert (second["network"], second["interface"], second["addresses"]) == ("default/other", "net1", ["10.77.2.2/24"])
+    assert second["mac"] in json.dumps(node.ip("-j", "link", "show", "net1", netns=netns))
+    assert {"type": "ptp", "servedBy": "built-in"} in second["plugins"]
+    assert "net1" in multusctl(node, "attachments").stdout
+    assert asked(node, "attachments", "default/b")["containers"] == []
+    node.ip("link", "delete", "net1", netns=netns)
+    done = multusctl(node, "attachments", "default/a", "--check", "--json")
+    assert done.returncode == 1
+    assert "net1" in json.loads(done.stdout)["containers"][0]["check"]
+
+
+def test_leaks_are_what_nobody_will_delete(node: Node) -> None:
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "a").code == 0
+    assert asked(node, "attachments", "--leaks")["containers"] == []
+    node.remove_netns(netns)
+    (leak,) = asked(node, "attachments", "--leaks")["containers"]
+    assert (leak["container"], leak["netnsExists"]) == ("c1", False)
+    assert "gone" in leak["problem"]
+    node.stop()
+    (again,) = json.loads(multusctl(node, "attachments", "--leaks", "--json").stdout)["containers"]
+    assert again["container"] == "c1"
+
+
+def test_status_says_what_is_wrong_and_how_often(node: Node) -> None:
+    node.pod("b", "missing")
+    for number in range(3):
+        assert node.cni("ADD", f"d{number}", node.add_netns(), "b").code != 0
+    assert node.cni("ADD", "c1", node.add_netns(), "a").code == 0
+    found = asked(node, "status")
+    assert (found["ready"], found["gates"], found["containers"], found["source"]) == (True, {}, 1, "daemon")
+    (error,) = found["errors"]
+    assert (error["verb"], error["count"], error["pod"]) == ("ADD", 3, "default/b")
+    assert "default/missing" in error["cause"]
+    assert found["cluster"]["kind"] == "standalone"
+    assert {item["resource"]: item["objects"] for item in found["cluster"]["informers"]} == {"pods": 2, "networks": 2}
+    assert "ready" in multusctl(node, "status").stdout
+    node.stop()
+    done = multusctl(node, "status", "--json")
+    assert done.returncode == 3
+    stopped = json.loads(done.stdout)
+    assert (stopped["ready"], stopped["source"], stopped["containers"]) == (False, "store", 1)
+    assert stopped.keys() == found.keys()
+
+
+def test_explain_shows_the_plan_and_touches_nothing(node: Node) -> None:
+    before = node.links()
+    found = asked(node, "explain", "default/a")
+    assert (found["problem"], found["attached"]) == ("", False)
+    cluster, other = found["networks"]
+    assert (cluster["interface"], cluster["why"]) == ("eth0", "the cluster network, for every pod")
+    assert (other["network"], other["interface"]) == ("default/other", "net1")
+    assert other["why"] == "the pod's annotation k8s.v1.cni.cncf.io/networks"
+    assert [(item["type"], item["servedBy"]) for item in other["plugins"] + other["calls"]] == [
+        ("ptp", "built-in"),
+        ("host-local", "built-in"),
+    ]
+    assert other["plugins"][0]["config"]["ipam"]["subnet"] == "10.77.2.0/24"
+    assert node.links() == before
+    assert not (node.cni_dir / "attachments").exists()
+    shown = multusctl(node, "explain", "default/a").stdout
+    assert "an ADD would do this" in shown
+    assert node.cni("ADD", "c1", node.add_netns(), "a").code == 0
+    found = asked(node, "explain", "default/a")
+    assert (found["attached"], found["container"]) == (True, "c1")
+
+
+def test_explain_names_the_cause_that_an_add_names(node: Node) -> None:
+    node.pod("b", "missing")
+    failed = node.cni("ADD", "c2", node.add_netns(), "b")
+    done = multusctl(node, "explain", "default/b", "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert found["problem"].startswith(failed.json["msg"])
+    assert (found["code"], [item["code"] for item in found["errors"]]) == (failed.json["code"], [failed.json["code"]])
+    assert multusctl(node, "explain", "default/nobody").returncode == 1
+
+
+def test_explain_takes_a_manifest_that_is_not_applied(node: Node, tmp_path: Path) -> None:
+    path = tmp_path / "deployment.yaml"
+    networks = json.dumps([{"name": "other", "interface": "blue0", "ips": ["10.77.2.9"]}])
+    template = {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": networks}}, "spec": {"containers": []}}
+    metadata = {"name": "web", "namespace": "default"}
+    path.write_text(json.dumps({"kind": "Deployment", "metadata": metadata, "spec": {"template": template}}))
+    found = asked(node, "explain", "--file", str(path))
+    assert found["networks"][1]["interface"] == "blue0"
+    assert found["networks"][1]["requests"] == {"ips": ["10.77.2.9"]}
+
+
+def test_graph_shows_what_is_on_what(node: Node, tmp_path: Path) -> None:
+    config = {"cniVersion": "1.0.0", "name": "lan", "type": "bridge", "bridge": "mltbr0"}
+    node.network("lan", config, namespace="default")
+    node.pod("c", "lan")
+    node.wait_until(lambda: asked(node, "status")["cluster"]["informers"][1]["objects"] == 3, "the network is known")
+    assert node.cni("ADD", "c3", node.add_netns(), "c").code == 0
+    routed, bridge = asked(node, "graph")["parents"]
+    assert (routed["name"], bridge["name"]) == ("", "mltbr0")
+    (network,) = bridge["networks"]
+    assert (network["name"], network["interfaces"][0]["pod"]) == ("default/lan", "default/c")
+    assert set(network["interfaces"][0]["hostInterfaces"]) < set(node.links())
+    assert "mltbr0" in multusctl(node, "graph").stdout
+    path = tmp_path / "graph.svg"
+    assert multusctl(node, "graph", "--svg", str(path)).returncode == 0
+    assert "default/c" in path.read_text()
+
+
+def test_without_a_daemon_it_says_so_at_once(node: Node) -> None:
+    assert node.stop() == 0
+    began = time.monotonic()
+    done = multusctl(node, "trace", "default/a")
+    assert done.returncode == 3
+    assert "multus-daemon run" in done.stderr
+    assert time.monotonic() - began < 10

@@ -1,0 +1,40 @@
+"""What is kept of a request: its steps, from any thread, within bounds."""
+
+from multus_daemon.base import threads, timeline
+from multus_daemon.base.timeline import NOTES_MAX, TEXT_MAX, Timelines
+
+
+def test_steps_are_kept_in_order_and_also_those_of_other_threads():
+    kept = Timelines()
+    with kept.of({"verb": "ADD"}) as item:
+        timeline.note("first", 0.5)
+        threads.start(lambda: timeline.note("second")).result()
+    timeline.note("of nobody")
+    assert [what for what, _, _ in item.steps] == ["first", "second"]
+    assert item.ended is not None
+    assert item.steps[0][1] <= item.steps[1][1] <= item.ended
+    assert [took for _, _, took in item.steps] == [0.5, 0.0]
+    assert list(kept) == [item]
+
+
+def test_an_error_is_kept_and_the_first_end_counts():
+    kept = Timelines()
+    with kept.of({}) as item:
+        item.end((7, "no such network"))
+        ended = item.ended
+    assert (item.error, item.ended) == ((7, "no such network"), ended)
+
+
+def test_what_comes_from_outside_is_bounded():
+    kept = Timelines(limit=2)
+    for number in range(3):
+        with kept.of({"number": str(number)}) as item:
+            for _ in range(NOTES_MAX + 5):
+                timeline.note("x" * 10 * TEXT_MAX)
+            item.end((999, "y" * 10 * TEXT_MAX))
+    assert [item.subject["number"] for item in kept] == ["1", "2"]
+    *_, item = kept
+    assert (len(item.steps), item.dropped) == (NOTES_MAX, 5)
+    assert {len(what) for what, _, _ in item.steps} == {TEXT_MAX}
+    assert item.error is not None
+    assert len(item.error[1]) == TEXT_MAX

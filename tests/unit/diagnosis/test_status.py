@@ -1,0 +1,43 @@
+"""Errors of the last requests by cause."""
+
+from multus_daemon.base.timeline import Timelines
+from multus_daemon.diagnosis import status
+
+
+def kept(*requests: tuple[str, str, tuple[int, str] | None]) -> Timelines:
+    timelines = Timelines()
+    for verb, pod, error in requests:
+        with timelines.of({"verb": verb, "pod": pod}) as item:
+            item.end(error)
+    return timelines
+
+
+def test_errors_of_one_cause_are_one_whatever_pod_they_were_for():
+    missing = "network a/b does not exist (pod default/{}); no such definition"
+    found = status.errors(
+        kept(
+            ("ADD", "default/x", (7, missing.format("x"))),
+            ("ADD", "default/ok", None),
+            ("DEL", "default/z", (5, "record can't be read; the disk")),
+            ("ADD", "default/y", (7, missing.format("y"))),
+        )
+    )
+    assert [(item["verb"], item["code"], item["cause"], item["count"], item["pod"]) for item in found] == [
+        ("ADD", 7, "network a/b does not exist", 2, "default/y"),
+        ("DEL", 5, "record can't be read", 1, "default/z"),
+    ]
+
+
+def test_only_the_most_frequent_are_told():
+    requests = [("ADD", "p", (7, f"cause {number}")) for number in range(status.ERRORS_MAX + 5)]
+    found = status.errors(kept(*requests, ("ADD", "p", (7, "cause 0"))))
+    assert len(found) == status.ERRORS_MAX
+    assert (found[0]["cause"], found[0]["count"]) == ("cause 0", 2)
+
+
+def test_entries_of_the_spool_are_counted_and_those_under_way_are_not(tmp_path):
+    assert status.entries_in(tmp_path / "none") == 0
+    (tmp_path / "1-a").touch()
+    (tmp_path / ".2-b").touch()
+    (tmp_path / "rejected").mkdir()
+    assert status.entries_in(tmp_path) == 1
