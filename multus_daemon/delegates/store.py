@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from multus_daemon.attachment import ContainerRecord
-from multus_daemon.base import fs
+from multus_daemon.base import cached, fs
 from multus_daemon.cni import gojson, names
 from multus_daemon.cni.errors import InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
@@ -121,6 +121,15 @@ class FileStore:
             if error.errno not in (errno.ELOOP, errno.EFBIG, errno.EINVAL):
                 raise
             raise CorruptRecordError(f"record can't be read: {own}: {error.strerror}") from error
+
+    def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
+        """See `ports.DelegateStore`: where the kernel has our own record in memory."""
+        data = cached.read(self._own_path(container_id))
+        try:
+            record = None if data is None else record_format.decode(data)
+        except record_format.RecordFormatError:
+            return None
+        return record if record and record.sandbox.container_id == container_id else None
 
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         """What upstream's file and libcni's result cache say together; None where neither knows the container.
