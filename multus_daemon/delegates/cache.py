@@ -53,11 +53,12 @@ class Entry:
         optional = {
             "netns": self.netns,
             "cniArgs": [list(pair) for pair in self.cni_args],
-            "capabilityArgs": _sorted(self.capability_args),
-            "result": _sorted(self.result or {}),
         }
         fields |= {key: value for key, value in optional.items() if value}
-        return gojson.dumps(fields, sort_keys=False)
+        # Go writes maps in the order of their keys, and the struct in that of its fields.
+        maps = {"capabilityArgs": self.capability_args, "result": self.result}
+        inner = b"".join(b',"%s":%s' % (key.encode(), gojson.dumps(value)) for key, value in maps.items() if value)
+        return gojson.dumps(fields, sort_keys=False)[:-1] + inner + b"}"
 
 
 def decode(data: bytes) -> Entry:
@@ -218,9 +219,3 @@ def _may_be_of(name: str, candidates: Container[str] | None, passed_over: Set[st
     if any(container_id in passed_over for container_id in ids):
         return False
     return bool(ids) if candidates is None else any(container_id in candidates for container_id in ids)
-
-
-def _sorted(value: Mapping[str, Any]) -> dict[str, Any]:
-    # Go writes maps in the order of their keys.
-    ordered: dict[str, Any] = gojson.loads_object(gojson.dumps(dict(value)))
-    return ordered

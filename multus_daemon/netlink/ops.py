@@ -7,7 +7,7 @@ import errno
 import functools
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from multus_daemon.cni.names import IfName
@@ -136,37 +136,52 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def kept_open(leaving: Collection[str] = ()) -> Iterator[None]:
+class kept_open:  # noqa: N801
     """Each namespace of which the thread asks for a session within the block is opened once, its sockets too.
 
     `leaving`: see `Session`.
     """
-    if _thread.sessions is not None:
-        yield
-        return
-    kept = _thread.sessions = {}
-    _thread.leaving = leaving
-    try:
-        yield
-    finally:
-        _thread.sessions = None
-        for session in kept.values():
-            session.close()
+
+    __slots__ = ("_is_outermost", "_leaving")
+
+    def __init__(self, leaving: Collection[str] = ()) -> None:
+        self._leaving = leaving
+
+    def __enter__(self) -> None:
+        self._is_outermost = _thread.sessions is None
+        if self._is_outermost:
+            _thread.sessions = {}
+            _thread.leaving = self._leaving
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._is_outermost:
+            kept, _thread.sessions = _thread.sessions, None
+            for opened in (kept or {}).values():
+                opened.close()
 
 
-@contextlib.contextmanager
-def session(path: str) -> Iterator[Session]:
+class session:  # noqa: N801
     """The calling thread's session of the namespace at `path`, for the duration of the block. Opens nothing yet.
 
     For threads that end with their request (`base.portal`): in any other one a way back out of the namespace that fails
     would have later work done in the wrong place.
     """
-    with kept_open():
+
+    __slots__ = ("_kept", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._kept = kept_open()
+
+    def __enter__(self) -> Session:
+        self._kept.__enter__()
         assert _thread.sessions is not None, "within kept_open"
-        if path not in _thread.sessions:
-            _thread.sessions[path] = Session(path, _thread.leaving)
-        yield _thread.sessions[path]
+        if self._path not in _thread.sessions:
+            _thread.sessions[self._path] = Session(self._path, _thread.leaving)
+        return _thread.sessions[self._path]
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._kept.__exit__(kind, error, traceback)
 
 
 class KernelLinks:
