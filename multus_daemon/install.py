@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import socket
-import struct
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import ContainerRecord
-from multus_daemon.base import fs
+from multus_daemon.base import elf, fs
 from multus_daemon.cni import gojson
 from multus_daemon.netconf import generate
 from multus_daemon.ports import CorruptRecordError, DelegateStore
@@ -32,18 +31,6 @@ SHIM: Final = "multus-shim"
 
 SOCKET: Final = "multus.sock"
 _CONF_MAX_BYTES: Final = 1024 * 1024
-
-# e_machine of elf(5) for what `uname -m` says; a 64-bit ARM kernel runs 32-bit programs too.
-_MACHINES: Final = {
-    "x86_64": (62,),
-    "aarch64": (183, 40),
-    "armv7l": (40,),
-    "armv8l": (40,),
-    "ppc64le": (21,),
-    "s390x": (22,),
-    "riscv64": (243,),
-}
-_NAMES: Final = {62: "x86_64", 183: "aarch64", 40: "arm", 21: "ppc64", 22: "s390x", 243: "riscv64", 3: "i386"}
 
 
 class InstallError(Exception):
@@ -84,16 +71,13 @@ def install_shim(source: Path, directory: Path, *, machine: str = "") -> bool:
 
 def _check_elf(data: bytes, source: Path, machine: str) -> None:
     """Raises InstallError where the program is none, or one of another architecture."""
-    if len(data) < 20 or data[:4] != b"\x7fELF":
-        raise InstallError(f"{source} is no ELF program; this image is broken")
-    order = {1: "<", 2: ">"}.get(data[5])
-    if order is None:
-        raise InstallError(f"{source}: an ELF program of no known byte order; this image is broken")
-    (found,) = struct.unpack_from(f"{order}H", data, 18)
-    if found not in _MACHINES.get(machine, (found,)):
+    try:
+        found = elf.foreign_machine(data, machine)
+    except elf.NoProgramError as error:
+        raise InstallError(f"{source} {error}; this image is broken") from error
+    if found:
         raise InstallError(
-            f"{source} is for {_NAMES.get(found, f'machine {found}')}, and this node is {machine}; "
-            "use the image of the node's architecture"
+            f"{source} is for {found}, and this node is {machine}; use the image of the node's architecture"
         )
 
 

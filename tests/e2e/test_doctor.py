@@ -1,0 +1,192 @@
+"""`multusctl doctor` on a node with something wrong: what it finds, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.store import FileStore
+from multus_daemon.diagnosis import doctor as module
+from multus_daemon.settings import Settings
+from tests.e2e.node import Node
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    conf = tmp_path / "net.d"
+    conf.mkdir()
+    settings = {"cniConfigDir": str(conf), "multusAutoconfigDir": str(conf), "clusterNetwork": ""}
+    with Node(settings=settings) as node:
+        del node.settings["clusterNetwork"]
+        ipam = {"type": "host-local", "subnet": "10.77.3.0/24", "dataDir": str(node.networks_dir)}
+        cluster = {"cniVersion": "1.0.0", "name": "cluster", "type": "ptp", "ipam": ipam}
+        (conf / "10-cluster.conf").write_text(json.dumps(cluster))
+        node.pod("a")
+        (node.bin_dir / "multus-shim").write_bytes(Path("/bin/true").read_bytes())
+        (node.bin_dir / "multus-shim").chmod(0o755)
+        node.start()
+        yield node
+
+
+def all_findings(node: Node, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and findings."""
+    command = [sys.executable, "-m", "multus_daemon.ctl", "doctor", "--json", *words, "--config", str(node.config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    assert found["schema"] == "multusctl.doctor/v1"
+    return done.returncode, found["findings"]
+
+
+def doctor(node: Node, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and findings; those about the machine, which is not the test's, aside."""
+    _, found = all_findings(node, *words)
+    own = [item for item in found if item["check"] not in ("kernel", "links", "rules", "leases", "others")]
+    return int(any(item["severity"] == "error" for item in own)), own
+
+
+def only(findings: list[dict[str, Any]], check: str) -> dict[str, Any]:
+    """The one finding of a check."""
+    (found,) = [item for item in findings if item["check"] == check]
+    return found
+
+
+def conf_dir(node: Node) -> Path:
+    return Path(node.settings["cniConfigDir"])
+
+
+def attach(node: Node, netns: str) -> None:
+    """As the runtime does, with what it finds."""
+    configuration = (conf_dir(node) / "00-multus.conf").read_bytes()
+    assert node.cni("ADD", "c1", netns, "a", stdin=configuration).code == 0
+
+
+def test_a_node_in_order_has_no_findings(node: Node) -> None:
+    assert doctor(node) == (0, [])
+
+
+def test_a_daemon_that_is_not_there(node: Node) -> None:
+    node.kill()
+    status, _ = all_findings(node)
+    assert status == 1
+    _, findings = doctor(node)
+    assert "nobody listens" in only(findings, "daemon")["evidence"]
+
+
+def test_a_file_that_the_runtime_reads_before_ours(node: Node) -> None:
+    first = conf_dir(node) / "00-aaa.conf"
+    first.write_text(json.dumps({"cniVersion": "1.0.0", "name": "x", "type": "bridge"}))
+    _, findings = doctor(node)
+    found = only(findings, "configuration")
+    assert (found["severity"], found["subject"]) == ("error", str(first))
+    assert "comes first" in found["evidence"]
+    assert first.exists()
+
+
+def test_the_thin_plugin_in_front(node: Node) -> None:
+    thin = {"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus", "delegates": [{"type": "bridge"}]}
+    (conf_dir(node) / "00-a-thin.conf").write_text(json.dumps(thin))
+    _, findings = doctor(node)
+    evidence = [item["evidence"] for item in findings if item["check"] == "configuration"]
+    assert any("another Multus (the thin plugin" in text for text in evidence)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "evidence"),
+    [
+        ("gone", "is not there"),
+        ("not executable", "is not executable"),
+        ("another machine", "is a program for s390x"),
+    ],
+)
+def test_the_shim_can_not_be_executed(node: Node, wrong: str, evidence: str) -> None:
+    shim = node.bin_dir / "multus-shim"
+    if wrong == "gone":
+        shim.unlink()
+    elif wrong == "not executable":
+        shim.chmod(0o644)
+    else:
+        shim.write_bytes(program_for(22))
+    _, findings = doctor(node)
+    assert evidence in only(findings, "shim")["evidence"]
+
+
+def program_for(machine: int) -> bytes:
+    head = bytearray(Path("/bin/true").read_bytes()[:64])
+    head[18:20] = machine.to_bytes(2, "little")
+    return bytes(head)
+
+
+def test_a_plugin_of_another_machine(node: Node) -> None:
+    (node.bin_dir / "sriov").write_bytes(program_for(183))
+    _, findings = doctor(node)
+    found = only(findings, "plugins")
+    assert (found["severity"], found["evidence"].startswith("is a program for aarch64")) == ("warning", True)
+
+
+def test_what_is_safe_is_mended_where_it_is_asked_for(node: Node) -> None:
+    attach(node, node.add_netns())
+    directory = node.cni_dir / "attachments"
+    directory.chmod(0o755)
+    _, findings = doctor(node)
+    assert only(findings, "disk")["fix"] == "chmod 700"
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o755
+    assert doctor(node, "--fix") == (0, [])
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_records_that_nobody_deletes_or_reads(node: Node) -> None:
+    netns = node.add_netns()
+    attach(node, netns)
+    (node.cni_dir / "attachments" / "c2.json").write_text("{")
+    node.remove_netns(netns)
+    _, findings = doctor(node)
+    records = {item["subject"]: item for item in findings if item["check"] == "records"}
+    assert "gone" in records["pod default/a, container c1"]["evidence"]
+    assert records["container c2"]["severity"] == "error"
+
+
+def test_what_belongs_to_no_record_is_told_of(node: Node, tmp_path: Path) -> None:
+    leases = tmp_path / "networks" / "blue"
+    leases.mkdir(parents=True)
+    for name, content in (("lock", ""), ("last_reserved_ip.0", "10.1.0.2"), ("10.1.0.2", "lost\r\neth0")):
+        (leases / name).write_text(content)
+    rule = '-A POSTROUTING -s 10.1.0.2/32 -m comment --comment "name: \\"blue\\" id: \\"lost\\"" -j CNI-1234\n'
+    nft = 'ip saddr 10.1.0.3 jump masq_checks comment "0123-4567, net: blue, if: eth0, id: lost2"\n'
+    examined = module.examine(
+        module.Node(
+            Settings(),
+            FileStore(node.cni_dir, ResultCache(node.cni_dir)),
+            lambda _: set(),
+            lambda: ("", {}),
+            tool=lambda command: rule if command[0] == "iptables-save" else nft,
+            lease_dirs=[leases.parent],
+        )
+    )
+    found = [(item.check, item.subject) for item in examined if item.check in ("leases", "rules")]
+    assert found == [("leases", "blue: 10.1.0.2"), ("rules", "container lost"), ("rules", "container lost2")]
+
+
+def test_a_second_daemon_is_found(node: Node) -> None:
+    # The daemon of the test is `python -m multus_daemon.cli`, which is none by its name.
+    others = [subprocess.Popen(["/bin/bash", "-c", "exec -a multus-daemon sleep 60"]) for _ in range(2)]
+    found: list[str] = []
+
+    def seen() -> bool:
+        found[:] = [item["evidence"] for item in all_findings(node)[1] if item["check"] == "others"]
+        return bool(found) and all(str(process.pid) in found[0] for process in others)
+
+    try:
+        node.wait_until(seen, "both are found")
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
