@@ -109,25 +109,32 @@ def require_absent(call: Call, session: Session, *, kind: str) -> None:
 # --- addresses and routes --------------------------------------------------------------------------------------------
 
 
-def bring_up(session: Session, link: Link, result: Result, *, dad: bool = True) -> None:
-    """Give the link the addresses of `result` that belong to it, then bring it up and let IPv6 settle.
+def bring_up(
+    session: Session, link: Link, result: Result, wanted_routes: Sequence[Change], *, dad: bool = True
+) -> None:
+    """Give the link the addresses of `result` that belong to it, bring it up, let IPv6 settle, then add the routes.
 
     Addresses come first so that the link is never up without them. Addresses that name no interface are passed over.
-    Without `dad` nobody is asked whether an IPv6 address is a duplicate, and there is nothing to wait for.
+    Without `dad` nobody is asked whether an IPv6 address is a duplicate, and there is nothing to wait for. Where
+    nothing is waited for, all of it is one datagram.
     """
     ips = _ips_of(link.name, result)
     if any(not ip.is_ipv4 for ip in ips):
         enable_ipv6(link.name)
-    changes = [
+    addresses = [
         Change(
             f'add IP address {ip.address} to "{link.name}"',
             inet.add_address(link.index, inet.interface_of(ip.address), dad=dad),
         )
         for ip in ips
     ]
-    apply(session.pod, [*changes, Change(f'set "{link.name}" up', links.set_up(link.index))])
+    changes = [*addresses, Change(f'set "{link.name}" up', links.set_up(link.index))]
     if dad and any(ip.gateway and ":" in ip.gateway for ip in ips):
+        apply(session.pod, changes)
         _settle(session, link)
+        apply(session.pod, wanted_routes)
+    else:
+        apply(session.pod, [*changes, *wanted_routes])
 
 
 def _ips_of(ifname: str, result: Result) -> list[IpConfig]:

@@ -237,8 +237,7 @@ def _configure(session: Session, *, link: Link, wanted: Result) -> None:
     for parts in (("ipv4", "conf", link.name, "arp_notify"), ("ipv6", "conf", link.name, "ndisc_notify")):
         with contextlib.suppress(OSError):
             sysctl.write(*parts, value="1")
-    interfaces.bring_up(session, link, wanted)
-    interfaces.apply(session.pod, interfaces.routes(link, wanted))
+    interfaces.bring_up(session, link, wanted, interfaces.routes(link, wanted))
 
 
 def _undo(call: Call, session: Session, made: _Made) -> None:

@@ -145,8 +145,7 @@ def _connect(config: _Config, session: Session, *, ifname: str, wanted: Result, 
     with session.on_host():
         interfaces.enable_forwarding(wanted.ips)
     host, container = veth.make(session, ifname, pair, mtu=config.mtu)
-    interfaces.bring_up(session, container, wanted, dad=config.dad)
-    interfaces.apply(session.pod, _container_routes(container, wanted))
+    interfaces.bring_up(session, container, wanted, _container_routes(container, wanted), dad=config.dad)
     interfaces.apply(session.host, list(_host_side(host, wanted.ips, dad=config.dad)))
     return host, container
 

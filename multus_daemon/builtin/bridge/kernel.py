@@ -57,8 +57,7 @@ def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: R
     ifname, gateway = links.container.name, None
     if config.is_layer3:
         _set_neighbour_discovery(ifname, config)
-        interfaces.bring_up(session, links.container, wanted)
-        interfaces.apply(session.pod, interfaces.routes(links.container, wanted))
+        interfaces.bring_up(session, links.container, wanted, interfaces.routes(links.container, wanted))
         if config.is_gateway:
             gateway = _set_up_gateways(session, links.bridge, config, wanted)
     elif not config.disable_container_interface:
