@@ -27,8 +27,10 @@ class Pod:
     uid: PodUid
     annotations: Mapping[str, str] = field(default_factory=dict)
     host_network: bool = False
-    claims: Mapping[str, str] = field(default_factory=dict)
-    """The ResourceClaim objects of the pod (DRA), by the names that its own spec gives them."""
+    claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The ResourceClaim objects of the pod (DRA), by the names that its own spec gives them, and by those of the
+    ResourceClaimTemplates that they are made from.
+    """
     phase: str = ""
     """`Pending`, `Running`, ...; empty where it is not known."""
 
@@ -49,6 +51,18 @@ class Sandbox:
     container_id: ContainerId
     netns: str
     """Empty where the runtime has none any more (DEL)."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What one ADD has found out about an attachment, for its run and its undo; not kept in the record."""
+
+    parsed: tuple[dict[Any, Any], ...]
+    """For each plugin of the network, see `Invocation.parsed`."""
+    failed_at: int | None = None
+    """Position of the plugin whose ADD failed; those behind it have never run."""
+    failure: str = ""
+    """The message of that plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,8 @@ class Attachment:
     """
     asked: frozenset[str] = field(default=frozenset(), compare=False)
     """Those of `capability_args` that are the pod's own requests, not the runtime's; not kept in the record."""
+    progress: Progress | None = field(default=None, compare=False, repr=False)
+    """None before its ADD is planned, and in each later request."""
 
     @property
     def has_interface(self) -> bool:
@@ -117,6 +133,8 @@ class ContainerRecord:
     """How many DELs of the whole container have failed. What such a DEL did detach is no longer in `attachments`."""
     given_up: bool = False
     """True once the runtime was told that its DEL is done though it failed: what is left is ours to detach."""
+    failing_since: float = 0.0
+    """When detaching first failed, Unix time in seconds; 0 where it never has."""
     foreign: bool = field(default=False, compare=False)
     """True where another daemon wrote it down: `DelegateStore.recover` may know more of the container."""
 
@@ -128,6 +146,19 @@ class ContainerRecord:
     def in_netns(self, netns: str) -> ContainerRecord:
         """The same with another path of the container's namespace; empty: nothing may be touched in it."""
         return replace(self, sandbox=replace(self.sandbox, netns=netns))
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """What was left of a container and could not be detached: nobody tries any more, a person is to look."""
+
+    container_id: ContainerId
+    since: float
+    """Unix time in seconds; 0 where that can't be read."""
+    why: str
+    """The last error."""
+    record: ContainerRecord | None
+    """What is left; None where that can't be read."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +180,14 @@ class Invocation:
     """Standard input as it was given, where it was; it then has all that `fields` has."""
     served_by: Mapping[str, str] = field(default_factory=dict, compare=False)
     """As in Attachment. Not for the plugin."""
+    recorded: Result | None = field(default=None, compare=False)
+    """Of a DEL: what the ADD answered, where that is known, whatever the version tells a plugin that is a process."""
+    pod_namespace: str = field(default="", compare=False)
+    """Whom the call counts for; empty where it is for no pod. Not for the plugin."""
+    network: str = field(default="", compare=False)
+    """The attachment's name. Not for the plugin."""
+    parsed: dict[Any, Any] | None = field(default=None, compare=False, repr=False)
+    """What built-ins have read in `fields`, by the function that read it; None: nothing is kept."""
 
     @cached_property
     def stdin(self) -> bytes:

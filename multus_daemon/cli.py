@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from multus_daemon import __version__, flags, settings
+from multus_daemon.base import user
 from multus_daemon.settings import Settings, SettingsError
 
 COMMANDS = ("run", "check-config", "cert-approver", "install", "uninstall", "version")
@@ -119,7 +120,8 @@ def _settings(path: Path | None, given: settings.Flags, *, optional: bool) -> Se
     `optional`: where nothing is in the usual place, the defaults.
     """
     default = Path(settings.DEFAULT_CONFIG_PATH)
-    if path is None and optional and not default.exists():
+    # Not `exists`, which raises where an ordinary user may not look into the directory: then it is not theirs either.
+    if path is None and optional and not os.access(default, os.F_OK):
         return settings.from_object({}, "command line", given)
     return settings.load(path or default, given)
 
@@ -133,6 +135,8 @@ def _run(found: Settings, arguments: argparse.Namespace) -> int:
         if arguments.command == "cert-approver":
             daemon.approve_certificates(found)
         else:
+            if arguments.standalone is not None:
+                found = settings.in_directory(found, user.runtime_directory())
             daemon.run(found, standalone=arguments.standalone)
     except daemon.StartError as error:
         print(f"multus-daemon: {error}", file=sys.stderr)

@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from multus_daemon import __version__, deadlines, logs, portals
-from multus_daemon.base import cgroup, fs, malloc, portal, timeline
+from multus_daemon.base import cgroup, descriptors, fs, malloc, portal, timeline
 from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.portal import LoopPortal
 from multus_daemon.base.timeline import Timelines
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.controllers import primary_config
 from multus_daemon.controllers.primary_config import PrimaryConfig
 from multus_daemon.controllers.reconcile import Reconcile
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
+from multus_daemon.controllers.statuses import StatusesAtStart
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.conf_files import NodeConfFiles
 from multus_daemon.delegates.device_files import NodeDeviceFiles
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
-from multus_daemon.delegates.process import ProcessRunner
+from multus_daemon.delegates.process import MINIMAL_ENVIRON, ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
 from multus_daemon.diagnosis import status
 from multus_daemon.diagnosis.answers import Answers
-from multus_daemon.engine import reconcile
+from multus_daemon.engine import reconcile, statuses
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.reconcile import Findings, Orphan
 from multus_daemon.engine.request import CniRequest
@@ -61,9 +67,12 @@ def run(settings: Settings, *, standalone: Path | None) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
     malloc.settle()
     configure_logs(settings)
-    if standalone is not None and not standalone.is_dir():
-        raise StartError(f"--standalone {standalone}: no such directory")
-    asyncio.run(serve(settings, standalone))
+    try:
+        if standalone is not None and not standalone.is_dir():
+            raise StartError(f"--standalone {standalone}: no such directory")
+        asyncio.run(serve(settings, standalone))
+    finally:
+        logs.close()
 
 
 def approve_certificates(settings: Settings) -> None:
@@ -85,6 +94,8 @@ def approve_certificates(settings: Settings) -> None:
         asyncio.run(work())
     except errors.ConfigurationError as error:
         raise StartError(str(error)) from error
+    finally:
+        logs.close()
 
 
 def configure_logs(settings: Settings) -> None:
@@ -99,17 +110,18 @@ def configure_logs(settings: Settings) -> None:
 async def serve(settings: Settings, standalone: Path | None) -> None:
     """Make the cluster store that is asked for, and the daemon on it; serve until a signal. Raises StartError."""
     gates = Gates("socket") if standalone is not None else Gates("socket", "pods", "networks")
-    log.info("multus-daemon %s starts", __version__)
+    log.info("multus-daemon %s starts, with up to %d descriptors", __version__, descriptors.raise_limit())
     for warning in settings.warnings:
         log.warning("configuration: %s", warning)
     log.debug("settings in force: %s", json.dumps(settings.effective()))
     metrics = Metrics(version=__version__)
+    metrics.ask_dropped_lines(logs.dropped)
     if standalone is not None:
         # Of the two stores only the one that is used is imported: this one needs yaml, the other kubernetes_asyncio.
         from multus_daemon.standalone.store import StandaloneStore
 
         manifests = StandaloneStore(standalone, gates)
-        await Daemon(settings, manifests, gates, metrics, manifests.report).serve({"cluster": manifests.run()})
+        await Daemon(settings, manifests, gates, metrics, report=manifests.report).serve({"cluster": manifests.run()})
     else:
         await _serve_kubernetes(settings, gates, metrics)
 
@@ -120,6 +132,9 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
     from multus_daemon.kube.node import NodeNameError
     from multus_daemon.kube.store import KubeStore
 
+    if problem := PrimaryConfig.missing(settings):
+        log.warning("not ready: %s", problem)
+        gates.close(primary_config.GATE, problem)
     try:
         connection = Connection(settings.kubernetes, gates, os.environ)
         async with connection.client:
@@ -129,7 +144,10 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
             try:
-                daemon = Daemon(settings, portals.Cluster(store, LoopPortal()), gates, metrics, store.report)
+                cluster = portals.Cluster(store, LoopPortal())
+                daemon = Daemon(
+                    settings, cluster, gates, metrics, report=store.report, asked_networks=store.asked_networks
+                )
                 await daemon.serve({"cluster": store.run(), "credentials": connection.run()})
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
@@ -174,6 +192,18 @@ def _allowance(settings: Settings) -> Allowance:
     return allowance
 
 
+def _print(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+def _passed_on(names: Sequence[str]) -> dict[str, str]:
+    """Those variables of the daemon's own environment that plugins are to have."""
+    if missing := [name for name in names if name not in os.environ]:
+        log.warning("pluginEnv: not in the daemon's environment, so plugins do not have them: %s", ", ".join(missing))
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 class Daemon:
     """Every object of the daemon, wired up, not yet running."""
 
@@ -183,9 +213,14 @@ class Daemon:
         cluster: ClusterStore,
         gates: Gates,
         metrics: Metrics,
+        *,
         report: Callable[[], Mapping[str, Any]] = dict,
+        asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
-        """`report`: how well the cluster is known, for `diagnosis.status`. Raises StartError."""
+        """`report`: how well the cluster is known, for `diagnosis.status`. `asked_networks`: see `CniApi`.
+
+        Raises StartError.
+        """
         self._settings = settings
         self._gates = gates
         self._metrics = metrics
@@ -199,6 +234,7 @@ class Daemon:
             at_once=settings.socket.connection_limit,
             hurry=limit.hurried,
             timelines=timelines,
+            asked_networks=asked_networks,
         )
         self._report = report
         self._limit = limit
@@ -213,6 +249,7 @@ class Daemon:
             admin=AdminApi(answers.questions, answers.orders),
         )
         self._spool = SpoolReplay(spool, _SpooledRequests(self._api), cluster, metrics.deletes)
+        self._statuses = StatusesAtStart(_Statuses(engine))
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
             self._reconcile = Reconcile(_Orphans(engine), cluster, metrics.deletes, seconds=seconds)
@@ -220,7 +257,7 @@ class Daemon:
         if PrimaryConfig.is_wanted(settings):
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
         else:
-            log.info("no CNI configuration is generated: multusAutoconfigDir is empty")
+            log.info("no CNI configuration is generated: multusAutoconfigDir or cniConfigDir is empty")
 
     def _parts(self) -> status.Parts:
         """What `multusctl status` is told of this daemon. From any thread."""
@@ -250,6 +287,7 @@ class Daemon:
                 chroot_dir=paths.chroot_dir,
                 timeout=plugins.delegate_timeout_seconds,
                 gomaxprocs=plugins.gomaxprocs,
+                environ={**MINIMAL_ENVIRON, **_passed_on(plugins.environment)},
                 limit=limit,
             )
             tools = ToolRunner(chroot_dir=paths.chroot_dir)
@@ -297,6 +335,8 @@ class Daemon:
             attach_concurrency=plugins.attach_concurrency,
             delete_tries=self._settings.deletes.tries,
             count_given_up=self._metrics.deletes.given_up,
+            count_never_attached=self._metrics.deletes.never_attached,
+            count_set_aside=self._metrics.deletes.set_aside,
         )
 
     def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
@@ -327,7 +367,9 @@ class Daemon:
         """What runs for as long as the daemon does; any of them ending is its end."""
         tasks: dict[str, Coroutine[Any, Any, Any]] = {
             "spool": self._spool.run(),
+            "network-statuses": self._statuses.run(),
             "memory": malloc.keep_trimmed(),
+            "ready": self._say_when_ready(),
         }
         if self._reconcile is not None:
             tasks["reconcile"] = self._reconcile.run()
@@ -338,6 +380,16 @@ class Daemon:
                 self._metrics, self._settings.metrics.port, self._settings.metrics.address
             ).run()
         return tasks
+
+    async def _say_when_ready(self) -> None:
+        """One line on standard output, for who started this by hand; the log is on standard error."""
+        await self._gates.wait_open()
+        log.info("ready")
+        line = f"multus-daemon: ready, {self._server.path}\n"
+        # A pipe that nobody reads, or a terminal that has gone, is no reason to stop.
+        with contextlib.suppress(OSError, ValueError):
+            await asyncio.to_thread(_print, line)
+        await asyncio.Event().wait()
 
     async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:
         """The socket first, so that nothing new comes in; then what runs; then the loops. Raises a task's failure."""
@@ -361,6 +413,23 @@ class _Orphans:
         """See `controllers.reconcile`."""
         work = functools.partial(reconcile.delete, self._engine, orphan, seconds)
         return await portal.run(Deadline(), work, name="reconcile")
+
+
+class _Statuses:
+    """`engine.statuses` for the event loop: each call in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def outdated(self) -> list[ContainerId]:
+        """See `controllers.statuses`."""
+        work = functools.partial(statuses.outdated, self._engine)
+        return await portal.run(Deadline(), work, name="network-statuses")
+
+    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
+        """See `controllers.statuses`."""
+        work = functools.partial(statuses.bring_up_to_date, self._engine, container_id)
+        return await portal.run(Deadline(), work, name="network-statuses")
 
 
 class _SpooledRequests:

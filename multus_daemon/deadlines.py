@@ -62,6 +62,9 @@ PROBE_SECONDS = 5.0
 INSTALL_TRY_SECONDS = 10.0
 """For a shim that was just installed to name its versions, and for a daemon's socket to accept."""
 
+CTL_DAEMON_SECONDS = 2.0
+"""For `multusctl` to find a daemon that listens; then it says how to start one. A person waits."""
+
 CTL_SHIM_SECONDS = 300.0
 """For one call of the shim by `multusctl`. Above all that the shim waits for by default, so that its error is read."""
 
@@ -79,8 +82,11 @@ BODY_SECONDS = 30.0
 ADMIN_SECONDS = 60.0
 """For one answer to `multusctl`, the wait for its turn included."""
 
-METRICS_HEAD_SECONDS = 10.0
-"""As HEAD_SECONDS, for the port of the metrics."""
+METRICS_SECONDS = 10.0
+"""For one connection to the port of the metrics, from its beginning to its end; Prometheus waits as long by default."""
+
+METRICS_PAUSE_SECONDS = 1.0
+"""Until the next connection to it is accepted, where descriptors are scarce."""
 
 LINGER_SECONDS = 2.0
 """For reading what a client still sends after it was answered, so that it gets to reading the answer."""
@@ -265,6 +271,19 @@ RECONCILE_CONTAINER_SECONDS = 30.0
 RECONCILE_RETRY_SECONDS = (60.0, 3600.0)
 """Between attempts at a container that can't be deleted."""
 
+STATUSES_BLIND_SECONDS = 2.0
+"""To the next look at the network-statuses, at start, while it is not known which pods there are."""
+
+STATUSES_POD_SECONDS = 30.0
+"""For bringing one pod's network-status up to date at start, its wait for the container's lock included.
+
+Above NETWORK_STATUS_SECONDS.
+"""
+
+SET_ASIDE_SECONDS = 86400.0
+"""From the first failure to detach an orphan to its being set aside: nobody tries any more. Far above
+RECONCILE_RETRY_SECONDS, so that it was tried many times."""
+
 PRIMARY_SETTLE_SECONDS = 10.0
 """So long a configuration has to be there unchanged: to take over from another, and, unreadable, to be passed over."""
 
@@ -294,3 +313,6 @@ CONNECTIONS_SECONDS = 2.0
 
 REPORT_SECONDS = 3.0
 """For statuses and events that still wait to go out."""
+
+LOG_FLUSH_SECONDS = 2.0
+"""For lines of the log that still wait to be written, to standard error and to the file each."""

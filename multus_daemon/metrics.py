@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.gc_collector import GCCollector
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -150,6 +150,13 @@ class Metrics:
     def collected(self, outcome: str, attachments: int) -> None:
         """A GC has come upon so many attachments that are stale; `outcome` is one of `COLLECTED`."""
         self._collected.labels(_known(outcome, COLLECTED)).inc(attachments)
+
+    def ask_dropped_lines(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        """Ask `dropped` at each scrape how many lines of the log were lost, by where they were to go.
+
+        It is called in a thread.
+        """
+        self._registry.register(_DroppedLines(dropped))
 
     def render(self) -> tuple[bytes, str]:
         """The exposition and its Content-Type. Reads /proc: for a thread, not for the event loop."""
@@ -316,12 +323,22 @@ class DeleteMetrics:
             "Containers whose DEL was answered as done though it failed (deleteTries)",
             registry=registry,
         )
+        self._never_attached = Counter(
+            "multus_networks_never_attached_total",
+            "Networks whose failed DEL counts as done, as their ADD was refused and nothing of them is there",
+            registry=registry,
+        )
+        self._set_aside = Counter(
+            "multus_containers_set_aside_total",
+            "Containers of which networks could not be detached for a day",
+            registry=registry,
+        )
         self._orphans = Counter(
             "multus_orphan_attachments_total", "Attachments of orphans: deleted, failed", ["outcome"], registry=registry
         )
         self._left = Gauge(
             "multus_leftover_containers",
-            "Containers left after the last comparison with what lives: orphans, inhabited, unreadable",
+            "Containers left after the last comparison with what lives: orphans, inhabited, unreadable, aside",
             ["kind"],
             registry=registry,
         )
@@ -349,11 +366,20 @@ class DeleteMetrics:
         """Deleting an orphan with so many attachments has ended; `outcome` is one of `ORPHANS`."""
         self._orphans.labels(_known(outcome, ORPHANS)).inc(attachments)
 
-    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
+    def never_attached(self) -> None:
+        """A network left the record though its DEL failed: it was never attached."""
+        self._never_attached.inc()
+
+    def set_aside(self) -> None:
+        """What was left of a container was set aside."""
+        self._set_aside.inc()
+
+    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
         """So many containers are left."""
         self._left.labels("orphans").set(orphans)
         self._left.labels("inhabited").set(inhabited)
         self._left.labels("unreadable").set(unreadable)
+        self._left.labels("aside").set(aside)
 
     def unattached(self, pods: int) -> None:
         """So many pods run without networks that they asked for."""
@@ -401,6 +427,23 @@ class _CertificateExpiry(Collector):
         )
         if (moment := self._expires()) is not None:
             family.add_metric([], moment)
+        yield family
+
+
+class _DroppedLines(Collector):
+    """One counter, which the log keeps by itself: it lies beside the metrics, not on them."""
+
+    def __init__(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        self._dropped = dropped
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "multus_log_lines_dropped",
+            "Lines of the log that could not be written: nobody reads, or the disk takes none",
+            labels=["to"],
+        )
+        for way, lines in self._dropped().items():
+            family.add_metric([way], lines)
         yield family
 
 

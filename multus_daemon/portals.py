@@ -29,6 +29,10 @@ class LoopStore(Events, Protocol):
         """The NetworkAttachmentDefinition, where that can be told without waiting or asking. From any thread."""
         ...
 
+    def namespaces_with_network(self, name: str) -> list[str]:
+        """See `ports.ClusterStore`. From any thread."""
+        ...
+
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         """See `ports.ClusterStore`."""
         ...
@@ -62,6 +66,10 @@ class Cluster:
         """See `ports.ClusterStore`."""
         known = self._store.known_network(namespace, name)
         return known if known is not None else self._portal.call(self._store.network, namespace, name)
+
+    def namespaces_with_network(self, name: str) -> list[str]:
+        """See `ports.ClusterStore`."""
+        return self._store.namespaces_with_network(name)
 
     def node_pods(self) -> list[Pod]:
         """See `ports.ClusterStore`."""

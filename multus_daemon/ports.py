@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Invocation, Pod, Sandbox, ToolExit
+from multus_daemon.attachment import Attachment, ContainerRecord, Invocation, Pod, Sandbox, SetAside, ToolExit
 from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Result, Route
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
@@ -45,6 +46,13 @@ class StatusWriteError(Exception):
 
 class CorruptRecordError(Exception):
     """A stored record can't be read, and nothing else on disk tells what it held; the message names the file."""
+
+
+class NeverAttachedError(CniError):
+    """A DEL that failed, of a network that was never attached unless there is its interface.
+
+    Its plugins refuse the configuration, or fail as the ADD did, and hold nothing of what they could have taken.
+    """
 
 
 class ToolNotFoundError(LookupError):
@@ -87,6 +95,12 @@ class ClusterStore(Events, Protocol):
 
     def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
         """The NetworkAttachmentDefinition. Raises NetworkNotFoundError, StoreUnavailableError."""
+        ...
+
+    def namespaces_with_network(self, name: str) -> list[str]:
+        """The namespaces that have a NetworkAttachmentDefinition of that name, sorted, as far as is known without
+        asking: for messages.
+        """
         ...
 
     def node_pods(self) -> list[Pod]:
@@ -177,14 +191,35 @@ class BuiltinPlugins(PluginRunner, Protocol):
         """
         ...
 
+    def validate(self, plugin_type: str, invocation: Invocation) -> None:
+        """Read the whole configuration of an ADD, for `Invocation.parsed` to have it. Touches nothing.
+
+        Raises CniError for all that the ADD would refuse by its configuration alone.
+        """
+        ...
+
     def waits(self, plugin_type: str) -> bool:
         """True where an ADD by the built-in may wait for seconds."""
         ...
 
-    def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Mapping[str, Any]]:
-        """The plugins that the built-in calls, by type, each with as much of its configuration as is known.
+    def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
+        """The plugins that the built-in calls, by type, and how. Touches nothing.
 
-        Touches nothing, raises nothing: a configuration that can't be read is for the verbs to refuse.
+        Raises CniError where the configuration, which `validate` has refused then, does not tell.
+        """
+        ...
+
+    def kept(self, plugin_type: str, invocation: Invocation) -> str:
+        """What the plugin, by whom ever it is served, may keep outside the container of an attachment that has failed.
+
+        In words; empty where it keeps nothing. For a type of which that can't be seen it says so. Touches nothing.
+        """
+        ...
+
+    def remove_rules(self, invocation: Invocation) -> None:
+        """Remove the rules that a reference plugin has left after its DEL, with `ipMasq` or `macspoofchk`.
+
+        Absent is done. Raises CniError where they may still be there.
         """
         ...
 
@@ -199,8 +234,16 @@ class ChoosingRunner(PluginRunner, Protocol):
     def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
         """Who serves an ADD of the plugin, and of those that a built-in calls, by type: for `Invocation.served_by`.
 
-        Empty for one that is not to be had.
+        Empty for one that is not to be had. Raises CniError for a configuration that is certain to be refused.
         """
+        ...
+
+    def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
+        """Whether an ADD with this configuration, now that its DEL has failed, must have been refused by it."""
+        ...
+
+    def kept(self, plugin_type: str, invocation: Invocation) -> str:
+        """As `BuiltinPlugins.kept`."""
         ...
 
 
@@ -242,11 +285,14 @@ class DelegateRunner(Protocol):
         ...
 
     def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        """DEL, plugins in reverse; what is absent counts as done, can be repeated. Raises CniError."""
+        """DEL, plugins in reverse; what is absent counts as done, can be repeated.
+
+        Raises CniError, NeverAttachedError where it failed and only an interface could be left.
+        """
         ...
 
     def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        """CHECK with the stored result as prevResult. Raises CniError."""
+        """CHECK with the stored result as prevResult, nothing below CNI 0.4.0. Raises CniError."""
         ...
 
     def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
@@ -296,6 +342,18 @@ class DelegateStore(Protocol):
 
     def remove(self, container_id: ContainerId) -> None:
         """Forget the container; unknown is done. Raises OSError."""
+        ...
+
+    def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
+        """Take the container out of the records, as that of which nothing more is tried. Raises OSError."""
+        ...
+
+    def aside(self) -> list[SetAside]:
+        """What has been set aside, by container. Raises OSError."""
+        ...
+
+    def forget(self, container_id: ContainerId) -> bool:
+        """Forget what was set aside of the container; False where that is nothing. Raises OSError."""
         ...
 
     def containers(self, *, foreign: bool = True) -> list[ContainerId]:
@@ -372,6 +430,13 @@ class LinkOps(Protocol):
         """Those of `ifnames` that the namespace has, in the same order; one entry into it for all of them.
 
         Raises OSError if the namespace can't be entered.
+        """
+        ...
+
+    def first_missing(self, netns: str, ifname: IfName, result: Result) -> str:
+        """What the namespace lacks of the interfaces, addresses and routes of `result`, for a message; empty: nothing.
+
+        `ifname`: that of the ADD, for results that name no interface. Raises OSError.
         """
         ...
 

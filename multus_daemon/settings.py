@@ -7,6 +7,7 @@ once, each with its key; a key that only upstream's other programs or documents 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from multus_daemon import deadlines
+from multus_daemon import deadlines, jsontext
 from multus_daemon.base import fs
 
 DEFAULT_CONFIG_PATH = "/etc/cni/net.d/multus.d/daemon-config.json"
 CONFIG_MAX_BYTES = 1024 * 1024
+AUTO = "auto"
+"""The `multusConfigFile` that is generated."""
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -27,6 +30,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 BuiltinPlugin = Literal["bridge", "flannel", "host-local", "loopback", "macvlan", "passthru", "ptp", "static", "tuning"]
 """The types of plugins that are built in."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_OWN_VARIABLES = {
+    "GOMAXPROCS": "is set by pluginGomaxprocs",
+    "LC_ALL": "is always C: the daemon reads what is printed",
+}
+"""Variables of plugin processes that are not the operator's, and why."""
 
 Flags = Mapping[str, tuple[str, Any]]
 """What the command line sets: key -> the flag as it was spelt, for errors, and the value as JSON has it."""
@@ -120,12 +130,14 @@ class PrimarySettings:
     Not laid over requests: what they have of it has come from here.
     """
 
-    config_file: Text = _key("multusConfigFile", "auto", old_flags=("multus-conf-file",))
+    config_file: Text = _key("multusConfigFile", AUTO, old_flags=("multus-conf-file",))
     """`auto`: generate `00-multus.conf`; else a file that is put into `cniConfigDir` as it is."""
     config_dir: str = _key("cniConfigDir", "/etc/cni/net.d")
     """The runtime's directory of CNI configurations, as the daemon sees it. Empty: nothing is written."""
     autoconfig_dir: str = _key("multusAutoconfigDir", "")
-    """Where the primary network's configuration is looked for. Empty: nothing is generated."""
+    """Where the primary network's configuration is looked for. Empty: `cniConfigDir` where `multusConfigFile` is given
+    as `auto`, else nothing is generated, and a daemon in a cluster is not ready unless `cniConfigDir` is empty too.
+    """
     master: str = _key("multusMasterCNI", "", old_flags=("multus-master-cni-file",))
     """Name of the primary network's file in `multusAutoconfigDir`. Empty: the first that can be one."""
     override_name: bool = _key("overrideNetworkName", False)
@@ -174,12 +186,28 @@ class PluginSettings:
     """Types of plugins, IPAM ones included, that the binary serves as with `off`, whatever `builtinPlugins` says."""
     delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", deadlines.DELEGATE_SECONDS)
     """How long one call of one plugin may take before its process group is ended."""
+    environment: tuple[str, ...] = _key("pluginEnv", ())
+    """Names of the daemon's environment variables that plugin processes get too; others never reach them."""
     gomaxprocs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = _key("pluginGomaxprocs", 2)
     """GOMAXPROCS for plugin processes: a Go plugin that starts a thread for each core of a large host is slow."""
     max_processes: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _key("maxDelegateProcesses", 0)
     """Plugin processes that run at once; 0: from the daemon's memory limit and the cores."""
+    max_port_mappings: Annotated[int, msgspec.Meta(ge=1, le=65535)] = _key("maxPortMappings", 128)
+    """Ports of the host (`portMappings`) that a pod may ask for, its containers' `hostPort` included; with more its ADD
+    fails.
+    """
     attach_concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = _key("attachConcurrency", 4)
     """Networks of one pod, after its cluster network, that are attached, or detached, at once. 1: one by one."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a name that can't be passed on."""
+        for name in self.environment:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"pluginEnv: {name[:80]!r} is not the name of a variable")
+            if name.startswith("CNI_"):
+                raise ValueError(f"pluginEnv: {name[:80]} is part of the protocol: a call sets it")
+            if reason := _OWN_VARIABLES.get(name):
+                raise ValueError(f"pluginEnv: {name} {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +310,18 @@ WITHOUT_EFFECT = {
 LOG_OPTIONS: dict[str, Any] = {"maxSize": Count, "maxAge": Count, "maxBackups": Count, "compress": bool}
 
 
+def in_directory(found: Settings, directory: Path | None) -> Settings:
+    """For a user who is not root: what is not set otherwise and lies below /run and /var lies in `directory`."""
+    if directory is None:
+        return found
+    socket, paths = found.socket, found.paths
+    if "socketDir" not in found.given:
+        socket = replace(socket, directory=str(directory / "multus"))
+    if "cniDir" not in found.given:
+        paths = replace(paths, cni_dir=str(directory / "multus" / "cni"))
+    return replace(found, socket=socket, paths=paths)
+
+
 def known_keys() -> frozenset[str]:
     """Every key that a configuration may have."""
     own = {item.metadata["key"] for kind in GROUPS.values() for item in fields(kind)}
@@ -293,9 +333,12 @@ def parse(data: bytes, source: str, flags: Flags | None = None) -> Settings:
     try:
         found = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise SettingsError(source, [f"not JSON: {error}"]) from error
+        raise SettingsError(source, [f"not JSON: {jsontext.fault(data, error)}"]) from error
     if not isinstance(found, dict):
         raise SettingsError(source, ["a JSON object is needed"])
+    # Which of them counts is anybody's guess, and so is which was meant. Keys match in any case.
+    if repeated := jsontext.repeated_keys(data, same=str.lower):
+        raise SettingsError(source, [f"{key}: is there more than once" for key in repeated])
     return from_object(found, source, flags)
 
 
@@ -322,6 +365,10 @@ def from_object(found: Mapping[str, Any], source: str, flags: Flags | None = Non
     groups = {group: _read_group(kind, values, names, problems) for group, kind in GROUPS.items()}
     if problems:
         raise SettingsError(source, problems)
+    primary = groups["primary"]
+    if values.get("multusConfigFile") == AUTO and not primary.autoconfig_dir:
+        # As the first thick release, whose flags name the file and no directory.
+        groups["primary"] = replace(primary, autoconfig_dir=primary.config_dir)
     return replace(Settings(**groups), given=values, warnings=tuple(warnings))
 
 
@@ -358,7 +405,12 @@ def _read_group(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, 
             arguments[item.name] = msgspec.convert(values[key], hints[item.name])
         except msgspec.ValidationError as error:
             problems.append(f"{names.get(key, key)}: {error}{_choices(error, hints[item.name])}")
-    return kind(**arguments)
+    try:
+        return kind(**arguments)
+    except ValueError as error:
+        # What a type can't say.
+        problems.append(str(error))
+        return kind()
 
 
 def _choices(error: msgspec.ValidationError, hint: Any) -> str:

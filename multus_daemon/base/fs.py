@@ -19,6 +19,8 @@ from typing import TypeAlias
 StrPath: TypeAlias = str | os.PathLike[str]
 """On the way of each request these are strings: pathlib takes 5 us to put one together."""
 
+# What the kernel follows in one path (MAXSYMLINKS).
+_MAX_LINKS = 40
 DEFAULT_READ_LIMIT = 16 * 1024 * 1024
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})-((?P<boot>[0-9a-f]{8})-)?[0-9a-f]{12}", re.DOTALL)
 
@@ -28,6 +30,35 @@ class FileTooLargeError(OSError):
 
     def __init__(self, path: StrPath, limit: int) -> None:
         super().__init__(errno.EFBIG, f"larger than {limit} bytes", str(path))
+
+
+class NotRegularFileError(OSError):
+    """Something else than a regular file is at a path (errno EINVAL)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EINVAL, "not a regular file", path)
+
+
+def open_regular(path: StrPath, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+    """A descriptor of the regular file at `path`, for the caller to close; `mode` and `dir_fd` as for os.open.
+
+    For every file that others can make: nothing that they put there, a pipe for one, is waited for. Raises
+    NotRegularFileError, OSError.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+    except OSError as error:
+        # A socket, or a pipe that nobody reads, to be written to.
+        if error.errno != errno.ENXIO:
+            raise
+        raise NotRegularFileError(str(path)) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotRegularFileError(str(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def write_atomic(path: StrPath, data: bytes, *, mode: int = 0o600, fsync: bool = True, fsync_name: bool = True) -> None:
@@ -68,7 +99,7 @@ def append(path: StrPath, data: bytes) -> None:
 
     For files whose readers tell a part from the whole. Raises OSError; what has been written of it then is taken away.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     try:
         size = os.fstat(descriptor).st_size
         try:
@@ -113,6 +144,46 @@ def sweep(directory: Path, *, name: str = "") -> int:
     return sum(remove(path) for path in temporary_files(directory, name=name))
 
 
+def resolve(root: str, path: str, *, missing: bool = False) -> str:
+    """The real path, outside, of what `path` is for a process whose root is `root`; all links resolved.
+
+    An absolute link starts again at `root` and `..` never leaves it, as with chroot(2). Empty `root` is `/`. With
+    `missing` the last parts need not be there: where the path leads once they are made. Raises OSError (ENOENT, ELOOP,
+    ...) where the kernel would.
+
+    Not openat2(2) with RESOLVE_IN_ROOT: kernels before 5.6, and filters of system calls, would need this all the same.
+    """
+    root = root.rstrip("/")
+    pending = path.split("/")[::-1]
+    inside: list[str] = []
+    links = 0
+    while pending:
+        part = pending.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            del inside[-1:]
+            continue
+        outside = "/".join((root, *inside, part))
+        try:
+            is_link = stat.S_ISLNK(os.lstat(outside).st_mode)
+        except FileNotFoundError:
+            if not missing:
+                raise
+            is_link = False
+        if not is_link:
+            inside.append(part)
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        target = os.readlink(outside)
+        if target.startswith("/"):
+            inside.clear()
+        pending += target.split("/")[::-1]
+    return "/".join((root, *inside)) or "/"
+
+
 def fsync_directory(path: StrPath) -> None:
     """Make renames and removals in `path` survive a power loss. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -128,14 +199,10 @@ def read_limited(path: StrPath, *, limit: int = DEFAULT_READ_LIMIT, follow: bool
     `follow=False` refuses a symbolic link (for directories that only we write). Raises FileTooLargeError
     and OSError.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
+    descriptor = open_regular(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW))
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
         # Not `limit` at once: a buffer of that size would be made first. The size may be wrong, it is 0 in /proc.
-        step = min(max(status.st_size, 4096), limit) + 1
+        step = min(max(os.fstat(descriptor).st_size, 4096), limit) + 1
         chunks, length = [], 0
         while length <= limit and (chunk := os.read(descriptor, min(step, limit + 1 - length))):
             chunks.append(chunk)

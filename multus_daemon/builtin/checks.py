@@ -8,8 +8,8 @@ from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import describe_route, step
 from multus_daemon.cni.errors import InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Interface, Result
-from multus_daemon.cni.result import Route as ResultRoute
 from multus_daemon.netlink import inet
+from multus_daemon.netlink.expected import fits
 from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.ops import Session
 
@@ -62,15 +62,9 @@ def check_routes(session: Session, previous: Result) -> None:
     Of default routes only the destination counts. Raises InternalError.
     """
     for expected in previous.routes:
-        if not any(_fits(expected, route) for route in _routes(session, expected.is_ipv4, expected.table or 0)):
+        if not any(fits(expected, route) for route in _routes(session, expected.is_ipv4, expected.table or 0)):
             text = describe_route(expected, expected.gw, "any")
             raise InternalError(f"expected route '{text}' was not found in the routing table")
-
-
-def _fits(expected: ResultRoute, found: inet.Route) -> bool:
-    if found.dst.network != inet.interface_of(expected.dst).network:
-        return False
-    return expected.is_default or not expected.gw or found.gateway == inet.address_of(expected.gw)
 
 
 def _routes(session: Session, ipv4: bool, table: int) -> list[inet.Route]:

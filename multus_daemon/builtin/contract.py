@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from multus_daemon.attachment import Invocation
+from multus_daemon.base import fs
+from multus_daemon.cni.errors import IoFailureError
 from multus_daemon.cni.result import Result
 from multus_daemon.netlink.ops import Session
 from multus_daemon.ports import HostTools, PluginRunner
+
+T = TypeVar("T")
+
+_ROOT: Final = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +42,35 @@ class Call:
         """The whole configuration object; read with `cni.gojson` (keys in any case)."""
         return self.invocation.fields
 
+    def once(self, read: Callable[[Call], T]) -> T:
+        """What `read` makes of the call's configuration; not read again where the planning of the ADD has."""
+        parsed = self.invocation.parsed
+        if parsed is None:
+            return read(self)
+        if read not in parsed:
+            parsed[read] = read(self)
+        found: T = parsed[read]
+        return found
+
     def on_host(self, path: str) -> Path:
-        """An absolute path of the configuration, as seen from here."""
-        return self.host_root / path.lstrip("/")
+        """An absolute path of the configuration, as seen from here; links in it are followed inside of the host's root.
+
+        What is at the path need not be there. Raises IoFailureError.
+        """
+        if self.host_root == _ROOT:
+            return _ROOT / path.lstrip("/")
+        try:
+            return Path(fs.resolve(str(self.host_root), path, missing=True))
+        except OSError as error:
+            raise IoFailureError(f"{path} below {self.host_root}: {error.strerror}", str(error.filename)) from error
 
 
 class Plugin(Protocol):
     """A plugin of the CNI SPEC, as a module. GC needs no code: the reference plugins have none, which is success.
 
     Each function that is given a session runs in the thread that it belongs to, on the host's side. A plugin that calls
-    others than its IPAM plugin has a function `called_by` too, as `ipam.called_by`.
+    others than its IPAM plugin has a function `called_by` too, as `ipam.called_by`; one that keeps something by which
+    others are kept out, such as addresses, has `kept`, see `ports.BuiltinPlugins`.
     """
 
     def unsupported(self, call: Call) -> str:
@@ -54,6 +79,10 @@ class Plugin(Protocol):
         By the configuration, and whether there are tools, alone: the answer is remembered. A configuration that can't
         be read is for the verbs to refuse. Raises JsonError for one, or nothing.
         """
+        ...
+
+    def validate(self, call: Call) -> None:
+        """Read all of the configuration, by `call.once` as `add` does. Raises CniError for what `add` would refuse."""
         ...
 
     def add(self, call: Call, session: Session) -> Result:

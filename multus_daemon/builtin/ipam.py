@@ -7,25 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Result
 
 
-def called_by(fields: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """The IPAM plugin that a configuration names, which gets the same; none where that can't be read."""
-    try:
-        named = _type_in(fields)
-    except gojson.JsonError:
-        return {}
-    return {named: fields} if named else {}
-
-
-def _type_in(fields: Mapping[str, Any]) -> str:
-    return gojson.get_str(gojson.get_object(fields, "ipam") or {}, "type") or ""
+def called_by(call: Call) -> Mapping[str, Invocation]:
+    """The IPAM plugin that a configuration names, which is called as who names it. Raises DecodingFailureError."""
+    named = _named(call)
+    return {named: call.invocation} if named else {}
 
 
 def is_named(call: Call) -> bool:
@@ -43,9 +36,13 @@ def plugin_type(call: Call) -> str:
 
 def _named(call: Call) -> str:
     try:
-        return conf.once(call.fields, _named, lambda: _type_in(call.fields))
+        return conf.once(call.fields, _named, lambda: _type_in(call))
     except gojson.JsonError as error:
         raise DecodingFailureError(f"ipam: {error}", f"network {call.name!r}") from error
+
+
+def _type_in(call: Call) -> str:
+    return gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
 
 
 def add(call: Call) -> Result:

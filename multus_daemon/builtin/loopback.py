@@ -20,6 +20,10 @@ def unsupported(call: Call) -> str:
     return unknown_key(call.fields, COMMON_KEYS)
 
 
+def validate(call: Call) -> None:
+    """Nothing is configured."""
+
+
 def add(call: Call, session: Session) -> Result:
     """Bring `lo` up. The result is prevResult where there is one, else `lo` and its addresses."""
     with interfaces.inside(call, session):

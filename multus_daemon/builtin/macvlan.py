@@ -68,12 +68,17 @@ def unsupported(call: Call) -> str:
     return "" if not mode or mode in MACVLAN_MODES else f'mode: "{mode}"'
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    call.once(_read)
+
+
 def add(call: Call, session: Session) -> Result:
     """Make the interface. Raises CniError, Interrupted; nothing is left then, addresses included.
 
     It comes before the addresses: an IPAM plugin such as dhcp needs it.
     """
-    config = _read(call)
+    config = call.once(_read)
     master = _master(call, session, config)
     with Undo() as undo:
         interfaces.require_absent(call, session, kind="macvlan")

@@ -10,19 +10,24 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import itertools
+import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import ToolExit
+from multus_daemon.base import deadline
 from multus_daemon.builtin import nftables
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.veth import Removed
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import CniError, InternalError
 from multus_daemon.ports import HostTools, ToolNotFoundError
+
+log = logging.getLogger(__name__)
 
 IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -31,8 +36,15 @@ KEYS: Final = ("ipMasq", "ipMasqBackend")
 IPTABLES: Final = "iptables"
 NFTABLES: Final = "nftables"
 
-_WAIT: Final = ("-w", str(deadlines.IPTABLES_LOCK_SECONDS))
-_ABSENT: Final = 1  # exit status of iptables for a chain or rule that is not there, or is already
+_ABSENT: Final = 1  # exit status of iptables for a chain or rule that is not there, or is already; and for much else
+# What iptables says where the kernel has no such table, so that there are no rules; its exit status says other things.
+_NO_TABLE: Final = (
+    "Table does not exist",
+    "Protocol not supported",
+    "Operation not supported",
+    "Address family not supported",
+    "rule set generation id: Invalid argument",
+)
 _MULTICAST: Final = {4: "224.0.0.0/4", 6: "ff00::/8"}
 _TOOL: Final = {4: "iptables", 6: "ip6tables"}
 _POSTROUTING: Final = "POSTROUTING"
@@ -82,7 +94,8 @@ def owner_of(call: Call) -> Owner:
 
 
 def is_wanted(call: Call) -> bool:
-    """`ipMasq`. Raises JsonError."""
+    """`ipMasq`. Raises JsonError, for what `ipMasqBackend` is too."""
+    gojson.get_str(call.fields, "ipMasqBackend")
     return bool(gojson.get_bool(call.fields, "ipMasq"))
 
 
@@ -105,7 +118,7 @@ def add(call: Call, addresses: Sequence[IpInterface]) -> None:
     What is there already counts as done. Raises CniError; `remove` undoes what was made until then.
     """
     tools, owner = _tools(call), owner_of(call)
-    backend = gojson.get_str(call.fields, "ipMasqBackend")
+    backend = _backend(call)
     try:
         if backend == NFTABLES:
             _add_nft(tools, owner, addresses)
@@ -124,50 +137,103 @@ def add(call: Call, addresses: Sequence[IpInterface]) -> None:
 
 
 def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Sequence[IpInterface] = ()) -> None:
-    """Remove the rules of both backends, as the configuration may have changed; none is done.
+    """Remove the rules of both backends; none is done.
 
-    `addresses`: those that the interface had; None where the whole container has gone, or all that it may have had but
-    those that are `spared`. Every backend is tried; then the failures of those that the host can use are raised, as
-    CniError.
+    `addresses`: those that were masqueraded. None where they are not known: by the names of chain and comments, all
+    rules of the container on the network but those of the addresses that are `spared`. Both backends are tried. Then
+    it is a failure, raised as CniError, where the rules may still be there: a program that fails, for want of the lock
+    or whatever else, has not said that there are none.
     """
-    tools, owner = _tools(call), owner_of(call)
-    failures: list[str] = []
-    for version in (4, 6):
-        mine = None if addresses is None else [item for item in addresses if item.version == version]
-        if mine == []:
-            continue
-        try:
-            _remove_iptables(tools, version, owner, mine, [item for item in spared if item.version == version])
-        except ToolNotFoundError:
-            pass
-        except CniError as error:
-            if _iptables_is_usable(tools, version):
-                failures.append(str(error))
-    try:
-        _remove_nft(tools, owner)
-    except ToolNotFoundError:
-        pass
-    except CniError as error:
-        if nftables.is_usable(tools):
-            failures.append(str(error))
+    tools, owner, backend = _tools(call), owner_of(call), _backend(call)
+    versions = (4, 6) if addresses is None else sorted({item.version for item in addresses})
+    attempts = [
+        *(_tried(IPTABLES, partial(_remove_iptables, call, version, addresses, spared)) for version in versions),
+        _tried(NFTABLES, partial(_remove_nft, tools, owner)),
+    ]
+    failures = [str(attempt.error) for attempt in attempts if attempt.error and _counts(attempt, attempts, backend)]
+    # Whose ADD was done had the program.
+    asked = [attempt for attempt in attempts if backend in ("", attempt.backend)]
+    if call.prev_result is not None and not failures and all(attempt.is_missing for attempt in asked):
+        failures = [str(attempt.error) for attempt in asked]
     if failures:
-        raise InternalError(f"failed to stop masquerading: {'; '.join(failures)}")
+        raise InternalError(
+            f"failed to stop masquerading: {'; '.join(dict.fromkeys(failures))}",
+            f"its rules are those with {owner.chain} or {owner.nft_prefix} in them",
+        )
 
 
 def forget(call: Call, removed: Removed) -> None:
-    """`remove`, for a DEL which has found or removed the interface; nothing without `ipMasq`. Raises CniError."""
+    """`remove`, for a DEL which has found or removed the interface; nothing without `ipMasq`. Raises CniError.
+
+    By the addresses that the ADD reported, whatever the interface has now, and by those that it had.
+    """
+    if not _may_be(call):
+        return
+    recorded = _recorded(call)
+    remove(call, (*recorded, *(removed.addresses or ())) if recorded else None, spared=removed.living)
+
+
+def goes_by_name(call: Call) -> bool:
+    """Whether a DEL has rules to remove and no result that has their addresses: the ADD was cut off, as a rule.
+
+    Then the container's other interfaces are to be spared, so their addresses have to be known.
+    """
+    return _may_be(call) and not _recorded(call)
+
+
+def _may_be(call: Call) -> bool:
     try:
-        if not is_wanted(call) or call.tools is None:
-            return
+        return call.tools is not None and is_wanted(call)
     except gojson.JsonError:
         # No ADD has come past this either.
-        return
-    addresses = removed.addresses
-    if addresses is None and not removed.is_namespace_gone and call.prev_result is not None:
-        # Gone by itself, and another interface of the container may live: only what is known to be its own.
-        addresses = tuple(ipaddress.ip_interface(ip.address) for ip in call.prev_result.ips)
-    # Without a result the ADD was cut off, or the DEL of one that was, between interface and rules: all but what lives.
-    remove(call, addresses, spared=removed.living)
+        return False
+
+
+def _recorded(call: Call) -> tuple[IpInterface, ...]:
+    result = call.prev_result
+    return () if result is None else tuple(ipaddress.ip_interface(ip.address) for ip in result.ips)
+
+
+def _backend(call: Call) -> str:
+    """The one that the configuration names; empty where it leaves that to the host."""
+    try:
+        return gojson.get_str(call.fields, "ipMasqBackend") or ""
+    except gojson.JsonError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """To remove the rules of one backend, and of one family where there is a program for each."""
+
+    backend: str
+    found: bool = False
+    """There were rules, which are gone."""
+    error: Exception | None = None
+    is_missing: bool = False
+    """There is no such program."""
+
+
+def _tried(backend: str, removal: Callable[[], bool]) -> _Attempt:
+    try:
+        return _Attempt(backend, found=removal())
+    except ToolNotFoundError as error:
+        return _Attempt(backend, error=error, is_missing=True)
+    except CniError as error:
+        return _Attempt(backend, error=error)
+
+
+def _counts(attempt: _Attempt, attempts: Sequence[_Attempt], backend: str) -> bool:
+    """Whether the rules may still be there by this failure. An ADD makes all of them in one backend."""
+    if attempt.is_missing:
+        return False
+    if backend:
+        is_other = attempt.backend != backend
+    else:
+        is_other = any(other.found for other in attempts if other.backend != attempt.backend)
+    if is_other:
+        log.warning("masquerading was by another backend, so this is no failure: %s", attempt.error)
+    return not is_other
 
 
 def _tools(call: Call) -> HostTools:
@@ -182,13 +248,16 @@ def _add_iptables(tools: HostTools, version: int, owner: Owner, addresses: Seque
     if not addresses:
         return
     rules = _rules(version, owner, addresses)
-    if _nat(tools, version, "-N", owner.chain):
-        # A new chain: no rule can be there yet, and one call makes all of them, or none.
-        _restore(tools, version, [("-A", *rule) for rule in rules])
-        return
-    for rule in rules:
-        if not _nat(tools, version, "-C", *rule) and not _nat(tools, version, "-A", *rule):
-            raise InternalError(f"failed to masquerade: {_TOOL[version]} has not added {shlex.join(rule)}")
+    if not _nat(tools, version, "-N", owner.chain):
+        # There already, for another interface or by an ADD that was cut off. Or it is not, which the listing tells.
+        present = set()
+        for chain in (owner.chain, _POSTROUTING):
+            listed = _run(tools, _TOOL[version], [*_wait(), "-t", "nat", "-S", chain])
+            present |= {_meaning(words) for line in _lines(listed) if (words := _words(line, owner.chain))}
+        rules = [rule for rule in rules if _meaning(rule) not in present]
+    if rules:
+        # All of them, or none. Each once: several addresses share one.
+        _restore(tools, version, [("-A", *rule) for rule in dict.fromkeys(rules)])
 
 
 def _rules(version: int, owner: Owner, addresses: Sequence[IpInterface]) -> list[tuple[str, ...]]:
@@ -206,33 +275,51 @@ def _rules(version: int, owner: Owner, addresses: Sequence[IpInterface]) -> list
 
 
 def _remove_iptables(
-    tools: HostTools,
-    version: int,
-    owner: Owner,
-    addresses: Sequence[IpInterface] | None,
-    spared: Sequence[IpInterface],
-) -> None:
-    if not _nat(tools, version, "-S", owner.chain):
-        return
-    listed = _run(tools, _TOOL[version], [*_WAIT, "-t", "nat", "-S", _POSTROUTING])
-    jumps = [jump for line in listed.stdout.decode().splitlines() if (jump := _jump(line, owner.chain))]
+    call: Call, version: int, addresses: Sequence[IpInterface] | None, spared: Sequence[IpInterface]
+) -> bool:
+    """Whether there were any: one listing, and one transaction, which does not ask what there was of the chain."""
+    tools, chain = _tools(call), owner_of(call).chain
+    listed = tools.run(_TOOL[version], [*_wait(), "-t", "nat", "-S", _POSTROUTING])
+    if listed.status and any(text in listed.stderr for text in _NO_TABLE):
+        return False
+    _require(_TOOL[version], listed)
+    jumps = [jump for line in _lines(listed) if (jump := _jump(line, chain))]
     # The host's address alone; older plugins wrote the network.
     sources = None if addresses is None else {network for item in addresses for network in (_host(item), item.network)}
     living = {_host(item) for item in spared}
     gone = [jump for jump in jumps if (_source(jump) not in living if sources is None else _source(jump) in sources)]
     changes = [("-D", *jump) for jump in gone]
-    if len(gone) == len(jumps):
-        changes += [("-F", owner.chain), ("-X", owner.chain)]
+    # Without a jump: the chain of an ADD that was cut off. The program works, so 1 means that there is none.
+    if len(gone) == len(jumps) and (jumps or (_backend(call) != NFTABLES and _nat(tools, version, "-S", chain))):
+        # Declared, it is there and empty, whatever was before.
+        changes = [(f":{chain}", "-", "[0:0]"), *changes, ("-X", chain)]
     if changes:
         _restore(tools, version, changes)
+    return bool(changes)
 
 
 def _jump(line: str, chain: str) -> list[str]:
     """The specification in a line of `iptables -S`, if it leads to `chain`; else nothing."""
-    if chain not in line:
-        return []
-    words = shlex.split(line)
-    return words[1:] if words[0] == "-A" and ("-j", chain) in itertools.pairwise(words) else []
+    words = _words(line, chain)
+    return words if ("-j", chain) in itertools.pairwise(words) else []
+
+
+def _lines(listed: ToolExit) -> list[str]:
+    # The comments of others can hold anything.
+    return listed.stdout.decode(errors="surrogateescape").split("\n")
+
+
+def _words(line: str, chain: str) -> list[str]:
+    """Chain and specification in a line of `iptables -S`, if `chain` is in it; else nothing."""
+    words = shlex.split(line) if chain in line else []
+    return words[1:] if words[:1] == ["-A"] else []
+
+
+def _meaning(rule: Sequence[str]) -> tuple[object, ...]:
+    """What makes two of the rules of an owner the same, however they are written."""
+    value = dict(itertools.pairwise(rule))
+    networks = [ipaddress.ip_network(value[key], strict=False) if key in value else None for key in ("-s", "-d")]
+    return rule[0], "!" in rule, *networks, value.get("-j")
 
 
 def _source(jump: list[str]) -> IpNetwork | None:
@@ -245,14 +332,14 @@ def _host(address: IpInterface) -> IpNetwork:
 
 def _nat(tools: HostTools, version: int, *arguments: str) -> bool:
     """One command on the table nat; False where the chain or rule is not there, or, to be made, is there already."""
-    end = _run(tools, _TOOL[version], [*_WAIT, "-t", "nat", *arguments], tolerated=_ABSENT)
+    end = _run(tools, _TOOL[version], [*_wait(), "-t", "nat", *arguments], tolerated=_ABSENT)
     return end.status == 0
 
 
 def _restore(tools: HostTools, version: int, changes: Sequence[Sequence[str]]) -> None:
     """Several changes of the table nat as one transaction."""
     lines = ["*nat", *(" ".join(map(_quoted, change)) for change in changes), "COMMIT", ""]
-    _run(tools, f"{_TOOL[version]}-restore", [*_WAIT, "--noflush"], "\n".join(lines).encode())
+    _run(tools, f"{_TOOL[version]}-restore", [*_wait(), "--noflush"], "\n".join(lines).encode(errors="surrogateescape"))
 
 
 def _quoted(word: str) -> str:
@@ -263,15 +350,26 @@ def _quoted(word: str) -> str:
 
 def _run(tools: HostTools, tool: str, arguments: Sequence[str], stdin: bytes = b"", *, tolerated: int = 0) -> ToolExit:
     end = tools.run(tool, arguments, stdin)
-    if end.status not in (0, tolerated):
-        raise InternalError(f"{tool} failed (exit status {end.status}): {end.stderr or 'no message'}")
+    if end.status != tolerated:
+        _require(tool, end)
     return end
 
 
-def _iptables_is_usable(tools: HostTools, version: int = 4) -> bool:
+def _require(tool: str, end: ToolExit) -> None:
+    if end.status:
+        raise InternalError(f"{tool} failed (exit status {end.status}): {end.stderr or 'no message'}")
+
+
+def _wait() -> tuple[str, str]:
+    """For the lock, but no longer than the caller has: iptables tells why it failed, who is ended does not."""
+    seconds = min(float(deadlines.IPTABLES_LOCK_SECONDS), deadline.current().left - 1)
+    return "-w", str(max(1, int(seconds)))
+
+
+def _iptables_is_usable(tools: HostTools) -> bool:
     """Whether the host can work by this backend, whatever the table nat of today looks like."""
     try:
-        _run(tools, _TOOL[version], [*_WAIT, "-t", "filter", "-S", "INPUT", "1"], tolerated=_ABSENT)
+        _run(tools, _TOOL[4], [*_wait(), "-t", "filter", "-S", "INPUT", "1"], tolerated=_ABSENT)
     except (ToolNotFoundError, CniError):
         return False
     return True
@@ -312,11 +410,14 @@ def _nft_text(owner: Owner, addresses: Sequence[IpInterface], stale: Sequence[nf
     return "\n".join((*lines, ""))
 
 
-def _remove_nft(tools: HostTools, owner: Owner) -> None:
-    if found := _nft_rules(tools, owner):
+def _remove_nft(tools: HostTools, owner: Owner) -> bool:
+    """Whether there were any."""
+    found = _nft_rules(tools, owner)
+    if found:
         table = f"{_CHECKS.family} {_CHECKS.table}"
         lines = [f"delete rule {table} {_CHECKS.name} handle {rule.handle}" for rule in found]
         nftables.run_text(tools, "\n".join((*lines, "")))
+    return bool(found)
 
 
 def _nft_rules(tools: HostTools, owner: Owner) -> list[nftables.Rule]:

@@ -11,8 +11,10 @@ from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import CniError, InternalError
 from multus_daemon.ports import HostTools, ToolNotFoundError
 
-# What `nft` says of a table or a chain that is not there, and of one that is in the way of its deletion.
-_ABSENT = "No such file or directory"
+# What `nft` says, in its first words, of a table or a chain that is not there. A library that is not there has others.
+_ABSENT = ("Error: No such file or directory", "Error: Could not process rule: No such file or directory")
+# What it says where the kernel has no nftables.
+_UNSUPPORTED = ("Protocol not supported", "Operation not supported", "Invalid argument")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,12 @@ class NftError(InternalError):
     @property
     def is_absent(self) -> bool:
         """True where something that the transaction names is not there."""
-        return _ABSENT in self.msg
+        return self.details.startswith(_ABSENT)
+
+    @property
+    def is_unsupported(self) -> bool:
+        """True where the kernel may have no nftables, and so no rules; `is_usable` tells."""
+        return any(text in self.msg for text in _UNSUPPORTED)
 
 
 def run_text(tools: HostTools, text: str) -> None:
@@ -60,7 +67,7 @@ def run_commands(tools: HostTools, commands: Sequence[dict[str, Any]]) -> None:
 
 
 def rules(tools: HostTools, chain: Chain) -> list[Rule]:
-    """The rules of a chain that have a comment, in their order; none where the chain is absent.
+    """The rules of a chain that have a comment, in their order; none where there is no chain, or no nftables at all.
 
     Raises as `run_text` does.
     """
@@ -68,7 +75,7 @@ def rules(tools: HostTools, chain: Chain) -> list[Rule]:
     try:
         _require_success(end)
     except NftError as error:
-        if error.is_absent:
+        if error.is_absent or (error.is_unsupported and not is_usable(tools)):
             return []
         raise
     try:

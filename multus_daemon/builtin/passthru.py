@@ -12,6 +12,10 @@ def unsupported(call: Call) -> str:
     return ""
 
 
+def validate(call: Call) -> None:
+    """Nothing is configured."""
+
+
 def add(call: Call, session: Session) -> Result:
     """An empty result."""
     return Result()

@@ -69,9 +69,15 @@ def unsupported(call: Call) -> str:
     return configuration.unknown_key(call.fields, known) or masquerade.unsupported(call)
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    call.once(_read)
+    ipam.plugin_type(call)
+
+
 def add(call: Call, session: Session) -> Result:
     """Make the pair. Raises CniError, Interrupted; nothing is left then, addresses included."""
-    config = _read(call)
+    config = call.once(_read)
     ipam.plugin_type(call)
     with Undo() as undo:
         interfaces.require_absent(call, session, kind="veth")
@@ -98,7 +104,7 @@ def add(call: Call, session: Session) -> Result:
 def delete(call: Call, session: Session) -> None:
     """Release the addresses, remove the container's end, and with it the host's, and the rules. Absent is done."""
     ipam.delete(call)
-    masquerade.forget(call, veth.remove(call, session))
+    masquerade.forget(call, veth.remove(call, session, others=masquerade.goes_by_name(call)))
 
 
 def check(call: Call, session: Session) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import BUILT_IN, Invocation
@@ -46,6 +46,11 @@ PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
 # Until IPv6 addresses are known to be nobody else's on a real segment: a second or two. The waits of a pod's networks
 # are for the same time where each has a thread.
 WAITING: Final = frozenset({"macvlan"})
+KEEPING_NOTHING: Final = frozenset(
+    {"bridge", "ipvlan", "loopback", "macvlan", "passthru", "portmap", "ptp", "static", "tuning", "vlan"}
+)
+"""Types of which nothing is left outside the container where their ADD refused the configuration, or failed, and the
+interface is not there: the built-ins undo what they do, and the reference plugins make the rest after the interface."""
 
 
 class BuiltinRunner:
@@ -83,13 +88,35 @@ class BuiltinRunner:
         except CniError:
             return ""
 
+    def validate(self, plugin_type: str, invocation: Invocation) -> None:
+        """See `ports.BuiltinPlugins`."""
+        call = self._call(invocation, _checked(invocation), None)
+        plugin = self._plugin(plugin_type)
+        try:
+            if found := _unsupported(plugin, call):
+                _refuse(plugin_type, call, found)
+            plugin.validate(call)
+        except CniError as error:
+            raise error.with_context(f'plugin "{plugin_type}"') from error
+
     def waits(self, plugin_type: str) -> bool:
         """See `ports.BuiltinPlugins`."""
         return plugin_type in WAITING
 
-    def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Mapping[str, Any]]:
+    def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         """See `ports.BuiltinPlugins`."""
-        return getattr(self._plugin(plugin_type), "called_by", ipam.called_by)(invocation.fields)
+        call = self._call(invocation, _checked(invocation), None)
+        found: Mapping[str, Invocation] = getattr(self._plugin(plugin_type), "called_by", ipam.called_by)(call)
+        return found
+
+    def kept(self, plugin_type: str, invocation: Invocation) -> str:
+        """See `ports.BuiltinPlugins`."""
+        if plugin_type in KEEPING_NOTHING:
+            return ""
+        if (keeper := getattr(self._plugin(plugin_type) if self.locate(plugin_type) else None, "kept", None)) is None:
+            return f"what {plugin_type} keeps can't be seen"
+        found: str = keeper(self._call(invocation, _checked(invocation), None))
+        return found
 
     def run(self, plugin_type: str, invocation: Invocation) -> Result:
         """Check the configuration, run the verb; its result as the configuration's version can say it.
@@ -128,6 +155,25 @@ class BuiltinRunner:
         except Exception as error:
             raise InternalError(str(error) or type(error).__name__) from error
 
+    def remove_rules(self, invocation: Invocation) -> None:
+        """See `ports.BuiltinPlugins`."""
+        from multus_daemon.builtin import masquerade, spoofing, veth  # the kernel: a program does without
+
+        config = skel.checked(invocation.verb, invocation.fields)
+        call = self._call(invocation, config, _prev_result(invocation, config))
+        if call.tools is None:
+            return
+        try:
+            with deadline.within(self._timeout), ops.session(invocation.netns) as session:
+                masquerade.forget(call, veth.remove(call, session, others=masquerade.goes_by_name(call)))
+                if gojson.get_bool(call.fields, "macspoofchk"):
+                    spoofing.remove(call)
+        except gojson.JsonError:
+            # No ADD has come past this.
+            return
+        except deadline.ExpiredError as error:
+            raise TryAgainLaterError(f"the removal of rules did not end within {self._timeout:g} s") from error
+
     def _call(self, invocation: Invocation, config: skel.Configuration, prev_result: Result | None) -> Call:
         return Call(
             invocation=invocation,
@@ -153,13 +199,25 @@ class BuiltinRunner:
 
 
 def _checked(invocation: Invocation) -> skel.Configuration:
-    verb, fields = invocation.verb, invocation.fields
-    return conf.once(fields, ("checked", verb), lambda: skel.checked(verb, fields))
+    """As `skel.checked`; not again where that was done for the same verb. Raises as it does."""
+    return conf.once(invocation.fields, (_checked, invocation.verb), lambda: _checked_for_request(invocation))
+
+
+def _checked_for_request(invocation: Invocation) -> skel.Configuration:
+    if invocation.parsed is None:
+        return skel.checked(invocation.verb, invocation.fields)
+    key = (_checked, invocation.verb)
+    if key not in invocation.parsed:
+        invocation.parsed[key] = skel.checked(invocation.verb, invocation.fields)
+    found: skel.Configuration = invocation.parsed[key]
+    return found
 
 
 def _unsupported(plugin: Plugin, call: Call) -> str:
     try:
-        return conf.once(call.fields, (plugin.unsupported, call.tools is None), lambda: plugin.unsupported(call))
+        # By the plugin as it is with tools, or without.
+        key = (plugin.unsupported, call.tools is None)
+        return conf.once(call.fields, key, lambda: call.once(plugin.unsupported))
     except gojson.JsonError:
         return ""
 
@@ -185,13 +243,14 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
 
 
 def _prev_result(invocation: Invocation, config: skel.Configuration) -> Result | None:
-    """The previous result. One in the configuration that can't be read fails an ADD and a CHECK.
+    """The previous result; for a DEL what the ADD answered. One in the configuration that can't be read fails an ADD
+    and a CHECK.
 
     A DEL goes on without: the reference plugins do not look at it then, and a DEL that fails leaks what it should
     have removed.
     """
-    if invocation.prev_result is not None:
-        return invocation.prev_result
+    if (known := invocation.prev_result or invocation.recorded) is not None:
+        return known
     try:
         fields = gojson.get_object(invocation.fields, "prevResult")
         return None if fields is None else from_object(fields, config.cni_version)

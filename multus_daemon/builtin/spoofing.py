@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from multus_daemon.builtin import nftables
 from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.errors import InternalError
+from multus_daemon.cni.errors import CniError, InternalError, from_code
 from multus_daemon.ports import HostTools, ToolNotFoundError
 
 _BASE: Final = nftables.Chain("bridge", "nat", "PREROUTING")
@@ -42,7 +42,10 @@ def add(call: Call, port: str, mac: str) -> None:
 
 
 def remove(call: Call) -> None:
-    """Remove the interface's rules and chains; none is done. Raises CniError."""
+    """Remove the interface's rules and chains; none is done.
+
+    Raises CniError where they may still be there: `nft` fails, or is not there any more.
+    """
     tools = _tools(call)
     chain, mac_chain, comment = _names(call)
     try:
@@ -55,8 +58,12 @@ def remove(call: Call) -> None:
         commands += [*_emptied(chain), *_emptied(mac_chain)]
         commands += [{"delete": {"chain": item.to_object()}} for item in (chain, mac_chain)]
         nftables.run_commands(tools, commands)
-    except (ToolNotFoundError, nftables.NftError) as error:
-        raise InternalError(f"failed to teardown spoof-check: {error}") from error
+    except ToolNotFoundError as error:
+        # Whose ADD was done had the program.
+        if call.prev_result is not None:
+            raise InternalError(f"failed to teardown spoof-check: {error}") from error
+    except CniError as error:
+        raise from_code(error.code, f"failed to teardown spoof-check: {error.msg}", error.details) from error
 
 
 def _tools(call: Call) -> HostTools:

@@ -50,13 +50,19 @@ def unsupported(call: Call) -> str:
     return next(filter(None, unknown), "")
 
 
-def add(call: Call, session: Session) -> Result:
-    """The addresses, routes and DNS settings. Raises CniError."""
-    config = read(call)
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    config = call.once(read)
     if not config.ips and not versions.at_least(call.cni_version, _LISTS):
         raise IncompatibleVersionError(
             "cannot convert: no valid IP addresses", f"a result of version {call.cni_version} must have one"
         )
+
+
+def add(call: Call, session: Session) -> Result:
+    """The addresses, routes and DNS settings. Raises CniError."""
+    validate(call)
+    config = call.once(read)
     return Result(ips=config.ips, routes=config.routes, dns=config.dns)
 
 

@@ -6,6 +6,7 @@ The functions raise InternalError.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,7 @@ from multus_daemon.builtin import interfaces
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import absent_is_done, step
 from multus_daemon.cni.errors import InternalError, InvalidNetnsError
+from multus_daemon.cni.result import Interface
 from multus_daemon.netlink import sysctl
 from multus_daemon.netlink.inet import IpInterface
 from multus_daemon.netlink.links import Link
@@ -22,6 +24,7 @@ from multus_daemon.netlink.ops import Session
 from multus_daemon.netlink.rtnl import ANY_LINK, Rtnl
 
 _NAME_ATTEMPTS: Final = 10
+_HOST_END: Final = re.compile("veth[0-9a-f]{8}")
 
 
 @dataclass(slots=True)
@@ -39,7 +42,7 @@ class Removed:
     addresses: tuple[IpInterface, ...] | None = None
     """Those that the link had, without the link-local ones; None where there was no link."""
     living: tuple[IpInterface, ...] = ()
-    """Where there was no link: the addresses of the namespace's other links."""
+    """Where there was no link, or they were asked for: the addresses of the namespace's other links."""
 
 
 def make(session: Session, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -> tuple[Link, Link]:
@@ -94,39 +97,59 @@ def undo(pair: Pair, session: Session) -> None:
             session.host.delete_link(session.host.link(pair.host_name).index)
 
 
-def remove(call: Call, session: Session) -> Removed:
+def remove(call: Call, session: Session, *, others: bool = False) -> Removed:
     """Remove the container's end, and with it the host's, or another plugin's link. Absent is done. Raises CniError.
 
-    The first of several that leave in one request takes all of them along (`Session.leaving`).
+    The first of several that leave in one request takes all of them along (`Session.leaving`). Where the container's
+    end has another name by now, the pair goes by the host's, which the ADD has reported. `others`: tell the addresses
+    of the namespace's other links in any case.
     """
     if not call.invocation.netns:
         return Removed(is_namespace_gone=True)
     ifname = call.invocation.ifname
-    if ifname in session.removed:
+    if ifname in session.removed and not others:
         return Removed(addresses=session.removed[ifname])
     try:
         with interfaces.inside(call, session):
-            return _remove(session, ifname)
+            return _remove(session, ifname, _host_end(call), others=others)
     except InvalidNetnsError as error:
         if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
             raise
         return Removed(is_namespace_gone=True)
 
 
-def _remove(session: Session, ifname: str) -> Removed:
-    together = session.leaving if ifname in session.leaving else (ifname,)
-    with step(f'remove "{ifname}"'):
-        found = [link for name in together if (link := session.pod.find_link(name))]
-        addresses = {link.name: _addresses(session, link) for link in found}
-        refused = session.pod.delete_links([link.index for link in found])
-        session.removed |= {link.name: addresses[link.name] for link in found if link.index not in refused}
-        for link in found:
-            if link.name == ifname and link.index in refused:
-                raise refused[link.index]
-    if ifname in addresses:
-        return Removed(addresses=addresses[ifname])
+def _host_end(call: Call) -> Interface | None:
+    """The host's end of the pair, as the ADD has reported it. Its name is one that only `add` and its like give."""
+    made = () if call.prev_result is None else call.prev_result.interfaces
+    return next((item for item in made if not item.sandbox and _HOST_END.fullmatch(item.name)), None)
+
+
+def _remove(session: Session, ifname: str, host_end: Interface | None, *, others: bool) -> Removed:
+    addresses = session.removed.get(ifname)
+    if addresses is None:
+        together = session.leaving if ifname in session.leaving else (ifname,)
+        with step(f'remove "{ifname}"'):
+            found = {link.name: link for name in together if (link := session.pod.find_link(name))}
+            before = {name: _addresses(session, link) for name, link in found.items()}
+            refused = session.pod.delete_links([link.index for link in found.values()])
+            session.removed |= {name: before[name] for name, link in found.items() if link.index not in refused}
+            if ifname in found and found[ifname].index in refused:
+                raise refused[found[ifname].index]
+        addresses = before.get(ifname)
+        if host_end is not None and (ifname not in found or found[ifname].kind != "veth"):
+            _remove_host_end(session, host_end)
+    if addresses is not None and not others:
+        return Removed(addresses=addresses)
     with step("list the addresses of other interfaces"):
-        return Removed(living=tuple(item.address for item in session.pod.addresses(ANY_LINK)))
+        living = tuple(item.address for item in session.pod.addresses(ANY_LINK))
+    return Removed(addresses=addresses, living=living)
+
+
+def _remove_host_end(session: Session, reported: Interface) -> None:
+    with step(f'remove "{reported.name}" on the host'):
+        link = session.host.find_link(reported.name)
+        if link is not None and (link.kind, link.mac) == ("veth", reported.mac.lower()):
+            session.host.delete_links([link.index])
 
 
 def _addresses(session: Session, link: Link) -> tuple[IpInterface, ...]:

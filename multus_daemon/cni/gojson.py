@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
+from multus_daemon import jsontext
+
 
 class JsonError(ValueError):
     """Text that is no JSON, or a value of another type than its reader needs; the message says which."""
@@ -43,7 +45,7 @@ def loads(data: bytes | str) -> Any:
     except (ValueError, RecursionError) as error:
         if not data.strip():
             raise JsonError("unexpected end of JSON input") from error
-        raise JsonError(str(error)) from error
+        raise JsonError(jsontext.fault(data, error)) from error
     if brackets > NESTING_MAX and _is_deeper(value, NESTING_MAX):
         raise JsonError(f"nested deeper than {NESTING_MAX} levels")
     return value

@@ -35,12 +35,11 @@ from multus_daemon.delegates.conf_files import CONF_MAX_BYTES
 from multus_daemon.engine.engine import INDICATOR_GATE
 from multus_daemon.netconf import generate
 from multus_daemon.ports import EVENT_MESSAGE_MAX, ConfFiles, NodeEvents
-from multus_daemon.settings import Settings
+from multus_daemon.settings import AUTO, Settings
 
 log = logging.getLogger(__name__)
 
 GATE: Final = "primary"
-AUTO: Final = "auto"
 POLL_SECONDS: Final = 2.0
 """How often the directories are looked at, watched or not."""
 
@@ -125,6 +124,16 @@ class PrimaryConfig:
             "problem": self._complaint,
             "passedOver": [{"file": name, "reason": reason} for name, reason in self._election.passed_over],
         }
+
+    @staticmethod
+    def missing(settings: Settings) -> str:
+        """Why a node of a cluster gets no configuration though nobody has said that it needs none; empty: it does."""
+        if PrimaryConfig.is_wanted(settings) or not settings.primary.config_dir:
+            return ""
+        return (
+            "no CNI configuration is generated, so the runtime does not use Multus: set multusAutoconfigDir to the "
+            'directory of the primary network\'s, or cniConfigDir to "" where another program makes it'
+        )
 
     async def run(self) -> None:
         """Keep the configuration in place, for ever; from when every other gate is open."""

@@ -35,8 +35,8 @@ class Observer(Protocol):
         """Deleting an orphan with so many attachments has ended: `deleted`, `failed`."""
         ...
 
-    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
-        """So many containers are left after a run: orphans, those with processes in them, unreadable records."""
+    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
+        """So many containers are left after a run: orphans, those with processes in them, unreadable, set aside."""
         ...
 
     def unattached(self, pods: int) -> None:
@@ -111,7 +111,7 @@ class Reconcile:
         left: set[ContainerId] = set()
         await side_by_side(self._confirmed(found), functools.partial(self._delete, end, left), at_once=schedule.AT_ONCE)
         # Not certain yet: those count from the second look on.
-        self._observer.left_over(len(left), len(found.in_use), len(found.unreadable))
+        self._observer.left_over(len(left), len(found.in_use), len(found.unreadable), found.aside)
         self.left = len(left) + len(found.unreadable)
         if found.unreadable:
             log.warning("records of these containers can't be read: %s", ", ".join(found.unreadable[:10]))
@@ -170,14 +170,21 @@ class Reconcile:
         self._observer.unattached(len(confirmed))
         for item in confirmed:
             if item.pod.uid not in self._told:
-                text = (
-                    f"the pod runs without networks that it asked for: {', '.join(item.networks)}; was it started "
-                    "while the runtime did not use Multus? delete it, so that it is made again"
-                )
+                text = f"the pod runs without networks that it asked for: {', '.join(item.networks)}; {_advice(item)}"
                 log.warning("pod %s: %s", item.pod, text)
                 self._events.event(item.pod, "Warning", "NetworksMissing", text[:EVENT_MESSAGE_MAX])
         self._told = (self._told & lacking) | {item.pod.uid for item in confirmed}
         self._lacking = set(lacking)
+
+
+def _advice(item: Unattached) -> str:
+    """What helps. A pod whose annotation was edited would lose that with its end: it is made again from a template."""
+    if item.has_others:
+        return (
+            "its annotation was changed after its start, when networks are attached: put them into the template that "
+            "the pod is made from; a pod that runs gets them only from a hot-plug controller"
+        )
+    return "was it started while the runtime did not use Multus? delete it, so that it is made again"
 
 
 def _now() -> float:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon import __version__, deadlines
+from multus_daemon.base import fs
 from multus_daemon.ctl.commands.common import CommandError
-from multus_daemon.delegates import find
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.diagnosis import attachments as about_attachments
@@ -61,7 +61,7 @@ def present(root: str, paths: Sequence[str]) -> list[Path]:
     found = []
     for path in paths:
         with contextlib.suppress(OSError):
-            found.append(Path(find.resolve(root, path)))
+            found.append(Path(fs.resolve(root, path)))
     return found
 
 

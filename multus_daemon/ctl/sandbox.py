@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from multus_daemon.standalone.folder import Folder
 
 DEFAULT_CNI_VERSION: Final = "1.0.0"
 _CONTAINER_ID_DIGITS: Final = 64
+_LOOK_SECONDS: Final = 0.05
 
 
 class SandboxError(Exception):
@@ -42,6 +44,8 @@ class Places:
     """None: the installed one."""
     standalone: Path | None = None
     """The daemon's directory of manifests; None: not known, and no network-status can be shown."""
+    start: str = "multus-daemon run --standalone DIR"
+    """The command that starts the daemon, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Sandboxes:
         if path.exists():
             raise SandboxError(f"pod {namespace}/{name} is up; `multusctl sandbox down {namespace}/{name}` first")
         state = self._new_state(namespace, name, ifname)
+        self._require_daemon(state)
         self._save(path, state)
         try:
             namespaces.create(Path(state["netns"]))
@@ -109,6 +114,7 @@ class Sandboxes:
         state = self._load(namespace, name)
         if state is None:
             raise SandboxError(f"pod {namespace}/{name} is not up")
+        self._require_daemon(state)
         _, milliseconds, notes = self._call(state, "CHECK")
         return self._outcome(state, milliseconds, notes)
 
@@ -117,6 +123,7 @@ class Sandboxes:
         state = self._load(namespace, name)
         if state is None:
             return Outcome()
+        self._require_daemon(state)
         _, milliseconds, notes = self._call(state, "DEL")
         try:
             namespaces.remove(Path(state["netns"]))
@@ -193,6 +200,25 @@ class Sandboxes:
             raise SandboxError(f"{path} can't be written: {error}; choose another --state-dir") from error
 
     # --- the call ---
+
+    def _require_daemon(self, state: dict[str, Any]) -> None:
+        """Fail soon where nobody listens: the shim would wait for a daemon that restarts, and keep a DEL for it."""
+        path = Path(state["config"]["daemonSocketDir"]) / "multus.sock"
+        end = time.monotonic() + deadlines.CTL_DAEMON_SECONDS
+        while True:
+            try:
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.settimeout(deadlines.CTL_DAEMON_SECONDS)
+                    client.connect(str(path))
+                    return
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                if time.monotonic() >= end:
+                    raise SandboxError(
+                        f"no daemon listens on {path}: {error.strerror}; start one: {self._places.start}"
+                    ) from error
+            except OSError as error:
+                raise SandboxError(f"the daemon's socket {path} can't be used: {error.strerror or error}") from error
+            time.sleep(_LOOK_SECONDS)
 
     def _call(self, state: dict[str, Any], verb: str) -> tuple[bytes, float, str]:
         """Standard output of the shim, milliseconds that it took, and what it wrote to standard error."""

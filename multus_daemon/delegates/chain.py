@@ -1,7 +1,7 @@
 """Runs the plugins of one attachment by the rules of libcni: order, prevResult, runtimeConfig, cached result.
 
 Rules: CNI SPEC section 3, libcni `libcni/api.go`. On purpose different: a DEL goes on past a plugin that fails, CHECK
-below 0.4.0 is skipped, and the first words of an error are its cause, followed by whose it is.
+below 0.4.0 is the engine's, and the first words of an error are its cause, followed by whose it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from multus_daemon.attachment import BUILT_IN, Attachment, Invocation, Sandbox
+from multus_daemon.attachment import BUILT_IN, Attachment, Invocation, Progress, Sandbox
 from multus_daemon.cni import args, conf, errors, names, result, versions
 from multus_daemon.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.cni.errors import (
@@ -25,7 +25,7 @@ from multus_daemon.cni.errors import (
 from multus_daemon.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.cache import Entry, ResultCache, name_problem
-from multus_daemon.ports import ChoosingRunner
+from multus_daemon.ports import ChoosingRunner, NeverAttachedError
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,12 @@ class Chain:
     def plan(self, sandbox: Sandbox, attachment: Attachment) -> Attachment:
         """See `ports.DelegateRunner`: names, version, and that every plugin and every IPAM plugin is to be had.
 
-        Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name), IncompatibleVersionError.
+        Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name), IncompatibleVersionError, and what
+        a plugin has against its configuration.
         """
         try:
             self._validate(sandbox, attachment)
+            attachment = replace(attachment, progress=Progress(tuple({} for _ in attachment.config.plugins)))
             served_by: dict[str, str] = {}
             for plugin in attachment.config.plugins:
                 served_by |= self._servers(sandbox, attachment, plugin)
@@ -109,12 +111,14 @@ class Chain:
         config = attachment.config
         previous: Result | None = None
         current = Result()
-        for plugin in config.plugins:
+        for position, plugin in enumerate(config.plugins):
             try:
                 invocation = self._invocation("ADD", sandbox, attachment, plugin, previous)
                 current = self._runner.run(plugin.type, invocation)
                 previous = _as_seen(current, config)
             except CniError as error:
+                if attachment.progress:
+                    attachment.progress.failed_at, attachment.progress.failure = position, error.msg
                 raise _placed(error, plugin, attachment, "ADD") from error
         self.remember(sandbox, attachment.with_result(current))
         return current
@@ -133,33 +137,64 @@ class Chain:
         """DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
 
         Every plugin is called, also after one has failed. Then the failures are raised as one CniError, with the code
-        of the first, and the cached result is kept for the next try.
+        of the first, and the cached result is kept for the next try; as NeverAttachedError where the ADD has no result
+        and each that failed can't have come past its configuration.
         """
         config = attachment.config
         previous: Result | None = None
+        stored = self._stored(sandbox, attachment)
         if versions.at_least(config.cni_version, "0.4.0"):
-            stored = self._stored(sandbox, attachment)
             try:
                 previous = None if stored is None else _as_seen(stored, config)
             except IncompatibleVersionError as error:
                 # As libcni: a result that can't be converted must not be what keeps a network attached.
                 log.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
         failures: list[CniError] = []
-        for plugin in reversed(config.plugins):
+        may_be_attached = attachment.result is not None
+        for position, plugin in reversed(list(enumerate(config.plugins))):
+            invocation = self._invocation("DEL", sandbox, attachment, plugin, previous, recorded=stored)
             try:
-                self._runner.run(plugin.type, self._invocation("DEL", sandbox, attachment, plugin, previous))
+                self._runner.run(plugin.type, invocation)
             except UnknownContainerError as error:
                 # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
             except CniError as error:
                 failures.append(_placed(error, plugin, attachment, "DEL"))
+                may_be_attached = may_be_attached or not self._has_done_nothing(attachment, position, invocation, error)
         if failures:
-            raise _joined(failures, "DEL")
+            failure = _joined(failures, "DEL")
+            if may_be_attached:
+                raise failure
+            raise NeverAttachedError(failure.msg, failure.details, code=failure.code) from failure
         try:
             self._cache.remove(config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
             # The network is detached, which is what was asked for; the file alone does no harm.
             log.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
+
+    def _has_done_nothing(self, attachment: Attachment, position: int, invocation: Invocation, error: CniError) -> bool:
+        """Whether an ADD by this plugin, whose DEL has failed, can't have left anything but an interface.
+
+        It has never been run; or it refuses the configuration, or has failed with the same words, and holds nothing.
+        """
+        progress, plugin = attachment.progress, attachment.config.plugins[position]
+        if progress and progress.failed_at is not None and position >= progress.failed_at:
+            if position > progress.failed_at:
+                return True
+            if error.msg == progress.failure and not self._kept(plugin, invocation):
+                return True
+        as_added = replace(invocation, verb="ADD", prev_result=None, parsed=None)
+        return self._runner.refuses(plugin.type, as_added) and not self._kept(plugin, invocation)
+
+    def _kept(self, plugin: PluginConfig, invocation: Invocation) -> str:
+        """What the plugin and its IPAM plugin may hold on the node; empty: nothing."""
+        for name in filter(None, (plugin.type, plugin.ipam_type)):
+            try:
+                if kept := self._runner.kept(name, invocation):
+                    return kept
+            except CniError as error:
+                return str(error)
+        return ""
 
     def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """CHECK in the list's order, each plugin with the stored result. The first failure ends it.
@@ -228,7 +263,14 @@ class Chain:
         return self._cache.read_result(config.name, sandbox.container_id, attachment.ifname, config.cni_version)
 
     def _invocation(
-        self, verb: str, sandbox: Sandbox, attachment: Attachment, plugin: PluginConfig, previous: Result | None
+        self,
+        verb: str,
+        sandbox: Sandbox,
+        attachment: Attachment,
+        plugin: PluginConfig,
+        previous: Result | None,
+        *,
+        recorded: Result | None = None,
     ) -> Invocation:
         return Invocation(
             verb=verb,
@@ -240,7 +282,19 @@ class Chain:
             fields=conf.plugin_fields(attachment.config, plugin, capability_args=attachment.capability_args),
             prev_result=previous,
             served_by=attachment.served_by,
+            recorded=recorded,
+            pod_namespace=next((value for key, value in attachment.cni_args if key == "K8S_POD_NAMESPACE"), ""),
+            network=attachment.name,
+            parsed=_parsed(attachment, plugin),
         )
+
+
+def _parsed(attachment: Attachment, plugin: PluginConfig) -> dict[Any, Any] | None:
+    if attachment.progress is None:
+        return None
+    # By identity: a list may have the same plugin twice.
+    pairs = zip(attachment.config.plugins, attachment.progress.parsed, strict=True)
+    return next(parsed for item, parsed in pairs if item is plugin)
 
 
 def _as_seen(value: Result, config: NetworkConfig) -> Result | None:

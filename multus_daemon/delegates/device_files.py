@@ -14,7 +14,6 @@ from typing import Final
 from multus_daemon.attachment import Attachment
 from multus_daemon.base import fs
 from multus_daemon.cni.names import ContainerId
-from multus_daemon.delegates.find import resolve
 from multus_daemon.nad import device_info
 from multus_daemon.nad.device_info import DeviceInfo
 
@@ -66,24 +65,24 @@ class NodeDeviceFiles:
 
     def _read(self, folder: str, name: str) -> bytes | None:
         try:
-            directory = resolve(self._host_root, f"{_BASE}/{folder}")
+            directory = fs.resolve(self._host_root, f"{_BASE}/{folder}")
             return fs.read_limited(Path(directory, name), limit=MAX_BYTES, follow=False)
         except FileNotFoundError:
             return None
 
     def _remove(self, name: str) -> None:
         try:
-            fs.remove(Path(resolve(self._host_root, f"{_BASE}/cni"), name))
+            fs.remove(Path(fs.resolve(self._host_root, f"{_BASE}/cni"), name))
         except FileNotFoundError:
             pass
 
     def _make_directory(self) -> Path:
         """The directory of the attachments' files, made where it is missing; others may look into it."""
-        path, found = _VOLATILE, Path(resolve(self._host_root, _VOLATILE))
+        path, found = _VOLATILE, Path(fs.resolve(self._host_root, _VOLATILE))
         for folder in (*_FOLDERS, "cni"):
             path, parent = f"{path}/{folder}", found
             try:
-                found = Path(resolve(self._host_root, path))
+                found = Path(fs.resolve(self._host_root, path))
             except FileNotFoundError:
                 found = parent / folder
             fs.ensure_directory(found, mode=0o755)

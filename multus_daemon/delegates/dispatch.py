@@ -3,12 +3,13 @@
 A built-in that does not know all that a configuration asks for leaves the call to the binary, if there is one. CHECK
 and DEL are done by the one that did the ADD, whatever has been set or installed since; only `off` means never, and who
 is not to be had any more is replaced by the other. A type can be excepted: its binary serves it as with `off`, and the
-built-in only checks and removes what it has made itself. A DEL of the reference `bridge` or `ptp` whose interface is
-gone is followed by the built-in's, which removes what it leaves.
+built-in only checks and removes what it has made itself. After a DEL of the reference `bridge` or `ptp` that did not
+find the interface as it was made, the rules that it leaves are removed.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,19 +17,23 @@ from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from multus_daemon.attachment import BUILT_IN, Invocation
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import IfName
+from multus_daemon.cni import gojson
+from multus_daemon.cni.errors import CniError, UnsupportedFieldError
 from multus_daemon.cni.result import Result
+from multus_daemon.delegates import formats
 from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.netlink import netns, ops
 from multus_daemon.ports import BinaryRunner, BuiltinPlugins
 
 log = logging.getLogger(__name__)
 
-# They ask the interface which addresses they masquerade, so a DEL after it leaves the rules of iptables behind. Each
-# DEL from the spool comes after it, as the runtime has removed the namespace by then; so does one that is repeated
-# because the first was killed, with the daemon, between interface and rules.
+# They ask the interface which addresses they masquerade, so a DEL that does not find them leaves the rules behind. Each
+# DEL from the spool does, as the runtime has removed the namespace by then; one that is repeated because the first was
+# killed, with the daemon, between interface and rules; and one for an interface whose address is a guest's by now.
 _MASQUERADING: Final = frozenset({"bridge", "ptp"})
+_DELEGATING: Final = "flannel"
+# The built-ins refuse what the reference plugins of these names refuse (`tests/netns/test_malformed.py`).
+_READ_ALIKE: Final = frozenset({"bridge", "host-local", "macvlan", "ptp", "static", "tuning"})
 
 # They are about what an ADD has made.
 _FOLLOWING: Final = frozenset({"CHECK", "DEL"})
@@ -85,10 +90,48 @@ class Dispatcher:
         """See `ports.ChoosingRunner`."""
         served_by = {plugin_type: self._server(plugin_type, invocation)}
         if served_by[plugin_type] == BUILT_IN:
-            for name, fields in self._builtin.called_by(plugin_type, invocation).items():
+            self._builtin.validate(plugin_type, invocation)
+            for name, called in self._builtin.called_by(plugin_type, invocation).items():
                 if name not in served_by:
-                    served_by |= self.choose(name, replace(invocation, fields=fields))
+                    served_by |= self.choose(name, called)
+        elif served_by[plugin_type]:
+            self._validate(plugin_type, invocation)
         return served_by
+
+    def _validate(self, plugin_type: str, invocation: Invocation) -> None:
+        """Raise CniError for what a binary is certain to refuse, it or the IPAM plugin that it will call.
+
+        A key that the built-in does not know may be of a newer binary, to which it may allow what else is refused; one
+        that not every version knows, an older binary passes over.
+        """
+        fields = invocation.fields
+        formats.validate(plugin_type, fields)
+        if plugin_type not in _READ_ALIKE or not formats.is_of_every_version(plugin_type, fields):
+            return
+        if self._builtin.unsupported(plugin_type, invocation):
+            return
+        self._builtin.validate(plugin_type, invocation)
+        for name, called in self._builtin.called_by(plugin_type, invocation).items():
+            if name != plugin_type:
+                self._validate(name, called)
+
+    def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
+        """See `ports.ChoosingRunner`."""
+        try:
+            formats.validate(plugin_type, invocation.fields)
+            if not self._builtin.locate(plugin_type):
+                return False
+            self._builtin.validate(plugin_type, invocation)
+            called = self._builtin.called_by(plugin_type, invocation)
+        except UnsupportedFieldError:
+            return False
+        except CniError:
+            return True
+        return any(self.refuses(name, one) for name, one in called.items() if name != plugin_type)
+
+    def kept(self, plugin_type: str, invocation: Invocation) -> str:
+        """See `ports.ChoosingRunner`."""
+        return self._builtin.kept(plugin_type, invocation)
 
     def _server(self, plugin_type: str, invocation: Invocation) -> str:
         """Who serves what is attached anew; empty where nobody does."""
@@ -142,8 +185,8 @@ class Dispatcher:
         if self._follows_builtin(plugin_type, invocation):
             return self._builtin.run(plugin_type, invocation)
         mode = self._mode_of(plugin_type)
-        may_leave = invocation.verb == "DEL" and plugin_type in _MASQUERADING and mode != "off"
-        had_interface = may_leave and _has_interface(invocation)
+        masquerading = _masquerading(plugin_type, invocation) if invocation.verb == "DEL" and mode != "off" else None
+        had_addresses = masquerading is not None and _has_addresses(invocation)
         try:
             made = self._process.run(plugin_type, invocation)
         except PluginNotFoundError:
@@ -153,21 +196,12 @@ class Dispatcher:
             if invocation.served_by.get(plugin_type, "") not in ("", BUILT_IN):
                 _log_replaced(plugin_type, invocation, BUILT_IN)
             return self._builtin.run(plugin_type, invocation)
-        if may_leave and not (had_interface and netns.is_netns(invocation.netns)):
-            self._remove_rules(plugin_type, invocation)
+        if masquerading is not None and not (had_addresses and netns.is_netns(invocation.netns)):
+            try:
+                self._builtin.remove_rules(masquerading)
+            except CniError as error:
+                raise error.with_context(f"rules that the binary of {plugin_type} has left") from error
         return made
-
-    def _remove_rules(self, plugin_type: str, invocation: Invocation) -> None:
-        """After a DEL by a binary. What fails here is logged: the plugin has said that the DEL is done."""
-        try:
-            self._builtin.run(plugin_type, invocation)
-        except CniError as error:
-            log.warning(
-                "container %s: rules that plugin %s has left can't be removed: %s",
-                invocation.container_id,
-                plugin_type,
-                error,
-            )
 
     def _follows_builtin(self, plugin_type: str, invocation: Invocation) -> bool:
         added_by = invocation.served_by.get(plugin_type, "")
@@ -183,14 +217,33 @@ class Dispatcher:
         return not (unsupported and self._process.locate(plugin_type))
 
 
-def _has_interface(invocation: Invocation) -> bool:
-    """Whether the interface is there; also where its namespace can't be entered."""
+def _masquerading(plugin_type: str, invocation: Invocation) -> Invocation | None:
+    """The invocation of the plugin that makes rules, itself or the one that it delegates to; None where none does."""
+    try:
+        fields = dict(invocation.fields)
+        if plugin_type == _DELEGATING:
+            # Unless it is said there, whether it masquerades was flanneld's choice at the time of the ADD.
+            fields = {"ipMasq": True, **(gojson.get_object(fields, "delegate") or {})}
+            fields |= {key: invocation.fields[key] for key in ("cniVersion", "name") if key in invocation.fields}
+            plugin_type = fields.get("type", "bridge")
+        makes_rules = gojson.get_bool(fields, "ipMasq") or gojson.get_bool(fields, "macspoofchk")
+    except gojson.JsonError:
+        return None
+    return replace(invocation, fields=fields) if makes_rules and plugin_type in _MASQUERADING else None
+
+
+def _has_addresses(invocation: Invocation) -> bool:
+    """Whether the interface has those that the ADD gave it; also where its namespace can't be entered."""
     if not invocation.netns:
         return False
     try:
-        return bool(ops.KernelLinks().existing_links(invocation.netns, [IfName(invocation.ifname)]))
+        found = ops.KernelLinks().addresses(invocation.netns, invocation.ifname)
     except OSError:
         return True
+    made = invocation.prev_result or invocation.recorded
+    wanted = {ipaddress.ip_address(ip.ip) for ip in made.ips} if made else set()
+    has = {item.ip for item in found or () if not item.ip.is_link_local}
+    return wanted <= has if wanted else bool(has)
 
 
 def _log_replaced(plugin_type: str, invocation: Invocation, other: str) -> None:

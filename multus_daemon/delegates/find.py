@@ -6,50 +6,16 @@ an execute bit is passed over, and where nothing else is found the error says so
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Sequence
 
+from multus_daemon.base import fs
 from multus_daemon.cni.errors import InvalidNetworkConfigError, IoFailureError
-
-# What the kernel follows in one path (MAXSYMLINKS).
-_MAX_LINKS = 40
 
 
 class PluginNotFoundError(InvalidNetworkConfigError):
     """No directory of CNI_PATH holds the plugin; code 7, as the configuration names what the node does not have."""
-
-
-def resolve(root: str, path: str) -> str:
-    """The real path, outside, of what `path` is for a process whose root is `root`; all links resolved.
-
-    An absolute link starts again at `root` and `..` never leaves it, as with chroot(2). Empty `root` is `/`.
-    Raises OSError (ENOENT, ELOOP, ...) where the kernel would.
-    """
-    root = root.rstrip("/")
-    pending = path.split("/")[::-1]
-    inside: list[str] = []
-    links = 0
-    while pending:
-        part = pending.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            del inside[-1:]
-            continue
-        outside = "/".join((root, *inside, part))
-        if not stat.S_ISLNK(os.lstat(outside).st_mode):
-            inside.append(part)
-            continue
-        links += 1
-        if links > _MAX_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        target = os.readlink(outside)
-        if target.startswith("/"):
-            inside.clear()
-        pending += target.split("/")[::-1]
-    return "/".join((root, *inside)) or "/"
 
 
 def find(bin_dirs: Sequence[str], plugin_type: str, *, root: str = "") -> str:
@@ -68,7 +34,7 @@ def find(bin_dirs: Sequence[str], plugin_type: str, *, root: str = "") -> str:
     for directory in bin_dirs:
         path = f"{directory.rstrip('/')}/{plugin_type}"
         try:
-            mode = os.lstat(resolve(root, path)).st_mode
+            mode = os.lstat(fs.resolve(root, path)).st_mode
         except OSError:
             continue
         if not stat.S_ISREG(mode):

@@ -6,7 +6,8 @@ daemon. What a plugin starts by itself, its IPAM plugin above all, can't be coun
 Order: DEL, which gives back what others wait for, and has one place that nothing else may take, so that plugins which
 hang in every other one don't keep a node from getting rid of its pods. Then STATUS and GC: there is one of each at
 most; a STATUS that waits behind a burst of pods would take the node out of service, and while GC asks the plugins of a
-network, ADDs to it wait for that. Then ADD, then CHECK, for which nobody waits. See `base.slots` for pods of one kind.
+network, ADDs to it wait for that. Then ADD, then CHECK, for which nobody waits. Of one kind, networks of a namespace
+take turns, and no namespace and no network may have all places: see `base.slots`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ PROCESSES_PER_CORE: Final = 4
 """Plugins mostly wait: for the kernel's one lock for links, for an agent on the node."""
 FEWEST: Final = 2
 """One for DEL alone, one for everything else; but a memory limit that has no room for two plugins allows one."""
+KEPT: Final = 8
+"""Of so many places one, and one at least, is out of reach of each namespace and each network."""
 MOST: Final = 64
 """Each has four descriptors of the daemon's, whose limit may be 1024."""
 
@@ -118,7 +121,8 @@ class ProcessLimit:
         self._allowance = allowance
         self._observer = observer or _Nobody()
         self._wait_seconds = wait_seconds
-        self._slots = slots.Slots(allowance.processes, reserved=1)
+        kept = max(1, allowance.processes // KEPT)
+        self._slots = slots.Slots(allowance.processes, reserved=1, kept=kept)
         self._lines = KeyedLock()
         self._observer.allowed(allowance.processes)
 
@@ -136,7 +140,8 @@ class ProcessLimit:
         verb = invocation.verb
         seconds = self._wait_seconds.get(verb, deadlines.SLOT_WAIT_SECONDS["CHECK"])
         began = time.monotonic()
-        place = self._slots.hold(invocation.container_id, RANKS.get(verb, RANKS["CHECK"]), seconds)
+        groups = (invocation.pod_namespace, invocation.network)
+        place = self._slots.hold(invocation.container_id, RANKS.get(verb, RANKS["CHECK"]), seconds, groups)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 with self._counted_waiting(verb):
@@ -144,7 +149,7 @@ class ProcessLimit:
                         await stack.enter_async_context(place)
             except slots.NoSlotError as error:
                 self._observer.waited(verb, time.monotonic() - began, in_vain=True)
-                raise self._busy(plugin_type, verb, seconds, error.waiting) from error
+                raise self._busy(plugin_type, invocation, seconds, error) from error
             self._observer.waited(verb, time.monotonic() - began, in_vain=False)
             self._observer.running(verb, 1)
             stack.callback(self._observer.running, verb, -1)
@@ -170,11 +175,21 @@ class ProcessLimit:
         """While the block runs, the container's calls go first, whatever they are: its DEL waits for them."""
         return self._slots.hurried(container_id)
 
-    def _busy(self, plugin_type: str, verb: str, seconds: float, waiting: int) -> TryAgainLaterError:
-        allowed = self._allowance
-        return TryAgainLaterError(
-            f"node is busy: {verb} of plugin {plugin_type!r} has waited {seconds:g} s to be run, with {waiting} calls "
-            f"waiting and at most {allowed.processes} plugin processes at once",
+    def _busy(
+        self, plugin_type: str, invocation: Invocation, seconds: float, error: slots.NoSlotError
+    ) -> TryAgainLaterError:
+        verb, allowed = invocation.verb, self._allowance
+        details = (
             f"the number comes from {allowed.reason}; raise the memory limit of the daemon's pod, or "
-            "maxDelegateProcesses",
+            "maxDelegateProcesses"
+        )
+        if error.share:
+            details = (
+                f"network {invocation.network} or namespace {invocation.pod_namespace} has the {error.share} that it "
+                f"may have: are its plugins slow, or do they hang? {details}"
+            )
+        return TryAgainLaterError(
+            f"node is busy: {verb} of plugin {plugin_type!r} has waited {seconds:g} s to be run, with {error.waiting} "
+            f"calls waiting and at most {allowed.processes} plugin processes at once",
+            details,
         )

@@ -2,7 +2,7 @@
 
 Execution protocol: CNI SPEC section 2; libcni's habits in containernetworking/cni `pkg/invoke`. The host's root is
 entered by the `chroot` program, which also changes to `/`, so that a plugin never has a working directory outside
-its root. Nothing of the daemon's own environment reaches a plugin, in particular no KUBERNETES_*.
+its root. Of the daemon's own environment a plugin gets what the operator has named, in particular no KUBERNETES_*.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Invocation
+from multus_daemon.base import fs
 from multus_daemon.base.backoff import backoff
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.delegates import child, failure, find
@@ -166,7 +167,7 @@ class ProcessRunner:
         between, or leases are not to be had (no CAP_LEASE, NFS), is the text looked at; it is in the C locale.
         """
         try:
-            descriptor = os.open(find.resolve(self._root, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(fs.resolve(self._root, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return False
         try:

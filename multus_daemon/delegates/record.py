@@ -66,6 +66,7 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
     attachments: list[_Attachment]
     deletes_failed: int = 0
     given_up: bool = False
+    failing_since: float = 0.0
 
 
 def encode(record: ContainerRecord) -> bytes:
@@ -83,6 +84,7 @@ def encode(record: ContainerRecord) -> bytes:
             attachments=[_encode(attachment) for attachment in record.attachments],
             deletes_failed=record.deletes_failed,
             given_up=record.given_up,
+            failing_since=record.failing_since,
         )
     )
     return msgspec.json.encode(_Envelope(FORMAT, hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
@@ -141,6 +143,7 @@ def _decode_state(data: bytes) -> ContainerRecord:
             created=fields.created,
             deletes_failed=fields.deletes_failed,
             given_up=fields.given_up,
+            failing_since=fields.failing_since,
         )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, CniError) as error:
         raise RecordFormatError(str(error)) from error

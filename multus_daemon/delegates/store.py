@@ -1,5 +1,8 @@
 """The record of each container, in `<cniDir>/attachments/<containerID>.json`; what an upstream daemon left is read too.
 
+What could not be detached for a day is in `<cniDir>/aside/<containerID>.json`: a line `{"since":<Unix time>,"why":<last
+error>}`, then the line of the record.
+
 The record that an ADD begins with must survive a power failure: files of IPAM plugins do. What the ADD has made may be
 lost in one, for then there is no container any more, and the first record says all that a DEL needs. So it is appended
 as a further line, without fsync: a file put in the place of the first, some file systems would lose with the first.
@@ -21,7 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.attachment import ContainerRecord
+import msgspec
+
+from multus_daemon.attachment import ContainerRecord, SetAside
 from multus_daemon.base import cached, fs
 from multus_daemon.cni import gojson, names
 from multus_daemon.cni.errors import InvalidEnvironmentError
@@ -34,6 +39,15 @@ from multus_daemon.ports import CorruptRecordError
 log = logging.getLogger(__name__)
 
 _SUFFIX: Final = ".json"
+_WHY_MAX: Final = 4096
+"""Characters."""
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The first line of what is set aside; the second is the record's."""
+
+    since: float
+    why: str
 
 
 class FileStore:
@@ -43,6 +57,7 @@ class FileStore:
         """`cache`: the result cache in the same `cni_dir`, the last thing to know of a container."""
         self._cni_dir = cni_dir
         self._directory = cni_dir / "attachments"
+        self._aside = cni_dir / "aside"
         self._cache = cache
 
     def sweep(self) -> None:
@@ -53,7 +68,7 @@ class FileStore:
         another user's.
         """
         self._refuse_writers()
-        for directory in (self._directory, self._cni_dir / "results"):
+        for directory in (self._directory, self._cni_dir / "results", self._aside):
             try:
                 if fs.repair_private_directory(directory):
                     log.warning("%s was open to others: its mode is 0700 again", directory)
@@ -66,6 +81,7 @@ class FileStore:
         try:
             self._adopt()
             self._cache.sweep()
+            fs.sweep(self._aside)
         except OSError as error:
             log.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
 
@@ -138,6 +154,8 @@ class FileStore:
         InvalidEnvironmentError for an id that is none.
         """
         self._own_path(container_id)
+        if self._aside_path(container_id).exists():
+            return None
         entries = self._cache.entries(container_id)
         try:
             record = self._left_by_upstream(container_id, entries)
@@ -191,6 +209,46 @@ class FileStore:
         # Last: while ours is there the container is known.
         fs.remove(own)
 
+    def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
+        """See `ports.DelegateStore`. What was set aside of the container before stays with it."""
+        path = self._aside_path(record.sandbox.container_id)
+        before = self._read_aside(record.sandbox.container_id).record if path.exists() else None
+        if before is not None:
+            more = tuple(item for item in before.attachments if item not in record.attachments)
+            record = replace(record, attachments=(*more, *record.attachments))
+        fs.ensure_private_directory(self._aside)
+        head = msgspec.json.encode(_Head(since, why[:_WHY_MAX]))
+        fs.write_atomic(path, head + b"\n" + record_format.encode(record) + b"\n")
+        self.remove(record.sandbox.container_id)
+
+    def aside(self) -> list[SetAside]:
+        """See `ports.DelegateStore`."""
+        names_found = sorted(name.removesuffix(_SUFFIX) for name in _files(self._aside) if name.endswith(_SUFFIX))
+        return [self._read_aside(ContainerId(name)) for name in names_found if not names.container_id_problem(name)]
+
+    def _read_aside(self, container_id: ContainerId) -> SetAside:
+        path = self._aside_path(container_id)
+        try:
+            first, _, rest = fs.read_limited(path, follow=False).partition(b"\n")
+            head = msgspec.json.decode(first, type=_Head)
+            return SetAside(container_id, head.since, head.why, record_format.decode(rest))
+        except (OSError, msgspec.MsgspecError, record_format.RecordFormatError) as error:
+            return SetAside(container_id, 0.0, f"can't be read: {path}: {error}", None)
+
+    def forget(self, container_id: ContainerId) -> bool:
+        """See `ports.DelegateStore`; the cached results go too, or it would pass for another daemon's leftover."""
+        path = self._aside_path(container_id)
+        if not path.exists():
+            return False
+        record = self._read_aside(container_id).record
+        for attachment in record.attachments if record else ():
+            self._cache.remove(attachment.config.name, container_id, attachment.ifname)
+        fs.remove(path)
+        return True
+
+    def _aside_path(self, container_id: ContainerId) -> Path:
+        return self._aside / os.path.basename(self._own_path(container_id))
+
     def containers(self, *, foreign: bool = True) -> list[ContainerId]:
         """The ids of our own records and, with `foreign`, of upstream's, sorted; readable or not. Raises OSError."""
         own = (name.removesuffix(_SUFFIX) for name in _files(self._directory) if name.endswith(_SUFFIX))
@@ -199,7 +257,7 @@ class FileStore:
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
         """See `ports.DelegateStore`. Those of upstream's files first; each directory is listed once."""
-        own = {name.removesuffix(_SUFFIX) for name in _files(self._directory)}
+        own = {name.removesuffix(_SUFFIX) for name in (*_files(self._directory), *_files(self._aside))}
         known = own | passed_over
         listed = sorted(
             name for name in _files(self._cni_dir) if name not in known and not names.container_id_problem(name)

@@ -22,7 +22,6 @@ from multus_daemon.base import elf, fs
 from multus_daemon.builtin.runner import PLUGINS
 from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import CniError
-from multus_daemon.delegates import find
 from multus_daemon.netconf import generate, primary
 from multus_daemon.ports import CorruptRecordError, DelegateStore
 from multus_daemon.settings import Settings
@@ -96,7 +95,7 @@ class Node:
 
     def host(self, path: str) -> Path:
         """`path` of the host, as we see it. Raises OSError where it is not there."""
-        return Path(find.resolve(self.settings.paths.chroot_dir, path))
+        return Path(fs.resolve(self.settings.paths.chroot_dir, path))
 
 
 def examine(node: Node) -> list[Finding]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from multus_daemon import deadlines
 from multus_daemon.attachment import Attachment, ContainerRecord
 from multus_daemon.base import deadline, timeline
+from multus_daemon.base.deadline import Deadline
 from multus_daemon.cni.errors import (
     CniError,
     InternalError,
@@ -20,7 +21,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.cni.result import Result
-from multus_daemon.engine import detach, devices, gateway, plan, records, report, schedule, unsupported
+from multus_daemon.engine import detach, devices, gateway, plan, records, report, schedule, statuses, unsupported
 from multus_daemon.engine.engine import INDICATOR_GATE, Engine
 from multus_daemon.engine.plan import Plan
 from multus_daemon.engine.request import CniRequest
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 def add(engine: Engine, request: CniRequest) -> Result:
     """Attach every network of the pod; the cluster network's result. Raises CniError.
 
-    A repeated ADD for a container that lives returns what the first one did and touches nothing.
+    A repeated ADD for a container that lives returns what the first one did and touches nothing but the
+    network-status, where that does not tell of it.
     """
     container_id = request.container_id
     netns = request.netns
@@ -42,6 +44,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
         if record is not None:
             if _lives(engine, record, netns, request.ifname):
                 log.info("ADD of container %s repeated: the stored result is returned", container_id)
+                statuses.after_repeated_add(engine, record)
                 return _cluster_result(record)
             hot_plugged = detach.detach_leftover(engine, record, netns)
         if reason := engine.gates.closed.get(INDICATOR_GATE):
@@ -128,7 +131,7 @@ def attached(
         # On record before, plugins begin after: so GC of a network sees each attachment, or is over.
         engine.barriers.passed(attachment.config.name for attachment in planned.new)
         begun: set[int] = set()
-        undo.callback(_undo_all, engine, planned, begun, undo_failed)
+        undo.callback(_undo_all, engine, base, planned, begun, undo_failed)
         made = list(planned.new)
         errors = schedule.in_order(
             functools.partial(_add_one, engine, planned, begun, made),
@@ -167,20 +170,16 @@ def _add_one(engine: Engine, planned: Plan, begun: set[int], made: list[Attachme
     made[number] = replace(attachment, result=result, device_info=device_info)
 
 
-def _undo_all(engine: Engine, planned: Plan, begun: set[int], failed: list[str]) -> None:
+def _undo_all(engine: Engine, base: ContainerRecord, planned: Plan, begun: set[int], failed: list[str]) -> None:
     """Run DEL for those of the new attachments that are `begun`, in reverse; one that fails stops no other."""
     for number in sorted(begun, reverse=True):
         attachment = planned.new[number]
-        try:
-            with deadline.shielded(deadlines.UNDO_SECONDS):
-                engine.runner.delete(planned.sandbox, attachment)
-                devices.remove(engine, attachment)
-        except Exception as error:
+        # Whatever became of the request: a deadline of its own.
+        with deadline.given(Deadline()):
+            error = detach.delete(engine, planned.sandbox, base, attachment, deadlines.UNDO_SECONDS)
+        if error:
             failed.append(attachment.name)
-            log.error(
-                "undoing %s of pod %s failed: %s",
-                _describe(attachment), planned.pod, str(error) or type(error).__name__,
-            )  # fmt: skip
+            log.error("undoing %s of pod %s failed: %s", _describe(attachment), planned.pod, error)
 
 
 def _put_back(engine: Engine, base: ContainerRecord, undo_failed: list[str]) -> None:

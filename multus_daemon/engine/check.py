@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.cni.errors import CniError, InvalidNetnsError, UnknownContainerError
+from multus_daemon.cni import versions
+from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, UnknownContainerError
 from multus_daemon.engine import records
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.request import CniRequest
@@ -43,6 +44,27 @@ def check_some(engine: Engine, record: ContainerRecord, attachments: Sequence[At
     sandbox = Sandbox(record.sandbox.container_id, netns)
     for attachment in attachments:
         try:
-            engine.runner.check(sandbox, attachment)
+            if versions.allows(attachment.config.cni_version, "CHECK"):
+                engine.runner.check(sandbox, attachment)
+            else:
+                _compare(engine, sandbox, attachment)
         except CniError as error:
             raise error.with_context(f"pod {record.pod}") from error
+
+
+def _compare(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> None:
+    """CHECK of a network of before 0.4.0, whose plugins know no such verb: the kernel against the result on record.
+
+    A device in user space has no interface that could be looked for. Raises InternalError.
+    """
+    if attachment.config.disable_check or attachment.result is None or attachment.device_id:
+        return
+    try:
+        problem = engine.links.first_missing(sandbox.netns, attachment.ifname, attachment.result)
+    except OSError as error:
+        problem = f"{sandbox.netns} can't be looked into: {error}"
+    if problem:
+        raise InternalError(
+            f'{problem} (network="{attachment.name}" interface="{attachment.ifname}", CHECK)',
+            "something has taken it away since the ADD; delete the pod and let it be made again",
+        )

@@ -6,11 +6,11 @@ import functools
 import logging
 from typing import Final
 
-from multus_daemon.attachment import ContainerRecord, Pod
+from multus_daemon.attachment import ContainerRecord
 from multus_daemon.base import timeline
 from multus_daemon.cni.errors import CniError, IoFailureError
 from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import detach, records
+from multus_daemon.engine import aside, detach, records
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.request import CniRequest
 from multus_daemon.ports import EVENT_MESSAGE_MAX
@@ -45,9 +45,10 @@ def delete(engine: Engine, request: CniRequest) -> None:
         try:
             detach.detach(engine, record, netns, counts=True)
         except CniError as error:
-            if not _is_last(engine, engine.failed_deletes.count(container_id, record.deletes_failed)):
+            failed = engine.failed_deletes.count(container_id, record.deletes_failed)
+            if not _is_last(engine, failed) and not _is_only_of_hot_plugs(engine, container_id):
                 raise
-            _give_up(engine, container_id, error, is_news=not record.given_up)
+            _give_up(engine, container_id, error, failed, is_news=not record.given_up)
         else:
             engine.failed_deletes.forget(container_id)
 
@@ -87,9 +88,19 @@ def _is_last(engine: Engine, failed: int) -> bool:
     return 0 < engine.delete_tries <= failed
 
 
-def _give_up(engine: Engine, container_id: ContainerId, error: CniError, *, is_news: bool) -> None:
+def _is_only_of_hot_plugs(engine: Engine, container_id: ContainerId) -> bool:
+    """Whether all that is left are networks whose hot-plug has failed: nobody was told that the pod has them."""
+    try:
+        rest = records.find(engine, container_id, search=False)
+    except CniError:
+        return False
+    return rest is not None and all(item.hot_plugged and item.result is None for item in rest.attachments)
+
+
+def _give_up(engine: Engine, container_id: ContainerId, error: CniError, failed: int, *, is_news: bool) -> None:
     """The runtime is told that it is done; what is left stays on record."""
-    text = f"DEL failed {engine.delete_tries} times and is answered as done; what is left is deleted later: {error}"
+    times = f"{failed} times" if failed > 1 else "once"
+    text = f"DEL failed {times} and is answered as done; what is left is deleted later: {error}"
     try:
         rest = records.find(engine, container_id, search=False)
         if rest is None:
@@ -102,11 +113,7 @@ def _give_up(engine: Engine, container_id: ContainerId, error: CniError, *, is_n
     log.error("container %s of pod %s: %s", container_id, rest.pod, text)
     if is_news:
         engine.count_given_up()
-        pod = Pod(rest.pod_namespace, rest.pod_name, rest.pod_uid)
-        if pod.name:
-            engine.cluster.event(pod, "Warning", EVENT, text[:EVENT_MESSAGE_MAX])
-        else:
-            engine.cluster.node_event("Warning", EVENT, f"container {container_id}: {text}"[:EVENT_MESSAGE_MAX])
+        aside.tell(engine, rest, EVENT, text)
 
 
 def _unreadable_failed(engine: Engine, container_id: ContainerId, error: CniError) -> None:

@@ -8,16 +8,20 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.base import deadline
 from multus_daemon.base.deadline import Interrupted
 from multus_daemon.cni.errors import CniError, InternalError, TryAgainLaterError, from_code
-from multus_daemon.engine import devices, records, schedule
+from multus_daemon.engine import aside, devices, records, schedule
 from multus_daemon.engine.engine import Engine
+from multus_daemon.ports import NeverAttachedError
 
 log = logging.getLogger(__name__)
+
+EVENT: Final = "NetworkNeverAttached"
 
 
 def detach(
@@ -62,14 +66,14 @@ def detach_some(
     done: list[Attachment] = []
     failed: dict[int, CniError] = {}
 
-    def delete(number: int) -> None:
+    def delete_one(number: int) -> None:
         nonlocal begun
         with guard:
             left = end - time.monotonic()
             share = max(0.0, left) / (len(backwards) - begun)
             begun += 1
         attachment = backwards[number]
-        failure = _delete(engine, sandbox, record.pod, attachment, share)
+        failure = delete(engine, sandbox, record, attachment, share)
         if failure is None:
             done.append(attachment)
         else:
@@ -80,12 +84,14 @@ def detach_some(
     links = [backwards[number].ifname for number in here if backwards[number].has_interface]
     try:
         with engine.links.kept_open(links):
-            schedule.in_order(delete, before, at_once=engine.attach_concurrency, here=here)
+            schedule.in_order(delete_one, before, at_once=engine.attach_concurrency, here=here)
     except Interrupted:
         with contextlib.suppress(CniError):
             records.without(engine, record, done)
         raise
     failures = [failed[number] for number in sorted(failed)]
+    if failures and not record.failing_since:
+        record = replace(record, failing_since=engine.clock())
     try:
         rest = records.without(engine, record, done)
     except CniError as error:
@@ -100,9 +106,9 @@ def give_up(engine: Engine, record: ContainerRecord) -> None:
     records.without(engine, replace(record, given_up=True), ())
 
 
-def detach_unrecorded(engine: Engine, sandbox: Sandbox, pod: str, attachment: Attachment) -> None:
-    """Run DEL for an attachment that is in no record. Raises CniError."""
-    if failure := _delete(engine, sandbox, pod, attachment, deadlines.DETACH_SECONDS):
+def detach_unrecorded(engine: Engine, record: ContainerRecord, attachment: Attachment) -> None:
+    """Run DEL for an attachment that is in no record; `record` is that of its container. Raises CniError."""
+    if failure := delete(engine, record.sandbox, record, attachment, deadlines.DETACH_SECONDS):
         raise failure
 
 
@@ -123,11 +129,23 @@ def detach_leftover(engine: Engine, record: ContainerRecord, netns: str) -> tupl
     return rest.attachments if rest else ()
 
 
-def _delete(engine: Engine, sandbox: Sandbox, pod: str, attachment: Attachment, seconds: float) -> CniError | None:
+def delete(
+    engine: Engine, sandbox: Sandbox, record: ContainerRecord, attachment: Attachment, seconds: float
+) -> CniError | None:
+    """Run DEL for one attachment of the container that `record` is of; how it failed.
+
+    What was never attached need not be detached: where there is no interface either, a refusal counts as done.
+    """
+    pod = record.pod
     try:
         with deadline.within(seconds):
             engine.runner.delete(sandbox, attachment)
             devices.remove(engine, attachment)
+    except NeverAttachedError as error:
+        if _may_have_interface(engine, sandbox, attachment):
+            return error.with_context(f"pod {pod}")
+        _tell_never_attached(engine, record, attachment, error)
+        devices.remove(engine, attachment)
     except CniError as error:
         return error.with_context(f"pod {pod}")
     except deadline.ExpiredError:
@@ -135,6 +153,26 @@ def _delete(engine: Engine, sandbox: Sandbox, pod: str, attachment: Attachment, 
     except Exception as error:
         return _fault(error, attachment, pod)
     return None
+
+
+def _may_have_interface(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> bool:
+    # An auxiliary chain works on the cluster network's interface.
+    if attachment.auxiliary or not sandbox.netns or not engine.links.is_netns(sandbox.netns):
+        return False
+    try:
+        return bool(engine.links.existing_links(sandbox.netns, [attachment.ifname]))
+    except OSError:
+        return engine.links.is_netns(sandbox.netns)
+
+
+def _tell_never_attached(engine: Engine, record: ContainerRecord, attachment: Attachment, error: CniError) -> None:
+    text = (
+        f"network {attachment.name}, interface {attachment.ifname!r}, was never attached, so that its DEL failed "
+        f"counts as done: {error}"
+    )
+    log.warning("container %s of pod %s: %s", record.sandbox.container_id, record.pod, text)
+    engine.count_never_attached()
+    aside.tell(engine, record, EVENT, text)
 
 
 def _fault(error: Exception, attachment: Attachment, pod: str) -> CniError:

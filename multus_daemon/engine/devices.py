@@ -39,7 +39,7 @@ def deal(engine: Engine, pod: Pod, networks: Sequence[Network]) -> list[str]:
             allocated = engine.devices.allocated(pod)
         except DevicesUnavailableError as error:
             raise TryAgainLaterError(f"the pod's devices cannot be determined: {error}") from error
-    dealt: dict[str, int] = {}
+    dealt: set[tuple[str, str]] = set()
     return [_device_for(network, pod, allocated, dealt) for network in networks]
 
 
@@ -91,21 +91,26 @@ def _info_file(attachment: Attachment) -> str:
     return path if isinstance(path, str) else ""
 
 
-def _device_for(network: Network, pod: Pod, allocated: Mapping[str, Sequence[str]], dealt: dict[str, int]) -> str:
-    """The next device of the network's resource, counted in `dealt`, else the one that was asked for, else empty."""
+def _device_for(network: Network, pod: Pod, allocated: Mapping[str, Sequence[str]], dealt: set[tuple[str, str]]) -> str:
+    """The next device of the network's resource, kept in `dealt`, else the one that was asked for, else empty.
+
+    `dealt`: resource or claim, and device, of those that other networks of the pod have.
+    """
     asked = network.capability_args.get(DEVICE_ID)
     resource = network.resource_name
     if not resource:
         return asked if isinstance(asked, str) else ""
-    # A pod that has a claim by a template knows it by the name in its own spec; the object's name is generated.
-    key = resource if resource in allocated else pod.claims.get(resource, resource)
-    devices = allocated.get(key, ())
-    index = dealt[key] = dealt.get(key, -1) + 1
-    if index < len(devices):
-        return devices[index]
-    if isinstance(asked, str) and asked and asked not in devices:
+    # A pod that has a claim by a template knows it by the name in its own spec, or by that of the template; the
+    # object's name is generated.
+    keys = (resource,) if resource in allocated else pod.claims.get(resource, ())
+    devices = [(key, device) for key in keys for device in allocated.get(key, ())]
+    for device in devices:
+        if device not in dealt:
+            dealt.add(device)
+            return device[1]
+    if isinstance(asked, str) and asked and asked not in (device for _, device in devices):
         return asked
-    has = f"has {len(devices)} of them, and network {network.name} is number {index + 1} that needs one"
+    has = f"has {len(devices)} of them, and network {network.name} is number {len(devices) + 1} that needs one"
     if not devices:
         has = f"has none, and network {network.name} needs one"
     raise InvalidNetworkConfigError(

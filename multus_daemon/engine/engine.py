@@ -127,6 +127,10 @@ class Engine:
     """GC: called with `collected`, `left` or `failed`, and a number of attachments."""
     count_given_up: Callable[[], None] = count_nothing
     """Called once for each container whose DEL is given up."""
+    count_never_attached: Callable[[], None] = count_nothing
+    """Called for each network that leaves the record though its DEL failed, as it was never attached."""
+    count_set_aside: Callable[[], None] = count_nothing
+    """Called for each container of which the rest is set aside."""
     locks: KeyedLock = field(default_factory=KeyedLock)
     """Of the containers: whoever changes one holds its lock."""
     barriers: Barriers = field(default_factory=Barriers)

@@ -24,7 +24,7 @@ from multus_daemon.base import deadline
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.engine import detach, schedule
+from multus_daemon.engine import aside, detach, schedule
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.networks import default_networks, of_every_pod
 from multus_daemon.engine.records import held_if_free, read, read_all
@@ -172,7 +172,8 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
         try:
             detach.detach(engine, record, record.sandbox.netns, seconds=seconds)
         except CniError as error:
-            run.failures.append(error)
+            if not aside.set_aside_if_due(engine, container_id, error):
+                run.failures.append(error)
             engine.count_collected("failed", len(record.attachments))
         else:
             run.foreign.pop(container_id, None)

@@ -92,15 +92,15 @@ def _add(
 
 def _new_record(engine: Engine, request: DelegateRequest, pod: Pod) -> ContainerRecord:
     """For a container of which nothing is known: never complete, so no ADD or CHECK takes it for the pod's own."""
-    return ContainerRecord(
-        sandbox=request.sandbox,
-        ifname=_CLUSTER_IFNAME,
-        pod_namespace=pod.namespace,
-        pod_name=pod.name,
-        pod_uid=request.args.uid or pod.uid,
-        attachments=(),
-        created=engine.clock(),
+    uid = request.args.uid or pod.uid
+    return replace(
+        _unknown(request), pod_namespace=pod.namespace, pod_name=pod.name, pod_uid=uid, created=engine.clock()
     )
+
+
+def _unknown(request: DelegateRequest) -> ContainerRecord:
+    named = request.args
+    return ContainerRecord(request.sandbox, _CLUSTER_IFNAME, named.namespace, named.name, named.uid, ())
 
 
 def _free_name(engine: Engine, request: DelegateRequest, record: ContainerRecord) -> IfName:
@@ -148,7 +148,8 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
                 attachment.name,
                 _of(request),
             )
-            detach.detach_unrecorded(engine, request.sandbox, _of(request), attachment)
+            container = replace(record or _unknown(request), sandbox=request.sandbox)
+            detach.detach_unrecorded(engine, container, attachment)
 
 
 def _is_anothers(engine: Engine, record: ContainerRecord, request: DelegateRequest) -> bool:

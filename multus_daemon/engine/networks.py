@@ -16,6 +16,7 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
     TryAgainLaterError,
 )
+from multus_daemon.engine import unsupported
 from multus_daemon.engine.engine import Engine
 from multus_daemon.nad import selection
 from multus_daemon.nad.selection import NetworkSelection
@@ -26,13 +27,19 @@ from multus_daemon.ports import NetworkNotFoundError, StoreUnavailableError
 # there were lists (CNI SPEC 0.3.0; 0.3.1 mended its text).
 _LIST_VERSION: Final = "0.3.1"
 _BEFORE_LISTS: Final = ("", "0.1.0", "0.2.0")
+_SHOWN_NAMESPACES: Final = 5
 _PASSTHRU: Final = {"type": "passthru", "name": "passthru-cni"}
 
 log = logging.getLogger(__name__)
 
 
 class MissingDefinitionError(LookupError):
-    """There is no such NetworkAttachmentDefinition; the message is that of upstream's event."""
+    """There is no such NetworkAttachmentDefinition; the message begins as upstream's event does."""
+
+    def __init__(self, message: str, elsewhere: str) -> None:
+        """`elsewhere`: where there is one of the name, to be put behind a message; may be empty."""
+        super().__init__(message + elsewhere)
+        self.elsewhere = elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +62,15 @@ def of_pod(engine: Engine, pod: Pod, net_conf: NetConf) -> list[Network]:
     if default is not None:
         chosen = selection.parse_default_network(default, default_namespace=net_conf.multus_namespace)
     elements = selection.parse(annotation, pod_namespace=pod.namespace)
+    # First: what is misspelt may be why what follows fails.
+    unsupported.unknown_keys(engine, pod, [chosen, *elements] if chosen else elements)
     networks = [
         *_of_every_pod(engine, pod.namespace, chosen, net_conf),
         *(_element(engine, pod.namespace, element, net_conf, isolated=True) for element in elements),
         *_auxiliary(engine, net_conf),
     ]
     _refuse_two_gateways(networks)
+    _bound_port_mappings(pod, networks, net_conf.max_port_mappings)
     return networks
 
 
@@ -145,11 +155,11 @@ def _element(
             f"{', '.join(sorted(net_conf.global_namespaces))} may be used",
         )
     try:
-        network = _definition(engine, element.namespace, element.name, net_conf)
+        network = _definition(engine, element.namespace, element.name, net_conf, asker=namespace)
     except MissingDefinitionError as error:
         raise InvalidNetworkConfigError(
             f"network {element.namespace}/{element.name} does not exist",
-            "no NetworkAttachmentDefinition of that name is known",
+            f"no NetworkAttachmentDefinition of that name is known in namespace {element.namespace}{error.elsewhere}",
         ) from error
     return replace(network, request=element, capability_args=element.capability_args())
 
@@ -161,7 +171,7 @@ def _by_reference(engine: Engine, reference: str, net_conf: NetConf, key: str) -
             config = with_list_version(engine.files.at_path(reference), net_conf.cni_version)
             return Network(config.name, config)
         try:
-            return _definition(engine, net_conf.multus_namespace, reference, net_conf)
+            return _definition(engine, net_conf.multus_namespace, reference, net_conf, asker=net_conf.multus_namespace)
         except MissingDefinitionError as error:
             missing = error
         if on_disk := engine.files.by_name(net_conf.conf_dir, reference):
@@ -171,17 +181,31 @@ def _by_reference(engine: Engine, reference: str, net_conf: NetConf, key: str) -
     raise InvalidNetworkConfigError(
         f"{key} {reference!r} does not exist",
         f"neither a NetworkAttachmentDefinition {net_conf.multus_namespace}/{reference} "
-        f"nor a configuration with that name in {net_conf.conf_dir}",
+        f"nor a configuration with that name in {net_conf.conf_dir}{missing.elsewhere}",
     ) from missing
 
 
-def _definition(engine: Engine, namespace: str, name: str, net_conf: NetConf) -> Network:
-    """The network of a NetworkAttachmentDefinition. Raises MissingDefinitionError, CniError."""
+def _elsewhere(engine: Engine, name: str, net_conf: NetConf, asker: str) -> str:
+    """Which namespaces have a network of that name, of those that pods of the namespace `asker` may use.
+
+    Nothing of others: under namespaceIsolation their names are none of a tenant's business.
+    """
+    found = [space for space in engine.cluster.namespaces_with_network(name) if net_conf.allows(asker, space)]
+    shown = ", ".join(found[:_SHOWN_NAMESPACES]) + (", ..." if len(found) > _SHOWN_NAMESPACES else "")
+    return f"; there is one of that name in namespace {shown}" if found else ""
+
+
+def _definition(engine: Engine, namespace: str, name: str, net_conf: NetConf, *, asker: str) -> Network:
+    """The network of a NetworkAttachmentDefinition, for `asker`, a namespace.
+
+    Raises MissingDefinitionError, CniError.
+    """
     try:
         definition = engine.cluster.network(namespace, name)
     except NetworkNotFoundError as error:
         raise MissingDefinitionError(
-            f"cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {error}"
+            f"cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {error}",
+            _elsewhere(engine, name, net_conf, asker),
         ) from error
     except StoreUnavailableError as error:
         raise TryAgainLaterError(f"network {namespace}/{name} can't be looked up: {error}") from error
@@ -243,6 +267,18 @@ def _host_port(mapping: Any) -> tuple[str, ...]:
         return ()
     protocol = str(gojson.get(mapping, "protocol") or "tcp").lower()
     return str(gojson.get(mapping, "hostIP") or ""), str(gojson.get(mapping, "hostPort")), protocol
+
+
+def _bound_port_mappings(pod: Pod, networks: Sequence[Network], bound: int) -> None:
+    """Each is several rules, which portmap makes one by one, in a time that grows with the square of their number."""
+    mappings = [network.capability_args.get("portMappings") for network in networks]
+    count = sum(len(found) for found in mappings if isinstance(found, list))
+    if count > bound:
+        raise InvalidNetworkConfigError(
+            f"{count} portMappings of pod {pod}, and at most {bound} are allowed",
+            "ask for fewer, in the annotation or as hostPort, or have maxPortMappings in the daemon's configuration "
+            "raised; hostNetwork takes any number of ports",
+        )
 
 
 def _refuse_two_gateways(networks: Sequence[Network]) -> None:

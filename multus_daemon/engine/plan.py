@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from multus_daemon.attachment import Attachment, ContainerRecord, Pod, Sandbox
-from multus_daemon.cni import args, conf
+from multus_daemon.cni import args, conf, gojson
 from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.errors import CniError, InvalidNetnsError, InvalidNetworkConfigError, TryAgainLaterError
 from multus_daemon.cni.names import IfName
@@ -17,6 +18,10 @@ from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.nad.selection import NetworkSelection
 from multus_daemon.netconf.model import NetConf
 from multus_daemon.ports import PodNotFoundError, StoreUnavailableError
+
+REQUEST_MAX_BYTES: Final = 64 * 1024
+"""What one request may ask of its networks, as JSON, `cni-args` once for each plugin: the container's record keeps it,
+and a pod's author writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,10 @@ def attachments(engine: Engine, request: CniRequest, pod: Pod, net_conf: NetConf
         ifnames = _interface_names(request.ifname, chosen)
         device_ids = devices.deal(engine, pod, chosen)
         made: list[Attachment] = []
+        room = REQUEST_MAX_BYTES
         for network, ifname, device_id in zip(chosen, ifnames, device_ids, strict=True):
             element = network.request
+            room = _room_after(element, network.config, room)
             # In each plugin's object, as upstream has it; what has no capability goes under `args.cni`.
             fields = {devices.DEVICE_ID: device_id, "pciBusID": device_id} if device_id else {}
             attachment = Attachment(
@@ -150,6 +157,7 @@ def hot_plugged(request: DelegateRequest, config: NetworkConfig, namespace: str,
     element = NetworkSelection(
         namespace=namespace, name=config.name, ips=request.ips, mac=request.mac, cni_args=request.cni_args
     )
+    _room_after(element, config, REQUEST_MAX_BYTES)
     # Clients do not say it, and it is what the runtime's ADD was called with.
     pod = replace(request.args, infra_container_id=request.args.infra_container_id or request.container_id)
     return Attachment(
@@ -161,6 +169,24 @@ def hot_plugged(request: DelegateRequest, config: NetworkConfig, namespace: str,
         cni_args=args.for_delegate(pod, _deprecated_args(element, config)),
         hot_plugged=True,
     )
+
+
+def _room_after(element: NetworkSelection | None, config: NetworkConfig, room: int) -> int:
+    """How much of `room`, in bytes, is left for what else is asked. Raises InvalidNetworkConfigError."""
+    if element is None:
+        return room
+    if element.cni_args:
+        room -= len(gojson.dumps(element.cni_args)) * len(config.plugins)
+    # Port mappings have a bound of their own (`maxPortMappings`), and nothing in one can be long.
+    if asked := {key: value for key, value in element.capability_args().items() if key != "portMappings"}:
+        room -= len(gojson.dumps(asked))
+    if room < 0:
+        raise InvalidNetworkConfigError(
+            f"too much is asked of network {element}, or of those before it: more than {REQUEST_MAX_BYTES} bytes of "
+            "cni-args, ips and the like",
+            "cni-args count once for each plugin of the network; ask for less",
+        )
+    return room
 
 
 def _deprecated_args(element: NetworkSelection | None, config: NetworkConfig) -> list[tuple[str, str]]:

@@ -22,9 +22,9 @@ from typing import Final
 from multus_daemon.attachment import ContainerRecord, Pod
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import detach
+from multus_daemon.engine import aside, detach
 from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.records import held_if_free, read, read_all, without_followed
+from multus_daemon.engine.records import held_if_free, is_of, read, read_all, without_followed
 from multus_daemon.nad import selection
 from multus_daemon.ports import StoreUnavailableError
 
@@ -49,6 +49,8 @@ class Unattached:
 
     pod: Pod
     networks: tuple[str, ...]
+    has_others: bool
+    """True where it has been given networks, so that its annotation has been changed since; else it was given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Findings:
     in_use: Mapping[ContainerId, ContainerRecord] = field(default_factory=dict)
     """Would be orphans, but processes live in their namespaces."""
     unreadable: tuple[ContainerId, ...] = ()
+    aside: int = 0
+    """How many containers are set aside."""
     unattached: tuple[Unattached, ...] = ()
     unknown_because: str = ""
     """Why it is not known which pods there are; empty where it is."""
@@ -85,6 +89,7 @@ def look(engine: Engine) -> Findings:
             if orphan.record.sandbox.netns in in_use
         },
         tuple(container_id for container_id, record in records.items() if record is None),
+        len(engine.store.aside()),
         _unattached(engine, pods, readable) if pods else (),
         unknown_because,
     )
@@ -113,7 +118,7 @@ def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: _Pods 
 
 
 def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
-    """Detach it; False where it is none any more. What fails stays on record. Raises CniError, OSError."""
+    """Detach it; False where it is none any more. What fails stays on record, for a day. Raises CniError, OSError."""
     container_id = orphan.record.sandbox.container_id
     netns = orphan.record.sandbox.netns
     with held_if_free(engine, container_id) as is_ours:
@@ -125,7 +130,12 @@ def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
         if netns and netns in engine.links.netns_in_use([netns]):
             return False
         log.info("container %s of pod %s is deleted: %s", container_id, present.pod, orphan.reason)
-        detach.detach(engine, present, netns, seconds=seconds)
+        try:
+            detach.detach(engine, present, netns, seconds=seconds)
+        except CniError as error:
+            if not aside.set_aside_if_due(engine, container_id, error):
+                raise
+            return False
         return True
 
 
@@ -140,7 +150,17 @@ def _unattached(engine: Engine, pods: _Pods, records: Collection[ContainerRecord
     if not lacking:
         return ()
     everything = _by_pod([*records, *_left_by_others(engine)])
-    return tuple(Unattached(pod, missing) for pod in lacking if (missing := _missing(pod, everything)))
+    return tuple(
+        Unattached(pod, missing, _has_networks(pod, everything))
+        for pod in lacking
+        if (missing := _missing(pod, everything))
+    )
+
+
+def _has_networks(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> bool:
+    """Whether the runtime's ADD for the pod is on record: it gives all networks of the annotation, or fails."""
+    own = [record for record in records.get(str(pod), ()) if is_of(record, pod)]
+    return any(not item.hot_plugged for record in own for item in record.attachments)
 
 
 def _left_by_others(engine: Engine) -> list[ContainerRecord]:
@@ -162,14 +182,7 @@ class _Pods:
 
     def has(self, record: ContainerRecord) -> bool:
         pod = self._by_name.get((record.pod_namespace, record.pod_name))
-        return pod is not None and _is_of(record, pod)
-
-
-def _is_of(record: ContainerRecord, pod: Pod) -> bool:
-    """Whether the record is the pod's. Of a static pod the API has a UID of its own."""
-    if (record.pod_namespace, record.pod_name) != (pod.namespace, pod.name):
-        return False
-    return not record.pod_uid or record.pod_uid == pod.uid or pod.is_static
+        return pod is not None and is_of(record, pod)
 
 
 def _wanted(pod: Pod) -> Counter[str]:
@@ -192,7 +205,7 @@ def _missing(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> tu
     """What the pod asked for and none of its containers has: of what is hot-plugged the names may differ."""
     least: tuple[str, ...] | None = None
     for record in records.get(str(pod), ()):
-        if _is_of(record, pod):
+        if is_of(record, pod):
             own = Counter(item.name for item in record.attachments if not item.hot_plugged)
             hot_plugged = sum(item.hot_plugged for item in record.attachments)
             missing = tuple((_wanted(pod) - own).elements())

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from multus_daemon.attachment import Attachment, ContainerRecord
+from multus_daemon.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.base import deadline
 from multus_daemon.cni.errors import IoFailureError
 from multus_daemon.cni.names import ContainerId
@@ -96,6 +96,13 @@ def _recovered(engine: Engine, container_id: ContainerId) -> ContainerRecord | N
         return engine.store.recover(container_id)
     except CorruptRecordError:
         return None
+
+
+def is_of(record: ContainerRecord, pod: Pod) -> bool:
+    """Whether the record is the pod's. Of a static pod the API has a UID of its own."""
+    if (record.pod_namespace, record.pod_name) != (pod.namespace, pod.name):
+        return False
+    return not record.pod_uid or record.pod_uid == pod.uid or pod.is_static
 
 
 def without_followed(record: ContainerRecord, records: Iterable[ContainerRecord]) -> ContainerRecord:

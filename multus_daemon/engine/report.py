@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Attachment, ContainerRecord, Pod
@@ -35,16 +35,38 @@ def attached(engine: Engine, pod: Pod, record: ContainerRecord, keep: Callable[[
 
     Raises StatusRequiredError (11), and what `keep` raises.
     """
-    # An auxiliary chain has no interface of its own, so there is nothing to tell of it.
-    shown = [attachment for attachment in record.attachments if not attachment.auxiliary]
-    # Clients take the first entry for the cluster network's.
-    attachments = sorted(shown, key=lambda attachment: attachment.hot_plugged)
+    attachments = shown(record)
     problem = _write_status(engine, pod, attachments, keep)
     for attachment in attachments:
         if not attachment.hot_plugged:
             added(engine, pod, attachment)
     if problem:
         engine.cluster.event(pod, "Warning", NO_STATUS, f"network-status: {problem}")
+
+
+def shown(record: ContainerRecord) -> list[Attachment]:
+    """What the network-status has entries for, in its order."""
+    # An auxiliary chain has no interface of its own, so there is nothing to tell of it.
+    found = [attachment for attachment in record.attachments if not attachment.auxiliary]
+    # Clients take the first entry for the cluster network's.
+    return sorted(found, key=lambda attachment: attachment.hot_plugged)
+
+
+def entries(attachments: Iterable[Attachment]) -> list[dict[str, Any]]:
+    """The network-status of those that are attached."""
+    return [
+        entry
+        for item in attachments
+        if item.result is not None
+        for entry in status.entries_for(
+            item.name,
+            item.ifname,
+            item.result,
+            cluster_network=item.cluster_network,
+            device_info=item.device_info,
+            default_route=item.default_route,
+        )
+    ]
 
 
 def added(engine: Engine, pod: Pod, attachment: Attachment) -> None:
@@ -69,26 +91,14 @@ def telling_of_failure(engine: Engine, pod: Pod, reason: str) -> Iterator[None]:
 
 def _write_status(engine: Engine, pod: Pod, attachments: list[Attachment], keep: Callable[[], None]) -> str:
     """Why the status is not written yet; empty where it is. Raises StatusRequiredError."""
-    entries = [
-        entry
-        for item in attachments
-        if item.result is not None
-        for entry in status.entries_for(
-            item.name,
-            item.ifname,
-            item.result,
-            cluster_network=item.cluster_network,
-            device_info=item.device_info,
-            default_route=item.default_route,
-        )
-    ]
-    if not entries:
+    found = entries(attachments)
+    if not found:
         keep()
         return ""
     required = engine.status_write == "required"
     try:
         with deadline.within(deadlines.NETWORK_STATUS_SECONDS):
-            engine.cluster.write_network_status(pod, status.render(entries), keep, keep_trying=not required)
+            engine.cluster.write_network_status(pod, status.render(found), keep, keep_trying=not required)
     except (StatusWriteError, deadline.ExpiredError) as error:
         problem = str(error) or f"not written within {deadlines.NETWORK_STATUS_SECONDS:g} s"
         if required:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,10 +18,13 @@ from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import UnsupportedFieldError
 from multus_daemon.cni.result import Result
 from multus_daemon.engine.engine import Engine
+from multus_daemon.nad.selection import NetworkSelection
+from multus_daemon.ports import EVENT_MESSAGE_MAX
 
 log = logging.getLogger(__name__)
 
 EVENT: Final = "RequestNotMet"
+UNKNOWN_KEY: Final = "UnknownKey"
 # Capability, as runtimeConfig has it, to the key of the selection element.
 KEYS: Final = {
     "ips": "ips",
@@ -70,6 +73,16 @@ def _tell(engine: Engine, pod: Pod, arg: UnsupportedArg, strict: bool) -> None:
         raise UnsupportedArgError(problem, arg.advice)
     log.warning("%s; %s", problem, arg.advice)
     engine.cluster.event(pod, "Warning", EVENT, f"{problem}; {arg.advice}")
+
+
+def unknown_keys(engine: Engine, pod: Pod, elements: Iterable[NetworkSelection]) -> None:
+    """Report keys of the pod's annotations that mean nothing: what is misspelt would be missing without a word."""
+    found = [f"network {element}: {'; '.join(element.unknown)}" for element in elements if element.unknown]
+    if not found:
+        return
+    text = f"{'; '.join(found)} (pod {pod})"[:EVENT_MESSAGE_MAX]
+    log.warning("passed over in the annotation: %s", text)
+    engine.cluster.event(pod, "Warning", UNKNOWN_KEY, text)
 
 
 def undeclared(attachment: Attachment, capabilities: Collection[str]) -> list[UnsupportedArg]:

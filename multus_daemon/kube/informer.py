@@ -119,6 +119,10 @@ class Informer(Generic[T]):
         """All objects as they were last heard of."""
         return list(self._objects.values())
 
+    def names(self) -> list[Key]:
+        """Namespace and name of all objects. From any thread: one step of the interpreter."""
+        return list(self._objects)
+
     def deleted_uid(self, key: Key) -> str | None:
         """The UID of the object of this name that was deleted last, None if there is one now or none was seen."""
         return self._deleted.get(key)

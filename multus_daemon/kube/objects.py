@@ -74,6 +74,7 @@ class _Claim(msgspec.Struct, rename="camel"):
 
     name: str
     resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
 
 
 class _PodSpec(msgspec.Struct, rename="camel"):
@@ -91,10 +92,16 @@ class _Pod(msgspec.Struct):
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
-    def claims(self) -> dict[str, str]:
-        """Name of the ResourceClaim by that in the pod's own specification."""
-        found = [*(self.spec.resource_claims or ()), *(self.status.resource_claim_statuses or ())]
-        return {claim.name: claim.resource_claim_name for claim in found if claim.resource_claim_name}
+    def claims(self) -> dict[str, tuple[str, ...]]:
+        """Names of ResourceClaims by the one in the pod's own specification, and by their template's."""
+        wanted = self.spec.resource_claims or ()
+        found = [*wanted, *(self.status.resource_claim_statuses or ())]
+        own = {claim.name: (claim.resource_claim_name,) for claim in found if claim.resource_claim_name}
+        by_template: dict[str, tuple[str, ...]] = {}
+        for claim in wanted:
+            if (template := claim.resource_claim_template_name) and claim.name in own:
+                by_template[template] = (*by_template.get(template, ()), *own[claim.name])
+        return by_template | own
 
 
 class _NetworkSpec(msgspec.Struct):

@@ -12,6 +12,7 @@ from multus_daemon import deadlines
 from multus_daemon.attachment import Pod
 from multus_daemon.base.aio import KeyedLock
 from multus_daemon.base.gates import Gates
+from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.kube import objects
 from multus_daemon.kube.client import ApiClient
@@ -21,7 +22,7 @@ from multus_daemon.kube.informer import Informer
 from multus_daemon.kube.objects import Key
 from multus_daemon.kube.observer import Observer
 from multus_daemon.kube.status import StatusWriter
-from multus_daemon.nad import names
+from multus_daemon.nad import names, selection
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
 
@@ -85,9 +86,23 @@ class KubeStore:
         found = self.pods.get((namespace, name))
         return found if found is not None and is_incarnation(found, uid) else None
 
+    def asked_networks(self, args: KubernetesArgs) -> str:
+        """What the pod's annotations say of its networks, as text: the same for pods of one template.
+
+        Empty where it says nothing, or is not known. From any thread.
+        """
+        pod = self.known_pod(args.namespace, args.name, args.uid)
+        annotations = pod.annotations if pod is not None else {}
+        keys = (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION)
+        return "\n".join(annotations[key] for key in keys if key in annotations)
+
     def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
         """See `portals.LoopStore`."""
         return self.networks.get((namespace, name))
+
+    def namespaces_with_network(self, name: str) -> list[str]:
+        """See `ports.ClusterStore`."""
+        return sorted(namespace for namespace, found in self.networks.names() if found == name)
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         """See `ports.ClusterStore`. Waits for the watch's event, then asks the API server once."""

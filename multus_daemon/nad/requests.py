@@ -16,7 +16,8 @@ from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import InvalidNetworkConfigError
 
 PROTOCOLS: Final = ("tcp", "udp", "sctp")
-_BANDWIDTH_KEYS: Final = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
+BANDWIDTH_KEYS: Final = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
+PORT_MAPPING_KEYS: Final = ("hostPort", "containerPort", "protocol", "hostIP")
 # What fits the 64-bit integers of the plugins that read it.
 _BANDWIDTH_MAX: Final = 2**63 - 1
 _GATEWAYS_MAX: Final = 16
@@ -80,7 +81,7 @@ def bandwidth(fields: Mapping[str, Any]) -> dict[str, int] | None:
     if given is None:
         return None
     try:
-        limits = {key: gojson.get_int(given, key) or 0 for key in _BANDWIDTH_KEYS}
+        limits = {key: gojson.get_int(given, key) or 0 for key in BANDWIDTH_KEYS}
     except gojson.JsonError as error:
         raise gojson.JsonError(f"bandwidth.{error}") from error
     for key, value in limits.items():
@@ -90,7 +91,7 @@ def bandwidth(fields: Mapping[str, Any]) -> dict[str, int] | None:
         if limits[f"{direction}Burst"] and not limits[f"{direction}Rate"]:
             raise InvalidNetworkConfigError(f"bandwidth.{direction}Burst needs {direction}Rate")
     if not any(limits.values()):
-        raise InvalidNetworkConfigError(f"bandwidth: at least one of {', '.join(_BANDWIDTH_KEYS)} must be above 0")
+        raise InvalidNetworkConfigError(f"bandwidth: at least one of {', '.join(BANDWIDTH_KEYS)} must be above 0")
     return {key: value for key, value in limits.items() if value}
 
 

@@ -6,12 +6,13 @@ can't be read fails the whole: a pod gets every network that it names, or none a
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError, from_code
 from multus_daemon.cni.names import ifname_problem
 from multus_daemon.nad import requests
 from multus_daemon.nad.names import label_problem, subdomain_problem
@@ -23,6 +24,15 @@ DEFAULT_NETWORK_ANNOTATION: Final = "v1.multus-cni.io/default-network"
 # Kubernetes refuses objects whose annotations exceed 256 KiB in all, so nothing longer is honest.
 ANNOTATION_MAX_BYTES: Final = 256 * 1024
 ELEMENTS_MAX: Final = 256
+KEYS: Final = (
+    *("name", "namespace", "interface", "ips", "mac", "infiniband-guid", "portMappings", "bandwidth", "deviceID"),
+    *("cni-args", "default-route", "ipam-claim-reference", "interfaceRequest"),
+)
+"""Every key that an element may have; the last is the name of `interface` before the specification."""
+UNKNOWN_MAX: Final = 8
+"""So many unknown keys of an element are told of."""
+_KEY_MAX: Final = 64
+"""Characters; for what is longer no near key is looked for."""
 _SHOWN_CHARACTERS: Final = 80
 
 
@@ -48,6 +58,8 @@ class NetworkSelection:
     default_route: tuple[str, ...] | None = None
     """Gateways; None where the key is absent, empty where it is there without any: not the same."""
     ipam_claim_reference: str = ""
+    unknown: tuple[str, ...] = field(default=(), compare=False)
+    """Keys that mean nothing, each as a text for people: misspelt ones, as a rule. Not more than UNKNOWN_MAX."""
 
     def __str__(self) -> str:
         """`namespace/name`."""
@@ -157,14 +169,40 @@ def _json_element(index: int, item: Any, namespace: str) -> NetworkSelection:
         selected = _read(item, namespace)
         _check_names(selected)
     except gojson.JsonError as error:
-        raise DecodingFailureError(f"{error} ({_where(index, item)})") from error
+        raise DecodingFailureError(f"{error} ({_where(index, item)})", _misspelt(item)) from error
     except CniError as error:
-        raise error.with_context(_where(index, item)) from error
+        raise from_code(error.code, f"{error.msg} ({_where(index, item)})", error.details or _misspelt(item)) from error
     return selected
 
 
+def _misspelt(item: Any) -> str:
+    """The unknown keys of an element that can't be used: they may be why."""
+    return "; ".join(_unknown(item)) if isinstance(item, dict) else ""
+
+
+def _unknown(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """A text for each of the first unknown keys, those of `bandwidth` and `portMappings` included."""
+    known: list[tuple[str, str, tuple[str, ...]]] = [(key, "", KEYS) for key in fields]
+    bandwidth, mappings = gojson.get(fields, "bandwidth"), gojson.get(fields, "portMappings")
+    if isinstance(bandwidth, dict):
+        known += [(key, "bandwidth.", requests.BANDWIDTH_KEYS) for key in bandwidth]
+    for mapping in mappings if isinstance(mappings, list) else ():
+        if isinstance(mapping, dict):
+            known += [(key, "portMappings.", requests.PORT_MAPPING_KEYS) for key in mapping]
+    found: dict[str, None] = {}
+    for key, prefix, keys in known:
+        if len(found) == UNKNOWN_MAX:
+            break
+        spelling = {name.lower(): name for name in keys}
+        if key.lower() not in spelling:
+            near = difflib.get_close_matches(key.lower(), spelling, n=1) if len(key) <= _KEY_MAX else []
+            meant = f", is {spelling[near[0]]} meant?" if near else ""
+            found[f"unknown key {prefix}{_shown(key)}{meant}"] = None
+    return tuple(found)
+
+
 def _read(fields: Mapping[str, Any], namespace: str) -> NetworkSelection:
-    """Keys match in any case, null is absent, unknown keys are passed over, as Go reads them."""
+    """Keys match in any case, null is absent, as Go reads them; unknown keys are noted."""
     ips = requests.ips(fields)
     claim = gojson.get_str(fields, "ipam-claim-reference") or ""
     if ips and claim:
@@ -183,6 +221,7 @@ def _read(fields: Mapping[str, Any], namespace: str) -> NetworkSelection:
         cni_args=gojson.get_object(fields, "cni-args"),
         default_route=requests.default_route(fields),
         ipam_claim_reference=claim,
+        unknown=_unknown(fields),
     )
 
 

@@ -5,7 +5,7 @@ Derivation and form are those of network-attachment-definition-client's `pkg/uti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from multus_daemon.cni import gojson
@@ -18,6 +18,9 @@ ANNOTATION: Final = "k8s.v1.cni.cncf.io/network-status"
 # There even where they say nothing. `default` must be (SPEC 5.3.5), though upstream leaves a false one out; an empty
 # `default-route` is what the selection had.
 _ALWAYS: Final = ("name", "default", "dns", "default-route")
+# What a pod's networks differ by. The rest comes with these, and another writer of the annotation may know it better.
+_COMPARED: Final = ("name", "interface", "ips", "mac", "mtu", "default", "gateway", "default-route")
+_COMPARED_OF_HOT_PLUGGED: Final = ("interface", "ips", "mac")
 
 
 def entries_for(
@@ -74,6 +77,55 @@ def parse(text: str) -> list[dict[str, Any]]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DecodingFailureError("network-status is no JSON list of objects")
     return entries
+
+
+def interfaces_of_others(present: Iterable[Mapping[str, Any]], own: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The interfaces that entries in `present` name and none in `own` does."""
+    known = {_key(entry) for entry in own}
+    return [str(entry.get("interface") or "") for entry in present if _key(entry) not in known]
+
+
+def brought_up_to_date(
+    present: Sequence[Mapping[str, Any]],
+    own: Sequence[Mapping[str, Any]],
+    *,
+    hot_plugged: Sequence[Mapping[str, Any]] = (),
+    there: Collection[str],
+) -> list[Mapping[str, Any]] | None:
+    """What the annotation with the entries `present` has to hold; None where it holds that already.
+
+    `own`: what is on record of the pod's own networks, `hot_plugged`: of those that came later, whose entries their
+    client writes, under a name of its choice. An entry of neither stays where its interface is one of those that are
+    `there`, or where it is of a device, which has none.
+    """
+    by_key = {_key(entry): entry for entry in present}
+    wanted: list[Mapping[str, Any]] = [
+        found if (found := by_key.get(_key(entry))) is not None and _is_same(found, entry, _COMPARED) else entry
+        for entry in own
+    ]
+    for entry in hot_plugged:
+        found = by_key.get(_key(entry))
+        wanted.append(found if found is not None and _is_same(found, entry, _COMPARED_OF_HOT_PLUGGED) else entry)
+    known = {_key(entry) for entry in wanted}
+    others = [
+        entry
+        for entry in present
+        if _key(entry) not in known and (entry.get("interface") in there or entry.get("device-info"))
+    ]
+    wanted += others
+    listed = list(present)
+    return None if all(entry in listed for entry in wanted) and all(entry in wanted for entry in listed) else wanted
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """What tells an entry from the others: its interface, or the name of the network where it has none."""
+    interface = str(entry.get("interface") or "")
+    return interface, "" if interface else str(entry.get("name") or "")
+
+
+def _is_same(found: Mapping[str, Any], own: Mapping[str, Any], keys: Iterable[str]) -> bool:
+    """Whether these keys say the same in both; what says nothing is absent."""
+    return all((found.get(key) or None) == (own.get(key) or None) for key in keys)
 
 
 def _entry(name: str, interface: Interface, ips: list[str], default: bool, shared: Mapping[str, Any]) -> dict[str, Any]:

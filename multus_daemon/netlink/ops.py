@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from multus_daemon.cni.names import IfName
-from multus_daemon.cni.result import Route
+from multus_daemon.cni.result import Result, Route
 from multus_daemon.netlink import netns as namespaces
 from multus_daemon.netlink.inet import IpInterface
 from multus_daemon.netlink.netns import NamespaceError
@@ -213,6 +213,19 @@ class KernelLinks:
             found = [name for name in ifnames if opened.pod.find_link(name)]
             opened.absent.update(set(ifnames).difference(found))
             return found
+
+    def addresses(self, netns: str, ifname: str) -> list[IpInterface] | None:
+        """Those of a link; None where there is no such link. Raises OSError if the namespace can't be entered."""
+        with session(netns) as opened, opened.inside():
+            link = opened.pod.find_link(ifname)
+            return None if link is None else [item.address for item in opened.pod.addresses(link.index)]
+
+    def first_missing(self, netns: str, ifname: IfName, result: Result) -> str:
+        """See `ports.LinkOps`."""
+        from multus_daemon.netlink import expected
+
+        with session(netns) as opened, opened.inside():
+            return expected.first_missing(opened.pod, ifname, result)
 
     def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
         """Make `routes` the only default routes of their families; one entry into the namespace. Raises OSError."""

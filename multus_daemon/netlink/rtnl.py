@@ -193,10 +193,10 @@ class Rtnl:
         self._socket.request(inet.delete_route(route))
 
     def routes(self, family: int, table: int = TABLE_MAIN) -> list[Route]:
-        """The routes of one table; one for each next hop."""
+        """The routes of one table, or of ANY_TABLE; one for each next hop."""
         try:
             found = self._socket.dump(inet.list_routes(family, table))
         except FileNotFoundError:
             # The kernel makes a table with its first route.
             return []
-        return [route for body in found for route in inet.decode_routes(body) if route.table == table]
+        return [route for body in found for route in inet.decode_routes(body) if table in (inet.ANY_TABLE, route.table)]

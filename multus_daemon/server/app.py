@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -19,6 +20,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
+from multus_daemon.base import descriptors
+from multus_daemon.base.aio import SharedCalls
 from multus_daemon.base.backoff import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.errors import InternalError
@@ -32,6 +35,8 @@ SOCKET_NAME: Final = "multus.sock"
 BODY_LIMIT: Final = 24 * 1024 * 1024
 """Bytes of a request's body: the 16 MiB of stdin that the shim takes, in base64, and its variables."""
 BACKLOG: Final = 1024
+METRICS_CONNECTIONS: Final = 16
+"""That are accepted at once on the port of the metrics, and that wait in the kernel."""
 # sockaddr_un has 108 bytes, the last one a NUL.
 _MAX_SOCKET_PATH = 107
 _TURNS_TO_A_REQUEST: Final = 10
@@ -326,14 +331,32 @@ def _withdraw(path: Path, inode: tuple[int, int] | None) -> None:
 
 
 class MetricsServer:
-    """`/metrics` on a TCP port; a port that can't be had is tried again and again, the daemon works without."""
+    """`/metrics` on a TCP port; a port that can't be had is tried again and again, the daemon works without.
 
-    def __init__(self, metrics: Metrics, port: int, address: str = "", *, retry: tuple[float, float] = (1, 60)) -> None:
-        """`address`: empty for all, as upstream. `retry`: the first and the longest pause in seconds."""
+    Anybody may connect, so only METRICS_CONNECTIONS are accepted at once, each for METRICS_SECONDS, and none while the
+    last quarter of the descriptors is in use: that is for pods. The others wait in the kernel.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        port: int,
+        address: str = "",
+        *,
+        retry: tuple[float, float] = (1, 60),
+        seconds: float = deadlines.METRICS_SECONDS,
+    ) -> None:
+        """`address`: empty for all, as upstream. `retry`: the first and the longest pause in seconds.
+
+        `seconds`: for one connection, from its beginning to its end.
+        """
         self._metrics = metrics
         self._address = address
         self._asked_port = port
         self._retry = retry
+        self._seconds = seconds
+        self._places = asyncio.Semaphore(METRICS_CONNECTIONS)
+        self._rendering = SharedCalls()
         self.port: int | None = None
         """The port that is listened on; None while there is none."""
 
@@ -343,32 +366,102 @@ class MetricsServer:
         app.router.add_get("/metrics", self._render)
         app.on_response_prepare.append(_hide_server)
         # Prometheus keeps its connection between scrapes only if they are close together; neither is needed.
-        runner = _runner(app, head_timeout=deadlines.METRICS_HEAD_SECONDS)
+        runner = _runner(app, head_timeout=self._seconds)
         await runner.setup()
         try:
-            await self._bind(runner)
-            await asyncio.Event().wait()
+            with contextlib.closing(await self._bind()) as listener:
+                await self._accept(listener, runner)
         finally:
             self.port = None
             await runner.cleanup()
 
-    async def _bind(self, runner: web.AppRunner) -> None:
+    async def _bind(self) -> socket.socket:
+        where = self._address or "any address"
         for pause in backoff(*self._retry, jitter=0.1):
-            site = web.TCPSite(runner, self._address or None, self._asked_port)
             try:
-                await site.start()
+                listener = await asyncio.to_thread(_listen, self._address, self._asked_port)
             except OSError as error:
-                await site.stop()
                 log.error(
                     "no metrics: can't listen on %s port %d: %s; next attempt in %.0f s",
-                    self._address or "any address", self._asked_port, error.strerror or error, pause,
+                    where, self._asked_port, error.strerror or error, pause,
                 )  # fmt: skip
                 await asyncio.sleep(pause)
                 continue
-            self.port = site.port
-            log.info("metrics on %s port %d", self._address or "any address", self.port)
-            return
+            self.port = listener.getsockname()[1]
+            log.info("metrics on %s port %d", where, self.port)
+            return listener
+        raise AssertionError  # pauses do not end
+
+    async def _accept(self, listener: socket.socket, runner: web.AppRunner) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._places.acquire()
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                self._places.release()
+                log.warning("metrics: can't accept a connection: %s", error.strerror or error)
+                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
+                continue
+            if descriptors.are_scarce(connection.fileno()):
+                connection.close()
+                self._places.release()
+                log.warning("metrics: a connection is refused, descriptors are scarce")
+                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
+                continue
+            await loop.connect_accepted_socket(lambda: _Connection(runner, self._seconds, self._places), connection)
 
     async def _render(self, _request: web.Request) -> web.Response:
-        body, content_type = await asyncio.to_thread(self._metrics.render)
+        # Of several who ask at once all get the same: it takes processor time, and a thread.
+        render = functools.partial(asyncio.to_thread, self._metrics.render)
+        body, content_type = await self._rendering.of("metrics", render)
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """Listen for both families where there is no address. Raises OSError."""
+    if address:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((address, port), family=family, backlog=METRICS_CONNECTIONS)
+    elif socket.has_dualstack_ipv6():
+        listener = socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=METRICS_CONNECTIONS, dualstack_ipv6=True
+        )
+    else:
+        listener = socket.create_server(("", port), backlog=METRICS_CONNECTIONS)
+    listener.setblocking(False)
+    return listener
+
+
+class _Connection(asyncio.Protocol):
+    """A connection that holds one of a number of places, and not for ever; everything is the server's to do."""
+
+    def __init__(self, runner: web.AppRunner, seconds: float, places: asyncio.Semaphore) -> None:
+        assert runner.server is not None
+        self._server = runner.server()
+        self._seconds = seconds
+        self._places = places
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._end = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
+        self._server.connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._places.release()
+        if self._end is not None:
+            self._end.cancel()
+        self._server.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._server.data_received(data)
+
+    def eof_received(self) -> None:
+        self._server.eof_received()
+
+    def pause_writing(self) -> None:
+        self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._server.resume_writing()

@@ -19,6 +19,7 @@ from multus_daemon.base.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.base.deadline import Deadline, ExpiredError
 from multus_daemon.base.timeline import Timelines
 from multus_daemon.cni import versions
+from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -27,7 +28,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.cni.result import Result
-from multus_daemon.delegates.limit import RANKS
+from multus_daemon.delegates.limit import KEPT, RANKS
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.metrics import Metrics
 from multus_daemon.server import wire
@@ -105,19 +106,23 @@ class CniApi:
         at_once: int = 256,
         hurry: Hurry | None = None,
         timelines: Timelines | None = None,
+        asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: how many verbs; `hurry`: used while a DEL of a container is there, since it
-        waits for what runs of it. `timelines`: where each request is kept, for those who ask later.
+        waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as far as
+        that is known; it neither blocks nor raises.
+        `timelines`: where each request is kept, for those who ask later.
         """
         self._verbs = verbs
         self._metrics = metrics
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
-        self._slots = slots.Slots(at_once)
+        self._slots = slots.Slots(at_once, reserved=at_once // KEPT, kept=at_once // KEPT)
         self._hurry = hurry
         self._timelines = Timelines() if timelines is None else timelines
+        self._asked_networks = asked_networks
         self._requests = TaskGroupOfRequests()
         # Runtimes ask every 5 s, CRI-O at its start every 0.5 s: a plugin that hangs does so once.
         self._status = SharedCalls()
@@ -253,16 +258,20 @@ class CniApi:
     async def _admitted(self, request: CniRequest | wire.NodeRequest) -> slots.Slot:
         """A place among those that are worked on. Raises TryAgainLaterError (11) where none was to be had in time."""
         verb = request.verb
-        key = request.container_id if isinstance(request, CniRequest) else ""
+        key, groups = "", ("", "")
+        if isinstance(request, CniRequest):
+            network = request.network if isinstance(request, DelegateRequest) else self._asked_networks(request.args)
+            key, groups = request.container_id, (request.args.namespace, network)
         patience = deadlines.SLOT_WAIT_SECONDS[verb]
         try:
             with self._metrics.queued(verb):
-                slot = await self._slots.take(key, RANKS.get(verb, RANKS["CHECK"]), patience)
+                slot = await self._slots.take(key, RANKS.get(verb, RANKS["CHECK"]), patience, groups)
         except slots.NoSlotError as error:
+            share = f"its namespace or networks have the {error.share} that they may have; " if error.share else ""
             raise TryAgainLaterError(
                 f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
                 f"requests waiting and at most {self._slots.size} worked on at once",
-                "that is what connectionLimit says: raise it",
+                f"{share}that is what connectionLimit says: raise it",
             ) from error
         timeline.note("its turn has come")
         return slot

@@ -164,6 +164,10 @@ class StandaloneStore:
             )
         return found
 
+    def namespaces_with_network(self, name: str) -> list[str]:
+        """See `ports.ClusterStore`."""
+        return sorted(namespace for namespace, found in self._view.networks if found == name)
+
     def node_pods(self) -> list[Pod]:
         """See `ports.ClusterStore`. Looks at the directory; a file that can't be used may declare anything."""
         self.refresh()

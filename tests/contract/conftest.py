@@ -53,6 +53,8 @@ class Store(Events, Protocol):
 
     async def node_pods(self) -> list[Pod]: ...
 
+    async def namespaces_with_network(self, name: str) -> list[str]: ...
+
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None: ...
 
 
@@ -72,6 +74,9 @@ class Blocking:
 
     async def node_pods(self) -> list[Pod]:
         return await in_thread(self._store.node_pods)
+
+    async def namespaces_with_network(self, name: str) -> list[str]:
+        return await in_thread(self._store.namespaces_with_network, name)
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         called: list[str] = []

@@ -78,6 +78,14 @@ async def test_unknown_network(harness: StoreHarness) -> None:
             await harness.store.network(namespace, name)
 
 
+async def test_namespaces_that_have_a_network_of_a_name(harness: StoreHarness) -> None:
+    for namespace in ("web", "infra"):
+        await harness.put_network(dataclasses.replace(NETWORK, namespace=namespace))
+    await harness.put_network(dataclasses.replace(NETWORK, namespace="other", name="net2"))
+    assert await harness.store.namespaces_with_network("net1") == ["infra", "web"]
+    assert await harness.store.namespaces_with_network("net3") == []
+
+
 @pytest.mark.conformance("pods-28")
 async def test_status_is_written_and_replaced(harness: StoreHarness) -> None:
     pod = await harness.put_pod(POD)

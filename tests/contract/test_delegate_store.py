@@ -209,3 +209,42 @@ def test_leftovers_that_cannot_be_read(store, tmp_path):
     assert found["broken"] is None
     assert found["whole"] is not None
     assert set(found) == {"broken", "whole"}
+
+
+def test_what_is_set_aside_is_on_record_no_more_until_it_is_forgotten(store):
+    store.save(record())
+    store.save(record("other"))
+    store.set_aside(record(), since=12.5, why="no daemon of mine")
+    assert store.containers() == ["other"]
+    assert store.load("c0ffee") is None
+    assert store.recover("c0ffee") is None
+    (item,) = store.aside()
+    assert (item.container_id, item.since, item.why, item.record) == ("c0ffee", 12.5, "no daemon of mine", record())
+    assert store.forget("c0ffee")
+    assert store.aside() == []
+    assert not store.forget("c0ffee")
+    assert store.containers() == ["other"]
+
+
+def test_what_is_set_aside_twice_is_there_once_and_whole(store):
+    first, *others = record().attachments
+    store.set_aside(record(attachments=(first,)), since=1.0, why="x")
+    for _ in range(2):
+        store.save(record(attachments=tuple(others)))
+        store.set_aside(record(attachments=tuple(others)), since=2.0, why="y")
+    (item,) = store.aside()
+    assert item.record.attachments == record().attachments
+    assert (item.since, item.why) == (2.0, "y")
+
+
+def test_what_is_set_aside_does_not_hold_up_another_container_of_that_name(store):
+    store.set_aside(record(), since=1.0, why="x")
+    store.save(record(created=99.0))
+    assert store.load("c0ffee").created == 99.0
+    assert store.containers() == ["c0ffee"]
+
+
+@pytest.mark.parametrize("container_id", ["../x", "", "a/b", ".x"])
+def test_an_id_that_is_none_is_nothing_to_forget(store, container_id):
+    with pytest.raises(CniError):
+        store.forget(container_id)

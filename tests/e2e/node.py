@@ -75,6 +75,7 @@ class Node:
             "cniDir": str(self.cni_dir),
             "binDir": str(self.bin_dir),
             "confDir": str(self.root / "conf.d"),
+            "cniConfigDir": "",
             "clusterNetwork": "cluster",
             "cniVersion": self.cni_version,
         } | self.settings

@@ -83,6 +83,13 @@ class Cluster:
         return [item for item in items if item["involvedObject"]["name"] == pod]
 
 
+def closed(node: Node) -> dict[str, str]:
+    """The closed gates of the daemon, and why."""
+    status, text = node.get("/readyz")
+    found: dict[str, str] = json.loads(text)["closed"] if status == 503 else {}
+    return found
+
+
 @pytest.fixture
 def cluster(api_server: ApiServer, api_namespace: str, make_node: Callable[..., Node]) -> Iterator[Cluster]:
     made = Cluster(api_server, make_node(standalone=False), api_namespace)
@@ -236,6 +243,28 @@ def test_an_api_server_away_for_a_minute_loses_nothing(cluster: Cluster) -> None
     assert cluster.node.leftovers() == []
 
 
+@pytest.mark.timeout(180)
+def test_a_status_that_waited_for_the_api_server_outlives_the_daemon(cluster: Cluster) -> None:
+    cluster.network("n1", "10.86.0.0/16")
+    cluster.pod("p1", "n1")
+    cluster.pod("p2")
+    cluster.node.start()
+    netns, other = cluster.node.add_netns(), cluster.node.add_netns()
+    assert cluster.cni("ADD", "p2", other).code == 0
+    before = cluster.annotations("p2")
+    cluster.server.stop()
+    assert cluster.cni("ADD", "p1", netns).code == 0, "the pod was known"
+    cluster.node.kill()
+    cluster.node.start(ready=False)
+    cluster.server.start()
+    cluster.node.wait_until(lambda: bool(cluster.status("p1")), "the status is written", 60)
+    assert [entry["interface"] for entry in cluster.status("p1")] == ["eth0", "net1"]
+    assert cluster.annotations("p2") == before
+    for name, path in (("p1", netns), ("p2", other)):
+        assert cluster.cni("DEL", name, path).code == 0
+    assert cluster.node.leftovers() == []
+
+
 def test_a_daemon_that_starts_without_an_api_server_serves_del_and_says_why_add_waits(cluster: Cluster) -> None:
     cluster.pod("p1")
     cluster.node.start()
@@ -253,6 +282,22 @@ def test_a_daemon_that_starts_without_an_api_server_serves_del_and_says_why_add_
     assert cluster.node.leftovers() == []
     cluster.server.start()
     cluster.node.wait_until(lambda: cluster.node.get("/readyz")[0] == 200, "ready again", 45)
+
+
+def test_a_daemon_that_generates_no_configuration_is_not_ready_and_says_what_to_set(cluster: Cluster) -> None:
+    directory = cluster.node.root / "net.d"
+    directory.mkdir()
+    cluster.node.settings["cniConfigDir"] = str(directory)
+    cluster.node.start(ready=False)
+    cluster.node.wait_until(lambda: list(closed(cluster.node)) == ["primary"], "all but that is ready")
+    assert closed(cluster.node)["primary"].startswith("no CNI configuration is generated")
+    assert list(directory.iterdir()) == []
+    cluster.node.stop()
+    # As with the flags of the first thick release.
+    (directory / "10-cluster.conf").write_text('{"cniVersion": "1.0.0", "name": "primary", "type": "ptp"}')
+    cluster.node.settings["multusConfigFile"] = "auto"
+    cluster.node.start()
+    cluster.node.wait_until((directory / "00-multus.conf").exists, "it is generated")
 
 
 @pytest.mark.timeout(120)

@@ -208,4 +208,4 @@ def test_nothing_is_written_where_no_directory_is_set(cni: CniDirectory) -> None
     cni.put()
     cni.node.start()
     assert [path.name for path in cni.path.iterdir()] == [PRIMARY]
-    assert "no CNI configuration is generated: multusAutoconfigDir is empty" in cni.node.log.read_text()
+    assert "no CNI configuration is generated: multusAutoconfigDir or cniConfigDir is empty" in cni.node.log.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 from collections.abc import Callable
@@ -350,6 +351,21 @@ def test_the_binary_of_an_excepted_type_comes_first(node: Node, reference: Path)
     assert node.leftovers() == []
     [line] = [line for line in node.log.read_text().splitlines() if "builtinPluginsExcept" in line]
     assert line.endswith("networks of these types can't be attached: macvlan")
+
+
+def test_plugins_get_those_variables_of_the_daemon_that_are_named(node: Node) -> None:
+    node.settings |= {"builtinPlugins": "off", "pluginEnv": ["VENDOR_MODE", "PATH", "NOT_SET"]}
+    node.wrapper = ("env", "VENDOR_MODE=fast", "VENDOR_SECRET=s", f"PATH=/mine:{os.environ['PATH']}")
+    node.plugin("noop", f"env >{node.root}/env; echo '{{}}'")
+    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "noop"})
+    node.pod("hello")
+    node.start()
+    assert node.cni("ADD", "c1", node.add_netns(), "hello").code == 0
+    found = dict(line.partition("=")[::2] for line in (node.root / "env").read_text().splitlines())
+    assert (found["VENDOR_MODE"], found["LC_ALL"], found["CNI_COMMAND"]) == ("fast", "C", "ADD")
+    assert found["PATH"].startswith("/mine:")
+    assert "VENDOR_SECRET" not in found
+    assert "pluginEnv: not in the daemon's environment, so plugins do not have them: NOT_SET" in node.log.read_text()
 
 
 @pytest.mark.parametrize("cluster_network", [True, False])

@@ -61,6 +61,10 @@ class FakeClusterStore:
             raise NetworkNotFoundError(f"network {namespace}/{name} is not in the fake store")
         return found
 
+    def namespaces_with_network(self, name: str) -> list[str]:
+        """See `ports.ClusterStore`."""
+        return sorted(namespace for namespace, found in self.networks if found == name)
+
     def node_pods(self) -> list[Pod]:
         """See `ports.ClusterStore`."""
         self._call("node_pods")

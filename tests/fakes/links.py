@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 
 from multus_daemon.cni.names import IfName
-from multus_daemon.cni.result import Route
+from multus_daemon.cni.result import Result, Route
 
 
 class FakeLinks:
@@ -63,6 +63,13 @@ class FakeLinks:
         if netns not in self.namespaces:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
         return [name for name in ifnames if name in self.namespaces[netns]]
+
+    def first_missing(self, netns: str, ifname: IfName, result: Result) -> str:
+        self._call("first_missing", netns, [ifname])
+        if netns not in self.namespaces:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
+        names = [item.name for item in result.interfaces if item.sandbox]
+        return next((f'interface "{name}" is not there' for name in names if name not in self.namespaces[netns]), "")
 
     def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
         self._call("move_default_routes", netns, [ifname])

@@ -13,6 +13,7 @@ from multus_daemon.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.base import deadline
 from multus_daemon.cni import result
 from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.find import PluginNotFoundError
@@ -51,7 +52,9 @@ class FakePluginRunner:
 
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not to be had.
     `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
-    `called`: plugin type to what `called_by` says. `paths` are those that were given with a call.
+    `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise, which `refuses`
+    says too; `holds`: to what `kept` says. `paths` are those that were given with a call. To remove rules is
+    a call of the plugin `rules`.
     """
 
     def __init__(
@@ -70,6 +73,8 @@ class FakePluginRunner:
         self.located: list[str] = []
         self.waiting: set[str] = set()
         self.called: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+        self.refused: dict[str, CniError] = {}
+        self.holds: dict[str, str] = {}
         self.paths: list[str] = []
         self._guard = threading.Lock()
 
@@ -85,14 +90,28 @@ class FakePluginRunner:
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
         return self.not_supported.get(plugin_type, "")
 
-    def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Mapping[str, Any]]:
-        return self.called.get(plugin_type, {})
+    def validate(self, plugin_type: str, invocation: Invocation) -> None:
+        if error := self.refused.get(plugin_type):
+            raise error
+
+    def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
+        return {name: replace(invocation, fields=fields) for name, fields in self.called.get(plugin_type, {}).items()}
+
+    def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
+        return plugin_type in self.refused
+
+    def kept(self, plugin_type: str, invocation: Invocation) -> str:
+        return self.holds.get(plugin_type, "")
 
     def waits(self, plugin_type: str) -> bool:
         return plugin_type in self.waiting
 
     def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
+        self.validate(plugin_type, invocation)
         return {plugin_type: self.locate(plugin_type)}
+
+    def remove_rules(self, invocation: Invocation) -> None:
+        self.run("rules", invocation)
 
     def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
         with self._guard:

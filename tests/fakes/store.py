@@ -6,7 +6,7 @@ import threading
 from collections.abc import Set
 from dataclasses import replace
 
-from multus_daemon.attachment import ContainerRecord
+from multus_daemon.attachment import ContainerRecord, SetAside
 from multus_daemon.cni import names
 from multus_daemon.cni.errors import InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
@@ -21,12 +21,15 @@ class FakeDelegateStore:
 
     `in_memory`: `load_at_once` knows the records.
 
+    `put_aside`: what is set aside, by id.
+
     `fail_at`: the number of a call of any method, from 1, to what it raises.
     """
 
     def __init__(self) -> None:
         self.records: dict[str, ContainerRecord] = {}
         self.saved: list[ContainerRecord] = []
+        self.put_aside: dict[str, SetAside] = {}
         self.left: dict[str, ContainerRecord] = {}
         self.damaged_left: set[str] = set()
         self.listed: set[str] = set()
@@ -62,7 +65,7 @@ class FakeDelegateStore:
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         self._call("recover", container_id)
         self._check(container_id)
-        record = self.left.get(container_id)
+        record = None if container_id in self.put_aside else self.left.get(container_id)
         return replace(record, foreign=True) if record else None
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
@@ -79,9 +82,30 @@ class FakeDelegateStore:
         self.listed.discard(container_id)
         self.corrupt.discard(container_id)
 
+    def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
+        container_id = record.sandbox.container_id
+        self._call("set_aside", container_id)
+        self._check(container_id)
+        if (before := self.put_aside.get(container_id)) and before.record:
+            more = tuple(item for item in before.record.attachments if item not in record.attachments)
+            record = replace(record, attachments=(*more, *record.attachments))
+        self.put_aside[container_id] = SetAside(container_id, since, why, record)
+        self.records.pop(container_id, None)
+
+    def aside(self) -> list[SetAside]:
+        self._call("aside", "")
+        return [self.put_aside[name] for name in sorted(self.put_aside)]
+
+    def forget(self, container_id: ContainerId) -> bool:
+        self._call("forget", container_id)
+        self._check(container_id)
+        if container_id in self.put_aside:
+            self.left.pop(container_id, None)
+        return self.put_aside.pop(container_id, None) is not None
+
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
         self._call("leftovers", "")
-        known = {*self.records, *self.corrupt, *passed_over}
+        known = {*self.records, *self.corrupt, *self.put_aside, *passed_over}
         found = [ContainerId(name) for name in sorted({*self.left, *self.damaged_left}) if name not in known]
         return {name: self.recover(name) for name in found[:limit]}
 

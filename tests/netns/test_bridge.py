@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import os
@@ -442,18 +441,41 @@ def test_another_mac_address_is_dropped(host: Any, netns: Any, call: MakeCall) -
         assert "container1" not in rules(host)
 
 
-def test_del_is_done_though_the_rules_about_mac_addresses_stay(
-    host: Any, netns: Any, call: MakeCall, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_rules_about_mac_addresses_that_stay_fail_the_del(
+    host: Any, netns: Any, call: MakeCall, ipam: Any, tools: HostTools
 ) -> None:
-    BRIDGE.add(call("ADD", netns.path, macspoofchk=True))
+    """All else is done; the next DEL finds them."""
+    made = to_object(BRIDGE.add(call("ADD", netns.path, macspoofchk=True)), "1.0.0")
+    before = rules(host)
+    delete = call("DEL", netns.path, macspoofchk=True, prevResult=made)
+    for at in (1, 2):
+        with pytest.raises(InternalError, match=r"^failed to teardown spoof-check: nft failed .*not permitted"):
+            BRIDGE.delete(replace(delete, tools=FailingTools(tools, at)))
+        assert (netns.links(), ports(host), ipam.verbs[-1]) == (set(), [], "DEL")
+        assert [line for line in rules(host).splitlines() if "container1" in line]
+    assert rules(host) == before
+    BRIDGE.delete(delete)
+    assert "container1" not in rules(host)
 
-    def refuse(*_arguments: Any) -> None:
-        raise InternalError("nft failed")
 
-    monkeypatch.setattr(spoofing, "remove", refuse)
-    BRIDGE.delete(call("DEL", netns.path, macspoofchk=True))
-    assert (netns.links(), ports(host)) == (set(), [])
-    assert "the rules against other MAC addresses stay: nft failed" in caplog.text
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_del_without_nft(is_made: bool, host: Any, netns: Any, call: MakeCall) -> None:
+    """An ADD that was done had it, and has left rules; one that found no nft has left none."""
+
+    class WithoutNft:
+        def run(self, tool: str, arguments: Any, stdin: bytes = b"") -> ToolExit:
+            raise ToolNotFoundError(f"{tool} is not there")
+
+    made = call("ADD", netns.path, macspoofchk=True)
+    delete = replace(call("DEL", netns.path, macspoofchk=True), tools=WithoutNft())
+    if is_made:
+        result = BRIDGE.add(made)
+        with pytest.raises(InternalError, match=r"^failed to teardown spoof-check: nft is not there"):
+            BRIDGE.delete(replace(delete, prev_result=result))
+    else:
+        with pytest.raises(InternalError, match=r"^failed to setup spoof-check: nft is not there"):
+            BRIDGE.add(replace(made, tools=WithoutNft()))
+        BRIDGE.delete(delete)
 
 
 # --- refusals before anything is touched -----------------------------------------------------------------------------
@@ -656,12 +678,12 @@ def test_a_failing_tool_leaves_nothing_of_the_container(
     # One that fails in a DEL is told, and the next DEL does the rest, though the interface has gone.
     previous = to_object(BRIDGE.add(call("ADD", netns.path, **keys)), "1.0.0")
     delete = call("DEL", netns.path, **keys, prevResult=previous)
-    with pytest.raises(InternalError, match="failed to stop masquerading") if at > 2 else contextlib.nullcontext():
+    what = "teardown spoof-check" if at <= 2 else "stop masquerading"
+    with pytest.raises(InternalError, match=f"^failed to {what}"):
         BRIDGE.delete(replace(delete, tools=FailingTools(tools, at)))
     assert netns.links() == set()
-    if at > 2:
-        BRIDGE.delete(delete)
-        assert not [line for line in rules(host).splitlines() if "container1" in line or "CNI-" in line]
+    BRIDGE.delete(delete)
+    assert not [line for line in rules(host).splitlines() if "container1" in line or "CNI-" in line]
 
 
 def test_ipam_failure_is_passed_on_and_undone(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:

@@ -335,7 +335,7 @@ def test_masquerading_of_ptp(
     expected = both_sides(host, other)
     with another_host() as side:
         if ours_adds:
-            PTP.add(make_call("ADD", netns.path, **config))
+            PTP.add(make_call("ADD", netns.path, dad=True, **config))
             reference.require_same(both_sides(side, netns), expected)
             reference.run("ptp", "DEL", netns.path, config)
         else:

@@ -18,8 +18,10 @@ from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.flannel import plugin
 from multus_daemon.cni.errors import CniError, InternalError, TryAgainLaterError
 from multus_daemon.cni.result import Result, to_object
+from multus_daemon.ports import HostTools
 from tests.aside import PATIENCE, Aside
 from tests.netns import outcome, reference
+from tests.netns.conftest import remove_netns
 from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]
@@ -79,6 +81,26 @@ def test_add_check_and_del(host: Any, netns: Any, tmp_path: Path) -> None:
         assert netns.links() == set()
         assert not file.exists()
     assert not list((tmp_path / "leases" / "cbr0").glob("10.*"))
+
+
+@pytest.mark.parametrize("backend", ["iptables", "nftables"])
+@pytest.mark.parametrize("plugin", ["bridge", "ptp"])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_rules_of_an_interface_that_has_lost_its_address(
+    is_gone: bool, plugin: str, backend: str, host: Any, netns: Any, tmp_path: Path, tools: HostTools
+) -> None:
+    """The delegate's DEL is told what the ADD answered, which the saved configuration does not hold."""
+    delegate = {"type": plugin, "ipMasqBackend": backend}
+    config = flannel(tmp_path, ENV | ENV_V6 | {"FLANNEL_IPMASQ": "false"}, delegate=delegate)
+    made = outcome.builtin("flannel", "ADD", netns.path, config, tools=tools)
+    assert [line for line in reference.rules(host) if "container1" in line]
+    if is_gone:
+        remove_netns(Path(netns.path))
+    else:
+        netns.batch("addr flush dev eth0", "addr add 10.244.7.77/24 dev eth0")
+    after = config | {"prevResult": made.result}
+    assert outcome.builtin("flannel", "DEL", netns.path, after, tools=tools) == outcome.Outcome()
+    assert [line for line in reference.rules(host) if "container1" in line or "CNI-" in line] == []
 
 
 def test_as_a_program(netns: Any, tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ class Store:
     def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
         return NetworkAttachmentDefinition(namespace, name, self._networks[name])
 
+    def namespaces_with_network(self, name: str) -> list[str]:
+        raise AssertionError("no network is missing")
+
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         raise AssertionError("it is known")
 

@@ -76,7 +76,7 @@ def problems(module: object) -> Iterator[str]:
 
 
 def test_the_contract_is_what_the_runner_calls() -> None:
-    assert set(PROMISED) == {"unsupported", "add", "delete", "check", "status"}
+    assert set(PROMISED) == {"unsupported", "validate", "add", "delete", "check", "status"}
     assert str(promised("unsupported")).startswith("(call: ")
     assert list(promised("add").parameters) == ["call", "session"]
 
@@ -97,7 +97,14 @@ def plugin(**changes: object) -> object:
 
     def status(call: Call) -> None: ...
 
-    functions = {"unsupported": unsupported, "add": add, "delete": delete, "check": delete, "status": status}
+    functions = {
+        "unsupported": unsupported,
+        "validate": status,
+        "add": add,
+        "delete": delete,
+        "check": delete,
+        "status": status,
+    }
     return SimpleNamespace(**(functions | changes))
 
 

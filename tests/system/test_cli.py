@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,3 +154,91 @@ def test_flags_that_uninstall_has_no_use_for_are_unknown() -> None:
     done = run("uninstall", "--kubeconfig", "x")
     assert done.returncode == 2
     assert "unrecognized arguments: --kubeconfig x" in done.stderr
+
+
+# --- the first minutes -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """`multus-daemon run` until the end of the block, its log beside its standard output."""
+    command = [sys.executable, "-m", "multus_daemon.cli", "run", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """The first line on its standard output, or how it has ended."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return process.stdout.readline() or process.stderr.read()
+
+
+def test_a_daemon_that_is_ready_says_where(tmp_path: Path) -> None:
+    with running("--config", config(tmp_path), "--standalone", str(tmp_path)) as process:
+        assert said(process) == f"multus-daemon: ready, {tmp_path}/run/multus.sock\n"
+
+
+def test_a_standard_output_that_is_closed_stops_nothing(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [
+        sys.executable,
+        "-m",
+        "multus_daemon.cli",
+        "run",
+        "--config",
+        config(tmp_path),
+        "--standalone",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(command, stdout=write_end, stderr=subprocess.DEVNULL)
+    os.close(write_end)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        assert (tmp_path / "run" / "multus.sock").is_socket()
+    finally:
+        process.kill()
+        process.wait()
+
+
+# The interpreter may lie where nobody else can reach it: it is left only when all is loaded.
+AS_A_USER = """
+import concurrent.futures.thread, ctypes, os, sys
+from multus_daemon import cli, daemon
+from multus_daemon.standalone import store
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+# As after an exec: else /proc/self is not this user's (prctl(2), PR_SET_DUMPABLE).
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+if sys.argv[1] == "root of a user namespace":
+    assert ctypes.CDLL(None).unshare(0x10000000) == 0
+    with open("/proc/self/uid_map", "w") as uid_map:
+        uid_map.write("0 65534 1")
+    assert os.geteuid() == 0
+cli.main(["run", "--standalone", sys.argv[2]])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user: run pytest as root")
+@pytest.mark.parametrize("who", ["user", "root of a user namespace"])
+def test_standalone_as_an_ordinary_user_is_in_the_users_runtime_directory(who: str) -> None:
+    # Not tmp_path: its parents let nobody else in.
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        runtime = Path(name) / "runtime"
+        runtime.mkdir(mode=0o700)
+        os.chown(runtime, 65534, 65534)
+        command = [sys.executable, "-c", AS_A_USER, who, name]
+        environ = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+        try:
+            assert said(process) == f"multus-daemon: ready, {runtime}/multus/multus.sock\n"
+        finally:
+            process.kill()
+            process.communicate()
+        assert (runtime / "multus" / "cni").is_dir()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+import socket
 import stat
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -49,12 +52,18 @@ class Bench:
         (self.manifests / "pod.yaml").write_text(
             "apiVersion: v1\nkind: Pod\nmetadata: {namespace: demo, name: hello, uid: the-uid}\n"
         )
+        self.run_dir = root / "run"
+        self.run_dir.mkdir()
+        # All that it takes to be a daemon here: the shim talks to nobody.
+        self.daemon = socket.socket(socket.AF_UNIX)
+        self.daemon.bind(str(self.run_dir / "multus.sock"))
+        self.daemon.listen()
         self.config = root / "daemon-config.json"
         self.config.write_text(
             json.dumps(
                 {
                     "socketDir": "/host/run",
-                    "daemonSocketDir": "/run/there",
+                    "daemonSocketDir": str(self.run_dir),
                     "cniDir": "/cni",
                     "binDir": "/plugins",
                     "clusterNetwork": "cluster",
@@ -90,7 +99,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """No real namespaces: files in their place, and one view of what the kernel has."""
 
     def create(path: pathlib.Path) -> None:
@@ -100,7 +109,9 @@ def bench(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr("multus_daemon.ctl.namespaces.create", create)
     monkeypatch.setattr("multus_daemon.ctl.namespaces.remove", lambda path: path.unlink(missing_ok=True))
     monkeypatch.setattr("multus_daemon.ctl.inside.look", lambda _netns: VIEW)
-    return Bench(tmp_path)
+    bench = Bench(tmp_path)
+    yield bench
+    bench.daemon.close()
 
 
 def test_what_the_shim_is_given(bench: Bench) -> None:
@@ -121,7 +132,7 @@ def test_what_the_shim_is_given(bench: Bench) -> None:
         "cniVersion": "1.0.0",
         "name": "multus-cni-network",
         "type": "multus-shim",
-        "daemonSocketDir": "/run/there",
+        "daemonSocketDir": str(bench.run_dir),
         "cniDir": "/cni",
         "daemonWaitSeconds": 5.0,
         "clusterNetwork": "cluster",
@@ -278,7 +289,7 @@ def test_a_namespace_that_can_not_be_made(
 def test_configurations_and_shims_that_are_not_there(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.config.unlink()
     assert "can't be read: No such file" in failing(bench, capsys, lambda: bench.run("up"))
-    bench.config.write_text("{}")
+    bench.config.write_text(json.dumps({"socketDir": str(bench.run_dir)}))
     bench.shim.unlink()
     assert "the shim can't be run" in failing(bench, capsys, lambda: bench.run("up"))
 
@@ -291,3 +302,34 @@ def test_the_state_is_private(bench: Bench) -> None:
     with pytest.raises(SystemExit):
         bench.run("down")
     assert path.exists()
+
+
+@pytest.mark.parametrize("verb", ["up", "check", "down"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_without_a_daemon_it_says_soon_how_to_start_one(
+    bench: Bench, capsys: pytest.CaptureFixture[str], verb: str, gone: bool
+) -> None:
+    if verb != "up":
+        bench.run("up")
+    capsys.readouterr()
+    before, calls = bench.left, len(bench.calls)
+    bench.daemon.close()
+    path = bench.run_dir / "multus.sock"
+    if gone:
+        path.unlink()
+    began = time.monotonic()
+    shown = failing(bench, capsys, lambda: bench.run(verb))
+    # Not what the shim waits for a daemon that restarts.
+    assert time.monotonic() - began < 10
+    reason = "No such file or directory" if gone else "Connection refused"
+    start = f"multus-daemon run --config {bench.config} --standalone {bench.manifests}"
+    assert shown == f"multusctl: no daemon listens on {path}: {reason}; start one: {start}\n"
+    assert (bench.left, len(bench.calls)) == (before, calls)
+
+
+def test_a_daemon_that_is_about_to_listen_is_waited_for(bench: Bench) -> None:
+    path = bench.run_dir / "multus.sock"
+    path.rename(path.with_name("later"))
+    threading.Timer(0.2, path.with_name("later").rename, (path,)).start()
+    bench.run("up")
+    assert bench.verbs == ["ADD"]

@@ -146,6 +146,7 @@ def test_reads_of_an_add_are_the_shortest_requests() -> None:
 def test_a_network_status() -> None:
     assert d.NETWORK_STATUS_PATIENCE_SECONDS < d.NETWORK_STATUS_SECONDS
     assert 2 * d.NETWORK_STATUS_ATTEMPT_SECONDS + d.NETWORK_STATUS_RETRY_SECONDS[1] <= 10
+    assert d.NETWORK_STATUS_SECONDS < d.STATUSES_POD_SECONDS
 
 
 def test_an_event() -> None:
@@ -175,6 +176,10 @@ def test_a_run_of_reconcile_ends_before_the_next() -> None:
     assert d.RECONCILE_BLIND_SECONDS < d.RECONCILE_SECONDS
 
 
+def test_what_is_set_aside_was_tried_many_times() -> None:
+    assert 10 * d.RECONCILE_RETRY_SECONDS[1] < d.SET_ASIDE_SECONDS
+
+
 def test_a_configuration_that_is_fought_over() -> None:
     assert d.RESTORE_SECONDS[1] < d.RESTORE_CALM_SECONDS
 
@@ -183,7 +188,8 @@ def test_what_follows_the_drain_takes_20_seconds_at_most() -> None:
     assert d.KILL_GRACE_SECONDS < d.CANCELLED_SECONDS
     # Of both servers, the unix socket and the metrics: what a client sends is read, then the connections close.
     servers = 2 * (d.LINGER_SECONDS + d.CONNECTIONS_SECONDS)
-    assert d.CANCELLED_SECONDS + servers + d.REPORT_SECONDS <= 20
+    # And of the log, both ways: standard error and the file.
+    assert d.CANCELLED_SECONDS + servers + d.REPORT_SECONDS + 2 * d.LOG_FLUSH_SECONDS <= 20
     assert d.DRAIN_SECONDS > d.SHIM_DEL_WAIT_SECONDS
 
 

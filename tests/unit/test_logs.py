@@ -108,43 +108,46 @@ async def test_fields_belong_to_the_task():
         ("DEBUG", ["debug", "verbose", "warning", "error", "panic"]),
     ],
 )
-def test_levels(capsys, level, shown):
+def test_levels(capfd, level, shown):
     logs.configure(level)
     logger = logging.getLogger("multus_daemon.engine")
     for number in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
         logger.log(number, "x")
-    assert re.findall(r"\[(\w+)\]", capsys.readouterr().err) == shown
+    assert logs.flush()
+    assert re.findall(r"\[(\w+)\]", capfd.readouterr().err) == shown
 
 
-def test_other_packages_are_heard_from_warnings_on(capsys):
+def test_other_packages_are_heard_from_warnings_on(capfd):
     logs.configure("debug")
     logging.getLogger("aiohttp").info("chatter")
     logging.getLogger("aiohttp").warning("trouble")
-    shown = capsys.readouterr().err
+    assert logs.flush()
+    shown = capfd.readouterr().err
     assert "trouble" in shown
     assert "chatter" not in shown
 
 
 @pytest.mark.conformance("programs-17")
-def test_nothing_is_shown_where_nothing_is_wanted(capsys):
+def test_nothing_is_shown_where_nothing_is_wanted(capfd):
     logs.configure("debug", to_stderr=False)
     logging.getLogger("multus_daemon").error("x")
-    assert capsys.readouterr() == ("", "")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.conformance("programs-13", "programs-20")
-def test_the_file_is_private_and_rotates(tmp_path, capsys):
+def test_the_file_is_private_and_rotates(tmp_path, capfd):
     path = tmp_path / "multus.log"
     logs.configure("verbose", to_stderr=False, file=str(path), options={"maxSize": 1, "maxBackups": 2, "maxAge": 3})
     logger = logging.getLogger("multus_daemon")
     for _ in range(120):
         logger.info("x" * 30_000)
+    assert logs.flush()
     names = sorted(entry.name for entry in tmp_path.iterdir())
     assert names == ["multus.log", "multus.log.1", "multus.log.2"]
     for name in names:
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
         assert (tmp_path / name).stat().st_size <= 1024 * 1024
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.weak_spot(44)
@@ -164,6 +167,7 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
+    assert logs.flush()
     lines = path.read_text().splitlines()
     assert len(lines) == 8 * 200
     for text in lines:
@@ -185,8 +189,9 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
 def test_what_no_option_says_has_its_default(tmp_path, options, limits):
     logs.configure(file=str(tmp_path / "x.log"), to_stderr=False, options=options)
     [handler] = logging.getLogger().handlers
-    assert isinstance(handler, RotatingFileHandler)
-    assert (handler.maxBytes // 1024 // 1024, handler.backupCount) == limits
+    assert isinstance(handler, logs.QueueHandler)
+    assert isinstance(handler.sink, RotatingFileHandler)
+    assert (handler.sink.maxBytes // 1024 // 1024, handler.sink.backupCount) == limits
 
 
 @pytest.mark.conformance("programs-13")
@@ -195,17 +200,20 @@ def test_an_old_log_is_continued(tmp_path):
     path.write_text("old\n")
     logs.configure(file=str(path), to_stderr=False)
     logging.getLogger("multus_daemon").info("new")
+    assert logs.flush()
     assert re.fullmatch(rf"old\n{STAMP} \[verbose\] new\n", path.read_text())
 
 
 @pytest.mark.conformance("programs-17")
-def test_configuring_again_replaces_and_closes(tmp_path, capsys):
+def test_configuring_again_replaces_and_closes(tmp_path, capfd):
     logs.configure(file=str(tmp_path / "a.log"), to_stderr=True)
-    [first] = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
+    first, _ = (item.sink for item in logging.getLogger().handlers if isinstance(item, logs.QueueHandler))
+    assert isinstance(first, RotatingFileHandler)
     logs.configure(file=str(tmp_path / "b.log"), to_stderr=True)
     assert first.stream is None
     logging.getLogger("multus_daemon").info("once")
-    assert capsys.readouterr().err.count("once") == 1
+    assert logs.flush()
+    assert capfd.readouterr().err.count("once") == 1
     assert (tmp_path / "a.log").read_text() == ""
 
 

@@ -187,14 +187,18 @@ def test_late_deletes(registry, metrics):
     seen.entry("odd")
     seen.given_up()
     seen.orphan("deleted", 3)
-    seen.left_over(1, 2, 3)
+    seen.left_over(1, 2, 3, 4)
+    seen.never_attached()
+    seen.set_aside()
     seen.unattached(5)
     assert registry.get_sample_value("multus_spool_entries") == 4
     assert registry.get_sample_value("multus_spool_replays_total", {"outcome": "rejected"}) == 1
     assert registry.get_sample_value("multus_spool_replays_total", {"outcome": "other"}) == 1
     assert registry.get_sample_value("multus_deletes_given_up_total") == 1
     assert registry.get_sample_value("multus_orphan_attachments_total", {"outcome": "deleted"}) == 3
-    kinds = {"orphans": 1, "inhabited": 2, "unreadable": 3}
+    assert registry.get_sample_value("multus_networks_never_attached_total") == 1
+    assert registry.get_sample_value("multus_containers_set_aside_total") == 1
+    kinds = {"orphans": 1, "inhabited": 2, "unreadable": 3, "aside": 4}
     for kind, number in kinds.items():
         assert registry.get_sample_value("multus_leftover_containers", {"kind": kind}) == number
     assert registry.get_sample_value("multus_pods_lacking_networks") == 5

@@ -83,6 +83,9 @@ class Store(Loop):
     def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
         return self.known_networks.get((namespace, name))
 
+    def namespaces_with_network(self, name: str) -> list[str]:
+        return [namespace for namespace, found in self.known_networks if found == name]
+
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         await self.answer("pod", namespace, name, uid)
         return POD

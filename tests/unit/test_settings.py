@@ -63,6 +63,7 @@ OF_THE_NODE = {
 
 DEFAULTS: dict[str, Any] = {
     "attachConcurrency": 4,
+    "maxPortMappings": 128,
     "auxiliaryCNIChainName": "",
     "binDir": "/opt/cni/bin",
     "builtinPlugins": "prefer",
@@ -99,6 +100,7 @@ DEFAULTS: dict[str, Any] = {
     "nodeName": "",
     "overrideNetworkName": False,
     "perNodeCertificate": None,
+    "pluginEnv": (),
     "pluginGomaxprocs": 2,
     "deleteTries": 5,
     "reconcileSeconds": 300.0,
@@ -213,6 +215,13 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("delegateTimeoutSeconds", 0, "delegateTimeoutSeconds: Expected `float` > 0.0"),
         ("delegateTimeoutSeconds", 3601, "delegateTimeoutSeconds: Expected `float` <= 3600.0"),
         ("daemonWaitSeconds", -1, "daemonWaitSeconds: Expected `float` >= 0.0"),
+        ("pluginEnv", "A", "pluginEnv: Expected `array`, got `str`"),
+        ("pluginEnv", ["A", "B=1"], "pluginEnv: 'B=1' is not the name of a variable"),
+        ("pluginEnv", [""], "pluginEnv: '' is not the name of a variable"),
+        ("pluginEnv", ["CNI_ARGS"], "pluginEnv: CNI_ARGS is part of the protocol: a call sets it"),
+        ("pluginEnv", ["GOMAXPROCS"], "pluginEnv: GOMAXPROCS is set by pluginGomaxprocs"),
+        ("pluginEnv", ["LC_ALL"], "pluginEnv: LC_ALL is always C: the daemon reads what is printed"),
+        ("maxPortMappings", 0, "maxPortMappings: Expected `int` >= 1"),
         ("pluginGomaxprocs", 0, "pluginGomaxprocs: Expected `int` >= 1"),
         ("chrootDri", "/", "chrootDri: unknown key, is chrootDir meant?"),
         ("CHROOTDIRECTORY", "/", "CHROOTDIRECTORY: unknown key, is chrootDir meant?"),
@@ -223,6 +232,25 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
 def test_what_is_wrong_is_said_with_its_key(key: str, value: Any, problem: str) -> None:
     [found] = problems(json.dumps({key: value}).encode())
     assert found == problem
+
+
+def test_text_that_is_no_json_is_told_with_line_and_column() -> None:
+    assert problems(b'{\n  "binDir": "/a",\n}') == [
+        "not JSON: JSON is malformed: trailing comma in object (line 3, column 1)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b'{"binDir": "/a", "cniDir": "/c", "binDir": "/a"}', ["binDir"]),
+        (b'{"binDir": "/a", "BINDIR": "/b"}', ["binDir", "BINDIR"]),
+        (b'{"logOptions": {"maxSize": 1, "maxSize": 2}}', ["logOptions.maxSize"]),
+        (b'{"delegates": [{"type": "a"}, {"type": "a", "type": "b"}]}', ["delegates[1].type"]),
+    ],
+)
+def test_a_key_that_is_there_twice_is_an_error(data: bytes, found: list[str]) -> None:
+    assert problems(data) == [f"{key}: is there more than once" for key in found]
 
 
 def test_all_problems_are_said_at_once() -> None:
@@ -329,3 +357,11 @@ def test_no_key_is_declared_twice() -> None:
 def test_nested_keys_without_effect_are_log_options() -> None:
     nested = {key for key in settings.WITHOUT_EFFECT if "." in key}
     assert nested <= {f"logOptions.{key}" for key in settings.LOG_OPTIONS}
+
+
+def test_what_an_ordinary_user_has_not_set_is_in_a_directory_of_theirs() -> None:
+    found = settings.in_directory(read(), Path("/run/user/1000"))
+    assert (found.socket.directory, found.paths.cni_dir) == ("/run/user/1000/multus", "/run/user/1000/multus/cni")
+    given = read(socketDir="/s", cniDir="/c")
+    assert settings.in_directory(given, Path("/run/user/1000")) == given
+    assert settings.in_directory(read(), None) == read()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,8 +22,6 @@ from multus_daemon.netlink import inet
 from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.ops import Session
 
-log = logging.getLogger(__name__)
-
 # Position of the container's end in the result's interfaces: behind the bridge and the host's end.
 _CONTAINER_INTERFACE: Final = 2
 
@@ -34,12 +31,17 @@ def unsupported(call: Call) -> str:
     return config.unsupported(call)
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    call.once(config.read)
+
+
 def add(call: Call, session: Session) -> Result:
     """Make the port, and the bridge if need be. Raises CniError, Interrupted; the port and what is its are gone.
 
     The pair comes before the addresses: an IPAM plugin such as dhcp needs the container's end.
     """
-    settings = config.read(call)
+    settings = call.once(config.read)
     ifname = call.invocation.ifname
     with Undo() as undo:
         pair = veth.Pair()
@@ -76,7 +78,7 @@ def delete(call: Call, session: Session) -> None:
 
     The addresses are released only when the pair is gone; the rest goes on past what fails.
     """
-    removed = veth.remove(call, session)
+    removed = veth.remove(call, session, others=masquerade.goes_by_name(call))
     failures: list[CniError] = []
     try:
         if ipam.is_named(call):
@@ -86,9 +88,11 @@ def delete(call: Call, session: Session) -> None:
     try:
         if call.tools is not None and gojson.get_bool(call.fields, "macspoofchk"):
             spoofing.remove(call)
-    except (CniError, gojson.JsonError) as error:
-        # As the reference: the rules are about a port that is no more.
-        log.warning("network %s: the rules against other MAC addresses stay: %s", call.name, error)
+    except gojson.JsonError:
+        # No ADD has come past this either.
+        pass
+    except CniError as error:
+        failures.append(error)
     try:
         if ipam.is_named(call):
             masquerade.forget(call, removed)

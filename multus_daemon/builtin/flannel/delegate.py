@@ -43,19 +43,6 @@ def compose(call: Call, subnets: Subnets) -> dict[str, Any]:
     return _sorted_object(composed) | {"ipam": ipam}
 
 
-def called_by(fields: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """The plugin that flannel will call, and its IPAM plugin, by type, each with what is known of its configuration."""
-    try:
-        given = gojson.get_object(fields, "delegate") or {}
-        ipam = {"type": _DEFAULT_IPAM, **(gojson.get_object(fields, "ipam") or {})}
-    except gojson.JsonError:
-        return {}
-    common = {key: fields[key] for key in ("name", "cniVersion") if key in fields}
-    composed = {**common, "type": DEFAULT_TYPE, **given, "ipam": ipam}
-    types = [kind for kind in (composed["type"], ipam["type"]) if isinstance(kind, str) and kind]
-    return dict.fromkeys(types, composed)
-
-
 def encode(configuration: Mapping[str, Any]) -> bytes:
     """As the reference writes it."""
     return gojson.dumps(configuration, sort_keys=False)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from multus_daemon.attachment import Invocation
 from multus_daemon.base import fs
 from multus_daemon.builtin import configuration, interfaces
 from multus_daemon.builtin.contract import Call
@@ -28,15 +29,15 @@ _KEYS: Final = ("subnetFile", "dataDir", "delegate")
 _SUBNET_LIMIT: Final = 1024 * 1024
 
 
-called_by = delegate.called_by
-
-
 @dataclass(frozen=True, slots=True)
 class _Delegate:
     """What has been composed, for the plugin that does the work."""
 
     plugin_type: str
     stdin: bytes
+    fields: Mapping[str, Any]
+    parsed: dict[Any, Any] = field(default_factory=dict)
+    """As `Invocation.parsed`, of this configuration."""
 
 
 def unsupported(call: Call) -> str:
@@ -44,9 +45,22 @@ def unsupported(call: Call) -> str:
     return configuration.unknown_key(call.fields, configuration.COMMON_KEYS.union(_KEYS))
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`; what is composed is for the delegate to read."""
+    _saved_at(call)
+    call.once(_compose)
+
+
+def called_by(call: Call) -> Mapping[str, Invocation]:
+    """The plugin that does the work, and its IPAM plugin. Raises CniError."""
+    composed = call.once(_compose)
+    types = (composed.plugin_type, gojson.get_str(gojson.get_object(composed.fields, "ipam") or {}, "type"))
+    return dict.fromkeys(filter(None, types), _invocation(call, "ADD", composed))
+
+
 def add(call: Call, session: Session) -> Result:
     """Compose the delegate's configuration, save it for DEL, run the delegate. Raises CniError, Interrupted."""
-    composed = _compose(call)
+    composed = call.once(_compose)
     path = _saved_at(call)
     with interfaces.inside(call, session):
         there_before = _has_link(session, ifname=call.invocation.ifname)
@@ -68,7 +82,7 @@ def delete(call: Call, session: Session) -> None:
     if saved is None:
         return
     try:
-        composed = _Delegate(delegate.type_of(saved), saved)
+        composed = _Delegate(delegate.type_of(saved), saved, gojson.loads_object(saved))
     except gojson.JsonError as error:
         # Refused, the DEL would come back for ever.
         log.warning("network %s: failed to parse netconf %s: %s", call.name, path, error)
@@ -88,9 +102,20 @@ def status(call: Call) -> None:
 
 def _run(call: Call, verb: str, composed: _Delegate) -> Result:
     """Raises CniError, the delegate's own unchanged."""
-    fields = gojson.loads_object(composed.stdin)
-    invocation = replace(call.invocation, verb=verb, fields=fields, prev_result=None, raw=composed.stdin)
-    return call.ipam.run(composed.plugin_type, invocation)
+    return call.ipam.run(composed.plugin_type, _invocation(call, verb, composed))
+
+
+def _invocation(call: Call, verb: str, composed: _Delegate) -> Invocation:
+    recorded = call.prev_result if verb == "DEL" else None
+    return replace(
+        call.invocation,
+        verb=verb,
+        fields=composed.fields,
+        prev_result=None,
+        raw=composed.stdin,
+        parsed=composed.parsed,
+        recorded=recorded,
+    )
 
 
 def _delete(call: Call, composed: _Delegate) -> None:
@@ -106,7 +131,8 @@ def _compose(call: Call) -> _Delegate:
         raise DecodingFailureError(
             f"failed to load flannel netconf file: failed to load netconf: {error}", f"network {call.name!r}"
         ) from error
-    return _Delegate(composed["type"], delegate.encode(composed))
+    stdin = delegate.encode(composed)
+    return _Delegate(composed["type"], stdin, gojson.loads_object(stdin))
 
 
 def _subnets(call: Call, path: str) -> subnet.Subnets:

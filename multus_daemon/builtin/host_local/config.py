@@ -130,7 +130,9 @@ def read(fields: Mapping[str, Any], *, name: str, cni_version: str) -> HostLocal
         data_dir = gojson.get_str(ipam, "dataDir") or DEFAULT_DATA_DIR
         resolv_conf = gojson.get_str(ipam, "resolvConf") or ""
         wanted = [*(gojson.get_strings(given, "ips") or ()), *(gojson.get_strings(runtime, "ips") or ())]
-        routes = tuple(cni_result.read_route(_as_object(item)) for item in gojson.get_list(ipam, "routes") or ())
+        routes = tuple(
+            cni_result.read_route(_as_object(item, "routes")) for item in gojson.get_list(ipam, "routes") or ()
+        )
     except gojson.JsonError as error:
         raise DecodingFailureError(f"host-local: {error}") from error
     requested = tuple(_requested(text) for text in wanted)
@@ -144,7 +146,7 @@ def unsupported(fields: Mapping[str, Any]) -> str:
         return found
     sets = [item for item in gojson.get_list(ipam, "ranges") or () if isinstance(item, list)]
     unknown = (
-        configuration.unknown_key(_as_object(entry), _RANGE_KEYS, within="ipam.ranges: ")
+        configuration.unknown_key(_as_object(entry, "ranges"), _RANGE_KEYS, within="ipam.ranges: ")
         for entries in sets
         for entry in entries
     )
@@ -180,12 +182,12 @@ def with_args(config: HostLocalConfig, args: str) -> HostLocalConfig:
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
-def _as_object(value: Any) -> Mapping[str, Any]:
+def _as_object(value: Any, key: str) -> Mapping[str, Any]:
     """An item of an array; null is an empty object."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise gojson.JsonError(f"an object is needed, not {gojson.kind_of(value)}")
+        raise gojson.JsonError(f"{key}: an object is needed, not {gojson.kind_of(value)}")
     return value
 
 
@@ -194,16 +196,16 @@ def _read_sets(fields: Mapping[str, Any], key: str) -> list[list[_Draft]]:
     for index, item in enumerate(gojson.get_list(fields, key) or ()):
         if not isinstance(item, list | None):
             raise gojson.JsonError(f"{key}[{index}]: an array of ranges is needed, not {gojson.kind_of(item)}")
-        sets.append([_read_range(_as_object(entry)) for entry in item or ()])
+        sets.append([_read_range(_as_object(entry, f"{key}[{index}]")) for entry in item or ()])
     return sets
 
 
 def _read_range(fields: Mapping[str, Any]) -> _Draft:
     return _Draft(
         subnet=_read_subnet(gojson.get_str(fields, "subnet")),
-        first=_read_address(gojson.get_str(fields, "rangeStart")),
-        last=_read_address(gojson.get_str(fields, "rangeEnd")),
-        gateway=_read_address(gojson.get_str(fields, "gateway")),
+        first=_read_address(fields, "rangeStart"),
+        last=_read_address(fields, "rangeEnd"),
+        gateway=_read_address(fields, "gateway"),
     )
 
 
@@ -235,16 +237,21 @@ def _read_subnet(text: str | None) -> _Subnet | None:
     try:
         return _interface(text)
     except ValueError as error:
-        raise InvalidNetworkConfigError(f"invalid CIDR address: {text}") from error
+        raise InvalidNetworkConfigError(
+            f"invalid CIDR address: {text}", "subnet: a network with its prefix length is needed, e.g. 10.1.0.0/16"
+        ) from error
 
 
-def _read_address(text: str | None) -> Address | None:
+def _read_address(fields: Mapping[str, Any], key: str) -> Address | None:
+    text = gojson.get_str(fields, key)
     if not text:
         return None
     try:
         return _unmapped(_plain(text))
     except ValueError as error:
-        raise InvalidNetworkConfigError(f"invalid IP address: {text}") from error
+        raise InvalidNetworkConfigError(
+            f"invalid IP address: {text}", f"{key}: an address without prefix length is needed"
+        ) from error
 
 
 def _range_sets(drafts: list[list[_Draft]], cni_version: str) -> tuple[RangeSet, ...]:
@@ -307,7 +314,8 @@ def _range(draft: _Draft) -> Range:
     if subnet.ip != network.network_address:
         raise InvalidNetworkConfigError(
             f"Network has host bits set. For a subnet mask of length {length} "
-            f"the network address is {network.network_address}"
+            f"the network address is {network.network_address}",
+            f"subnet {subnet}: write {network}",
         )
     # The first address is the gateway as a rule, which is passed over when addresses are given away; an IPv4
     # subnet's last one is the broadcast address.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -15,7 +14,7 @@ from multus_daemon.base.threads import KeyedLock
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.host_local import allocator, book, config, store
 from multus_daemon.builtin.host_local.index import Index
-from multus_daemon.cni import conf
+from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import InternalError, IoFailureError
 from multus_daemon.cni.result import Dns, Result
 from multus_daemon.netlink.ops import Session
@@ -32,9 +31,14 @@ def unsupported(call: Call) -> str:
     return config.unsupported(call.fields)
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    call.once(_settings)
+
+
 def add(call: Call, session: Session) -> Result:
     """One address from each range set. Raises CniError; nothing is taken then."""
-    settings = _settings(call)
+    settings = call.once(_settings)
     resolv_conf = call.on_host(settings.resolv_conf) if settings.resolv_conf else None
 
     def work(leases: store.LeaseDirectory) -> Result:
@@ -46,20 +50,43 @@ def add(call: Call, session: Session) -> Result:
 
 
 def delete(call: Call, session: Session) -> None:
-    """Release every address of the container's interface; none is done. Raises CniError."""
+    """Release every address of the container's interface; none is done.
+
+    Raises CniError, also where the file of one can't be read: of those that the ADD answered, or, where that is not
+    known, of any.
+    """
 
     def work(leases: store.LeaseDirectory) -> None:
         for name in leases.files():
             leases.release(name)
+        leases.require_readable(_recorded(call))
 
-    _locked(call, _settings(call), work)
+    _locked(call, call.once(_settings), work)
+
+
+def kept(call: Call) -> str:
+    """The addresses of the container's interface, whatever else the configuration says; see `ports.BuiltinPlugins`."""
+    try:
+        data_dir = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "dataDir") or config.DEFAULT_DATA_DIR
+    except gojson.JsonError:
+        # No ADD has come past this.
+        return ""
+    directory = call.on_host(data_dir) / call.name
+    try:
+        held = store.held(directory, store.Owner(call.invocation.container_id, call.invocation.ifname))
+    except OSError as error:
+        return f"addresses in {directory}, which can't be read: {error.strerror or error}"
+    return f"addresses in {directory}: {', '.join(held)}" if held else ""
 
 
 def check(call: Call, session: Session) -> None:
     """Some address is the container's interface's. Raises CniError."""
 
     def work(leases: store.LeaseDirectory) -> bool:
-        return bool(leases.files() or (leases.refresh() and leases.files()))
+        if leases.files() or (leases.refresh() and leases.files()):
+            return True
+        leases.require_readable(_recorded(call))
+        return False
 
     if not _locked(call, _settings(call), work):
         raise InternalError(f"host-local: Failed to find address added by container {call.invocation.container_id}")
@@ -70,7 +97,7 @@ def status(call: Call) -> None:
 
 
 def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.LeaseDirectory], T]) -> T:
-    directory = _directory(call.host_root, settings.data_dir, settings.name)
+    directory = str(call.on_host(f"{settings.data_dir}/{settings.name}"))
     owner = store.Owner(call.invocation.container_id, call.invocation.ifname)
     seconds = deadlines.HOST_LOCAL_LOCK_SECONDS
     began = time.monotonic()
@@ -89,10 +116,9 @@ def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.
             raise IoFailureError(f"host-local: {reason}", f"data directory {directory}") from error
 
 
-# The same few for every pod, and pathlib takes its time.
-@lru_cache(maxsize=256)
-def _directory(host_root: Path, data_dir: str, name: str) -> str:
-    return str(host_root / data_dir.lstrip("/") / name)
+def _recorded(call: Call) -> list[str]:
+    """The addresses that the ADD answered; empty where they are not known."""
+    return [] if call.prev_result is None else [ip.ip for ip in call.prev_result.ips]
 
 
 def _settings(call: Call) -> config.HostLocalConfig:

@@ -19,19 +19,18 @@ import fcntl
 import ipaddress
 import os
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.base import deadline
+from multus_daemon.base import deadline, fs
 from multus_daemon.base.backoff import backoff
 from multus_daemon.builtin.host_local.book import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book
 from multus_daemon.builtin.host_local.index import Index
 from multus_daemon.cni.errors import TryAgainLaterError
 
-_READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OWNER_MAX_BYTES: Final = 4096
 
 
@@ -62,6 +61,7 @@ class LeaseDirectory:
         self._owner = owner
         self._kept = Book() if book is None else book
         self._listed = False
+        self._unreadable: dict[str, OSError] = {}
 
     @cached_property
     def _book(self) -> Book:
@@ -101,6 +101,16 @@ class LeaseDirectory:
                 return sorted(found)
         return []
 
+    def require_readable(self, addresses: Collection[str]) -> None:
+        """Raise OSError where one of `addresses`, or any where there are none, is a file that could not be read.
+
+        For a DEL, once the `files` of the owner are released: it may be another one of them.
+        """
+        wanted = {ipaddress.ip_address(text) for text in addresses}
+        for name, error in self._unreadable.items():
+            if not wanted or (_is_address(name) and ipaddress.ip_address(name) in wanted):
+                raise OSError(error.errno, error.strerror, name) from error
+
     def _holding(self, content: bytes) -> list[str]:
         """The leases with this content, each looked up again: nothing is removed from memory alone."""
         book = self._book
@@ -126,13 +136,18 @@ class LeaseDirectory:
             content = self._read(name).strip()
         except FileNotFoundError:
             self._kept.drop(name)
-        except OSError:
-            # What can't be read (a directory, a link) belongs to nobody whom we know. It is tried again next time.
+            self._unreadable.pop(name, None)
+        except OSError as error:
+            # It is taken, and tried again next time.
             self._kept.put(name, None)
             self._kept.unread.add(name)
+            # Who gives out addresses makes files: a directory or a link is nobody's.
+            if not isinstance(error, fs.NotRegularFileError) and error.errno != errno.ELOOP:
+                self._unreadable[name] = error
         else:
             self._kept.put(name, content)
             self._kept.unread.discard(name)
+            self._unreadable.pop(name, None)
 
     def last_reserved(self, index: int) -> str:
         """The mark of the set `index`; empty if there is none that can be read."""
@@ -167,7 +182,7 @@ class LeaseDirectory:
         self._kept.drop(address)
 
     def _read(self, name: str) -> bytes:
-        descriptor = os.open(name, _READ_FLAGS, dir_fd=self._descriptor)
+        descriptor = fs.open_regular(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._descriptor)
         try:
             return os.read(descriptor, _OWNER_MAX_BYTES)
         finally:
@@ -187,15 +202,15 @@ class LeaseDirectory:
         Put in place by rename(2), or emptied first, it would be on its way to the disk at once (ext4(5),
         auto_da_alloc), for which this would wait: 0.7 ms instead of 0.02, more on a busy disk.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         try:
-            descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
+            descriptor = fs.open_regular(name, flags, dir_fd=self._descriptor)
         except OSError as error:
-            if error.errno != errno.ELOOP:
+            if error.errno != errno.ELOOP and not isinstance(error, fs.NotRegularFileError):
                 raise
-            # A link, to wherever.
+            # A link, to wherever, or a pipe.
             os.unlink(name, dir_fd=self._descriptor)
-            descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
+            descriptor = fs.open_regular(name, flags, dir_fd=self._descriptor)
         try:
             os.write(descriptor, data)
             if os.fstat(descriptor).st_size > len(data):
@@ -222,7 +237,7 @@ def locked(path: str, owner: Owner, *, patience: float, index: Index | None = No
     """
     descriptor = _open_directory(path)
     try:
-        lock = os.open(LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o750, dir_fd=descriptor)
+        lock = fs.open_regular(LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o750, dir_fd=descriptor)
         try:
             _acquire(lock, f"{path}/{LOCK_NAME}", patience)
             # Closing the file gives the lock back.
@@ -232,6 +247,18 @@ def locked(path: str, owner: Owner, *, patience: float, index: Index | None = No
                 yield leases
         finally:
             os.close(lock)
+    finally:
+        os.close(descriptor)
+
+
+def held(path: Path, owner: Owner) -> list[str]:
+    """The owner's files in the directory `path`, without its lock; none where it is no directory. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    try:
+        return LeaseDirectory(descriptor, owner).files()
     finally:
         os.close(descriptor)
 

@@ -14,8 +14,8 @@ from typing import Final
 from multus_daemon.base import fs
 from multus_daemon.cni.errors import InvalidNetworkConfigError, IoFailureError
 
-PATH: Final = "etc/cni/tuning/allowlist.conf"
-"""Below the host's root."""
+PATH: Final = "/etc/cni/tuning/allowlist.conf"
+"""As the host sees it."""
 _LIMIT: Final = 1024 * 1024
 # An escape, a set (in which `]` may come first, and named classes), a single character.
 _PIECE: Final = re.compile(r"\\.|\[\^?\]?(?:\[:\^?[a-z]+:\]|\\.|[^\]\\])*\]|.", re.DOTALL)
@@ -38,19 +38,19 @@ _CLASSES: Final[Mapping[str, str]] = {
 }
 
 
-def require_allowed(keys: Iterable[str], host_root: Path) -> None:
-    """Refuse a key that no line allows; without the file every one is allowed. Blocks.
+def require_allowed(keys: Iterable[str], path: Path) -> None:
+    """Refuse a key that no line of the file at `path` allows; without the file every one is allowed. Blocks.
 
     Raises InvalidNetworkConfigError, IoFailureError.
     """
-    patterns = _lines(host_root / PATH)
+    patterns = _lines(path)
     if patterns is None:
         return
     for key in keys:
         if not is_allowed(key, patterns):
             raise InvalidNetworkConfigError(
                 f"Sysctl {key} is not allowed. Only the following sysctls are allowed: [{' '.join(patterns)}]",
-                f"the node's /{PATH} says so",
+                f"the node's {PATH} says so",
             )
 
 
@@ -72,7 +72,7 @@ def is_allowed(key: str, patterns: Sequence[str]) -> bool:
                 return True
         except (re.error, OverflowError, RecursionError) as error:
             raise InvalidNetworkConfigError(
-                f"error parsing regexp: {error}: `{pattern}`", f"a line of the node's /{PATH}"
+                f"error parsing regexp: {error}: `{pattern}`", f"a line of the node's {PATH}"
             ) from error
     return False
 

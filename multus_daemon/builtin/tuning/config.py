@@ -73,7 +73,8 @@ def read(call: Call) -> TuningConfig:
 
     Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7).
     """
-    _refuse_repeated(call.invocation.stdin)
+    if call.invocation.raw is not None:
+        _refuse_repeated(call.invocation.raw)
     try:
         return _read(call)
     except gojson.JsonError as error:

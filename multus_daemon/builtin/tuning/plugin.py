@@ -42,11 +42,16 @@ def unsupported(call: Call) -> str:
     return config.unsupported(call)
 
 
+def validate(call: Call) -> None:
+    """See `contract.Plugin`."""
+    call.once(config.read)
+
+
 def add(call: Call, session: Session) -> Result:
     """Set what is configured; prevResult, with the new MAC address. Raises CniError; all is as it was then."""
-    settings = config.read(call)
+    settings = call.once(config.read)
     if settings.sysctls:
-        allowlist.require_allowed([item.key for item in settings.sysctls], call.host_root)
+        allowlist.require_allowed([item.key for item in settings.sysctls], call.on_host(allowlist.PATH))
     previous = _previous(call)
     path = backup.path_of(call, settings.data_dir)
     with Undo() as undo:

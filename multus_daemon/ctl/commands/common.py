@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from multus_daemon import settings
+from multus_daemon.base import user
 from multus_daemon.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,10 +57,9 @@ def pod(text: str) -> str:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Those of `--config`; else of the usual place, where there is one; else the defaults. Raises SettingsError."""
-    if arguments.config:
-        return settings.load(arguments.config)
     usual = Path(settings.DEFAULT_CONFIG_PATH)
-    return settings.load(usual) if usual.exists() else Settings()
+    path = arguments.config or (usual if usual.exists() else None)
+    return settings.in_directory(settings.load(path) if path else Settings(), user.runtime_directory())
 
 
 def client(arguments: argparse.Namespace) -> Client:

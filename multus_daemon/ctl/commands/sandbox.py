@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
+from multus_daemon.base import user
 from multus_daemon.ctl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
     """Declare it."""
+    run_directory = user.runtime_directory() or Path("/run")
     sandbox = groups.add_parser("sandbox", help="play the container runtime for a daemon")
     verbs = sandbox.add_subparsers(dest="verb", required=True)
     for verb, meaning in (
@@ -24,15 +27,15 @@ def add_to(groups: common.Groups) -> None:
             "--state-dir",
             metavar="DIR",
             type=Path,
-            default=Path("/run/multusctl"),
+            default=run_directory / "multusctl",
             help="where sandboxes are remembered (default: %(default)s)",
         )
         command.add_argument(
             "--netns-dir",
             metavar="DIR",
             type=Path,
-            default=Path("/run/netns"),
-            help="where network namespaces are kept (default: %(default)s, where `ip netns` has them too)",
+            default=run_directory / "netns",
+            help="where network namespaces are kept (default: %(default)s; `ip netns` has them in /run/netns)",
         )
         command.add_argument("--shim", metavar="PATH", type=Path, help="the shim (default: the installed one)")
         command.add_argument(
@@ -44,11 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises CniError, CommandError, SettingsError."""
     from multus_daemon.ctl.sandbox import Places, SandboxError, Sandboxes
 
+    options = {"--config": arguments.config, "--standalone": arguments.standalone or Path("DIR")}
+    words = [str(word) for option in options.items() if option[1] for word in option]
     places = Places(
         state=arguments.state_dir,
         netns=arguments.netns_dir,
         shim=arguments.shim,
         standalone=arguments.standalone and arguments.standalone.absolute(),
+        start=shlex.join(["multus-daemon", "run", *words]),
     )
     sandboxes = Sandboxes(common.settings_of(arguments), places)
     namespace, _, name = arguments.pod.partition("/")

@@ -1,5 +1,6 @@
 import errno
 import os
+import socket
 import stat
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -194,6 +195,26 @@ def test_what_is_no_regular_file_is_refused_at_once_and_no_descriptor_stays_open
         assert open_descriptors() == before
     finally:
         os.close(writer)
+
+
+def test_what_others_can_make_is_not_waited_for(tmp_path: Path) -> None:
+    """To be written to: a pipe that nobody reads, one that somebody does, a socket."""
+    fifo, held, bound = (tmp_path / name for name in ("fifo", "held", "bound"))
+    os.mkfifo(fifo)
+    os.mkfifo(held)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(bound))
+    reader = os.open(held, os.O_RDWR)
+    before = open_descriptors()
+    try:
+        for path in (fifo, held, bound):
+            with pytest.raises(fs.NotRegularFileError, match=f"not a regular file: '{path}'"):
+                fs.append(path, b"x")
+            with pytest.raises(fs.NotRegularFileError):
+                fs.open_regular(path, os.O_WRONLY | os.O_CREAT)
+        assert open_descriptors() == before
+    finally:
+        os.close(reader)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

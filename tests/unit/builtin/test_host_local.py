@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
+import socket
 import time
 from functools import partial
 
@@ -31,7 +33,9 @@ class Node:
         self.directory = root / "data" / "net"
         self.runner = BuiltinRunner(root)
 
-    def call(self, verb, container_id="c1", *, ifname="eth0", args="", version="1.0.0", top=None, **ipam):
+    def call(
+        self, verb, container_id="c1", *, ifname="eth0", args="", version="1.0.0", top=None, recorded=None, **ipam
+    ):
         config = {
             "cniVersion": version,
             "name": "net",
@@ -39,14 +43,15 @@ class Node:
             **(top or {}),
         }
         return self.runner.run(
-            "host-local", Invocation(verb, container_id, "/run/netns/x", ifname, args, "/opt/cni/bin", config)
+            "host-local",
+            Invocation(verb, container_id, "/run/netns/x", ifname, args, "/opt/cni/bin", config, recorded=recorded),
         )
 
     def files(self):
         return {entry.name: entry.read_bytes() for entry in self.directory.iterdir()}
 
     def addresses(self):
-        return sorted(name for name in self.files() if name[0].isdigit())
+        return sorted(name for name in os.listdir(self.directory) if name[0].isdigit())
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +170,116 @@ def test_what_a_crashed_reference_plugin_left_is_taken_for_good(node):
         node.call("ADD", "c2", args="IP=10.0.0.2")
     node.call("DEL")
     assert node.addresses() == ["10.0.0.2", "10.0.0.3"]
+
+
+def broken(monkeypatch, function, code, *names):
+    """Have `os.<function>` of the leases `names` fail."""
+    real_open, real = os.open, getattr(os, function)
+    opened = {}
+
+    def note(path, *arguments, **keywords):
+        if function == "open" and path in names:
+            raise OSError(code, os.strerror(code), path)
+        descriptor = real_open(path, *arguments, **keywords)
+        opened[descriptor] = path
+        return descriptor
+
+    def refuse(descriptor, *arguments):
+        if opened.get(descriptor) in names:
+            raise OSError(code, os.strerror(code))
+        return real(descriptor, *arguments)
+
+    if function != "open":
+        monkeypatch.setattr(os, function, refuse)
+    monkeypatch.setattr(os, "open", note)
+
+
+def result_of(*addresses):
+    return Result(ips=tuple(map(result.IpConfig, addresses)))
+
+
+UNREADABLE = [("open", errno.EMFILE), ("open", errno.ENFILE), ("open", errno.EACCES), ("read", errno.EIO)]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize(("function", "code"), UNREADABLE)
+def test_a_lease_that_cannot_be_read_fails_the_del(node, monkeypatch, function, code, is_told):
+    """It may be the one that is to be released. The others are, and once it can be read, it is too."""
+    ranges = {"ranges": [[{"subnet": "fd00::/64"}]]}
+    node.call("ADD", **ranges)
+    recorded = result_of("10.0.0.2/24", "fd00::2/64") if is_told else None
+    for known in (False, True):
+        # With and without what an earlier call has read.
+        monkeypatch.setattr(plugin, "_index", Index())
+        if known:
+            node.call("CHECK", **ranges)
+            node.call("CHECK", **ranges)
+        with monkeypatch.context() as patched:
+            broken(patched, function, code, "10.0.0.2")
+            for _ in range(2):
+                with pytest.raises(IoFailureError, match=rf"^host-local: {os.strerror(code)}: 10.0.0.2") as caught:
+                    node.call("DEL", recorded=recorded, **ranges)
+                assert str(node.directory) in str(caught.value)
+        assert node.addresses() == ["10.0.0.2"]
+    node.call("DEL", recorded=recorded, **ranges)
+    assert node.addresses() == []
+
+
+@pytest.mark.parametrize(("function", "code"), UNREADABLE)
+def test_a_lease_that_cannot_be_read_holds_up_nobody_else(node, monkeypatch, function, code):
+    """Whose addresses are known: the ADD's result has them."""
+    for number in (1, 2):
+        node.call("ADD", f"c{number}")
+    broken(monkeypatch, function, code, "10.0.0.2")
+    node.call("DEL", "c2", recorded=result_of("10.0.0.3/24"))
+    assert node.addresses() == ["10.0.0.2"]
+    node.call("ADD", "c3")
+    assert node.addresses() == ["10.0.0.2", "10.0.0.4"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "pipe", "socket"])
+def test_what_is_no_file_is_no_lease(node, kind):
+    """Nobody could have given it out."""
+    node.call("ADD")
+    path = node.directory / "10.0.0.9"
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "link":
+            path.symlink_to("10.0.0.2")
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(str(path))
+    for _ in range(2):
+        node.call("DEL")
+        assert node.addresses() == ["10.0.0.9"]
+    with pytest.raises(CniError, match="requested IP address 10.0.0.9 is not available"):
+        node.call("ADD", args="IP=10.0.0.9")
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
+def test_a_pipe_for_a_lock_holds_nobody_up(node, verb):
+    node.directory.mkdir(parents=True)
+    os.mkfifo(node.directory / "lock")
+    with pytest.raises(IoFailureError, match="^host-local: not a regular file: lock") as caught:
+        node.call(verb)
+    assert str(node.directory) in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_in_the_way_of_a_mark(node, make):
+    """Only the order depends on it."""
+    node.directory.mkdir(parents=True)
+    make(node.directory / "last_reserved_ip.0")
+    if make is os.mkfifo:
+        node.call("ADD")
+        assert node.files()["last_reserved_ip.0"] == b"10.0.0.2"
+    else:
+        with pytest.raises(IoFailureError, match="Is a directory: last_reserved_ip.0"):
+            node.call("ADD")
+        assert node.addresses() == []
 
 
 def test_many_at_a_time(node):

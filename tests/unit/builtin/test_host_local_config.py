@@ -36,7 +36,7 @@ BAD = [
     ({"subnet": 5}, DecodingFailureError, "host-local: subnet: a string is needed, not a number"),
     ({"ranges": {}}, DecodingFailureError, "host-local: ranges: an array is needed, not an object"),
     ({"ranges": [{}]}, DecodingFailureError, "host-local: ranges[0]: an array of ranges is needed, not an object"),
-    ({"ranges": [["x"]]}, DecodingFailureError, "host-local: an object is needed, not a string"),
+    ({"ranges": [["x"]]}, DecodingFailureError, "host-local: ranges[0]: an object is needed, not a string"),
     ({**V4, "rangeStart": "x"}, INVALID, "invalid IP address: x"),
     ({**V4, "rangeEnd": "10.0.0.01"}, INVALID, "invalid IP address: 10.0.0.01"),
     ({**V4, "gateway": "fe80::1%2"}, INVALID, "invalid IP address: fe80::1%2"),
@@ -73,7 +73,7 @@ BAD = [
     ),
     ({**V4, "ranges": [[{"subnet": "10.9.0.0/24"}], [V4]]}, INVALID, "range set 0 overlaps with 2"),
     ({**V4, "routes": [{"dst": "x"}]}, DecodingFailureError, None),
-    ({**V4, "routes": ["x"]}, DecodingFailureError, "host-local: an object is needed, not a string"),
+    ({**V4, "routes": ["x"]}, DecodingFailureError, "host-local: routes: an object is needed, not a string"),
 ]
 
 

@@ -675,6 +675,42 @@ def test_off_where_a_directory_is_not_set(keys: dict[str, Any]) -> None:
     assert not PrimaryConfig.is_wanted(settings.from_object(keys, "test"))
 
 
+@pytest.mark.parametrize(
+    ("keys", "directory"),
+    [
+        ({"multusConfigFile": "auto"}, "/etc/cni/net.d"),
+        ({"multusConfigFile": "auto", "multusAutoconfigDir": "", "cniConfigDir": "/c"}, "/c"),
+        ({"multusConfigFile": "auto", "multusAutoconfigDir": "/a", "cniConfigDir": "/c"}, "/a"),
+        ({"multusConfigFile": "auto", "cniConfigDir": ""}, ""),
+    ],
+)
+def test_a_file_that_is_to_be_generated_follows_the_runtimes_directory(keys: dict[str, Any], directory: str) -> None:
+    """As with the flags of the first thick release: `--multus-conf-file=auto --cni-config-dir=/c`."""
+    found = settings.from_object(keys, "test")
+    assert found.primary.autoconfig_dir == directory
+    assert PrimaryConfig.is_wanted(found) is bool(directory)
+    by_flags = {key: (f"--{key}", value) for key, value in keys.items()}
+    assert settings.from_object({}, "test", by_flags).primary == found.primary
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_missing"),
+    [
+        ({}, True),
+        ({"multusAutoconfigDir": ""}, True),
+        ({"cniConfigDir": "/c"}, True),
+        ({"cniConfigDir": ""}, False),
+        ({"multusConfigFile": "auto"}, False),
+        ({"multusConfigFile": "/x/70-mine.conf"}, False),
+        ({"multusAutoconfigDir": "/a"}, False),
+    ],
+)
+def test_a_node_without_a_configuration_is_a_fault_unless_it_is_said(keys: dict[str, Any], is_missing: bool) -> None:
+    problem = PrimaryConfig.missing(settings.from_object(keys, "test"))
+    assert bool(problem) is is_missing
+    assert not problem or ("multusAutoconfigDir" in problem and "cniConfigDir" in problem)
+
+
 def test_the_defaults_of_upstream_are_enough() -> None:
     assert PrimaryConfig.is_wanted(settings.from_object({"multusAutoconfigDir": "/etc/cni/net.d"}, "test"))
 

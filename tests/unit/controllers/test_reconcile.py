@@ -42,13 +42,15 @@ class Counts:
     def __init__(self) -> None:
         self.orphans: Counter[str] = Counter()
         self.left: tuple[int, int, int] = (-1, -1, -1)
+        self.aside = -1
         self.lacking = -1
 
     def orphan(self, outcome: str, attachments: int) -> None:
         self.orphans[outcome] += attachments
 
-    def left_over(self, orphans: int, inhabited: int, unreadable: int) -> None:
+    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
         self.left = (orphans, inhabited, unreadable)
+        self.aside = aside
 
     def unattached(self, pods: int) -> None:
         self.lacking = pods
@@ -373,6 +375,7 @@ async def test_a_pod_that_was_started_behind_our_back_is_told_of_once(world: Wor
     [(subject, kind, reason, message)] = world.engine.cluster.events
     assert (subject, kind, reason) == ("web/p1", "Warning", "NetworksMissing")
     assert "web/n1, web/n2" in message
+    assert message.endswith("delete it, so that it is made again")
     assert world.counts.lacking == 1
     declare(world, uid=PodUid("u2"))
     await world.runs(3)
@@ -382,12 +385,19 @@ async def test_a_pod_that_was_started_behind_our_back_is_told_of_once(world: Wor
     assert world.counts.lacking == 0
 
 
-async def test_a_pod_that_lacks_one_of_its_networks_is_told_of(world: World) -> None:
+@pytest.mark.parametrize("by", ["us", "another daemon"])
+async def test_a_pod_whose_annotation_was_edited_is_not_to_be_deleted(world: World, by: str) -> None:
+    """It would be made again from a template without the change."""
     world.add("n1")
     declare(world, "n1,n2")
+    if by == "another daemon":
+        world.engine.store.left["c1"] = world.engine.store.records.pop("c1")
     await world.runs(2)
     [(_, _, _, message)] = world.engine.cluster.events
     assert "asked for: web/n2;" in message
+    assert "changed after its start" in message
+    assert "template" in message
+    assert "delete" not in message
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.cni.result import Interface, IpConfig, Result
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
+from multus_daemon.ports import NeverAttachedError
 from tests.fakes.runner import FakePluginRunner
 
 SANDBOX = Sandbox(ContainerId("c0ffee"), "/run/netns/a")
@@ -180,6 +181,8 @@ class TestDelete:
     def test_prev_result_from_040_on(self, chain, runner, version, sent):
         chain.delete(SANDBOX, attachment(version).with_result(RESULT))
         assert [("prevResult" in call.config) for call in runner.calls] == [sent] * 3
+        # Plugins in this process are told whatever the version is.
+        assert [call.invocation.recorded for call in runner.calls] == [RESULT] * 3
 
     def test_nothing_stored(self, chain, runner):
         chain.delete(Sandbox(ContainerId("c0ffee"), ""), attachment())
@@ -225,6 +228,74 @@ class TestDelete:
         chain.delete(SANDBOX, attachment())
         assert len(runner.calls) == 3
         assert not (tmp_path / "results" / "n1-c0ffee-net1").exists()
+
+
+class TestNeverAttached:
+    """A DEL that failed of what only an interface can be left of, and that of what may be more."""
+
+    def failing(self, chain, runner, plugin, added, deleted, *, planned=True):
+        """The error of a DEL after an ADD that has failed, by `plugin`."""
+        one = chain.plan(SANDBOX, attachment()) if planned else attachment()
+        runner.answers |= {(plugin, "ADD"): added, (plugin, "DEL"): deleted}
+        with pytest.raises(CniError):
+            chain.add(SANDBOX, one)
+        with pytest.raises(CniError) as caught:
+            chain.delete(SANDBOX, one)
+        return caught.value
+
+    def test_it_failed_as_its_add_did(self, chain, runner):
+        error = self.failing(chain, runner, "portmap", CniError("MasqMarkBit"), CniError("MasqMarkBit"))
+        assert isinstance(error, NeverAttachedError)
+        assert error.code == 999
+        assert error.msg.startswith("MasqMarkBit (plugin type=")
+
+    def test_those_behind_have_never_run(self, chain, runner):
+        runner.answers["tuning", "DEL"] = CniError("no such file")
+        error = self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit"))
+        assert isinstance(error, NeverAttachedError)
+
+    def test_one_before_it_that_fails_may_have_left_something(self, chain, runner):
+        runner.answers["bridge", "DEL"] = CniError("busy")
+        assert not isinstance(
+            self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit")), NeverAttachedError
+        )
+
+    def test_another_failure_may_pass(self, chain, runner):
+        assert not isinstance(
+            self.failing(chain, runner, "portmap", CniError("bit"), CniError("iptables is locked")), NeverAttachedError
+        )
+
+    def test_what_holds_something_is_attached(self, chain, runner):
+        runner.holds["portmap"] = "addresses in /var/lib/cni/networks/n1: 10.1.0.2"
+        assert not isinstance(
+            self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit")), NeverAttachedError
+        )
+
+    @pytest.mark.parametrize("refused", [False, True])
+    def test_of_a_later_del_the_configuration_tells(self, chain, runner, refused):
+        """As after a crash: nobody knows how the ADD ended."""
+        if refused:
+            runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
+        runner.answers["bridge", "DEL"] = CniError("no such range")
+        with pytest.raises(CniError) as caught:
+            chain.delete(SANDBOX, attachment())
+        assert isinstance(caught.value, NeverAttachedError) is refused
+
+    def test_what_has_a_result_is_attached(self, chain, runner):
+        runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
+        runner.answers["bridge", "DEL"] = CniError("no such range")
+        with pytest.raises(CniError) as caught:
+            chain.delete(SANDBOX, attachment().with_result(RESULT))
+        assert not isinstance(caught.value, NeverAttachedError)
+
+    def test_the_ipam_plugin_of_a_binary_may_hold_something(self, chain, runner):
+        one = attachment(plugins=({"type": "bridge", "ipam": {"type": "whereabouts"}},))
+        runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
+        runner.answers["bridge", "DEL"] = CniError("no such range")
+        runner.holds["whereabouts"] = "what whereabouts keeps can't be seen"
+        with pytest.raises(CniError) as caught:
+            chain.delete(SANDBOX, one)
+        assert not isinstance(caught.value, NeverAttachedError)
 
 
 class TestCheck:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 from dataclasses import replace
 
 import pytest
 
 from multus_daemon.attachment import BUILT_IN, Invocation
 from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError
-from multus_daemon.cni.result import Interface, Result
+from multus_daemon.cni.errors import (
+    CniError,
+    InvalidNetworkConfigError,
+    TryAgainLaterError,
+    UnsupportedFieldError,
+)
+from multus_daemon.cni.result import Interface, IpConfig, Result
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.netlink.ops import KernelLinks
@@ -98,38 +104,64 @@ def test_a_failing_binary_is_not_replaced(process, builtin):
     assert builtin.calls == []
 
 
+MASQ = {"ipMasq": True}
+HAS = "10.1.0.2/24", "fd00::2/64", "fe80::1/64"
+"""Addresses of the link `lo`, the only one that there is."""
+
+
 @pytest.mark.parametrize(
-    ("mode", "name", "verb", "netns", "ifname", "follows"),
+    ("mode", "name", "keys", "verb", "netns", "ifname", "recorded", "follows"),
     [
-        ("fallback", "ptp", "DEL", "", "lo", True),
-        ("fallback", "bridge", "DEL", "/run/netns/of-nobody", "lo", True),
-        ("fallback", "bridge", "DEL", OWN_NETNS, "lo", False),
+        ("fallback", "ptp", MASQ, "DEL", "", "lo", None, True),
+        ("fallback", "bridge", MASQ, "DEL", "/run/netns/of-nobody", "lo", None, True),
+        ("fallback", "bridge", {"macspoofchk": True}, "DEL", "", "lo", None, True),
+        ("fallback", "bridge", MASQ, "DEL", OWN_NETNS, "lo", None, False),
+        ("fallback", "bridge", MASQ, "DEL", OWN_NETNS, "lo", ["10.1.0.2/24"], False),
+        # The address is a guest's by now, or has been taken away.
+        ("fallback", "bridge", MASQ, "DEL", OWN_NETNS, "lo", ["10.1.0.2/24", "10.1.0.3/24"], True),
         # Its first DEL was killed when the interface was gone and the rules were not.
-        ("fallback", "bridge", "DEL", OWN_NETNS, "gone0", True),
-        ("fallback", "macvlan", "DEL", "", "lo", False),
-        ("fallback", "ptp", "CHECK", "", "lo", False),
-        ("off", "ptp", "DEL", "", "lo", False),
+        ("fallback", "bridge", MASQ, "DEL", OWN_NETNS, "gone0", None, True),
+        ("fallback", "bridge", MASQ, "DEL", OWN_NETNS, "gone0", ["10.1.0.2/24"], True),
+        ("fallback", "macvlan", MASQ, "DEL", "", "lo", None, False),
+        ("fallback", "ptp", {}, "DEL", "", "lo", None, False),
+        ("fallback", "ptp", {"ipMasq": "yes"}, "DEL", "", "lo", None, False),
+        ("fallback", "ptp", MASQ, "CHECK", "", "lo", None, False),
+        ("off", "ptp", MASQ, "DEL", "", "lo", None, False),
+        ("fallback", "flannel", {}, "DEL", "", "lo", None, True),
+        ("fallback", "flannel", {"delegate": {"type": "ptp"}}, "DEL", "", "lo", None, True),
+        ("fallback", "flannel", {"delegate": {"type": "macvlan"}}, "DEL", "", "lo", None, False),
+        ("fallback", "flannel", {"delegate": {"ipMasq": False}}, "DEL", "", "lo", None, False),
+        ("fallback", "flannel", {"delegate": 5}, "DEL", "", "lo", None, False),
     ],
 )
-def test_the_builtin_removes_what_a_reference_plugin_leaves_whose_interface_is_gone(
-    process, builtin, monkeypatch, mode, name, verb, netns, ifname, follows
+def test_rules_that_a_reference_plugin_leaves_are_removed(
+    process, builtin, monkeypatch, mode, name, keys, verb, netns, ifname, recorded, follows
 ):
-    def existing(_self, path, ifnames):
+    def addresses(_self, path, ifname):
         if path != OWN_NETNS:
             raise OSError("no namespace")
-        return [name for name in ifnames if name == "lo"]
+        return [ipaddress.ip_interface(text) for text in HAS] if ifname == "lo" else None
 
-    monkeypatch.setattr(KernelLinks, "existing_links", existing)
-    call = invocation(verb=verb, netns=netns, ifname=ifname)
+    monkeypatch.setattr(KernelLinks, "addresses", addresses)
+    result = None if recorded is None else Result(ips=tuple(map(IpConfig, recorded)))
+    fields = {"cniVersion": "0.3.1", "name": "n", **keys}
+    call = invocation(verb=verb, netns=netns, ifname=ifname, fields=fields, recorded=result)
     assert Dispatcher(process, builtin, mode).run(name, call) == Result()
     assert process.order == [(name, verb)]
-    assert builtin.order == ([(name, verb)] if follows else [])
+    assert builtin.order == ([("rules", verb)] if follows else [])
+    for removal in builtin.calls:
+        told = removal.invocation
+        assert (told.container_id, told.ifname, told.recorded) == ("c", ifname, result)
+        assert told.fields["name"] == "n"
+        assert told.fields.get("ipMasq") or told.fields["macspoofchk"]
 
 
-def test_rules_that_stay_do_not_fail_the_del(process, builtin, caplog):
-    builtin.answers["ptp", "DEL"] = TryAgainLaterError("the lock of iptables is held")
-    Dispatcher(process, builtin, "fallback").run("ptp", invocation(verb="DEL", netns=""))
-    assert "container c: rules that plugin ptp has left can't be removed: the lock" in caplog.text
+def test_rules_that_stay_fail_the_del(process, builtin):
+    builtin.answers["rules", "DEL"] = TryAgainLaterError("the lock of iptables is held")
+    call = invocation(verb="DEL", netns="", fields={"cniVersion": "1.0.0", **MASQ})
+    message = r"^the lock of iptables is held \(rules that the binary of ptp has left\)"
+    with pytest.raises(TryAgainLaterError, match=message):
+        Dispatcher(process, builtin, "fallback").run("ptp", call)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +253,49 @@ def test_what_a_builtin_calls_is_chosen_with_it(process, builtin, monkeypatch):
 def test_plugins_that_call_each_other_are_chosen_once(process, builtin):
     builtin.called = {"both": {"both": {}}}
     assert Dispatcher(process, builtin, "prefer").choose("both", invocation()) == {"both": BUILT_IN}
+
+
+@pytest.mark.parametrize("mode", ["prefer", "fallback"])
+def test_a_configuration_that_the_builtin_refuses_is_refused_when_it_is_chosen(process, builtin, mode):
+    process.missing.add("both")
+    builtin.refused["both"] = InvalidNetworkConfigError("no such range")
+    with pytest.raises(InvalidNetworkConfigError, match="no such range"):
+        Dispatcher(process, builtin, mode).choose("both", invocation())
+
+
+@pytest.mark.parametrize("mode", ["off", "fallback"])
+def test_what_a_reference_binary_is_certain_to_refuse_is_refused(process, builtin, mode):
+    """Its own configuration, and that of the IPAM plugin that it will call; of other plugins nothing is known."""
+    builtin.called = {"bridge": {"host-local": {}}, "sriov": {"host-local": {}}}
+    builtin.refused["host-local"] = InvalidNetworkConfigError("no such range")
+    dispatcher = Dispatcher(process, builtin, mode)
+    with pytest.raises(InvalidNetworkConfigError, match="no such range"):
+        dispatcher.choose("bridge", invocation())
+    assert dispatcher.choose("sriov", invocation()) == {"sriov": "/a/sriov"}
+    # A key of a newer binary may allow it.
+    builtin.not_supported["host-local"] = "allowSmall: true"
+    assert dispatcher.choose("bridge", invocation()) == {"bridge": "/a/bridge"}
+
+
+def test_a_key_that_older_binaries_pass_over_is_left_to_the_binary(process, builtin):
+    builtin.refused["bridge"] = InvalidNetworkConfigError("no such VLAN")
+    dispatcher = Dispatcher(process, builtin, "off")
+    assert dispatcher.choose("bridge", invocation(fields={"vlanTrunk": "x"})) == {"bridge": "/a/bridge"}
+    # Of a DEL that has failed it tells nevertheless.
+    assert dispatcher.refuses("bridge", invocation(fields={"vlanTrunk": "x"}))
+
+
+def test_whether_an_add_was_refused_is_asked_of_what_it_calls_too(process, builtin):
+    builtin.called = {"both": {"ipam": {}}, "ipam": {"ipam": {}}}
+    dispatcher = Dispatcher(process, builtin, "prefer")
+    assert not dispatcher.refuses("both", invocation())
+    builtin.refused["ipam"] = InvalidNetworkConfigError("no such range")
+    assert dispatcher.refuses("both", invocation())
+    # A binary may know the key, and have taken it.
+    builtin.refused["ipam"] = UnsupportedFieldError("newKey: 5")
+    assert not dispatcher.refuses("both", invocation())
+    assert not dispatcher.refuses("binary", invocation())
+    assert dispatcher.refuses("portmap", invocation(fields={"markMasqBit": 99}))
 
 
 def test_what_a_binary_calls_is_its_own_choice(process, builtin):

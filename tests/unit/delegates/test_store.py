@@ -616,6 +616,54 @@ def test_an_upstream_file_with_more_networks_than_a_pod_can_have(store, cni_dir)
         store.load("c0ffee")
 
 
+def test_what_is_set_aside_is_no_record_and_no_leftover(store, cache, cni_dir):
+    """The cached result of its ADD is still there: GC must not take it for another daemon's."""
+    record = replace(small(), failing_since=7.0)
+    store.save(record)
+    cache.write(Entry("c0ffee", record.attachments[0].config.raw, "eth0", "n", result={"cniVersion": "1.0.0"}))
+    store.set_aside(record, since=99.5, why="no daemon of mine")
+    assert store.containers() == []
+    assert store.load(ContainerId("c0ffee")) is None
+    assert store.recover(ContainerId("c0ffee")) is None
+    assert store.leftovers(set(), 10) == {}
+    (item,) = FileStore(cni_dir, cache).aside()
+    assert (item.container_id, item.since, item.why, item.record) == ("c0ffee", 99.5, "no daemon of mine", record)
+    assert oct((cni_dir / "aside").stat().st_mode)[-3:] == "700"
+    assert oct((cni_dir / "aside" / "c0ffee.json").stat().st_mode)[-3:] == "600"
+
+
+def test_what_is_forgotten_is_gone_with_its_cached_results(store, cache, cni_dir):
+    record = small()
+    store.save(record)
+    cache.write(Entry("c0ffee", record.attachments[0].config.raw, "eth0", "n", result={"cniVersion": "1.0.0"}))
+    store.set_aside(record, since=1.0, why="x")
+    assert store.forget(ContainerId("c0ffee"))
+    assert store.aside() == []
+    assert cache.entries("c0ffee") == []
+    assert store.leftovers(set(), 10) == {}
+    assert not store.forget(ContainerId("c0ffee"))
+    with pytest.raises(CniError, match="container"):
+        store.forget(ContainerId("../x"))
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b'{"since":1.0,"why":"x"}\n', b'{"since":"then","why":"x"}\n{}'])
+def test_what_is_set_aside_and_can_not_be_read_is_listed_nevertheless(store, cni_dir, content):
+    store.set_aside(small(), since=1.0, why="x")
+    (cni_dir / "aside" / "c0ffee.json").write_bytes(content)
+    (item,) = store.aside()
+    assert item.container_id == "c0ffee"
+    assert item.record is None
+    assert "can't be read" in item.why
+    store.set_aside(small(), since=2.0, why="y")
+    assert store.aside()[0].record == small()
+    assert store.forget(ContainerId("c0ffee"))
+
+
+def test_since_when_detaching_fails_is_kept(store):
+    store.save(replace(small(), failing_since=12.5))
+    assert store.load(ContainerId("c0ffee")).failing_since == 12.5
+
+
 def test_who_did_the_add_is_kept(store):
     record = small()
     record.attachments[0].served_by.update({"ptp": "built-in", "host-local": "/opt/cni/bin/host-local"})

@@ -91,6 +91,8 @@ class Engine:
         self.collected: Counter[str] = Counter()
         self._guard = threading.Lock()
         self.given_up = 0
+        self.never_attached = 0
+        self.set_aside = 0
         self.delete_tries = 0
         # Plugins are called in a known order. What is side by side is the matter of test_attach_together.
         self.attach_concurrency = 1
@@ -123,6 +125,8 @@ class Engine:
             attach_concurrency=self.attach_concurrency,
             delete_tries=self.delete_tries,
             count_given_up=self._count_given_up,
+            count_never_attached=self._count_never_attached,
+            count_set_aside=self._count_set_aside,
         )
         return Verbs(core)
 
@@ -132,6 +136,12 @@ class Engine:
 
     def _count_given_up(self) -> None:
         self.given_up += 1
+
+    def _count_never_attached(self) -> None:
+        self.never_attached += 1
+
+    def _count_set_aside(self) -> None:
+        self.set_aside += 1
 
     def declare(self, networks: str | None = None, *, uid: str = "u1", annotations: Mapping[str, str] = {}) -> None:
         """The pod `web/p1`, asking for `networks`."""

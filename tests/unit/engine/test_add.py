@@ -391,6 +391,33 @@ def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -> None
     assert message.startswith("cannot find a network-attachment-definition (nope) in namespace (web)")
 
 
+def test_a_missing_network_of_another_namespace_says_where_there_is_one(engine: Engine) -> None:
+    for number in range(7):
+        engine.cluster.put_network(definition(f"team-{number}", "storage"))
+    engine.declare("storage")
+    with pytest.raises(InvalidNetworkConfigError) as caught:
+        engine.verbs.add(engine.request())
+    where = "; there is one of that name in namespace team-0, team-1, team-2, team-3, team-4, ..."
+    assert caught.value.details == f"no NetworkAttachmentDefinition of that name is known in namespace web{where}"
+    [(reason, message)] = engine.warnings
+    assert (reason, message.endswith(f"{where} (pod web/p1)")) == ("NoNetworkFound", True)
+
+
+def test_under_namespace_isolation_no_namespace_is_named_that_is_out_of_reach(engine: Engine) -> None:
+    engine.overlay |= {"namespaceIsolation": True, "globalNamespaces": "shared"}
+    for namespace in ("secret-customer", "shared"):
+        engine.cluster.put_network(definition(namespace, "storage"))
+    engine.declare("storage")
+    with pytest.raises(InvalidNetworkConfigError) as caught:
+        engine.verbs.add(engine.request())
+    assert caught.value.details.endswith("; there is one of that name in namespace shared")
+    engine.cluster.networks.pop(("shared", "storage"))
+    with pytest.raises(InvalidNetworkConfigError) as caught:
+        engine.verbs.add(engine.request())
+    assert caught.value.details.endswith("is known in namespace web")
+    assert not [message for _, message in engine.warnings if "secret" in message]
+
+
 @pytest.mark.weak_spot(53)
 @pytest.mark.conformance("pods-13", "pods-15")
 def test_a_missing_cluster_network_says_where_was_looked(engine: Engine) -> None:
@@ -398,6 +425,10 @@ def test_a_missing_cluster_network_says_where_was_looked(engine: Engine) -> None
     with pytest.raises(InvalidNetworkConfigError, match="^clusterNetwork 'gone' does not exist") as caught:
         engine.verbs.add(engine.request())
     assert "/etc/cni/multus/net.d" in caught.value.details
+    engine.cluster.put_network(definition("web", "gone"))
+    with pytest.raises(InvalidNetworkConfigError) as caught:
+        engine.verbs.add(engine.request())
+    assert caught.value.details.endswith("; there is one of that name in namespace web")
 
 
 @pytest.mark.npwg("3.2b")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from multus_daemon.cni.errors import (
 )
 from multus_daemon.cni.names import ContainerId
 from tests.aside import Aside
-from tests.unit.engine.conftest import Engine, wait_until
+from tests.unit.engine.conftest import NETNS, Engine, definition, wait_until
 
 
 def add(engine: Engine) -> None:
@@ -249,3 +251,55 @@ def test_check_without_a_namespace_is_code_8(engine: Engine) -> None:
     add(engine)
     with pytest.raises(InvalidNetnsError):
         engine.verbs.check(engine.request("CHECK", netns="/gone"))
+
+
+# --- CHECK of networks of before 0.4.0 --------------------------------------------------------------------------------
+
+
+def add_old(engine: Engine, version: str = "0.3.1", **more: Any) -> None:
+    engine.cluster.put_network(
+        definition("web", "n1", json.dumps({"cniVersion": version, "name": "n1", "type": "fake", **more}))
+    )
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    engine.declare("n1")
+    engine.verbs.add(engine.request())
+    engine.links.namespaces[NETNS].add("net1")
+    engine.runner.calls.clear()
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.3.1"])
+def test_check_of_a_version_without_it_compares_the_kernel_with_the_record(engine: Engine, version: str) -> None:
+    add_old(engine, version)
+    engine.verbs.check(engine.request("CHECK"))
+    assert engine.runner.order == [("CHECK", "kube-system/cluster")], "its plugins do not know the verb"
+    engine.links.namespaces[NETNS].remove("net1")
+    with pytest.raises(CniError) as caught:
+        engine.verbs.check(engine.request("CHECK"))
+    message = 'interface "net1" is not there (network="web/n1" interface="net1", CHECK) (pod web/p1)'
+    assert caught.value.msg == message
+
+
+def test_check_says_that_the_namespace_cannot_be_looked_into(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_old(engine)
+
+    def refuse(*_: object) -> str:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(engine.links, "first_missing", refuse)
+    with pytest.raises(CniError, match=f"^{NETNS} can't be looked into: .*not permitted .*network=.web/n1.*web/p1"):
+        engine.verbs.check(engine.request("CHECK"))
+
+
+def test_check_below_040_can_be_switched_off_as_above(engine: Engine) -> None:
+    add_old(engine, disableCheck=True, type=None, plugins=[{"type": "fake"}])
+    engine.links.namespaces[NETNS].remove("net1")
+    engine.verbs.check(engine.request("CHECK"))
+
+
+def test_check_of_a_device_in_user_space_looks_for_no_interface(engine: Engine) -> None:
+    add_old(engine)
+    record = engine.store.records["c1"]
+    cluster, old = record.attachments
+    engine.store.save(replace(record, attachments=(cluster, replace(old, device_id="0000:03:02.0"))))
+    engine.links.namespaces[NETNS].remove("net1")
+    engine.verbs.check(engine.request("CHECK"))

@@ -165,7 +165,7 @@ def test_the_selections_device_is_never_one_that_another_network_has(engine: Eng
 # --- claims (DRA) ----------------------------------------------------------------------------------------------------
 
 
-def with_claims(engine: Engine, networks: str, claims: dict[str, str]) -> None:
+def with_claims(engine: Engine, networks: str, claims: dict[str, tuple[str, ...]]) -> None:
     annotations = {NETWORKS_ANNOTATION: networks}
     engine.cluster.put_pod(Pod(Namespace("web"), PodName("p1"), PodUid("u1"), annotations, claims=claims))
 
@@ -175,16 +175,31 @@ def test_a_claim_from_a_template_goes_by_the_pods_own_name_for_it(engine: Engine
     network(engine, "n1", "nic")
     network(engine, "n2", "p1-nic-x7f2")
     given(engine, "nic-0", "nic-1", resource="p1-nic-x7f2")
-    with_claims(engine, "n1,n2", {"nic": "p1-nic-x7f2"})
+    with_claims(engine, "n1,n2", {"nic": ("p1-nic-x7f2",)})
     engine.verbs.add(engine.request())
     assert [attachment.device_id for attachment in added(engine)] == ["", "nic-0", "nic-1"]
+
+
+def test_a_claim_goes_by_the_name_of_its_template_too(engine: Engine) -> None:
+    """As in upstream's example: the network names the template. Of several claims each network has its own device."""
+    for name, resource in (("n1", "nics"), ("n2", "nic-b"), ("n3", "nics")):
+        network(engine, name, resource)
+    given(engine, "a-0", resource="p1-nic-a")
+    given(engine, "b-0", "b-1", resource="p1-nic-b")
+    claims = {"nic-a": ("p1-nic-a",), "nic-b": ("p1-nic-b",), "nics": ("p1-nic-a", "p1-nic-b")}
+    with_claims(engine, "n1,n2,n3", claims)
+    engine.verbs.add(engine.request())
+    assert [attachment.device_id for attachment in added(engine)] == ["", "a-0", "b-0", "b-1"]
+    with_claims(engine, "n1,n2,n3,n1", claims)
+    with pytest.raises(InvalidNetworkConfigError, match=r"of nics: the pod has 3 .* network web/n1 is number 4"):
+        engine.verbs.add(engine.request(container="c2"))
 
 
 def test_a_claim_of_that_very_name_comes_first(engine: Engine) -> None:
     network(engine, "n1", "nic")
     given(engine, "own", resource="nic")
     given(engine, "other", resource="p1-nic-x7f2")
-    with_claims(engine, "n1", {"nic": "p1-nic-x7f2"})
+    with_claims(engine, "n1", {"nic": ("p1-nic-x7f2",)})
     engine.verbs.add(engine.request())
     assert added(engine)[-1].device_id == "own"
 

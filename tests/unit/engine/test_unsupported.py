@@ -332,3 +332,39 @@ def test_many_addresses_are_each_read_once(engine: Engine, monkeypatch: pytest.M
     assert told(engine) == []
     # The annotation's parser, CNI_ARGS and the comparison look at each a few times, whatever their number.
     assert len(read) <= 10 * len(asked)
+
+
+# --- unknown keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_misspelt_key_is_an_event_and_a_line_in_the_log_and_the_pod_starts(
+    engine: Engine, caplog: pytest.LogCaptureFixture, strict: bool
+) -> None:
+    engine.overlay["strictRequests"] = strict
+    engine.declare(
+        '[{"name": "n1", "interfce": "data0"}, {"name": "n2"}]',
+        annotations={DEFAULT_NETWORK_ANNOTATION: '[{"name": "cluster", "ip": "10.0.0.9"}]'},
+    )
+    engine.verbs.add(engine.request())
+    message = (
+        "network kube-system/cluster: unknown key 'ip', is ips meant?; "
+        "network web/n1: unknown key 'interfce', is interface meant? (pod web/p1)"
+    )
+    assert engine.warnings == [("UnknownKey", message)]
+    assert f"passed over in the annotation: {message}" in caplog.text
+
+
+def test_a_misspelt_key_is_told_before_what_it_makes_fail(engine: Engine) -> None:
+    engine.declare('[{"name": "n9", "namspace": "other"}]')
+    with pytest.raises(CniError):
+        engine.verbs.add(engine.request())
+    assert [reason for reason, _ in engine.warnings] == ["UnknownKey", "NoNetworkFound"]
+
+
+def test_the_message_of_unknown_keys_is_bounded(engine: Engine) -> None:
+    keys = {f"{'k' * 70}{number}": 1 for number in range(100)}
+    engine.declare(json.dumps([{"name": "n1", **keys}]))
+    engine.verbs.add(engine.request())
+    [(_, message)] = engine.warnings
+    assert len(message) <= 1000

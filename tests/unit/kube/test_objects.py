@@ -18,19 +18,42 @@ BY_TEMPLATE = [{"name": "nic", "resourceClaimTemplateName": "nics"}]
     [
         ({}, {}, {}),
         ({"resourceClaims": None}, {"resourceClaimStatuses": None}, {}),
-        ({"resourceClaims": DIRECT}, {}, {"gpu": "the-gpu"}),
+        ({"resourceClaims": DIRECT}, {}, {"gpu": ("the-gpu",)}),
         ({"resourceClaims": BY_TEMPLATE}, {}, {}),
         (
             {"resourceClaims": [*DIRECT, *BY_TEMPLATE]},
             {"resourceClaimStatuses": [{"name": "nic", "resourceClaimName": "p1-nic-x7f2"}]},
-            {"gpu": "the-gpu", "nic": "p1-nic-x7f2"},
+            {"gpu": ("the-gpu",), "nic": ("p1-nic-x7f2",), "nics": ("p1-nic-x7f2",)},
+        ),
+        # Two claims from one template; and the pod's own name for a claim goes before the name of a template.
+        (
+            {
+                "resourceClaims": [
+                    *BY_TEMPLATE,
+                    {"name": "more", "resourceClaimTemplateName": "nics"},
+                    {"name": "third", "resourceClaimTemplateName": "nic"},
+                ]
+            },
+            {
+                "resourceClaimStatuses": [
+                    {"name": "nic", "resourceClaimName": "p1-nic-x7f2"},
+                    {"name": "more", "resourceClaimName": "p1-more-k9d1"},
+                    {"name": "third", "resourceClaimName": "p1-third-b3c4"},
+                ]
+            },
+            {
+                "nic": ("p1-nic-x7f2",),
+                "more": ("p1-more-k9d1",),
+                "third": ("p1-third-b3c4",),
+                "nics": ("p1-nic-x7f2", "p1-more-k9d1"),
+            },
         ),
         # No claim is made for it (the template's objects are not needed).
         ({"resourceClaims": BY_TEMPLATE}, {"resourceClaimStatuses": [{"name": "nic", "resourceClaimName": None}]}, {}),
     ],
 )
-def test_the_claims_of_a_pod_by_its_own_names_for_them(
-    spec: dict[str, Any], status: dict[str, Any], claims: dict[str, str]
+def test_the_claims_of_a_pod_by_its_own_names_for_them_and_by_their_templates(
+    spec: dict[str, Any], status: dict[str, Any], claims: dict[str, tuple[str, ...]]
 ) -> None:
     item = {"metadata": {"namespace": "web", "name": "p1", "uid": "u1"}, "spec": spec, "status": status}
     assert decode_pod(json.dumps(item).encode()).value.claims == claims

@@ -1,13 +1,16 @@
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
 from multus_daemon.attachment import Pod
+from multus_daemon.cni import args as cni_args
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.kube.client import ApiClient
 from multus_daemon.kube.credentials import Kubeconfig
 from multus_daemon.kube.store import KubeStore, is_incarnation
+from multus_daemon.nad import selection
 from multus_daemon.nad.status import ANNOTATION
 from multus_daemon.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
 
@@ -51,6 +54,17 @@ async def test_what_is_not_known_of_a_pod_is_told_without_a_wait(server, store, 
     assert store.known_pod(*args("web-2")) is None
     assert store.known_network("web", "net1") is None
     assert len(server.requests) == before
+
+
+async def test_what_a_pod_asks_for_is_told_as_text(server, store, until):
+    """So that pods of one template are known by it, before anybody has read what it means."""
+    annotations = {selection.NETWORKS_ANNOTATION: "net1, net2", selection.DEFAULT_NETWORK_ANNOTATION: "cluster"}
+    server.add_pod(annotations=annotations)
+    await until(lambda: store.pods.get(("web", "web-1")))
+    pod = cni_args.kubernetes("K8S_POD_NAMESPACE=web;K8S_POD_NAME=web-1")
+    assert store.asked_networks(pod) == "cluster\nnet1, net2"
+    assert store.asked_networks(replace(pod, uid=PodUid(OTHER))) == ""
+    assert store.asked_networks(cni_args.kubernetes("")) == ""
 
 
 @pytest.mark.weak_spot(37)

@@ -84,6 +84,7 @@ def test_every_request_of_an_element() -> None:
         "cni_args": {"foo": {"bar": 1}},
         "default_route": ("10.1.0.1",),
         "ipam_claim_reference": "",
+        "unknown": (),
     }
     assert element.capability_args() == {
         "ips": ["10.1.0.5/24", "fd00::5"],
@@ -347,3 +348,46 @@ def test_both_forms_say_the_same(names: list[tuple[str, str]]) -> None:
     )
     assert short == long
     assert [(item.namespace, item.name) for item in short] == names
+
+
+@pytest.mark.parametrize(
+    ("fields", "unknown"),
+    [
+        ({"interface": "a", "IPS": ["10.0.0.1"], "interfaceRequest": "b"}, []),
+        ({"interfce": "a"}, ["unknown key 'interfce', is interface meant?"]),
+        ({"defaultRoute": []}, ["unknown key 'defaultRoute', is default-route meant?"]),
+        ({"default_route": [], "Ip": []}, [
+            "unknown key 'default_route', is default-route meant?",
+            "unknown key 'Ip', is ips meant?",
+        ]),
+        ({"zzz": 1}, ["unknown key 'zzz'"]),
+        ({"bandwidth": {"ingressRate": 1, "egresRate": 1}}, [
+            "unknown key bandwidth.'egresRate', is egressRate meant?",
+        ]),
+        (
+            {"portMappings": [{"hostPort": 1, "containerPort": 2, "protcol": "udp"}] * 3},
+            ["unknown key portMappings.'protcol', is protocol meant?"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_is_noted_with_the_nearest_one(fields: dict[str, object], unknown: list[str]) -> None:
+    assert list(one(**fields).unknown) == unknown
+
+
+def test_unknown_keys_are_bounded_in_number_and_length() -> None:
+    element = one(**{f"{number}{'x' * 5000}": 1 for number in range(30)})
+    assert len(element.unknown) == selection.UNKNOWN_MAX
+    assert all(len(text) < 200 for text in element.unknown)
+
+
+@pytest.mark.parametrize(
+    ("element", "details"),
+    [
+        ({"nmae": "net1"}, "unknown key 'nmae', is name meant?"),
+        ({"name": 1, "namspace": "a"}, "unknown key 'namspace', is namespace meant?"),
+    ],
+)
+def test_an_element_that_cannot_be_used_has_its_unknown_keys_named(element: dict[str, object], details: str) -> None:
+    with pytest.raises(CniError) as caught:
+        parse(json.dumps([element]))
+    assert caught.value.details == details

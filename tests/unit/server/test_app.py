@@ -1,6 +1,7 @@
 """The edge: paths and methods, who may call, the socket's file, the metrics port."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.server.app import ListenError, MetricsServer, UnixServer, application
+from multus_daemon.server.app import METRICS_CONNECTIONS, ListenError, MetricsServer, UnixServer, application
 from tests.unit.server.harness import VECTORS, body, exchange, exposition, http, parse_reply, send
 
 
@@ -376,3 +377,27 @@ async def test_a_port_that_is_taken_is_tried_again(metrics, caplog):
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+async def test_who_holds_every_connection_holds_it_for_a_while_only(metrics):
+    """Silent, dribbling, or not reading: each has its time, and the next one waits in the kernel meanwhile."""
+    server = MetricsServer(metrics, 0, "127.0.0.1", seconds=0.5)
+    task = asyncio.create_task(server.run())
+    try:
+        port = await wait_for_port(server)
+        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(METRICS_CONNECTIONS)]
+        for number, (_, writer) in enumerate(crowd):
+            writer.write((b"", b"GET /metrics HT", b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 9)[number % 3])
+        scrape = asyncio.create_task(fetch(port))
+        later = [await asyncio.open_connection("127.0.0.1", port) for _ in range(METRICS_CONNECTIONS - 2)]
+        assert (await scrape).status == 200
+        for reader, writer in crowd[:2]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+        assert (await fetch(port)).status == 200
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        for _, writer in crowd + later:
+            writer.close()

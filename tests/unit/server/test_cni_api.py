@@ -432,6 +432,34 @@ async def test_a_del_hurries_what_runs_of_its_container(metrics, verbs):
     assert hurried == ["c2", "done"]
 
 
+@pytest.mark.parametrize(
+    ("same", "others", "share"),
+    [
+        # Of 16 slots two are for DEL alone; who shares both namespace and networks leaves four more, else two.
+        (("ns{}", "a"), ("x", "b"), 12),
+        (("web", "a{}"), ("x", "b"), 12),
+        (("web", "a"), ("web", "b"), 10),
+    ],
+)
+async def test_requests_of_one_namespace_or_network_leave_slots_for_others(metrics, same, others, share):
+    verbs = CountingVerbs()
+    api = CniApi(verbs, metrics, at_once=16, asked_networks=lambda args: args.name)
+
+    def add(number, namespace, networks):
+        kubernetes = f"K8S_POD_NAMESPACE={namespace.format(number)};K8S_POD_NAME={networks.format(number)}"
+        return asyncio.create_task(api.call(body("ADD", CNI_CONTAINERID=f"c{number}", CNI_ARGS=kubernetes)))
+
+    adds = [add(number, *same) for number in range(30)]
+    await asyncio.sleep(0.05)
+    assert len(verbs.calls) == share
+    adds.append(add(30, *others))
+    adds.append(asyncio.create_task(api.call(one("DEL", "x"))))
+    await asyncio.sleep(0.05)
+    assert [verb for verb, _ in verbs.calls[share:]] == ["ADD", "DEL"]
+    verbs.gate.set()
+    assert {(await task).status for task in adds} == {200}
+
+
 # --- the log ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """What a request's configuration says of logging is the shim's affair: the daemon's own stays as it was set up."""
 
+import asyncio
 import json
 import logging
 import os
@@ -41,24 +42,25 @@ async def calls(server, count, conf):
 @pytest.mark.weak_spot(43)
 async def test_no_descriptor_and_no_thread_stays_where_a_log_file_is_set(engine, server, tmp_path):
     file = tmp_path / "daemon.log"
-    logs.configure(file=str(file), to_stderr=False)
+    await asyncio.to_thread(logs.configure, file=str(file), to_stderr=False)
     engine.overlay |= {"logFile": str(file), "logToStderr": False, "logOptions": {"maxSize": 1}}
     await calls(server, 5, {"logFile": str(file)})
     before = len(os.listdir("/proc/self/fd")) + threading.active_count()
     await calls(server, 40, {"logFile": str(file)})
     # Upstream leaves one of each behind for each request; a connection may just be closing, a pool grow a little.
     assert len(os.listdir("/proc/self/fd")) + threading.active_count() < before + 10
+    assert await asyncio.to_thread(logs.flush)
     assert file.read_text().count("CNI ADD finished") == 45
 
 
 @pytest.mark.weak_spot(44, 46)
 @pytest.mark.parametrize("conf", [{}, {"logToStderr": True, "logLevel": "debug"}])
-async def test_a_request_changes_nothing_about_logging(server, tmp_path, capsys, conf):
+async def test_a_request_changes_nothing_about_logging(server, tmp_path, capfd, conf):
     """Upstream logs to stderr from the first request on that does not forbid it."""
-    logs.configure("verbose", False, file=str(tmp_path / "daemon.log"))
+    await asyncio.to_thread(logs.configure, "verbose", False, file=str(tmp_path / "daemon.log"))
     handlers = logging.getLogger().handlers[:]
     await calls(server, 1, conf | {"logFile": str(tmp_path / "other.log")})
     assert logging.getLogger().handlers == handlers
     assert logging.getLogger("multus_daemon").level == logging.INFO
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
     assert not (tmp_path / "other.log").exists()

@@ -1,0 +1,74 @@
+"""What plugins without a built-in are certain to refuse, so that it is refused before anything is recorded; pure.
+
+Only what every version refuses: a value of the wrong JSON type, a number that the kernel does not have. The rest is for
+the plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from multus_daemon.cni import gojson
+from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
+
+_MARK_BITS: Final = 32
+# Keys, in lower case, that the oldest reference plugins in use (v1.1.1, Debian 12) pass over, whatever their value.
+_NEWER: Final[Mapping[str, frozenset[str]]] = {
+    "bridge": frozenset(
+        {"vlantrunk", "disablecontainerinterface", "preservedefaultvlan", "portisolation", "ipmasqbackend"}
+    ),
+    "macvlan": frozenset({"linkincontainer", "bcqueuelen"}),
+    "ptp": frozenset({"ipmasqbackend", "dad"}),
+    "tuning": frozenset({"txqlen"}),
+}
+_OLD_ROUTE: Final = frozenset({"dst", "gw"})
+
+
+def is_of_every_version(plugin_type: str, fields: Mapping[str, Any]) -> bool:
+    """Whether the configuration has no key that an older binary would pass over."""
+    newer = _NEWER.get(plugin_type, frozenset())
+    if any(key.lower() in newer for key in fields):
+        return False
+    try:
+        routes = gojson.get_list(gojson.get_object(fields, "ipam") or {}, "routes") or ()
+    except gojson.JsonError:
+        return True
+    return all(key.lower() in _OLD_ROUTE for route in routes if isinstance(route, dict) for key in route)
+
+
+def validate(plugin_type: str, fields: Mapping[str, Any]) -> None:
+    """Raises DecodingFailureError (6) for a wrong type, InvalidNetworkConfigError (7) for a value that can't be."""
+    if (read := _FORMATS.get(plugin_type)) is None:
+        return
+    where = f'plugin "{plugin_type}"'
+    try:
+        read(fields)
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"{error} ({where})") from error
+    except CniError as error:
+        raise error.with_context(where) from error
+
+
+def _portmap(fields: Mapping[str, Any]) -> None:
+    """containernetworking/plugins `plugins/meta/portmap`, README."""
+    gojson.get_bool(fields, "snat")
+    for key in ("conditionsV4", "conditionsV6"):
+        gojson.get_strings(fields, key)
+    chain = gojson.get_str(fields, "externalSetMarkChain")
+    bit = gojson.get_int(fields, "markMasqBit")
+    if bit is not None and chain is not None:
+        raise InvalidNetworkConfigError("markMasqBit and externalSetMarkChain exclude each other", "remove one of them")
+    if bit is not None and not 0 <= bit < _MARK_BITS:
+        raise InvalidNetworkConfigError(f"markMasqBit: {bit} is no bit of a mark", f"0 to {_MARK_BITS - 1}")
+    runtime = gojson.get_object(fields, "runtimeConfig") or {}
+    for index, mapping in enumerate(gojson.get_objects(runtime, "portMappings") or ()):
+        for key in ("hostPort", "containerPort"):
+            port = gojson.get_int(mapping, key)
+            if port is None or port <= 0:
+                raise InvalidNetworkConfigError(f"portMappings[{index}].{key}: a port is needed, not {port}")
+        for key in ("protocol", "hostIP"):
+            gojson.get_str(mapping, key)
+
+
+_FORMATS: Final[Mapping[str, Callable[[Mapping[str, Any]], None]]] = {"portmap": _portmap}

@@ -1,0 +1,53 @@
+"""What a JSON text says beside its value: where a fault in it is, which of its keys are there twice. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+# As msgspec ends a message; it has no attribute for it. Counted from 0.
+_OFFSET: Final = re.compile(r" \(byte ([0-9]+)\)\Z")
+_CUT_OFF: Final = "Input data was truncated"
+
+
+def fault(data: bytes | str, error: Exception) -> str:
+    """The message of msgspec's error about `data`, with line and column, both from 1, in place of the byte."""
+    message = str(error)
+    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if found := _OFFSET.search(message):
+        message, offset = message[: found.start()], int(found[1])
+    elif message == _CUT_OFF:
+        offset = len(raw.rstrip())
+    else:
+        return message
+    start = raw.rfind(b"\n", 0, offset) + 1
+    line = raw.count(b"\n", 0, offset) + 1
+    return f"{message} (line {line}, column {len(raw[start:offset].decode('utf-8', 'replace')) + 1})"
+
+
+def repeated_keys(data: bytes, *, same: Callable[[str], str] = lambda key: key) -> list[str]:
+    """The paths of keys that an object of `data`, which is JSON, has more than once.
+
+    `same`: what two keys have in common that are one at the top level.
+    """
+    value = json.loads(data, object_pairs_hook=_Pairs)
+    return list(dict.fromkeys(_repeated(value, "", same)))
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object, its keys as they are written."""
+
+
+def _repeated(value: Any, path: str, same: Callable[[str], str]) -> Iterator[str]:
+    if isinstance(value, _Pairs):
+        counts = Counter(same(key) for key, _ in value)
+        for key, inner in value:
+            if counts[same(key)] > 1:
+                yield f"{path}{key}"
+            yield from _repeated(inner, f"{path}{key}.", str)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _repeated(inner, f"{path.removesuffix('.')}[{index}].", str)

@@ -1,0 +1,82 @@
+"""What of a result a namespace still has, for CHECK of networks whose plugins know no such verb."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from multus_daemon.cni.names import IfName
+from multus_daemon.cni.result import Interface, IpConfig, Result, Route
+from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.netlink.ops import KernelLinks
+
+NET1 = IfName("net1")
+ROUTES = (Route("0.0.0.0/0", "10.214.1.1"), Route("10.99.0.0/16", "10.214.1.9"), Route("fd99::/64"))
+BY_INDEX = Result(
+    (Interface("veth0"), Interface("net1", sandbox="/as/it/was/then")),
+    (
+        IpConfig("10.214.1.2/24", interface=1),
+        IpConfig("fd14:1::2/64", interface=1),
+        IpConfig("10.0.0.1/24", interface=0),
+    ),
+    ROUTES,
+)
+BY_NAME = Result((), (IpConfig("10.214.1.2/24"), IpConfig("fd14:1::2/64")), ROUTES)
+"""As CNI 0.2.0 has it."""
+
+
+@pytest.fixture
+def netns(netns: Any) -> Any:
+    netns.batch(
+        "link add net1 type veth peer name peer1",
+        "link set dev net1 up",
+        "link set dev peer1 up",
+        "address add 10.214.1.2/24 dev net1",
+        "address add fd14:1::2/64 dev net1 nodad",
+        # Not the reported gateway: that of the pod may have been moved.
+        "route add default via 10.214.1.254 dev net1",
+        "route add 10.99.0.0/16 via 10.214.1.9 dev net1",
+        "route add fd99::/64 dev net1",
+    )
+    return netns
+
+
+def missing(netns: Any, result: Result) -> str:
+    return KernelLinks().first_missing(netns.path, NET1, result)
+
+
+@pytest.mark.parametrize("result", [BY_INDEX, BY_NAME, Result()], ids=["by index", "by name", "nothing"])
+def test_everything_is_there(netns: Any, result: Result) -> None:
+    assert missing(netns, result) == ""
+
+
+@pytest.mark.parametrize("result", [BY_INDEX, BY_NAME], ids=["by index", "by name"])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("link delete net1", 'interface "net1" is not there'),
+        ("address delete 10.214.1.2/24 dev net1", 'address 10.214.1.2/24 is not on "net1"'),
+        ("address delete fd14:1::2/64 dev net1", 'address fd14:1::2/64 is not on "net1"'),
+        ("route delete default", "route to 0.0.0.0/0 is not there"),
+        ("route delete 10.99.0.0/16", "route to 10.99.0.0/16 via 10.214.1.9 is not there"),
+        ("route change 10.99.0.0/16 via 10.214.1.8", "route to 10.99.0.0/16 via 10.214.1.9 is not there"),
+        ("route delete fd99::/64", "route to fd99::/64 is not there"),
+    ],
+)
+def test_what_was_taken_away_is_named(netns: Any, result: Result, change: str, problem: str) -> None:
+    netns.batch(change)
+    assert missing(netns, result) == problem
+
+
+def test_a_route_that_was_moved_to_another_table_is_there(netns: Any) -> None:
+    """The plugin sbr does that, and its result says nothing of it."""
+    netns.batch("route delete 10.99.0.0/16", "route add 10.99.0.0/16 via 10.214.1.9 dev net1 table 100")
+    assert missing(netns, BY_INDEX) == ""
+    in_main = Result(BY_INDEX.interfaces, (), (Route("10.99.0.0/16", "10.214.1.9", table=254),))
+    assert missing(netns, in_main) == "route to 10.99.0.0/16 via 10.214.1.9 is not there"
+
+
+def test_a_namespace_that_is_not_there(netns: Any) -> None:
+    with pytest.raises(NamespaceError):
+        KernelLinks().first_missing("/nonexistent", NET1, BY_NAME)

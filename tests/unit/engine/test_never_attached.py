@@ -1,0 +1,237 @@
+"""What was never attached leaves the record with a failing DEL; what can't be detached for a day is set aside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from multus_daemon import deadlines
+from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.engine import aside, reconcile
+from multus_daemon.ports import NeverAttachedError
+from tests.unit.engine.conftest import NETNS, Engine
+
+REFUSED = NeverAttachedError("no such range", code=7)
+
+
+def gc(engine: Engine, *listed: str) -> None:
+    valid = [{"containerID": name, "ifname": "eth0"} for name in listed]
+    engine.verbs.gc(json.dumps({"cniVersion": "1.1.0", "name": "multus", "cni.dev/valid-attachments": valid}).encode())
+
+
+def cut_off(engine: Engine) -> None:
+    """An ADD of which only the write-ahead record is there, as after a crash."""
+    engine.declare("n1")
+    engine.runner.fail["ADD", "web/n1"] = CniError("broken")
+    engine.runner.fail["DEL", "web/n1"] = CniError("busy")
+    with pytest.raises(CniError, match="broken"):
+        engine.verbs.add(engine.request())
+    assert "c1" in engine.store.records
+    engine.runner.fail["DEL", "web/n1"] = REFUSED
+    engine.cluster.events.clear()
+
+
+def told(engine: Engine) -> list[str]:
+    return [message for reason, message in engine.warnings if reason == "NetworkNeverAttached"]
+
+
+def by_del(engine: Engine) -> None:
+    engine.verbs.delete(engine.request("DEL"))
+
+
+def by_reconcile(engine: Engine) -> None:
+    engine.links.namespaces.clear()
+    (orphan,) = reconcile.look(engine.verbs.engine).orphans.values()
+    assert reconcile.delete(engine.verbs.engine, orphan, 10)
+
+
+def by_gc(engine: Engine) -> None:
+    engine.links.unused.add(NETNS)
+    gc(engine)
+
+
+@pytest.mark.parametrize("way", [by_del, by_gc, by_reconcile])
+def test_it_leaves_the_record(engine: Engine, way: Callable[[Engine], None]) -> None:
+    cut_off(engine)
+    way(engine)
+    assert engine.store.records == {}
+    assert "network web/n1" in told(engine)[0]
+    assert "no such range" in told(engine)[0]
+    assert engine.never_attached == 1
+
+
+def test_the_undo_of_an_add_leaves_no_record(engine: Engine) -> None:
+    engine.declare("n1,n2")
+    engine.runner.fail |= {("ADD", "web/n1"): CniError("no such range", code=7), ("DEL", "web/n1"): REFUSED}
+    with pytest.raises(CniError, match="^no such range"):
+        engine.verbs.add(engine.request())
+    assert engine.store.records == {}
+    assert len(told(engine)) == 1
+
+
+def test_where_its_interface_is_it_stays(engine: Engine) -> None:
+    cut_off(engine)
+    engine.links.namespaces[NETNS].add("net1")
+    with pytest.raises(CniError, match="no such range") as caught:
+        engine.verbs.delete(engine.request("DEL"))
+    assert caught.value.code == 7
+    assert "c1" in engine.store.records
+    assert told(engine) == []
+    engine.links.namespaces[NETNS].discard("net1")
+    engine.verbs.delete(engine.request("DEL"))
+    assert engine.store.records == {}
+
+
+def test_where_the_namespace_can_not_be_entered_it_stays(engine: Engine) -> None:
+    cut_off(engine)
+    engine.links.calls.clear()
+    engine.links.fail_at[2] = PermissionError("not now")
+    with pytest.raises(CniError, match="no such range"):
+        engine.verbs.delete(engine.request("DEL"))
+    assert engine.links.calls[1][0] == "existing_links"
+    assert "c1" in engine.store.records
+
+
+def test_a_hot_plug_that_was_never_attached_leaves_the_record_at_once(engine: Engine) -> None:
+    engine.verbs.add(engine.request())
+    before = engine.store.records["c1"]
+    engine.runner.fail |= {("ADD", "web/hot"): CniError("no such range", code=7), ("DEL", "web/hot"): REFUSED}
+    with pytest.raises(CniError, match="no such range"):
+        engine.verbs.add_network(engine.plug())
+    assert engine.store.records["c1"] == before
+    assert len(told(engine)) == 1
+
+
+def test_a_hot_plug_that_failed_fails_no_del_of_its_pod(engine: Engine) -> None:
+    """Whatever its plugin is: the pod never had it, and what may be left is for reconcile."""
+    engine.verbs.add(engine.request())
+    engine.runner.fail |= {("ADD", "web/hot"): CniError("broken"), ("DEL", "web/hot"): CniError("broken")}
+    with pytest.raises(CniError, match="broken"):
+        engine.verbs.add_network(engine.plug())
+    engine.verbs.delete(engine.request("DEL"))
+    rest = engine.store.records["c1"]
+    assert [item.name for item in rest.attachments] == ["web/hot"]
+    assert rest.given_up
+    assert any("DEL failed once and is answered as done" in message for _, message in engine.warnings)
+    engine.runner.fail.clear()
+    by_reconcile(engine)
+    assert engine.store.records == {}
+
+
+def test_a_network_of_the_pod_that_fails_beside_it_fails_the_del(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.verbs.add(engine.request())
+    engine.runner.fail |= {("ADD", "web/hot"): CniError("broken"), ("DEL", "web/hot"): CniError("broken")}
+    engine.runner.fail["DEL", "web/n1"] = CniError("busy")
+    with pytest.raises(CniError, match="broken"):
+        engine.verbs.add_network(engine.plug())
+    with pytest.raises(CniError, match="broken") as caught:
+        engine.verbs.delete(engine.request("DEL"))
+    assert "busy" in str(caught.value)
+
+
+# --- set aside -------------------------------------------------------------------------------------------------------
+
+
+def failing(engine: Engine) -> None:
+    """A container whose `web/n1` can't be detached any more, and whose namespace is gone."""
+    engine.declare("n1")
+    engine.verbs.add(engine.request())
+    engine.runner.fail["DEL", "web/n1"] = CniError("no daemon of mine")
+    engine.links.namespaces.clear()
+
+
+def tried(engine: Engine) -> bool:
+    """Whether reconcile has an orphan, and is rid of it."""
+    core = engine.verbs.engine
+    for orphan in reconcile.look(core).orphans.values():
+        try:
+            reconcile.delete(core, orphan, 10)
+        except CniError:
+            return False
+    return True
+
+
+def test_after_a_day_it_is_set_aside_told_of_and_tried_no_more(engine: Engine) -> None:
+    failing(engine)
+    # Long after the ADD: the day begins with the first failure.
+    engine.clock += 10 * deadlines.SET_ASIDE_SECONDS
+    assert not tried(engine)
+    engine.clock += deadlines.SET_ASIDE_SECONDS - 1
+    assert not tried(engine)
+    with pytest.raises(CniError, match="no daemon of mine"):
+        gc(engine)
+    engine.clock += 1
+    assert tried(engine)
+    assert engine.store.records == {}
+    (item,) = aside.listed(engine.verbs.engine)
+    assert (item.container_id, item.since) == ("c1", engine.clock)
+    assert "no daemon of mine" in item.why
+    assert item.record
+    assert [left.name for left in item.record.attachments] == ["web/n1"]
+    assert engine.set_aside == 1
+    (message,) = [message for reason, message in engine.warnings if reason == "AttachmentSetAside"]
+    assert "web/n1 (net1)" in message
+    engine.runner.calls.clear()
+    gc(engine)
+    assert engine.runner.calls == []
+    assert reconcile.look(engine.verbs.engine).aside == 1
+
+
+def test_gc_sets_aside_what_reconcile_does_not_reach(engine: Engine) -> None:
+    failing(engine)
+    with pytest.raises(CniError, match="no daemon of mine"):
+        gc(engine)
+    engine.clock += deadlines.SET_ASIDE_SECONDS
+    gc(engine)
+    assert engine.store.records == {}
+    assert [item.container_id for item in aside.listed(engine.verbs.engine)] == ["c1"]
+
+
+def test_one_that_fails_keeps_gc_from_no_other(engine: Engine) -> None:
+    failing(engine)
+    other = replace(engine.store.records["c1"].sandbox, container_id=ContainerId("c2"))
+    engine.store.records["c2"] = replace(
+        engine.store.records["c1"], sandbox=other, attachments=engine.store.records["c1"].attachments[:1]
+    )
+    with pytest.raises(CniError, match="no daemon of mine"):
+        gc(engine)
+    assert set(engine.store.records) == {"c1"}
+
+
+def test_the_dels_of_a_runtime_set_nothing_aside(engine: Engine) -> None:
+    """A person has said how often they may fail: deleteTries."""
+    failing(engine)
+    for _ in range(3):
+        engine.clock += deadlines.SET_ASIDE_SECONDS
+        with pytest.raises(CniError, match="no daemon of mine"):
+            engine.verbs.delete(engine.request("DEL"))
+    assert "c1" in engine.store.records
+
+
+def test_where_the_disk_takes_nothing_it_stays_on_record(engine: Engine) -> None:
+    failing(engine)
+    assert not tried(engine)
+    engine.clock += deadlines.SET_ASIDE_SECONDS
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no space")
+
+    engine.store.set_aside = refuse  # type: ignore[method-assign]  # of this object only
+    assert not tried(engine)
+    assert "c1" in engine.store.records
+
+
+def test_what_is_forgotten_is_gone(engine: Engine) -> None:
+    failing(engine)
+    tried(engine)
+    engine.clock += deadlines.SET_ASIDE_SECONDS
+    assert tried(engine)
+    core = engine.verbs.engine
+    assert aside.forget(core, engine.request().container_id)
+    assert aside.listed(core) == []
+    assert not aside.forget(core, engine.request().container_id)
