@@ -188,6 +188,8 @@ class Invocation:
     """The attachment's name. Not for the plugin."""
     parsed: dict[Any, Any] | None = field(default=None, compare=False, repr=False)
     """What built-ins have read in `fields`, by the function that read it; None: nothing is kept."""
+    netns_override: bool = False
+    """CNI_NETNS_OVERRIDE: `netns` may be the namespace that the plugin is started in."""
 
     @cached_property
     def stdin(self) -> bytes:

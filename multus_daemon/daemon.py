@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from multus_daemon import __version__, deadlines, logs, portals
-from multus_daemon.base import cgroup, descriptors, fs, malloc, portal, timeline
+from multus_daemon.base import cgroup, descriptors, fs, malloc, portal, threads, timeline
 from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.portal import LoopPortal
@@ -57,6 +55,8 @@ from multus_daemon.server.cni_api import CniApi
 from multus_daemon.settings import Settings
 
 log = logging.getLogger(__name__)
+
+_STDOUT = 1
 
 
 class StartError(Exception):
@@ -192,11 +192,6 @@ def _allowance(settings: Settings) -> Allowance:
     return allowance
 
 
-def _print(line: str) -> None:
-    sys.stdout.write(line)
-    sys.stdout.flush()
-
-
 def _passed_on(names: Sequence[str]) -> dict[str, str]:
     """Those variables of the daemon's own environment that plugins are to have."""
     if missing := [name for name in names if name not in os.environ]:
@@ -318,7 +313,7 @@ class Daemon:
                 ", ".join(sorted(missing)),
             )
         cache = ResultCache(cni_dir)
-        self._store = FileStore(cni_dir, cache)
+        self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records)
         return Engine(
             self._cluster,
             NodeConfFiles(),
@@ -385,10 +380,10 @@ class Daemon:
         """One line on standard output, for who started this by hand; the log is on standard error."""
         await self._gates.wait_open()
         log.info("ready")
-        line = f"multus-daemon: ready, {self._server.path}\n"
-        # A pipe that nobody reads, or a terminal that has gone, is no reason to stop.
-        with contextlib.suppress(OSError, ValueError):
-            await asyncio.to_thread(_print, line)
+        line = f"multus-daemon: ready, {self._server.path}\n".encode()
+        # Not waited for, and not by way of sys.stdout, whose lock the end of the program takes: a pipe may be full
+        # because nobody reads it. What it raises, where the other end has gone, is dropped.
+        threads.start(functools.partial(os.write, _STDOUT, line), name="ready")
         await asyncio.Event().wait()
 
     async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:

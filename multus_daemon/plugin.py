@@ -19,6 +19,7 @@ from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni import result, skel, versions
 from multus_daemon.cni.errors import CniError, InvalidNetnsError, IoFailureError
 from multus_daemon.cni.result import Result
+from multus_daemon.netlink import netns
 from multus_daemon.ports import HostTools, PluginRunner
 
 STDIN_MAX_BYTES: Final = 16 * 1024 * 1024
@@ -86,6 +87,7 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
     config = _read(stdin)
     # The runner checks it again. Here it is for the order: a bad configuration is told before a bad namespace.
     fields = skel.configuration(environment.verb, config).fields
+    netns.allow_own(environment.netns_override)
     if environment.verb in ("ADD", "DEL") and not environment.netns_override:
         _refuse_own_netns(environment.netns)
     invocation = Invocation(
@@ -97,6 +99,7 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
         path=environment.path,
         fields=fields,
         raw=config,
+        netns_override=environment.netns_override,
     )
     if plugin_type not in DELEGATING:
         return _stdout(invocation, BuiltinRunner(HOST_ROOT).run(plugin_type, invocation))
@@ -122,18 +125,18 @@ def _read(stdin: BinaryIO) -> bytes:
     return data
 
 
-def _refuse_own_netns(netns: str) -> None:
+def _refuse_own_netns(path: str) -> None:
     """Fail where CNI_NETNS is the namespace that this process is in.
 
     Before the plugin runs: the Go library looks only afterwards, when the host's own network is rearranged and an
     address is gone. A namespace that can't be looked at is left to the plugin. Raises InvalidNetnsError.
     """
     try:
-        same = bool(netns) and os.path.samefile(netns, _OWN_NETNS)
+        same = bool(path) and os.path.samefile(path, _OWN_NETNS)
     except OSError:
         return
     if same:
-        raise InvalidNetnsError("plugin's netns and netns from CNI_NETNS should not be the same", netns)
+        raise InvalidNetnsError("plugin's netns and netns from CNI_NETNS should not be the same", path)
 
 
 def _tools() -> HostTools:

@@ -402,6 +402,10 @@ class LinkOps(Protocol):
         """
         ...
 
+    def allow_own_netns(self, allowed: bool) -> None:
+        """Whether the calling request, from here on, may have the daemon's own namespace as the container's."""
+        ...
+
     def is_netns(self, path: str) -> bool:
         """True where `path` is a network namespace that exists."""
         ...

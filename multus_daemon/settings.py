@@ -83,6 +83,8 @@ class PathSettings:
 
     cni_dir: Text = _key("cniDir", "/var/lib/cni/multus", old_flags=("cniDir",))
     """What is remembered about each container: `attachments/`, `results/`, `spool/`."""
+    upstream_records: bool = _key("upstreamRecords", True)
+    """True: each container is written down in `cniDir` as upstream's daemon does it too, for a roll-back to it."""
     bin_dir: Text = _key("binDir", "/opt/cni/bin", old_flags=("binDir", "additional-bin-dir"))
     """Where plugin binaries are searched, as seen inside `chrootDir`."""
     conf_dir: Text = _key("confDir", "/etc/cni/multus/net.d")

@@ -5,6 +5,7 @@
 
 const std = @import("std");
 const linux = std.os.linux;
+const log = @import("log.zig");
 const sys = @import("sys.zig");
 const text = @import("text.zig");
 
@@ -31,10 +32,13 @@ pub fn exit(status: u8) noreturn {
     linux.exit_group(status);
 }
 
-/// Prints `bytes` on stdout and ends: with `status`, or with 1 when they could not be written.
+/// Prints `bytes` on stdout, logs how the call went and ends: with `status`, or with 1 when they could not be written.
 pub fn finish(bytes: []const u8, status: u8) noreturn {
     begun = begun or bytes.len > 0;
-    exit(if (sys.writeAll(1, bytes, .in(output_ms))) status else 1);
+    const taken = sys.writeAll(1, bytes, .in(output_ms));
+    const reached = if (taken) status else 1;
+    log.ended(bytes, reached, taken);
+    exit(reached);
 }
 
 /// A remark on stderr; whether anybody reads it does not matter.
@@ -50,13 +54,18 @@ pub fn refuse(code: Code, parts: anytype, details: []const u8) noreturn {
 }
 
 pub fn refuseWith(code: Code, msg: []const u8, details: []const u8) noreturn {
+    fail(numberOf(code), msg, details);
+}
+
+/// Ends with a CNI error whose code may be any plugin's.
+pub fn fail(code: u64, msg: []const u8, details: []const u8) noreturn {
     var out: text.Buffer = .{};
     compose(&out, code, msg, details) catch outOfMemory();
     finish(out.bytes(), 1);
 }
 
-fn compose(out: *text.Buffer, code: Code, msg: []const u8, details: []const u8) text.Error!void {
-    try out.all(.{ "{\n    \"code\": ", numberOf(code), ",\n    \"msg\": " });
+fn compose(out: *text.Buffer, code: u64, msg: []const u8, details: []const u8) text.Error!void {
+    try out.all(.{ "{\n    \"code\": ", code, ",\n    \"msg\": " });
     try out.json(msg);
     if (details.len > 0) {
         try out.add(",\n    \"details\": ");

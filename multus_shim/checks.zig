@@ -140,6 +140,12 @@ pub fn string(slot: *const netconf.Slot) []const u8 {
     return out.bytes();
 }
 
+/// The configuration's cniVersion.
+pub fn askedVersion(conf: *const netconf.Netconf) []const u8 {
+    const given = string(&conf.version);
+    return if (given.len == 0) versions[0] else given;
+}
+
 const Version = [3]i64;
 
 /// Refuses a cniVersion that does not know the verb, or that this plugin does not know.
@@ -149,8 +155,7 @@ pub fn version(conf: *const netconf.Netconf, verb: Verb) void {
         @tagName(kind),
         " into Go struct field .cniVersion of type string",
     }, "");
-    const given = string(&conf.version);
-    const asked = if (given.len == 0) versions[0] else given;
+    const asked = askedVersion(conf);
     const least: ?Version = switch (verb) {
         .ADD, .DEL => null,
         .CHECK => .{ 0, 4, 0 },

@@ -42,50 +42,126 @@ pub const Netconf = struct {
     cni_dir: Slot = .{ .key = "cniDir", .kind = .string },
     wait: Slot = .{ .key = "daemonWaitSeconds", .kind = .number },
     reply: Slot = .{ .key = "daemonReplySeconds", .kind = .number },
+    log_file: Slot = .{ .key = "logFile", .kind = .string },
+    log_level: Slot = .{ .key = "logLevel", .kind = .string },
+    log_to_stderr: Slot = .{ .key = "logToStderr", .kind = .bool },
+    log_options: Slot = .{ .key = "logOptions", .kind = .object },
     /// The type of the whole text when it is neither an object nor null.
     wrong: ?Kind = null,
 
-    fn slots(self: *Netconf) [6]*Slot {
-        return .{ &self.name, &self.version, &self.socket_dir, &self.cni_dir, &self.wait, &self.reply };
+    fn slots(self: *Netconf) [10]*Slot {
+        return .{
+            &self.name,     &self.version,   &self.socket_dir,    &self.cni_dir,     &self.wait, &self.reply,
+            &self.log_file, &self.log_level, &self.log_to_stderr, &self.log_options,
+        };
     }
 };
 
 /// Reads `json`, which must have passed `syntax`.
 pub fn parse(json: []const u8) text.Error!Netconf {
     var found: Netconf = .{};
-    var at = skipBlanks(json, 0);
+    const at = skipBlanks(json, 0);
     switch (Kind.of(json[at])) {
-        .object => at += 1,
+        .object => {},
         .null => return found,
         else => |kind| {
             found.wrong = kind;
             return found;
         },
     }
-    var unescaped: Buffer = .{};
-    while (true) {
-        at = skipBlanks(json, at);
-        if (json[at] == '}') return found;
-        if (json[at] == ',') at = skipBlanks(json, at + 1);
-        const key_end = skipValue(json, at);
-        var key = json[at + 1 .. key_end - 1];
-        if (std.mem.indexOfScalar(u8, key, '\\') != null) {
-            unescaped.len = 0;
-            try unquote(json[at..key_end], &unescaped);
-            key = unescaped.bytes();
-        }
-        const start = skipBlanks(json, skipBlanks(json, key_end) + 1);
-        at = skipValue(json, start);
+    var members: Members = .of(json[at..]);
+    while (try members.next()) |item| {
         for (found.slots()) |slot| {
-            if (!sameKey(key, slot.key)) continue;
-            const kind = Kind.of(json[start]);
+            if (!sameKey(item.key, slot.key)) continue;
+            const kind = Kind.of(item.value[0]);
             if (kind == slot.kind) {
-                slot.raw = json[start..at];
+                slot.raw = item.value;
             } else if (kind != .null and slot.wrong == null) {
                 slot.wrong = kind;
             }
         }
     }
+    return found;
+}
+
+/// The members of an object, in a text whose syntax is right.
+pub const Members = struct {
+    json: []const u8,
+    at: usize = 1,
+    unescaped: Buffer = .{},
+
+    pub const Member = struct { key: []const u8, value: []const u8 };
+
+    /// `json` begins with the object.
+    pub fn of(json: []const u8) Members {
+        return .{ .json = json };
+    }
+
+    /// The next one; its key is void with the one after it.
+    pub fn next(self: *Members) text.Error!?Member {
+        const start = nextOf(self.json, self.at) orelse return null;
+        const key_end = skipValue(self.json, start);
+        var key = self.json[start + 1 .. key_end - 1];
+        if (std.mem.indexOfScalar(u8, key, '\\') != null) {
+            self.unescaped.len = 0;
+            try unquote(self.json[start..key_end], &self.unescaped);
+            key = self.unescaped.bytes();
+        }
+        const value = skipBlanks(self.json, skipBlanks(self.json, key_end) + 1);
+        self.at = skipValue(self.json, value);
+        return .{ .key = key, .value = self.json[value..self.at] };
+    }
+};
+
+/// The elements of an array, in a text whose syntax is right.
+pub const Elements = struct {
+    json: []const u8,
+    at: usize = 1,
+
+    /// `json` begins with the array.
+    pub fn of(json: []const u8) Elements {
+        return .{ .json = json };
+    }
+
+    pub fn next(self: *Elements) ?[]const u8 {
+        const start = nextOf(self.json, self.at) orelse return null;
+        self.at = skipValue(self.json, start);
+        return self.json[start..self.at];
+    }
+};
+
+/// Where the next member or element begins, null at the end of the object or array.
+fn nextOf(json: []const u8, from: usize) ?usize {
+    const at = skipBlanks(json, from);
+    return switch (json[at]) {
+        '}', ']' => null,
+        ',' => skipBlanks(json, at + 1),
+        else => at,
+    };
+}
+
+/// The last value of `kind` that the object `json` has under `key`; null where there is none, or `json` is none.
+pub fn member(json: []const u8, key: []const u8, kind: Kind) text.Error!?[]const u8 {
+    const start = skipBlanks(json, 0);
+    if (Kind.of(json[start]) != .object) return null;
+    var found: ?[]const u8 = null;
+    var members: Members = .of(json[start..]);
+    while (try members.next()) |item| {
+        if (sameKey(item.key, key) and Kind.of(item.value[0]) == kind) found = item.value;
+    }
+    return found;
+}
+
+/// As `member`, a string's content; "" where there is none.
+pub fn stringMember(json: []const u8, key: []const u8) text.Error![]const u8 {
+    const raw = try member(json, key, .string) orelse return "";
+    // Nearly always: a buffer for each string of a long list would be a lot of memory.
+    for (raw) |c| {
+        if (c == '\\' or c >= 0x80) break;
+    } else return raw[1 .. raw.len - 1];
+    var out: Buffer = .{};
+    try unquote(raw, &out);
+    return out.bytes();
 }
 
 /// Go's folding: case, and the two characters outside ASCII whose simple folding lies inside (U+017F, U+212A).

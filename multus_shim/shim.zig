@@ -1,15 +1,15 @@
 //! multus-shim: the CNI plugin that the container runtime executes, in place of the multus daemon that does the work.
 //!
 //! It checks what every CNI plugin checks (checks.zig), sends its CNI_* variables and its stdin to the daemon in one
-//! HTTP request over a unix socket (daemon.zig), and copies the answer to stdout. It knows no result format and makes
-//! no decision but one: a DEL that the daemon cannot take is kept for it on disk (spool.zig).
+//! HTTP request over a unix socket (daemon.zig), and copies the answer to stdout. It makes no decision but one: a DEL
+//! that the daemon cannot take is kept for it on disk (spool.zig).
 //!
 //! Request: `POST /cni` with `Accept: application/vnd.multus.cni-stdout` and the body
 //! `{"env":{"CNI_...":"..."},"config":"<standard base64 of stdin>"}`.
 //!
 //! Reply: its body goes to stdout as it stands when its Content-Type is the accepted one, with exit code 0 for status
-//! 200 and 1 for any other. For verbs other than ADD an empty 200 of any type is success. Everything else is reported
-//! as CNI error 999 with an excerpt of what was seen, above all a daemon of another version.
+//! 200 and 1 for any other. For verbs other than ADD an empty 200 of any type is success. What upstream's daemon answers
+//! is converted (result.zig). Everything else is reported as CNI error 999 with an excerpt of what was seen.
 //!
 //! A daemon that stops hands over to its successor: it answers 503, or its connection ends before the reply does. Then
 //! the request is sent again, a few times at most and within the same deadlines: a repeated ADD or DEL is harmless, also
@@ -26,6 +26,9 @@
 //! |                    |                         | (0 to longest)                                                  |
 //! | daemonReplySeconds | reply, for DEL          | how long ADD, CHECK, GC and DEL wait for the reply              |
 //! |                    | del_reply               | (1 to longest)                                                  |
+//! | logFile, logLevel, | no file, error, false,  | the shim's own log (log.zig)                                    |
+//! | logToStderr,       | 100 MB                  |                                                                 |
+//! | logOptions.maxSize |                         |                                                                 |
 //!
 //! Nothing waits for ever. The times are those of `deadlines` below, which `multus_daemon/deadlines.py` sets:
 //!
@@ -43,7 +46,9 @@ const linux = std.os.linux;
 const answer = @import("answer.zig");
 const checks = @import("checks.zig");
 const daemon = @import("daemon.zig");
+const log = @import("log.zig");
 const netconf = @import("netconf.zig");
+const results = @import("result.zig");
 const spool = @import("spool.zig");
 const sys = @import("sys.zig");
 const text = @import("text.zig");
@@ -88,6 +93,7 @@ fn run(init: std.process.Init.Minimal) text.Error!noreturn {
     if (known) |verb| checks.environment(env, verb);
     const stdin = readStdin();
     const conf = checks.config(stdin);
+    try log.configure(&conf, command, env.get("CNI_CONTAINERID"), env.get("CNI_IFNAME"));
     const verb = known orelse answer.refuse(.bad_environment, .{ "unknown CNI_COMMAND: ", command }, "");
     checks.version(&conf, verb);
     const call = try Call.prepare(verb, env, stdin, &conf);
@@ -150,6 +156,8 @@ const Call = struct {
     env: checks.Environment,
     socket: []const u8,
     cni_dir: []const u8,
+    /// The CNI version that the runtime has asked for.
+    version: []const u8,
     wait_ms: u64,
     reply_ms: u64,
     body: []const u8,
@@ -170,6 +178,7 @@ const Call = struct {
             .env = env,
             .socket = socket.bytes(),
             .cni_dir = directory(&conf.cni_dir, default_cni_dir),
+            .version = checks.askedVersion(conf),
             .wait_ms = if (verb == .DEL) @min(wait_ms, deadlines.del_wait_ms) else wait_ms,
             .reply_ms = switch (verb) {
                 .STATUS => deadlines.status_reply_ms,
@@ -205,6 +214,7 @@ const Call = struct {
                 .broken => |what| try self.broken(what),
                 .cut => |what| if (!again) try self.broken(what),
             }
+            log.put(.debug, "asked again", "");
             sys.sleep(@min(@as(u64, repeat_pause_ms) << repeats, deadline.left()));
             fd = try self.connect(@min(self.wait_ms, deadline.left()));
         }
@@ -256,8 +266,17 @@ const Call = struct {
 
     fn copy(self: *const Call, reply: *const daemon.Reply) text.Error!noreturn {
         const ok = reply.status == 200;
-        if (ok and reply.body.len == 0 and self.verb != .ADD) answer.exit(0);
+        if (ok and reply.body.len == 0 and self.verb != .ADD) answer.finish("", 0);
         if (reply.forStdout() and reply.body.len > 0) answer.finish(reply.body, if (ok) 0 else 1);
+        if (ok and self.verb == .ADD) switch (try results.convert(reply.body, self.version)) {
+            .result => |bytes| answer.finish(bytes, 0),
+            .wrong => |why| answer.refuseWith(.incompatible_version, why, ""),
+            .no_result => {},
+        };
+        if (reply.status == 400) if (try results.failure(reply.content_type, reply.body)) |failure| {
+            if (self.verb == .DEL) self.passOver(&failure);
+            answer.fail(failure.code, failure.msg, failure.details);
+        };
         var msg: Buffer = .{};
         try msg.all(.{
             "the reply to ", @tagName(self.verb), " from ", self.socket, " is not for a CNI plugin's stdout: status line ",
@@ -272,6 +291,19 @@ const Call = struct {
         answer.refuseWith(.internal, msg.bytes(), "");
     }
 
+    /// Ends a DEL that upstream's daemon has failed, as upstream's shim does: it is done. That daemon forgets a container
+    /// with its first DEL, and never succeeds with a cluster network that is a list from a file; the runtime would repeat
+    /// it, and keep the pod, for ever.
+    fn passOver(_: *const Call, failure: *const results.Failure) noreturn {
+        log.put(.@"error", "upstream's daemon has failed, which counts as done: ", failure.msg);
+        var note: Buffer = .{};
+        note.add("multus-shim: DEL has failed on upstream's daemon, which counts as done: ") catch answer.outOfMemory();
+        note.quote(failure.msg) catch answer.outOfMemory();
+        note.byte('\n') catch answer.outOfMemory();
+        if (!log.isOnStderr(.@"error")) answer.remark(note.bytes());
+        answer.exit(0);
+    }
+
     /// Ends a DEL that the daemon did not take.
     fn keep(self: *const Call, reason: []const u8) text.Error!noreturn {
         var note: Buffer = .{};
@@ -280,8 +312,10 @@ const Call = struct {
                 const id = self.env.get("CNI_CONTAINERID");
                 try note.all(.{ "multus-shim: DEL of container ", id, " interface ", self.env.get("CNI_IFNAME") });
                 try note.all(.{ ": multus daemon on ", self.socket, " did not take it (", reason, "); kept for it in " });
-                try note.all(.{ path, "\n" });
-                answer.remark(note.bytes());
+                try note.add(path);
+                log.put(.@"error", "", note.bytes());
+                try note.byte('\n');
+                if (!log.isOnStderr(.@"error")) answer.remark(note.bytes());
                 answer.exit(0);
             },
             .failed => |f| {

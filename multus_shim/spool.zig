@@ -74,15 +74,8 @@ fn fillFile(fd: i32, dir: i32, file: [:0]const u8, name: [:0]const u8, body: []c
     }
     if (failure("fsync", path, linux.fsync(fd))) |failed| return failed;
     if (failure("close", path, linux.close(fd))) |failed| return failed;
-    // Not rename(2): newer architectures have only the "at" forms, riscv64 only the one with flags.
-    return failure("rename", path, linux.syscall5(
-        .renameat2,
-        @as(u32, @bitCast(dir)),
-        @intFromPtr(file.ptr),
-        @as(u32, @bitCast(dir)),
-        @intFromPtr(name.ptr),
-        0,
-    ));
+    const e = sys.rename(dir, file, name);
+    return if (e == .SUCCESS) null else .{ .failed = .{ .step = "rename", .path = path, .errno = e } };
 }
 
 /// A file system that cannot sync directories says EINVAL; it has nothing better to offer.

@@ -136,9 +136,36 @@ pub fn ignoreBrokenPipes() void {
 
 /// Whether both paths lead to the same file. False when either cannot be looked at.
 pub fn sameFile(a: [*:0]const u8, b: [*:0]const u8) bool {
-    var x: linux.Statx = undefined;
-    var y: linux.Statx = undefined;
-    if (linux.errno(linux.statx(linux.AT.FDCWD, a, 0, .{ .INO = true }, &x)) != .SUCCESS) return false;
-    if (linux.errno(linux.statx(linux.AT.FDCWD, b, 0, .{ .INO = true }, &y)) != .SUCCESS) return false;
+    const x = look(linux.AT.FDCWD, a, 0) orelse return false;
+    const y = look(linux.AT.FDCWD, b, 0) orelse return false;
+    return isSame(&x, &y);
+}
+
+/// Whether `path` leads to the open file `fd`.
+pub fn isAt(fd: i32, path: [*:0]const u8) bool {
+    const x = look(fd, "", linux.AT.EMPTY_PATH) orelse return false;
+    const y = look(linux.AT.FDCWD, path, 0) orelse return false;
+    return isSame(&x, &y);
+}
+
+/// The size of an open regular file; null for anything else.
+pub fn regularSize(fd: i32) ?u64 {
+    const x = look(fd, "", linux.AT.EMPTY_PATH) orelse return null;
+    return if (x.mode & linux.S.IFMT == linux.S.IFREG) x.size else null;
+}
+
+fn look(directory: i32, path: [*:0]const u8, flags: u32) ?linux.Statx {
+    var found: linux.Statx = undefined;
+    const wanted: linux.STATX = .{ .TYPE = true, .INO = true, .SIZE = true };
+    return if (linux.errno(linux.statx(directory, path, flags, wanted, &found)) == .SUCCESS) found else null;
+}
+
+fn isSame(x: *const linux.Statx, y: *const linux.Statx) bool {
     return x.ino == y.ino and x.dev_major == y.dev_major and x.dev_minor == y.dev_minor;
+}
+
+/// Not rename(2): newer architectures have only the "at" forms, riscv64 only the one with flags.
+pub fn rename(directory: i32, from: [:0]const u8, to: [:0]const u8) Errno {
+    const at: u32 = @bitCast(directory);
+    return linux.errno(linux.syscall5(.renameat2, at, @intFromPtr(from.ptr), at, @intFromPtr(to.ptr), 0));
 }

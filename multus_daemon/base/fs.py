@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from pathlib import Path
 from typing import TypeAlias
 
@@ -137,6 +138,11 @@ def temporary_files(directory: Path, *, name: str = "") -> dict[Path, str]:
 def boot() -> str:
     """Eight digits that tell this run of the machine from others (random(4)). Raises OSError."""
     return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+
+
+def is_of_earlier_boot(status: os.stat_result) -> bool:
+    """Whether the file was last written to before the machine's last start, as far as its clock can be trusted."""
+    return status.st_mtime < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def sweep(directory: Path, *, name: str = "") -> int:

@@ -108,8 +108,13 @@ def environment(environ: Mapping[str, str]) -> Environment:
         ifname=environ.get("CNI_IFNAME", ""),
         args=environ.get("CNI_ARGS", ""),
         path=environ.get("CNI_PATH", ""),
-        netns_override=environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("1", "TRUE"),
+        netns_override=netns_override(environ),
     )
+
+
+def netns_override(environ: Mapping[str, str]) -> bool:
+    """True where CNI_NETNS_OVERRIDE says that CNI_NETNS may be the network namespace that the plugin is in."""
+    return environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("1", "TRUE")
 
 
 def configuration(verb: str, stdin: bytes) -> Configuration:

@@ -25,6 +25,7 @@ from multus_daemon.cni.errors import (
 from multus_daemon.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.cache import Entry, ResultCache, name_problem
+from multus_daemon.netlink import netns
 from multus_daemon.ports import ChoosingRunner, NeverAttachedError
 
 log = logging.getLogger(__name__)
@@ -286,6 +287,7 @@ class Chain:
             pod_namespace=next((value for key, value in attachment.cni_args if key == "K8S_POD_NAMESPACE"), ""),
             network=attachment.name,
             parsed=_parsed(attachment, plugin),
+            netns_override=netns.own_is_allowed(),
         )
 
 

@@ -194,7 +194,7 @@ def chroot_program() -> str:
 
 
 def _variables(invocation: Invocation) -> dict[str, str]:
-    """All six, also where they are empty: a plugin in a test bench must not see an outer one."""
+    """All six, also where they are empty: a plugin in a test bench must not see an outer one. And the override."""
     return {
         "CNI_COMMAND": invocation.verb,
         "CNI_CONTAINERID": invocation.container_id,
@@ -202,4 +202,5 @@ def _variables(invocation: Invocation) -> dict[str, str]:
         "CNI_IFNAME": invocation.ifname,
         "CNI_ARGS": invocation.args,
         "CNI_PATH": invocation.path,
+        **({"CNI_NETNS_OVERRIDE": "1"} if invocation.netns_override else {}),
     }

@@ -8,6 +8,8 @@ lost in one, for then there is no container any more, and the first record says 
 as a further line, without fsync: a file put in the place of the first, some file systems would lose with the first.
 Each line is written with its end, so that the first has it on the disk, whatever bytes are behind it after the failure.
 
+With `upstream_too` each durable record is written a second time, as an upstream daemon writes its own: for a roll-back.
+
 Files 0600 in a directory 0700, written with fsync and rename, no symbolic link followed. All methods block: `load` for
 a tenth of a millisecond, `save` and `remove` for as long as the disk takes, `recover` and `containers` for longer the
 more files there are.
@@ -29,7 +31,7 @@ import msgspec
 from multus_daemon.attachment import ContainerRecord, SetAside
 from multus_daemon.base import cached, fs
 from multus_daemon.cni import gojson, names
-from multus_daemon.cni.errors import InvalidEnvironmentError
+from multus_daemon.cni.errors import CniError, InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.delegates import record as record_format
 from multus_daemon.delegates import upstream
@@ -53,12 +55,16 @@ class _Head(msgspec.Struct, frozen=True):
 class FileStore:
     """The DelegateStore in a directory."""
 
-    def __init__(self, cni_dir: Path, cache: ResultCache) -> None:
-        """`cache`: the result cache in the same `cni_dir`, the last thing to know of a container."""
+    def __init__(self, cni_dir: Path, cache: ResultCache, *, upstream_too: bool = False) -> None:
+        """`cache`: the result cache in the same `cni_dir`, the last thing to know of a container.
+
+        `upstream_too`: an upstream daemon is to find the container too.
+        """
         self._cni_dir = cni_dir
         self._directory = cni_dir / "attachments"
         self._aside = cni_dir / "aside"
         self._cache = cache
+        self._upstream_too = upstream_too
 
     def sweep(self) -> None:
         """Make the directories safe, and remove what writers left that were killed in the middle.
@@ -82,6 +88,8 @@ class FileStore:
             self._adopt()
             self._cache.sweep()
             fs.sweep(self._aside)
+            fs.sweep(self._cni_dir)
+            self._remove_emptied()
         except OSError as error:
             log.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
 
@@ -103,6 +111,21 @@ class FileStore:
                 log.warning("record of container %s is put in place: it had not been", record.sandbox.container_id)
                 path.rename(own)
             else:
+                fs.remove(path)
+
+    def _remove_emptied(self) -> None:
+        """Remove upstream's files that a power failure has emptied, of containers of which nothing else is known.
+
+        Neither daemon fsyncs them. None of these containers lives, and all that such a file does is to fail each GC.
+        Raises OSError.
+        """
+        for name in _files(self._cni_dir):
+            path = self._cni_dir / name
+            if names.container_id_problem(name) or (self._directory / f"{name}{_SUFFIX}").exists():
+                continue
+            status = path.lstat()
+            if status.st_size == 0 and fs.is_of_earlier_boot(status) and not self._cache.entries(ContainerId(name)):
+                log.warning("%s is removed: a power failure has emptied it", path)
                 fs.remove(path)
 
     def _refuse_writers(self) -> None:
@@ -196,6 +219,20 @@ class FileStore:
         fs.ensure_private_directory(self._directory)
         # Of a new one the rename may be lost: `sweep` finds what was to be renamed.
         fs.write_atomic(path, data, fsync_name=os.path.exists(path))
+        if self._upstream_too:
+            self._save_for_upstream(record)
+
+    def _save_for_upstream(self, record: ContainerRecord) -> None:
+        """Write the container down where an upstream daemon looks. Ours is there: what fails here is logged.
+
+        Without fsync, as upstream's: after a power failure no container is left alive.
+        """
+        path = self._cni_dir / record.sandbox.container_id
+        try:
+            if data := upstream.to_delegates(record):
+                fs.write_atomic(path, data, fsync=False)
+        except (OSError, CniError, gojson.JsonError) as error:
+            log.error("an upstream daemon could not delete pod %s after a roll-back: %s: %s", record.pod, path, error)
 
     def remove(self, container_id: ContainerId) -> None:
         """Forget our own record and upstream's; none is done. Raises OSError, InvalidEnvironmentError."""

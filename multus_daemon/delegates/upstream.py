@@ -2,11 +2,13 @@
 
 Two sources, both of Multus v4: the delegate cache `<cniDir>/<containerID>`, a JSON array of its internal
 `DelegateNetConf`s in the order of their ADDs, and libcni's result cache (see `cache`). The first has the list and the
-order, the second has what each plugin was really called with. Pure: bytes and entries in, a record out.
+order, the second has what each plugin was really called with. And the way back: a record as a delegate cache, so that
+an upstream daemon can delete our pods after a roll-back. Pure: bytes and entries in, a record out, or the other way.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -110,6 +112,53 @@ def _record(
         complete=complete,
         created=created,
     )
+
+
+# --- the way back ----------------------------------------------------------------------------------------------------
+
+
+def to_delegates(record: ContainerRecord) -> bytes:
+    """The delegate cache file that an upstream daemon would have of the container; empty without a cluster network.
+
+    An upstream DEL runs `Bytes`, the first element on the runtime's interface. So `Bytes` is whole, also of a list from
+    a file, of which upstream's own has lost every key that its structs do not know, and `ConfList` has no more than
+    tells a list from a single plugin.
+    """
+    if not any(attachment.cluster_network for attachment in record.attachments):
+        return b""
+    ordered = sorted(record.attachments, key=lambda attachment: not attachment.cluster_network)
+    return gojson.dumps([_delegate(attachment) for attachment in ordered], sort_keys=False)
+
+
+def _delegate(attachment: Attachment) -> dict[str, Any]:
+    config = attachment.config
+    # An upstream daemon that finds no version of a list writes its bytes anew, from the struct.
+    header = {"cniVersion": config.cni_version or versions.IMPLIED, "name": config.name}
+    types = [plugin.type for plugin in config.plugins]
+    asked = attachment.capability_args
+    requests = {
+        "ifnameRequest": attachment.ifname,
+        "macRequest": asked.get("mac"),
+        "infinibandGUIDRequest": asked.get("infinibandGUID"),
+        "ipRequest": asked.get("ips"),
+        "deviceID": attachment.device_id,
+        "resourceName": attachment.resource_name,
+    }
+    return {
+        "Conf": {} if config.is_list else {**header, "type": config.type},
+        "ConfList": {**header, "plugins": [{"type": name} for name in types]} if config.is_list else {},
+        "Name": attachment.name,
+        **{key: value for key, value in requests.items() if value},
+        "Bytes": base64.b64encode(_raw(config)).decode("ascii"),
+    }
+
+
+def _raw(config: NetworkConfig) -> bytes:
+    """The bytes of the configuration, with the version that its plugins are really called with."""
+    if conf.parse(config.raw).cni_version == config.cni_version:
+        return config.raw
+    fields = gojson.with_keys(gojson.loads_object(config.raw), {"cniVersion": config.cni_version})
+    return gojson.dumps(fields, sort_keys=False)
 
 
 # --- one network -----------------------------------------------------------------------------------------------------

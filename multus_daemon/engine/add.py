@@ -37,6 +37,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
     """
     container_id = request.container_id
     netns = request.netns
+    engine.links.allow_own_netns(request.netns_override)
     with engine.locks.hold(container_id):
         engine.adds.begins(container_id)
         record = records.find(engine, container_id, search=False)

@@ -14,6 +14,7 @@ from multus_daemon.engine.request import CniRequest
 
 def check(engine: Engine, request: CniRequest) -> None:
     """Run CHECK for each attachment of the container in order; the first failure ends it. Raises CniError."""
+    engine.links.allow_own_netns(request.netns_override)
     with engine.locks.hold(request.container_id):
         record = records.find(engine, request.container_id, search=True)
         if record is None:

@@ -23,6 +23,7 @@ EVENT: Final = "NetworkNotReleased"
 def delete(engine: Engine, request: CniRequest) -> None:
     """Detach what the record of the container names; a container without one is done. Raises CniError."""
     container_id = request.container_id
+    engine.links.allow_own_netns(request.netns_override)
     with engine.locks.hold(container_id):
         try:
             record = records.find(engine, container_id, search=True)

@@ -35,6 +35,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
     """
     container_id = request.container_id
     netns = request.netns
+    engine.links.allow_own_netns(request.netns_override)
     with engine.locks.hold(container_id):
         engine.adds.begins(container_id)
         # The request's configuration is the network's own: what is ours can only be the daemon's.
@@ -124,6 +125,7 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
     What is not there is done. An interface that belongs to something else is never touched: a client takes back
     the ADDs that were refused, with a DEL like any other.
     """
+    engine.links.allow_own_netns(request.netns_override)
     with engine.locks.hold(request.container_id):
         if not request.ifname:
             log.warning("DEL of network %s of %s names no interface: done", request.network, _of(request))
@@ -167,6 +169,7 @@ def _is_anothers(engine: Engine, record: ContainerRecord, request: DelegateReque
 
 def check_network(engine: Engine, request: DelegateRequest) -> None:
     """CHECK the network against its stored result. Raises CniError, UnknownContainerError (3) if not attached."""
+    engine.links.allow_own_netns(request.netns_override)
     with engine.locks.hold(request.container_id):
         found = records.find(engine, request.container_id, search=True)
         present = _present(found, request) if found else None

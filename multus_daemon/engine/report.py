@@ -85,7 +85,8 @@ def telling_of_failure(engine: Engine, pod: Pod, reason: str) -> Iterator[None]:
         yield
     except CniError as error:
         reason, message = _as_event(pod, error, reason)
-        engine.cluster.event(pod, "Warning", reason, message[:EVENT_MESSAGE_MAX])
+        more = f"; on the node, `multusctl explain {pod}` says more"
+        engine.cluster.event(pod, "Warning", reason, message[: EVENT_MESSAGE_MAX - len(more)] + more)
         raise
 
 

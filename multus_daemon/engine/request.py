@@ -27,6 +27,9 @@ class CniRequest:
     spooled: float = field(default=0.0, kw_only=True)
     """Of a DEL that the daemon was not there for: when it was written down, Unix time in seconds. Else 0."""
 
+    netns_override: bool = field(default=False, kw_only=True)
+    """CNI_NETNS_OVERRIDE: `netns` may be the daemon's own namespace."""
+
     @property
     def sandbox(self) -> Sandbox:
         """The container as the delegates see it."""

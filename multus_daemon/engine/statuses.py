@@ -93,7 +93,7 @@ def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:
         present = status.parse(pod.annotations.get(status.ANNOTATION, ""))
     except CniError:
         present = []
-    others = [IfName(name) for name in status.interfaces_of_others(present, [*own, *hot_plugged]) if name]
+    others = [IfName(name) for name in status.interfaces_of_others(present, [*own, *hot_plugged])]
     if not engine.links.is_netns(record.sandbox.netns):
         return None
     try:

@@ -5,13 +5,16 @@ Derivation and form are those of network-attachment-definition-client's `pkg/uti
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import DecodingFailureError
+from multus_daemon.cni.names import ifname_problem
 from multus_daemon.cni.result import Interface, IpConfig, Result, write_dns
 from multus_daemon.nad.device_info import DeviceInfo
+from multus_daemon.nad.selection import ELEMENTS_MAX
 
 ANNOTATION: Final = "k8s.v1.cni.cncf.io/network-status"
 
@@ -80,9 +83,10 @@ def parse(text: str) -> list[dict[str, Any]]:
 
 
 def interfaces_of_others(present: Iterable[Mapping[str, Any]], own: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The interfaces that entries in `present` name and none in `own` does."""
+    """The interfaces that entries in `present` name and none in `own` does, as many as a pod may have at most."""
     known = {_key(entry) for entry in own}
-    return [str(entry.get("interface") or "") for entry in present if _key(entry) not in known]
+    named = (str(entry.get("interface") or "") for entry in present if _key(entry) not in known)
+    return list(itertools.islice((name for name in dict.fromkeys(named) if not ifname_problem(name)), ELEMENTS_MAX))
 
 
 def brought_up_to_date(
@@ -113,8 +117,8 @@ def brought_up_to_date(
         if _key(entry) not in known and (entry.get("interface") in there or entry.get("device-info"))
     ]
     wanted += others
-    listed = list(present)
-    return None if all(entry in listed for entry in wanted) and all(entry in wanted for entry in listed) else wanted
+    # As texts: who may write the annotation may make it long, and pair by pair would take that squared.
+    return None if {gojson.dumps(entry) for entry in wanted} == {gojson.dumps(entry) for entry in present} else wanted
 
 
 def _key(entry: Mapping[str, Any]) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import logging
 import os
 import stat
 from collections.abc import Collection, Iterator
+from contextvars import ContextVar
 from typing import Final
 
 _CLONE_NEWNET: Final = 0x40000000
@@ -29,6 +30,8 @@ _NO_NAMESPACE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL})
 _NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
 
 log = logging.getLogger(__name__)
+
+_own_allowed: ContextVar[bool] = ContextVar("own_netns_allowed", default=False)
 
 # os.setns is new in Python 3.12.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -185,6 +188,19 @@ def _sees_every_process() -> bool:
         return _identity(os.stat("/proc/1/ns/mnt")) != _identity(os.stat("/proc/self/ns/mnt"))
     except PermissionError:
         return False
+
+
+def allow_own(allowed: bool) -> None:
+    """Say whether the calling context, a request's, may have its own namespace as the container's.
+
+    That is CNI_NETNS_OVERRIDE. Threads that the request starts have it too, and it ends with them.
+    """
+    _own_allowed.set(allowed)
+
+
+def own_is_allowed() -> bool:
+    """What `allow_own` has said; else false: the daemon's own namespace is the host's."""
+    return _own_allowed.get()
 
 
 def is_same(descriptor: int, other: int) -> bool:

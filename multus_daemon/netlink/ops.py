@@ -45,7 +45,7 @@ class Session:
         self._opened.callback(os.close, host)
         pod = namespaces.open_path(self.path)
         self._opened.callback(os.close, pod)
-        if namespaces.is_same(pod, host):
+        if namespaces.is_same(pod, host) and not namespaces.own_is_allowed():
             raise NamespaceError(errno.EINVAL, "the host's own network namespace, not a container's", self.path)
         return host, pod
 
@@ -82,8 +82,8 @@ class Session:
     def inside(self) -> _At:
         """The thread is in the pod's namespace for the duration of the block.
 
-        Raises NamespaceError where the namespace can't be entered, is the daemon's own (errno EINVAL), or is not at its
-        path any more.
+        Raises NamespaceError where the namespace can't be entered, is the daemon's own (errno EINVAL; but see
+        `netns.allow_own`), or is not at its path any more.
         """
         if not self._is_inside and "_netns" in self.__dict__:
             namespaces.require_at(self.path, self.pod_netns)
@@ -190,6 +190,10 @@ class KernelLinks:
     def kept_open(self, leaving: Collection[IfName] = ()) -> contextlib.AbstractContextManager[None]:
         """See `ports.LinkOps`."""
         return kept_open(leaving)
+
+    def allow_own_netns(self, allowed: bool) -> None:
+        """See `ports.LinkOps`."""
+        namespaces.allow_own(allowed)
 
     def is_netns(self, path: str) -> bool:
         """True where `path` is a network namespace that exists; two system calls that do not wait."""

@@ -26,6 +26,7 @@ from multus_daemon.cni.errors import (
     InternalError,
     IoFailureError,
     TryAgainLaterError,
+    from_code,
 )
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.limit import KEPT, RANKS
@@ -230,6 +231,8 @@ class CniApi:
         except (Exception, asyncio.CancelledError) as error:
             failure = to_cni_error(error)
             traceback = None if isinstance(error, CniError | asyncio.CancelledError) else error
+            if told := _with_command(failure, call.request):
+                raise told from error
             if failure is error:
                 raise
             raise failure from error
@@ -353,6 +356,16 @@ class CniApi:
             raise DeadlineExceededError(
                 f"{request.verb}{subject} took longer than {seconds:g} s", "the daemon's log has what it was doing"
             ) from error
+
+
+def _with_command(error: CniError, request: CniRequest | wire.NodeRequest) -> CniError | None:
+    """What the kubelet shows of a pod that can't start, with the command that says more; None for all else."""
+    if request.verb != "ADD" or type(request) is not CniRequest or not request.args.has_pod:
+        return None
+    if isinstance(error, StoppedError):
+        return None
+    command = f"on the node, `multusctl explain {request.args.namespace}/{request.args.name}` says more"
+    return from_code(error.code, error.msg, "; ".join(filter(None, (error.details, command))))
 
 
 def to_cni_error(error: BaseException) -> CniError:

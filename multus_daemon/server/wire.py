@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 from multus_daemon.cni import args as cni_args
-from multus_daemon.cni import gojson, names, result, versions
+from multus_daemon.cni import gojson, names, result, skel, versions
 from multus_daemon.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -148,7 +148,7 @@ def decode_delegate(body: bytes) -> Call:
     network, _ = _name_and_version(stdin)
     asked = {} if verb == "DEL" else _attributes(attributes)
     request = DelegateRequest(verb, call.container_id, call.netns, ifname, call.args, stdin, network=network, **asked)
-    return Call(request, versions.CURRENT)
+    return Call(replace(request, netns_override=call.netns_override), versions.CURRENT)
 
 
 def _read(body: bytes) -> tuple[dict[str, str], bytes, dict[str, Any]]:
@@ -212,6 +212,7 @@ def _container_request(verb: str, env: Mapping[str, str], stdin: bytes) -> CniRe
         ifname=IfName(values["CNI_IFNAME"]),
         args=_pod(verb, values["CNI_ARGS"]),
         stdin=stdin,
+        netns_override=skel.netns_override(env),
     )
 
 

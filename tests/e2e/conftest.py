@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.node import Node
 
+pytest.register_assert_rewrite("tests.e2e.takeover")
+
 REFERENCE = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
 
 

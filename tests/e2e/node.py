@@ -220,13 +220,14 @@ class Node:
         timeout: float = 60,
     ) -> Answer:
         """Run the shim as the runtime does."""
+        environment = self.environment(verb, container_id, netns, pod, namespace, uid)
+        return self.run_shim(environment, self.stdin if stdin is None else stdin, timeout)
+
+    def run_shim(self, environment: dict[str, str], stdin: bytes, timeout: float = 60) -> Answer:
+        """Run the shim with these variables."""
         start = time.perf_counter()
         done = subprocess.run(
-            [str(multus_shim.binary())],
-            env=self.environment(verb, container_id, netns, pod, namespace, uid),
-            input=self.stdin if stdin is None else stdin,
-            capture_output=True,
-            timeout=timeout,
+            [str(multus_shim.binary())], env=environment, input=stdin, capture_output=True, timeout=timeout
         )
         return Answer(done.returncode, done.stdout, done.stderr, time.perf_counter() - start)
 

@@ -242,15 +242,24 @@ def test_a_full_disk_under_the_log(make_node: Callable[..., Node], small_disk: P
 @pytest.mark.parametrize("damage", ["empty", "cut", "bit", "other"])
 def test_a_damaged_record(small: Node, damage: str) -> None:
     """Upstream takes a damaged file for a container that it does not know, and answers success."""
+    small.pod("zero")
     small.start()
-    first, second = add(small, "one"), add(small, "two")
+    netns = {name: add(small, name) for name in ("zero", "one", "two")}
+    second = netns["two"]
+    # What the record said is in the result cache too, and in what is written for an upstream daemon.
     damage_file(small.cni_dir / "attachments" / "one.json", damage)
-    # What the record said is in the result cache too.
-    assert small.cni("DEL", "one", first, "one").code == 0
-    assert small.links(first) == ["lo"]
+    (small.cni_dir / "one").unlink()
+    damage_file(small.cni_dir / "attachments" / "zero.json", damage)
+    for path in (small.cni_dir / "results").glob("*-zero-*"):
+        damage_file(path, "cut")
+    for name in ("one", "zero"):
+        assert small.cni("DEL", name, netns[name], name).code == 0
+        assert small.links(netns[name]) == ["lo"]
+        assert name not in addresses(small)
     assert addresses(small) == ["two", "two"]
 
     damage_file(small.cni_dir / "attachments" / "two.json", damage)
+    damage_file(small.cni_dir / "two", "cut")
     for path in (small.cni_dir / "results").iterdir():
         damage_file(path, "cut")
     answer = small.cni("DEL", "two", second, "two")

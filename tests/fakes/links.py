@@ -42,6 +42,9 @@ class FakeLinks:
         self.leaving.append(tuple(leaving))
         return contextlib.nullcontext()
 
+    def allow_own_netns(self, allowed: bool) -> None:
+        pass
+
     def is_netns(self, path: str) -> bool:
         self._call("is_netns", path)
         return path in self.namespaces

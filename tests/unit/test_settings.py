@@ -74,6 +74,7 @@ DEFAULTS: dict[str, Any] = {
     "clusterNetwork": "",
     "cniConfigDir": "/etc/cni/net.d",
     "cniDir": "/var/lib/cni/multus",
+    "upstreamRecords": True,
     "cniVersion": "",
     "confDir": "/etc/cni/multus/net.d",
     "connectionLimit": 256,

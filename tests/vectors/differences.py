@@ -205,10 +205,10 @@ TABLE: tuple[Difference, ...] = (
     Difference(
         ("*",),
         ("remembered",),
-        _substitute(r"(?m)^/var/lib/cni/multus/([^/\n]+)$", r"/var/lib/cni/multus/attachments/\1.json"),
-        "`<cniDir>/attachments/<id>.json` in place of `<cniDir>/<id>`",
-        "upstream's file loses the keys of a conflist that its types do not have; ours keeps the bytes of each "
-        "configuration. Upstream's files are read where there is no record of ours",
+        _substitute(r"(?m)^(/var/lib/cni/multus/)([^/\n]+)$", r"\1attachments/\2.json\n\g<0>"),
+        "`<cniDir>/attachments/<id>.json` beside `<cniDir>/<id>`",
+        "upstream's file has no results, and upstream's own loses the keys of a conflist that its types do not have. "
+        "It is written for a roll-back, and read where there is no record of ours",
     ),
     Difference(
         ("*/ADD", "*/ADD#2", "delegate/unknown verb", "http/POST /cni"),

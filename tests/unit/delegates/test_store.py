@@ -676,3 +676,120 @@ def test_a_record_without_that_can_be_read(store, cni_dir):
     store.save(small())
     assert b"servedBy" not in own_path(cni_dir).read_bytes()
     assert store.load("c0ffee").attachments[0].served_by == {}
+
+
+# --- for an upstream daemon ------------------------------------------------------------------------------------------
+
+
+def for_upstream(**more):
+    """A record as an ADD begins with it: a list from a file, a network without a version, one with requests."""
+    texts = {
+        "eth0": '{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"ptp","x":{"y":[1]}},{"type":"portmap"}]}',
+        "net1": '{"name":"lan","plugins":[{"type":"bridge","ipam":{"type":"host-local","ranges":[[{}]]}}]}',
+        "lan0": '{"cniVersion":"0.4.0","name":"asked","type":"macvlan","capabilities":{"ips":true}}',
+    }
+    asked = {"ips": ["10.0.0.7/24"], "mac": "02:00:00:00:00:07", "portMappings": [{"hostPort": 80}]}
+    attachments = [
+        Attachment(
+            f"web/{config.name}",
+            config,
+            IfName(ifname),
+            cluster_network=ifname == "eth0",
+            capability_args=asked if ifname == "lan0" else {},
+        )
+        for ifname, text in texts.items()
+        for config in (conf.parse(text.encode()),)
+    ]
+    return replace(small(), attachments=tuple(attachments), **more)
+
+
+@pytest.fixture
+def both(cni_dir, cache):
+    return FileStore(cni_dir, cache, upstream_too=True)
+
+
+def test_upstreams_file_beside_ours(both, cni_dir):
+    both.save(for_upstream())
+    path = cni_dir / "c0ffee"
+    assert path.stat().st_mode & 0o777 == 0o600
+    first, second, third = json.loads(path.read_bytes())
+    assert base64.b64decode(first["Bytes"]) == for_upstream().attachments[0].config.raw
+    assert [plugin["type"] for plugin in first["ConfList"]["plugins"]] == ["ptp", "portmap"]
+    assert first["ifnameRequest"] == "eth0"
+    # Where it finds no version, upstream's DEL writes the bytes anew and loses what its structs do not know.
+    assert second["ConfList"]["cniVersion"] == "0.1.0"
+    assert base64.b64decode(second["Bytes"]) == for_upstream().attachments[1].config.raw
+    assert third["Conf"] == {"cniVersion": "0.4.0", "name": "asked", "type": "macvlan"}
+    assert third["ConfList"] == {}
+    wanted = {"ifnameRequest": "lan0", "ipRequest": ["10.0.0.7/24"], "macRequest": "02:00:00:00:00:07"}
+    assert {key: third[key] for key in third if key.endswith("Request")} == wanted
+    both.save(for_upstream(complete=True), durable=False)
+    assert json.loads(path.read_bytes()) == [first, second, third]
+    both.save(replace(for_upstream(), attachments=for_upstream().attachments[:1]))
+    assert json.loads(path.read_bytes()) == [first]
+    both.remove("c0ffee")
+    assert [name for name in cni_dir.rglob("*") if name.is_file()] == []
+
+
+def test_upstreams_file_is_read_where_ours_is_lost(both, cni_dir):
+    saved = for_upstream()
+    both.save(saved)
+    own_path(cni_dir).unlink()
+    loaded = both.load("c0ffee")
+    assert loaded.foreign
+    keys = ("name", "config", "ifname", "cluster_network")
+    assert [[getattr(item, key) for key in keys] for item in loaded.attachments] == [
+        [getattr(item, key) for key in keys] for item in saved.attachments
+    ]
+    assert loaded.attachments[2].capability_args == {"ips": ["10.0.0.7/24"], "mac": "02:00:00:00:00:07"}
+
+
+def test_the_cluster_network_is_first_in_upstreams_file(both, cni_dir):
+    saved = for_upstream()
+    both.save(replace(saved, attachments=saved.attachments[::-1]))
+    assert [item["ifnameRequest"] for item in json.loads((cni_dir / "c0ffee").read_bytes())] == ["eth0", "lan0", "net1"]
+
+
+def test_the_version_that_plugins_are_really_called_with(both, cni_dir):
+    saved = for_upstream()
+    forced = replace(saved.attachments[0], config=conf.with_version(saved.attachments[0].config, "0.3.1"))
+    both.save(replace(saved, attachments=(forced,)))
+    (element,) = json.loads((cni_dir / "c0ffee").read_bytes())
+    assert element["ConfList"]["cniVersion"] == "0.3.1"
+    wanted = json.loads(forced.config.raw) | {"cniVersion": "0.3.1"}
+    assert json.loads(base64.b64decode(element["Bytes"])) == wanted
+
+
+def test_without_a_cluster_network_there_is_no_file_for_upstream(both, cni_dir):
+    saved = for_upstream()
+    both.save(replace(saved, attachments=saved.attachments[1:]))
+    assert not (cni_dir / "c0ffee").exists()
+
+
+def test_upstreams_file_that_cannot_be_written_fails_nothing(both, cni_dir, caplog):
+    (cni_dir / "c0ffee").mkdir(parents=True)
+    both.save(for_upstream())
+    assert both.load("c0ffee") == for_upstream()
+    assert "an upstream daemon could not delete pod" in caplog.text
+    both.remove("c0ffee")
+
+
+def test_sweep_removes_an_emptied_file_of_before_the_boot(both, cni_dir, cache, monkeypatch):
+    cni_dir.mkdir()
+    kept = ("of-this-boot", "not-empty", ".hidden", "has-a-record", "has-a-result")
+    for name in ("emptied", *kept):
+        (cni_dir / name).write_bytes(b"[" if name == "not-empty" else b"")
+        os.utime(cni_dir / name, None if name == "of-this-boot" else (1000, 1000))
+    both.save(replace(small(), sandbox=replace(small().sandbox, container_id="has-a-record")))
+    (cni_dir / "has-a-record").write_bytes(b"")
+    os.utime(cni_dir / "has-a-record", (1000, 1000))
+    cache.write(Entry("has-a-result", b'{"name":"n","type":"t"}', "eth0", "n"))
+    both.sweep()
+    assert sorted(path.name for path in cni_dir.iterdir() if path.is_file()) == sorted(kept)
+
+
+def test_sweep_removes_what_a_writer_has_left_beside_upstreams_file(both, cni_dir):
+    cni_dir.mkdir()
+    (cni_dir / ".c0ffee.99999999-0123456789ab").write_bytes(b"[")
+    both.sweep()
+    assert list(cni_dir.iterdir()) == []

@@ -29,6 +29,8 @@ from tests.fakes.links import FakeLinks
 from tests.fakes.runner import FakeDelegateRunner
 from tests.fakes.store import FakeDelegateStore
 
+MORE = "; on the node, `multusctl explain web/p1` says more"
+"""What an Event about a failure ends with."""
 NETNS = "/run/netns/p1"
 
 

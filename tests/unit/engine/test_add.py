@@ -28,7 +28,7 @@ from multus_daemon.cni.result import Result
 from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
 from multus_daemon.ports import StatusWriteError, StoreUnavailableError
 from tests.aside import Aside, together
-from tests.unit.engine.conftest import NETNS, Engine, definition
+from tests.unit.engine.conftest import MORE, NETNS, Engine, definition
 
 
 def attached(engine: Engine) -> list[tuple[str, str]]:
@@ -400,7 +400,7 @@ def test_a_missing_network_of_another_namespace_says_where_there_is_one(engine: 
     where = "; there is one of that name in namespace team-0, team-1, team-2, team-3, team-4, ..."
     assert caught.value.details == f"no NetworkAttachmentDefinition of that name is known in namespace web{where}"
     [(reason, message)] = engine.warnings
-    assert (reason, message.endswith(f"{where} (pod web/p1)")) == ("NoNetworkFound", True)
+    assert (reason, message.endswith(f"{where} (pod web/p1){MORE}")) == ("NoNetworkFound", True)
 
 
 def test_under_namespace_isolation_no_namespace_is_named_that_is_out_of_reach(engine: Engine) -> None:
@@ -784,7 +784,7 @@ def test_a_failed_plugin_is_told_once_and_nothing_as_added(engine: Engine) -> No
     with pytest.raises(CniError, match="^no address left"):
         engine.verbs.add(engine.request())
     assert engine.cluster.events == [
-        ("web/p1", "Warning", "FailedAddingInterface", "no address left (pod web/p1)"),
+        ("web/p1", "Warning", "FailedAddingInterface", f"no address left (pod web/p1){MORE}"),
     ]
 
 

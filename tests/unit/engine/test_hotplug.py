@@ -24,7 +24,7 @@ from multus_daemon.cni.errors import (
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Interface, IpConfig, Result
 from tests.aside import Aside, together
-from tests.unit.engine.conftest import NETNS, Engine, wait_until
+from tests.unit.engine.conftest import MORE, NETNS, Engine, wait_until
 
 HOT = "web/hot"
 
@@ -179,7 +179,7 @@ def test_a_failure_leaves_the_record_as_it_was(engine: Engine) -> None:
     assert caught.value.code == 101
     assert engine.runner.order == [("ADD", HOT), ("DEL", HOT)]
     assert engine.store.records["c1"] == before
-    assert engine.warnings == [("FailedAddingInterface", "no address left (pod web/p1)")]
+    assert engine.warnings == [("FailedAddingInterface", f"no address left (pod web/p1){MORE}")]
 
 
 def test_where_the_undoing_fails_a_del_can_try_again(engine: Engine) -> None:

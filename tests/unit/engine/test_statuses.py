@@ -103,6 +103,19 @@ def test_entries_of_interfaces_that_others_brought_stay(added: Engine, missing: 
         assert written(added) == [*whole, *others]
 
 
+def test_an_annotation_that_its_author_has_made_long_costs_little(added: Engine) -> None:
+    junk: list[dict[str, Any]] = [{"name": f"web/x{number}", "interface": f"x{number}"} for number in range(3000)]
+    junk += [{"name": "web/long", "interface": "y" * 5000}, {"name": "web/odd", "interface": {"a": 1}}]
+    added.links.namespaces[NETNS].add("x7")
+    whole = written(added)
+    annotate(added, json.dumps([*whole, *junk]))
+    added.links.calls.clear()
+    assert bring_up_to_date(added) == [True]
+    assert written(added) == [*whole, junk[7]]
+    asked = [names for method, _, names in added.links.calls if method == "existing_links"]
+    assert [len(names) for names in asked] == [256, 256]
+
+
 def test_how_another_writes_the_same_is_no_difference(added: Engine) -> None:
     """Go leaves out what is false, and a client knows more."""
     status = [{key: value for key, value in entry.items() if value} for entry in written(added)]

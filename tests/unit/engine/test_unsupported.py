@@ -15,7 +15,7 @@ from multus_daemon.cni.result import Interface, IpConfig, Result
 from multus_daemon.engine import unsupported
 from multus_daemon.metrics import REQUESTS
 from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
-from tests.unit.engine.conftest import NETNS, Engine, definition
+from tests.unit.engine.conftest import MORE, NETNS, Engine, definition
 
 MAC = "02:00:00:00:00:0a"
 OTHER = "02:00:00:00:00:0b"
@@ -118,7 +118,7 @@ class TestCapability:
         assert caught.value.msg.startswith(f"{key} ")
         assert all(words in text for words in ("web/n1", "web/p1", f'"{capability}": true')), text
         assert (engine.runner.calls, engine.runner.planned, engine.store.saved) == ([], [], [])
-        assert engine.warnings == [(unsupported.EVENT, text)]
+        assert engine.warnings == [(unsupported.EVENT, text + MORE)]
         assert counted == [key]
 
     @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""A network-status that waited when the daemon was killed: the next one finds it in the records and writes it."""
+
+from __future__ import annotations
+
+import functools
+
+from multus_daemon import deadlines, portals
+from multus_daemon.attachment import Pod
+from multus_daemon.base import portal
+from multus_daemon.base.deadline import Deadline
+from multus_daemon.base.gates import Gates
+from multus_daemon.base.portal import LoopPortal
+from multus_daemon.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.controllers.statuses import StatusesAtStart
+from multus_daemon.engine import statuses
+from multus_daemon.kube.client import ApiClient
+from multus_daemon.kube.store import KubeStore
+from multus_daemon.nad.status import ANNOTATION
+from tests.fakes.apiserver import PODS, FakeApiServer
+from tests.unit.engine.conftest import NETNS, Engine
+from tests.unit.kube.conftest import Running
+
+
+class Statuses:
+    """Each call in a thread of its own, as the daemon has it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine.verbs.engine
+
+    async def outdated(self) -> list[ContainerId]:
+        return await portal.run(Deadline(), functools.partial(statuses.outdated, self._engine))
+
+    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
+        work = functools.partial(statuses.bring_up_to_date, self._engine, container_id)
+        return await portal.run(Deadline(), work)
+
+
+async def test_it_is_written_once_the_api_server_is_back(
+    server: FakeApiServer, client: ApiClient, running: Running, until, monkeypatch
+) -> None:
+    monkeypatch.setattr(deadlines, "STATUSES_BLIND_SECONDS", 0.01)
+    engine = Engine()
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    engine.cluster.put_pod(Pod(Namespace("web"), PodName("p1"), PodUid("u1")))
+    await portal.run(Deadline(), functools.partial(engine.verbs.add, engine.request()))
+    engine.links.namespaces[NETNS].add("eth0")
+    lost = engine.cluster.statuses["web/p1"]
+    for name, uid in (("p1", "u1"), ("p2", "u2")):
+        server.add_pod(name, uid=uid, annotations={"other/key": "kept"})
+
+    # The daemon has been killed, and the next one starts while the API server is away.
+    await server.stop()
+    store = KubeStore(client, "node-a", Gates("pods", "networks"))
+    engine.cluster = portals.Cluster(store, LoopPortal())  # type: ignore[assignment]  # a real one serves as well
+    engine.verbs = engine.make_verbs()
+    at_start = StatusesAtStart(Statuses(engine))
+    async with running(store.run()), running(at_start.run()):
+        await until(lambda: store.pods.problem not in ("", "not started"))
+        await server.start()
+        await until(lambda: server.count("PATCH"))
+        await until(lambda: (pod := store.pods.get(("web", "p1"))) and ANNOTATION in pod.annotations)
+        assert server.get(PODS, "web", "p1")["metadata"]["annotations"] == {"other/key": "kept", ANNOTATION: lost}
+        assert ANNOTATION not in server.get(PODS, "web", "p2")["metadata"]["annotations"], "it has no record"
+        # Another start finds nothing to do, and asks nobody.
+        before = len(server.requests)
+        await StatusesAtStart(Statuses(engine)).bring_up_to_date()
+        assert len(server.requests) == before
