@@ -321,6 +321,10 @@ class DelegateStore(Protocol):
         """
         ...
 
+    def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
+        """As `load`, where no disk is needed for it; None where one is, or anything else is in the way."""
+        ...
+
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         """What another daemon left of a container that has no record of ours; None if nothing.
 

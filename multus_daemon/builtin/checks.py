@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import describe_route, step
 from multus_daemon.cni.errors import InternalError, InvalidNetworkConfigError
@@ -50,7 +48,7 @@ def check_addresses(session: Session, link: Link, previous: Result) -> None:
         present = {item.address for item in session.pod.addresses(link.index)}
     tables = Tables(session.pod)
     for ip in previous.ips:
-        address = ipaddress.ip_interface(ip.address)
+        address = inet.interface_of(ip.address)
         if address not in present:
             raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
         with step("read the routing table"):

@@ -11,7 +11,7 @@ from typing import Final
 
 from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.contract import Call
-from multus_daemon.cni import gojson
+from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Result
 
@@ -40,9 +40,13 @@ def plugin_type(call: Call) -> str:
 
 def _named(call: Call) -> str:
     try:
-        return gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
+        return conf.once(call.fields, _named, lambda: _type_in(call))
     except gojson.JsonError as error:
         raise DecodingFailureError(f"ipam: {error}", f"network {call.name!r}") from error
+
+
+def _type_in(call: Call) -> str:
+    return gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
 
 
 def add(call: Call) -> Result:

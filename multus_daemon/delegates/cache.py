@@ -57,12 +57,13 @@ class Entry:
         optional = {
             "netns": self.netns,
             "cniArgs": [list(pair) for pair in self.cni_args],
-            "capabilityArgs": _sorted(self.capability_args),
-            "result": _sorted(self.result or {}),
             _NETWORKS: self.networks,
         }
         fields |= {key: value for key, value in optional.items() if value}
-        return gojson.dumps(fields, sort_keys=False)
+        # Go writes maps in the order of their keys, and the struct in that of its fields.
+        maps = {"capabilityArgs": self.capability_args, "result": self.result}
+        inner = b"".join(b',"%s":%s' % (key.encode(), gojson.dumps(value)) for key, value in maps.items() if value)
+        return gojson.dumps(fields, sort_keys=False)[:-1] + inner + b"}"
 
 
 def decode(data: bytes) -> Entry:
@@ -108,19 +109,19 @@ class ResultCache:
     """The directory `<cniDir>/results`."""
 
     def __init__(self, cni_dir: Path) -> None:
-        self._directory = cni_dir / "results"
+        self._directory = f"{cni_dir}/results"
 
     def sweep(self) -> None:
         """Remove what writers left that were killed in the middle. Raises OSError."""
-        fs.sweep(self._directory)
+        fs.sweep(Path(self._directory))
 
-    def _path(self, network: str, container_id: str, ifname: str) -> Path:
+    def _path(self, network: str, container_id: str, ifname: str) -> str:
         parts = (network, container_id, ifname)
         if not all(parts) or any("/" in part or "\0" in part for part in parts):
             raise InvalidNetworkConfigError(
                 "no file name for the cached result", f"{network!r}-{container_id!r}-{ifname!r}"
             )
-        return self._directory / "-".join(parts)
+        return f"{self._directory}/{'-'.join(parts)}"
 
     def write(self, entry: Entry) -> None:
         """Put the entry in its place. Raises InvalidNetworkConfigError for an empty name, OSError.
@@ -180,9 +181,9 @@ class ResultCache:
         found = []
         for name in names:
             try:
-                entry = decode(fs.read_limited(self._directory / name, follow=False))
+                entry = decode(fs.read_limited(f"{self._directory}/{name}", follow=False))
             except (OSError, gojson.JsonError) as error:
-                log.warning("cached result %s can't be read: %s", self._directory / name, error)
+                log.warning("cached result %s/%s can't be read: %s", self._directory, name, error)
                 continue
             if entry.container_id == container_id:
                 found.append(entry)
@@ -204,7 +205,7 @@ class ResultCache:
                     if item.name[0] == "." or not _may_be_of(item.name, candidates, passed_over):
                         continue
                     try:
-                        entry = decode(fs.read_limited(self._directory / item.name, follow=False))
+                        entry = decode(fs.read_limited(item.path, follow=False))
                     except FileNotFoundError:
                         continue
                     except (OSError, gojson.JsonError):
@@ -229,9 +230,3 @@ def _may_be_of(name: str, candidates: Container[str] | None, passed_over: Set[st
     if any(container_id in passed_over for container_id in ids):
         return False
     return bool(ids) if candidates is None else any(container_id in candidates for container_id in ids)
-
-
-def _sorted(value: Mapping[str, Any]) -> dict[str, Any]:
-    # Go writes maps in the order of their keys.
-    ordered: dict[str, Any] = gojson.loads_object(gojson.dumps(dict(value)))
-    return ordered

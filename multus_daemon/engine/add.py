@@ -25,7 +25,6 @@ from multus_daemon.engine import detach, devices, gateway, plan, records, report
 from multus_daemon.engine.engine import INDICATOR_GATE, Engine
 from multus_daemon.engine.plan import Plan
 from multus_daemon.engine.request import CniRequest
-from multus_daemon.netconf.load import load
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
             hot_plugged = detach.detach_leftover(engine, record, netns)
         if reason := engine.gates.closed.get(INDICATOR_GATE):
             raise TryAgainLaterError(reason)
-        net_conf = load(request.stdin, engine.overlay)
+        net_conf = engine.net_conf(request.stdin)
         pod = plan.find_pod(engine, request.args)
         with report.telling_of_failure(engine, pod, report.INVALID):
             attachments = plan.attachments(engine, request, pod, net_conf)

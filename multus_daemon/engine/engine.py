@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,8 @@ from multus_daemon import deadlines
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.threads import Barriers, KeyedLock, Reads
 from multus_daemon.cni.names import ContainerId
+from multus_daemon.netconf.load import load
+from multus_daemon.netconf.model import NetConf
 from multus_daemon.ports import (
     ClusterStore,
     ConfFiles,
@@ -33,6 +36,7 @@ INDICATOR_GATE: Final = "readiness-indicator"
 StatusWrite = Literal["best-effort", "required"]
 
 _REMEMBERED: Final = 1024
+_REMEMBERED_MAX_BYTES: Final = 4 * 1024
 
 
 def count_nothing(*_: object) -> None:
@@ -176,3 +180,15 @@ class Engine:
     occupants: Occupants = field(default_factory=Occupants)
     failed_deletes: FailedDeletes = field(default_factory=FailedDeletes)
     reads: Reads = field(default_factory=lambda: Reads(deadlines.RECORD_READ_SECONDS))
+
+    def net_conf(self, stdin: bytes) -> NetConf:
+        """The configuration of a request, the daemon's own keys over it. Raises CniError."""
+        return (self._read_before if len(stdin) <= _REMEMBERED_MAX_BYTES else self._read)(stdin)
+
+    def _read(self, stdin: bytes) -> NetConf:
+        return load(stdin, self.overlay)
+
+    @functools.cached_property
+    def _read_before(self) -> Callable[[bytes], NetConf]:
+        # A node has one configuration, and the runtime adds little to it.
+        return functools.lru_cache(maxsize=64)(self._read)

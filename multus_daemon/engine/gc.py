@@ -28,7 +28,6 @@ from multus_daemon.engine import aside, detach, schedule
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.networks import default_networks, of_every_pod
 from multus_daemon.engine.records import held_if_free, is_elsewhere, read, read_all
-from multus_daemon.netconf.load import load
 from multus_daemon.netconf.model import NetConf
 from multus_daemon.netconf.primary import OWN_TYPES
 
@@ -81,7 +80,7 @@ def gc(engine: Engine, stdin: bytes) -> None:
     One at a time. One failure does not stop the others; what the time does not suffice for is left to the next GC.
     Raises CniError: the first failure with its code, the others in the details.
     """
-    net_conf = load(stdin, engine.overlay)
+    net_conf = engine.net_conf(stdin)
     if net_conf.valid_attachments is None:
         log.info("GC without a list of valid attachments: cannot determine which attachments are stale")
         return

@@ -18,7 +18,6 @@ from multus_daemon.cni.result import Result
 from multus_daemon.engine import add, check, detach, networks, plan, records, report, unsupported
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.request import DelegateRequest
-from multus_daemon.netconf.load import load
 from multus_daemon.netconf.model import NetConf
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
     with engine.locks.hold(container_id):
         engine.adds.begins(container_id)
         # The request's configuration is the network's own: what is ours can only be the daemon's.
-        net_conf = load(b"{}", engine.overlay)
+        net_conf = engine.net_conf(b"{}")
         if problem := engine.links.netns_problem(netns):
             raise InvalidNetnsError(f"{netns} {problem}", _of(request))
         found = records.find(engine, container_id, search=True)

@@ -98,11 +98,9 @@ def opened(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def own() -> Iterator[int]:
-    """A descriptor of the calling thread's namespace for the duration of a block. Raises NamespaceError."""
-    with opened(_OWN_NAMESPACE) as descriptor:
-        yield descriptor
+def open_own() -> int:
+    """A descriptor of the calling thread's namespace, for the caller to close. Raises NamespaceError."""
+    return open_path(_OWN_NAMESPACE)
 
 
 def is_netns(path: str) -> bool:
@@ -224,7 +222,7 @@ def is_elsewhere(path: str, known: str) -> bool:
     path tells nothing.
     """
     try:
-        with opened(path) as descriptor, own() as host:
+        with opened(path) as descriptor, opened(_OWN_NAMESPACE) as host:
             return (is_same(descriptor, host) and not own_is_allowed()) or (
                 bool(known) and identity(descriptor) != known
             )

@@ -19,6 +19,8 @@ class FakeDelegateStore:
     `left`: what another daemon left, by id; `load` finds those ids of it that are in `listed`, `recover` all. Of those
     in `damaged_left` it left what can't be read.
 
+    `in_memory`: `load_at_once` knows the records.
+
     `put_aside`: what is set aside, by id.
 
     `fail_at`: the number of a call of any method, from 1, to what it raises.
@@ -32,6 +34,7 @@ class FakeDelegateStore:
         self.damaged_left: set[str] = set()
         self.listed: set[str] = set()
         self.corrupt: set[str] = set()
+        self.in_memory = False
         self.calls: list[tuple[str, str]] = []
         self.fail_at: dict[int, BaseException] = {}
         self._guard = threading.Lock()
@@ -55,6 +58,9 @@ class FakeDelegateStore:
         if record := self.records.get(container_id):
             return record
         return replace(self.left[container_id], foreign=True) if container_id in self.listed else None
+
+    def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
+        return self.records.get(container_id) if self.in_memory else None
 
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         self._call("recover", container_id)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.base import fs
+from multus_daemon.base import cached, fs
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -80,6 +80,18 @@ def test_file_format(store, cni_dir):
     assert fields["containerId"] == "c0ffee"
     assert base64.b64decode(fields["attachments"][0]["config"]) == small().attachments[0].config.raw
     assert [entry.name for entry in path.parent.iterdir()] == ["c0ffee.json"]
+
+
+def test_what_is_in_memory_is_the_record_or_left_to_load(store, cni_dir, monkeypatch):
+    contents = {str(own_path(cni_dir)): record_format.encode(small()) + b"\n"}
+    monkeypatch.setattr(cached, "read", contents.get)
+    assert store.load_at_once("c0ffee") == small()
+    assert store.load_at_once("cafe") is None
+    for wrong in (b"", b"{}", record_format.encode(small())[:-9]):
+        contents[str(own_path(cni_dir))] = wrong
+        assert store.load_at_once("c0ffee") is None
+    contents[str(own_path(cni_dir, "cafe"))] = record_format.encode(small())
+    assert store.load_at_once("cafe") is None
 
 
 def test_a_newer_format_is_refused_in_clear_text(store, cni_dir):

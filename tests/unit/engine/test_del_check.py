@@ -155,6 +155,14 @@ def test_records_are_read_in_threads_of_their_own_and_written_in_the_requests(
     assert len(set(read_in)) == len(read_in)
 
 
+def test_a_record_that_takes_no_disk_takes_no_thread(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(engine)
+    engine.store.in_memory = True
+    monkeypatch.setattr(engine.store, "load", lambda container_id: pytest.fail("the disk is asked"))
+    engine.verbs.delete(engine.request("DEL"))
+    assert engine.runner.attached == set()
+
+
 @pytest.mark.parametrize("method", ["load", "recover"])
 def test_a_record_whose_reading_hangs_is_waited_for_a_while_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str
