@@ -41,7 +41,14 @@ RUN stdlib="$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))'
     && python3 -m compileall -q --invalidation-mode unchecked-hash "${stdlib}" \
     && find / -xdev -perm /6000 -type f -not -path '/proc/*' -exec chmod ug-s {} +
 COPY --from=build /opt/multus /opt/multus
-RUN chmod a-w /opt/multus
+# The names that manifests and charts of upstream's image call: a change of the image is all that they need.
+RUN chmod a-w /opt/multus \
+    && mkdir -p /usr/src/multus-cni/bin \
+    && for name in multus-daemon install_multus cert-approver kubeconfig_generator; do \
+        ln -s /opt/multus/bin/multus-daemon "/usr/src/multus-cni/bin/$name"; done \
+    && for name in multus-shim passthru; do \
+        ln -s /opt/multus/bin/multus-shim "/usr/src/multus-cni/bin/$name"; done \
+    && ln -s /opt/multus/bin/multus-daemon /cert-approver
 
 # One layer: what was removed is not in it, instead of hidden by it.
 FROM scratch
