@@ -147,7 +147,7 @@ class MultusProcess(_Process):
                     self.node.server.install_crd(item)
                 else:
                     self.node.server.apply(item)
-        token = self.node.server.service_account_token("kube-system", "multus")
+        token = self.node.server.service_account_token("kube-system", "multus-daemon")
         kubeconfig = self.node.server.kubeconfig_for_token(token)
         settings = {"kubeconfig": str(kubeconfig), "nodeName": NAME, **self.settings}
         self._configure(multus_shim.binary(), settings)
