@@ -346,7 +346,7 @@ def test_the_memory_limit_lets_several_plugins_run_at_once() -> None:
 
 # --- the image's name ------------------------------------------------------------------------------------------------
 
-BUILT = [*FOLDERS, MANIFESTS / "cert-approver", MANIFESTS / "uninstall", *UNINSTALLS]
+BUILT = [*FOLDERS, MANIFESTS / "cert-approver", MANIFESTS / "uninstall" / "base", *UNINSTALLS]
 
 
 @pytest.mark.parametrize("path", sorted(MANIFESTS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(MANIFESTS)))
@@ -393,7 +393,9 @@ def test_the_name_is_set_in_one_place(name: str, tmp_path: Path, monkeypatch: py
     text = manifests.rendered()
     assert set(re.findall(r"image: (\S+)", text)) == {name}
     assert "No registry has" not in text
-    assert set(re.findall(r'"image": "(\S+)"', json.dumps(build(tmp_path / "manifests" / "uninstall")))) == {name}
+    assert set(re.findall(r'"image": "(\S+)"', json.dumps(build(tmp_path / "manifests" / "uninstall" / "base")))) == {
+        name
+    }
     values = yaml.safe_load((tmp_path / "chart" / "values.yaml").read_text())["image"]
     which = f"@{values['digest']}" if values["digest"] else f":{values['tag']}"
     assert values["repository"] + which == name
@@ -417,9 +419,9 @@ def test_every_distribution_has_its_uninstall() -> None:
     assert [path.name for path in UNINSTALLS] == [path.name for path in OVERLAYS]
 
 
-@pytest.mark.parametrize("folder", [MANIFESTS / "uninstall", *UNINSTALLS], ids=by_folder)
+@pytest.mark.parametrize("folder", [MANIFESTS / "uninstall" / "base", *UNINSTALLS], ids=by_folder)
 def test_uninstall_undoes_what_the_daemon_set_does(folder: Path) -> None:
-    overlay = MANIFESTS / ("base" if folder.name == "uninstall" else f"overlays/{folder.name}")
+    overlay = MANIFESTS / ("base" if folder.name == "base" else f"overlays/{folder.name}")
     (found,) = build(folder)
     pod = found["spec"]["template"]["spec"]
     (uninstall,) = pod["initContainers"]
@@ -445,7 +447,7 @@ def test_uninstall_undoes_what_the_daemon_set_does(folder: Path) -> None:
     assert found["spec"]["template"]["metadata"]["labels"]["name"] != "multus"
 
 
-@pytest.mark.parametrize("folder", [MANIFESTS / "cert-approver", MANIFESTS / "uninstall"], ids=by_folder)
+@pytest.mark.parametrize("folder", [MANIFESTS / "cert-approver", MANIFESTS / "uninstall" / "base"], ids=by_folder)
 def test_what_needs_no_root_has_none(folder: Path) -> None:
     for item in build(folder):
         if item["kind"] not in ("Deployment", "DaemonSet"):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 SHIM = "/opt/cni/bin/multus-shim"
-UNINSTALL = str(Path(__file__).parents[3] / "manifests" / "uninstall")
+UNINSTALL = str(Path(__file__).parents[3] / "manifests" / "uninstall" / "overlays" / "vanilla")
 
 
 @pytest.fixture
