@@ -30,6 +30,7 @@ help:
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make bench   measurements against their budgets (bench/); as root"
 	@echo "make compatibility   docs/compatibility.md with the tests that prove each row"
+	@echo "make image IMAGE=NAME       the container image, for amd64 and arm64, by docker buildx or buildah; PUSH=1 pushes it"
 	@echo "make manifests IMAGE=NAME   puts the image's name into the manifests and the chart, and renders the plain file"
 	@echo "make clean   removes the virtual environment and build results"
 
@@ -105,6 +106,10 @@ bench: $(VENV)/.installed-dev
 
 compatibility:
 	@$(PYTHON) -m tests.repo.evidence
+
+image:
+	@test -n "$(IMAGE)" || { echo 'make image IMAGE=registry.example/multus-daemon:VERSION [PUSH=1] [PLATFORMS=linux/amd64,...]'; exit 2; }
+	@$(PYTHON) image/build.py "$(IMAGE)" $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(PUSH),--push) $(if $(DIGEST_FILE),--digest-file $(DIGEST_FILE))
 
 manifests: $(VENV)/.installed
 	@$(BIN)/python -m tests.repo.manifests $(if $(IMAGE),--image "$(IMAGE)")

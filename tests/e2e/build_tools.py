@@ -130,7 +130,10 @@ def required_go(directory: Path = MODULE) -> str:
 
 
 def link_flags(directory: Path = MODULE) -> str:
-    """No symbols; and the release is stamped in, or Kubernetes' programs call themselves v0.0.0-master."""
+    """No symbols; and the release is stamped in, or Kubernetes' programs call themselves v0.0.0-master.
+
+    Into helm that of the Kubernetes that it knows, too.
+    """
     flags = ["-s", "-w"]
     if directory == MODULE:
         version = pinned("k8s.io/kubernetes")
@@ -139,6 +142,13 @@ def link_flags(directory: Path = MODULE) -> str:
         stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
         holders = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
         flags += [f"-X {holder}.{key}={value}" for holder in holders for key, value in stamps.items()]
+    if directory == HELM:
+        # As its Makefile does: without, it takes every cluster that it renders for to be Kubernetes 1.20.
+        minor = pinned("k8s.io/client-go", directory).split(".")[1]
+        for holder in ("chartutil", "lint/rules"):
+            stem = f"-X helm.sh/helm/v3/pkg/{holder}.k8sVersion"
+            flags += [f"{stem}Major=1", f"{stem}Minor={minor}"]
+        flags.append(f"-X helm.sh/helm/v3/internal/version.version={pinned('helm.sh/helm/v3', directory)}")
     return " ".join(flags)
 
 

@@ -31,7 +31,13 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "daemonSet": {
             "name": "multus",
             "nodeSelector": {"kubernetes.io/os": "linux", "net": "yes"},
-            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}]
+                    }
+                }
+            },
             "tolerations": [{"key": "a", "operator": "Exists"}],
             "updateStrategy": {"type": "OnDelete"},
             "podAnnotations": {"a": "b"},
