@@ -10,6 +10,7 @@
 # BASE: glibc, Python 3.11 or newer with venv, coreutils, for the builder and for the target. The secrets `pip.conf`
 # (which index) and `ca.pem` (/run/secrets/ca.pem, for `cert =` in that file) are optional, and are in no layer.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
+ARG VERSION=0.1.0
 
 FROM --platform=$BUILDPLATFORM ${BASE} AS build
 ARG TARGETARCH
@@ -45,7 +46,7 @@ RUN stdlib="/target$(python3 -c 'import sysconfig; print(sysconfig.get_path("std
     && find . -xdev -perm /6000 -type f -exec chmod ug-s {} +
 COPY --from=build /opt/multus /target/opt/multus
 COPY image/sbom.py LICENSE /tmp/
-ARG VERSION=0.1.0
+ARG VERSION
 # The names that manifests and charts of upstream's image call: a change of the image is all that they need.
 RUN chmod a-w /target/opt/multus \
     && mkdir -p /target/usr/src/multus-cni/bin /target/usr/share/sbom \
@@ -60,7 +61,7 @@ RUN chmod a-w /target/opt/multus \
 # One layer: what was removed is not in it, instead of hidden by it.
 FROM scratch
 COPY --from=root /target /
-ARG VERSION=0.1.0
+ARG VERSION
 ARG REVISION=
 ARG SOURCE=
 ARG CREATED=

@@ -1,7 +1,7 @@
 """docs/migration.md at a real API server with two nodes: upstream's daemon on one, ours on the other, there and back.
 
-Each daemon has the rights of its own side's manifest and no others. While both run, whatever was applied last, an ADD on
-either node succeeds and has its status.
+Each daemon has the rights of its own side's manifest and no others. While both run, whatever was applied last, an ADD
+on either node succeeds and has its status.
 """
 
 from __future__ import annotations

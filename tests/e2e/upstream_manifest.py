@@ -1,4 +1,4 @@
-"""Upstream's thick manifest, as its release has it: read from the source that `build_tools` builds the programs from."""
+"""Upstream's thick manifest, as its release has it: from the source that `build_tools` builds the programs from."""
 
 from __future__ import annotations
 
