@@ -7,12 +7,14 @@
 # Nothing of the target's is executed, so no emulation is needed: every program that runs here is the builder's, the
 # shim is cross-compiled, and all that is installed has wheels.
 #
-# BASE: glibc, Python 3.11 or newer with venv, coreutils, for the builder and for the target. The secrets `pip.conf`
-# (which index) and `ca.pem` (/run/secrets/ca.pem, for `cert =` in that file) are optional, and are in no layer.
+# BASE: glibc, Python 3.11 or newer with venv, coreutils. BUILD_BASE: the same with the same Python, for the builder; only
+# where BASE has no image of the builder's architecture. The secrets `pip.conf` (which index) and `ca.pem`
+# (/run/secrets/ca.pem, for `cert =` in that file) are optional, and are in no layer.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
+ARG BUILD_BASE=${BASE}
 ARG VERSION=0.1.0
 
-FROM --platform=$BUILDPLATFORM ${BASE} AS build
+FROM --platform=$BUILDPLATFORM ${BUILD_BASE} AS build
 ARG TARGETARCH
 WORKDIR /src
 COPY . .
@@ -28,7 +30,7 @@ RUN /opt/multus/bin/python -m compileall -q --invalidation-mode unchecked-hash /
 
 FROM ${BASE} AS base
 
-FROM --platform=$BUILDPLATFORM ${BASE} AS root
+FROM --platform=$BUILDPLATFORM ${BUILD_BASE} AS root
 COPY --from=base / /target
 # The base without what a running daemon has no use for: pip, package lists, documents, programs with the setuid bit.
 # The standard library gets its byte code here, as the official image has none and the daemon can't write it.

@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--push", action="store_true", help="into the registry of NAME")
     parser.add_argument("--digest-file", type=Path, help="with --push: the digest goes there")
     parser.add_argument("--base", default="", help="another base image, see Dockerfile")
+    parser.add_argument("--build-base", default="", help="the same for the builder's architecture")
     parser.add_argument("--builder", choices=("docker", "buildah"), default="", help="(default: the first that works)")
     parser.add_argument("--builder-flags", default="", help="for the builder, separated by blanks")
     options = parser.parse_args(arguments)
@@ -56,7 +57,8 @@ def build(options: argparse.Namespace, program: str) -> None:
     """Build with `program`, report the sizes. Raises BuildError."""
     ARCHIVE.parent.mkdir(exist_ok=True)
     arguments = [f"--build-arg={key}={value}" for key, value in facts().items() if value]
-    arguments += [f"--build-arg=BASE={options.base}"] if options.base else []
+    for key, value in (("BASE", options.base), ("BUILD_BASE", options.build_base)):
+        arguments += [f"--build-arg={key}={value}"] if value else []
     arguments += [f"--platform={options.platforms}", *options.builder_flags.split()]
     metadata = ARCHIVE.with_suffix(".json")
     if program == "docker":

@@ -106,7 +106,10 @@ class Administrator:
         self._kubectl("apply", "-f", "-", stdin=upstream_manifest.text())
 
     def delete(self, *names: str) -> None:
-        self._kubectl("-n", "kube-system", "delete", "--ignore-not-found", "--wait=false", *names)
+        of_cluster = [name for name in names if name.startswith("clusterrole")]
+        for scope, found in ((["-n", "kube-system"], sorted(set(names) - set(of_cluster))), ([], of_cluster)):
+            if found:
+                self._kubectl(*scope, "delete", "--ignore-not-found", "--wait=false", *found)
 
     def daemon_set(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._kubectl("-n", "kube-system", "get", DAEMON_SET, "-o", "json"))

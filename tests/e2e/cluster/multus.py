@@ -301,7 +301,8 @@ class UpstreamPod(MultusPod):
 
     def uninstall(self) -> None:
         super().uninstall()
-        self.node.kubectl("-n", _NAMESPACE, "delete", "--ignore-not-found", *self._OBJECTS)
+        for name in self._OBJECTS:
+            self.node.kubectl("-n", _NAMESPACE, "delete", "--ignore-not-found", name)
         self.node.machine.run("rm", "-f", "/opt/cni/bin/passthru")
 
     def _is_ready(self) -> bool:
