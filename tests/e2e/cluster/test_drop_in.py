@@ -89,8 +89,12 @@ def test_the_image_alone_is_changed(drop_in: UpstreamPod) -> None:
     assert failures(node) == []
 
 
-def test_a_burst_of_pods_at_its_memory_limit(drop_in: UpstreamPod) -> None:
+def test_a_burst_of_pods_with_the_memory_limit_that_the_documentation_says(drop_in: UpstreamPod) -> None:
     node = drop_in.node
+    limits = ("--limits=memory=128Mi,cpu=100m", "--requests=memory=64Mi,cpu=100m")
+    node.kubectl("-n", "kube-system", "set", "resources", "daemonset/kube-multus-ds", "-c", "kube-multus", *limits)
+    drop_in.wait_rolled_out()
+    drop_in.wait_ready()
     two_networks(node)
     names = [f"p{number}" for number in range(PODS)]
     for name in names:
@@ -135,6 +139,10 @@ def test_upstreams_daemon_ours_and_upstreams_again(upstream_pod: UpstreamPod, mu
         (again,) = node.wait_running("again")
         assert node.links("again") == ["eth0", "fast", "lo", "net1"]
         assert [entry["name"] for entry in status(again)] == ["primary", "default/blue", "default/green"]
+    except AssertionError:
+        # The pods, and with them their logs, go with the clean-up.
+        print(upstream_pod.log())
+        raise
     finally:
         node.remove_pods()
         upstream_pod.uninstall()
