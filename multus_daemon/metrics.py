@@ -195,6 +195,9 @@ class ClusterMetrics:
         )
         self._registry = registry
         self._written = counter("multus_network_status_written_total", "network-status annotations written")
+        self._put = counter(
+            "multus_network_status_put_total", "network-status annotations written by PUT, since PATCH is forbidden"
+        )
         self._retried = counter("multus_network_status_retried_total", "network-status annotations put off")
         self._dropped = counter("multus_network_status_dropped_total", "network-status annotations given up")
         self._pending = Gauge(
@@ -234,6 +237,10 @@ class ClusterMetrics:
     def status_written(self) -> None:
         """A network-status was written."""
         self._written.inc()
+
+    def status_put(self) -> None:
+        """A network-status was written by PUT."""
+        self._put.inc()
 
     def status_retried(self) -> None:
         """A network-status was put off."""
