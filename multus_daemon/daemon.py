@@ -332,6 +332,7 @@ class Daemon:
             count_given_up=self._metrics.deletes.given_up,
             count_never_attached=self._metrics.deletes.never_attached,
             count_set_aside=self._metrics.deletes.set_aside,
+            count_replaced_netns=self._metrics.deletes.replaced_namespace,
         )
 
     def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:

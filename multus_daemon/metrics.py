@@ -333,6 +333,11 @@ class DeleteMetrics:
             "Containers of which networks could not be detached for a day",
             registry=registry,
         )
+        self._replaced = Counter(
+            "multus_replaced_namespaces_total",
+            "Containers detached whose network namespace was not at its path any more, but something else",
+            registry=registry,
+        )
         self._orphans = Counter(
             "multus_orphan_attachments_total", "Attachments of orphans: deleted, failed", ["outcome"], registry=registry
         )
@@ -357,6 +362,10 @@ class DeleteMetrics:
     def entry(self, outcome: str) -> None:
         """An entry was replayed; `outcome` is one of `REPLAYS`."""
         self._entries.labels(_known(outcome, REPLAYS)).inc()
+
+    def replaced_namespace(self) -> None:
+        """A container was detached at the path of whose namespace is something else."""
+        self._replaced.inc()
 
     def given_up(self) -> None:
         """A container's DEL was answered as done though it failed."""

@@ -121,6 +121,8 @@ class NetworkSettings:
     """True: the cluster network's plugins are called with `cniVersion`, whatever its configuration says."""
     strict_requests: bool = _key("strictRequests", False)
     """True: a request (ips, mac, ...) that no plugin of the network can take fails the ADD, instead of an Event."""
+    max_requested_addresses: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = _key("maxRequestedAddresses", 256)
+    """Addresses (`ips`) that a pod may ask for on one network; with more the ADD fails."""
     runtime_config: dict[str, Any] = _key("runtimeConfig", factory=dict)
     """Capability arguments for the cluster network, in place of all that the runtime gives."""
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.base import deadline
+from multus_daemon.builtin import configuration
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError
 from multus_daemon.cni.result import IpConfig, Result
@@ -32,6 +33,7 @@ from multus_daemon.netlink.transport import Request
 log = logging.getLogger(__name__)
 
 _SETTLE_POLL_SECONDS: Final = 0.05
+_SCOPE_MAX: Final = 255
 
 
 @contextlib.contextmanager
@@ -199,10 +201,16 @@ def routes(link: Link, result: Result) -> list[Change]:
     `mtu` and `advmss` are not applied, as with the reference plugins.
     """
     ips = _ips_of(link.name, result)
+    gateways: dict[bool, str] = {}
+    for ip in ips:
+        if ip.gateway:
+            gateways.setdefault(":" not in ip.gateway, ip.gateway)
     changes = []
     for route in result.routes:
-        default = next((ip.gateway for ip in ips if ip.gateway and (":" not in ip.gateway) is route.is_ipv4), "")
-        gateway = route.gw or default
+        gateway = route.gw or gateways.get(route.is_ipv4, "")
+        for key, value in (("priority", route.priority), ("table", route.table or 0)):
+            configuration.in_range(f"routes: {key}", value, configuration.UNSIGNED_MAX)
+        configuration.in_range("routes: scope", route.scope or 0, _SCOPE_MAX)
         wanted = inet.Route(
             dst=inet.interface_of(route.dst),
             oif=link.index,

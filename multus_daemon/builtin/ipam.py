@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Result
+
+ADDRESSES_MAX: Final = 4096
+"""Of one interface."""
 
 
 def called_by(call: Call) -> Mapping[str, Invocation]:
@@ -50,6 +54,11 @@ def add(call: Call) -> Result:
     answer = _run(call, "ADD")
     if not answer.ips:
         raise InternalError("IPAM plugin returned missing IP config", f"ipam.type {plugin_type(call)!r}")
+    if len(answer.ips) > ADDRESSES_MAX:
+        raise InternalError(
+            f"IPAM plugin returned {len(answer.ips)} addresses, and at most {ADDRESSES_MAX} are taken",
+            f"ipam.type {plugin_type(call)!r}",
+        )
     return answer
 
 

@@ -56,7 +56,7 @@ def _read(call: Call) -> _Config:
 
 def _parse(call: Call) -> _Config:
     return _Config(
-        mtu=max(gojson.get_int(call.fields, "mtu") or 0, 0),
+        mtu=configuration.mtu(call.fields),
         dns=configuration.own_dns(call.fields),
         masquerade=masquerade.is_wanted(call),
         dad=bool(gojson.get_bool(call.fields, "dad")),

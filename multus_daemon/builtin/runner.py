@@ -233,7 +233,8 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
             call.name,
             call.invocation.verb,
             plugin_type,
-            found,
+            # Without the value, which may be a password.
+            found.partition(":")[0],
         )
         return
     raise UnsupportedFieldError(

@@ -17,6 +17,12 @@ from multus_daemon.cni.names import NetworkName, network_name_problem
 
 T = TypeVar("T")
 
+CONFIG_MAX_BYTES: Final = 1024 * 1024
+"""Of a network's configuration, where somebody wrote it: a file, a NetworkAttachmentDefinition, a hot-plug request."""
+CONTAINERS_MAX: Final = 20_000
+"""Objects and arrays in one. Python stops for all threads while it looks which of them are still used."""
+PLUGINS_MAX: Final = 64
+"""In one list."""
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
 _LIST_FLAGS: Final = ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")
 
@@ -102,6 +108,22 @@ def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False)
     if len(raw) <= _REMEMBERED_MAX_BYTES:
         return _parsed_before(raw, default_name, allow_no_plugins)
     return _parse(raw, default_name, allow_no_plugins)
+
+
+def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
+    """As `parse`, of what somebody wrote: of at most CONFIG_MAX_BYTES, CONTAINERS_MAX and PLUGINS_MAX."""
+    if len(raw) > CONFIG_MAX_BYTES:
+        raise InvalidNetworkConfigError(
+            f"CNI configuration has {len(raw)} bytes, and at most {CONFIG_MAX_BYTES} are allowed"
+        )
+    if gojson.containers(raw) > CONTAINERS_MAX:
+        raise InvalidNetworkConfigError(f"CNI configuration has more than {CONTAINERS_MAX} objects and arrays")
+    config = parse(raw, default_name=default_name)
+    if len(config.plugins) > PLUGINS_MAX:
+        raise InvalidNetworkConfigError(
+            f"plugins: {len(config.plugins)} of them, and at most {PLUGINS_MAX} are allowed", f"network {config.name!r}"
+        )
+    return config
 
 
 def _parse(raw: bytes, default_name: str, allow_no_plugins: bool) -> NetworkConfig:

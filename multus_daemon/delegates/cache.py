@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
-from collections.abc import Collection, Container, Mapping, Set
+from collections.abc import Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,8 @@ from multus_daemon.cni.result import Result
 log = logging.getLogger(__name__)
 
 KIND: Final = "cniCacheV1"
+# libcni passes over keys that it does not know.
+_NETWORKS: Final = "multusNetworks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Entry:
     capability_args: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] | None = None
     """The result object, with its cniVersion."""
+    networks: int = 0
+    """How many entries the container has with this one; 0 where nobody said so, as libcni does not."""
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -53,6 +57,7 @@ class Entry:
         optional = {
             "netns": self.netns,
             "cniArgs": [list(pair) for pair in self.cni_args],
+            _NETWORKS: self.networks,
         }
         fields |= {key: value for key, value in optional.items() if value}
         # Go writes maps in the order of their keys, and the struct in that of its fields.
@@ -84,7 +89,13 @@ def decode(data: bytes) -> Entry:
         cni_args=tuple((key, value) for key, value in pairs),
         capability_args=gojson.get_object(fields, "capabilityArgs") or {},
         result=gojson.get_object(fields, "result"),
+        networks=gojson.get_int(fields, _NETWORKS) or 0,
     )
+
+
+def is_complete(entries: Sequence[Entry]) -> bool:
+    """True where the entries of a container are known to be all that it has."""
+    return 0 < max((entry.networks for entry in entries), default=0) == len(entries)
 
 
 def name_problem(network: str, container_id: str, ifname: str) -> str:

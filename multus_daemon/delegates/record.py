@@ -67,6 +67,7 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
     deletes_failed: int = 0
     given_up: bool = False
     failing_since: float = 0.0
+    netns_id: str = ""
 
 
 def encode(record: ContainerRecord) -> bytes:
@@ -85,6 +86,7 @@ def encode(record: ContainerRecord) -> bytes:
             deletes_failed=record.deletes_failed,
             given_up=record.given_up,
             failing_since=record.failing_since,
+            netns_id=record.netns_id,
         )
     )
     return msgspec.json.encode(_Envelope(FORMAT, hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
@@ -144,6 +146,7 @@ def _decode_state(data: bytes) -> ContainerRecord:
             deletes_failed=fields.deletes_failed,
             given_up=fields.given_up,
             failing_since=fields.failing_since,
+            netns_id=fields.netns_id,
         )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, CniError) as error:
         raise RecordFormatError(str(error)) from error

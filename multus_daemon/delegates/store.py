@@ -35,7 +35,7 @@ from multus_daemon.cni.errors import CniError, InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.delegates import record as record_format
 from multus_daemon.delegates import upstream
-from multus_daemon.delegates.cache import Entry, ResultCache
+from multus_daemon.delegates.cache import Entry, ResultCache, is_complete
 from multus_daemon.ports import CorruptRecordError
 
 log = logging.getLogger(__name__)
@@ -173,23 +173,33 @@ class FileStore:
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         """What upstream's file and libcni's result cache say together; None where neither knows the container.
 
-        Lists the whole result cache. Raises CorruptRecordError where there is a file and nothing readable, OSError,
-        InvalidEnvironmentError for an id that is none.
+        Lists the whole result cache. Where there is a record of ours, which `load` could not read then, the cache must
+        be known to have all that was in it: what it lacks would never be deleted. Raises CorruptRecordError where there
+        is a file and nothing readable, or too little, OSError, InvalidEnvironmentError for an id that is none.
         """
-        self._own_path(container_id)
+        own = self._own_path(container_id)
         if self._aside_path(container_id).exists():
             return None
         entries = self._cache.entries(container_id)
         try:
             record = self._left_by_upstream(container_id, entries)
         except CorruptRecordError as error:
-            found = upstream.from_entries(container_id, entries)
-            if found is None:
+            record = upstream.from_entries(container_id, entries)
+            if record is None:
                 raise CorruptRecordError(f"{error}, and the result cache knows nothing of it") from error
             log.warning("container %s is taken from the result cache: %s", container_id, error)
-            return replace(found, foreign=True)
         record = record or upstream.from_entries(container_id, entries)
+        if record and os.path.exists(own) and not is_complete(entries) and not self._is_all_in_upstreams(record):
+            raise CorruptRecordError(f"{own} can't be read, and the result cache may lack some of what it held")
         return None if record is None else replace(record, foreign=True)
+
+    def _is_all_in_upstreams(self, record: ContainerRecord) -> bool:
+        """True where upstream's file, which is written beside each record of ours, names all that `record` has."""
+        try:
+            listed = gojson.loads(fs.read_limited(self._cni_dir / record.sandbox.container_id, follow=False))
+        except (OSError, gojson.JsonError):
+            return False
+        return isinstance(listed, list) and len(listed) == len(record.attachments)
 
     def _left_by_upstream(self, container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
         """What is in upstream's file, completed from `entries`. Raises CorruptRecordError, OSError."""

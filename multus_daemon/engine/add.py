@@ -77,6 +77,8 @@ def _lives(engine: Engine, record: ContainerRecord, netns: str, ifname: str) -> 
     """True where the record is that of a finished ADD whose interfaces are all still there."""
     if not record.complete or record.sandbox.netns != netns or not engine.links.is_netns(netns):
         return False
+    if records.is_elsewhere(engine, record, netns):
+        return False
     if record.ifname != ifname:
         raise InvalidEnvironmentError(
             f"CNI_IFNAME is {ifname!r}, and container {record.sandbox.container_id} has its cluster network on "
@@ -125,6 +127,7 @@ def attached(
     undo_failed: list[str] = []
     with engine.links.kept_open(), contextlib.ExitStack() as undo:
         planned = plan.plan(engine, base, new, netns)
+        base = replace(base, netns_id=base.netns_id or planned.netns_id)
         # As it is then: with the default routes moved, results in `base` are others too.
         undo.callback(lambda: _put_back(engine, base, undo_failed))
         _save(engine, replace(base, attachments=(*base.attachments, *planned.new)))
@@ -201,6 +204,7 @@ def keep(engine: Engine, record: ContainerRecord) -> None:
 
 
 def _save(engine: Engine, record: ContainerRecord, *, durable: bool = True) -> None:
+    engine.occupants.entered(record.sandbox.netns, record.sandbox.container_id)
     try:
         engine.store.save(record, durable=durable)
     except OSError as error:

@@ -27,7 +27,7 @@ from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.engine import aside, detach, schedule
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.networks import default_networks, of_every_pod
-from multus_daemon.engine.records import held_if_free, read, read_all
+from multus_daemon.engine.records import held_if_free, is_elsewhere, read, read_all
 from multus_daemon.netconf.model import NetConf
 from multus_daemon.netconf.primary import OWN_TYPES
 
@@ -129,7 +129,8 @@ def _batch(engine: Engine, run: _Run, found: Found) -> None:
                 continue
         run.note(record)
         if container_id not in run.listed and not _in_flight(engine, container_id):
-            unlisted.append(record)
+            # Whoever lives in another namespace at its path does not live in its own.
+            unlisted.append(record.in_netns("") if is_elsewhere(engine, record, record.sandbox.netns) else record)
     in_use = engine.links.netns_in_use({record.sandbox.netns for record in unlisted})
     to_delete: list[ContainerRecord] = []
     for record in unlisted:

@@ -154,6 +154,7 @@ def _element(
             "namespaceIsolation is on; networks of the pod's namespace and of "
             f"{', '.join(sorted(net_conf.global_namespaces))} may be used",
         )
+    refuse_too_many(str(element), element.ips, element.cni_args, net_conf)
     try:
         network = _definition(engine, element.namespace, element.name, net_conf, asker=namespace)
     except MissingDefinitionError as error:
@@ -162,6 +163,19 @@ def _element(
             f"no NetworkAttachmentDefinition of that name is known in namespace {element.namespace}{error.elsewhere}",
         ) from error
     return replace(network, request=element, capability_args=element.capability_args())
+
+
+def refuse_too_many(name: str, ips: Sequence[str], cni_args: Mapping[str, Any] | None, net_conf: NetConf) -> None:
+    """Refuse a request for more addresses than one may ask for. Raises InvalidNetworkConfigError (7)."""
+    # The plugin `static` takes them from either place.
+    by_args = gojson.get(cni_args or {}, "ips")
+    for key, addresses in (("ips", ips), ("cni-args.ips", by_args)):
+        if isinstance(addresses, list | tuple) and len(addresses) > net_conf.max_requested_addresses:
+            raise InvalidNetworkConfigError(
+                f"{key}: {len(addresses)} addresses, and at most {net_conf.max_requested_addresses} are allowed "
+                f"(network {name})",
+                "ask for fewer, or have maxRequestedAddresses in the daemon's configuration raised",
+            )
 
 
 def _by_reference(engine: Engine, reference: str, net_conf: NetConf, key: str) -> Network:

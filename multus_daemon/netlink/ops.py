@@ -203,6 +203,15 @@ class KernelLinks:
         """See `ports.LinkOps`. As quick as `is_netns`."""
         return namespaces.problem(path)
 
+    def netns_id(self, path: str) -> str:
+        """See `ports.LinkOps`. Of the descriptor by which the thread enters the namespace."""
+        with session(path) as opened:
+            return namespaces.identity(opened.pod_netns)
+
+    def is_elsewhere(self, path: str, netns_id: str) -> bool:
+        """See `ports.LinkOps`. As quick as `is_netns`."""
+        return namespaces.is_elsewhere(path, netns_id)
+
     def vanished(self, paths: Collection[str]) -> set[str]:
         """See `ports.LinkOps`."""
         return namespaces.vanished(paths)

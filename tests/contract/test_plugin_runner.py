@@ -355,6 +355,14 @@ async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
     assert await gone(bench.child_pid())
 
 
+@pytest.mark.parametrize("ignored", [[], ["TERM"]])
+async def test_grandchildren_in_a_session_of_their_own_are_ended_too(bench, ignored):
+    call = bench.invocation(hang=60, child="detached", ignore=ignored)
+    with pytest.raises(TryAgainLaterError):
+        await bench.runner(timeout=1.5, grace=0.2).run("steered", call)
+    assert await gone(bench.child_pid())
+
+
 async def test_a_grandchild_that_holds_stdout_is_not_waited_for(bench, monkeypatch):
     monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.2)
     began = time.monotonic()

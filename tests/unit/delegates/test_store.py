@@ -232,8 +232,9 @@ def test_what_is_hot_plugged_comes_back_as_such(store, make):
 # --- a damaged record and what else is known -------------------------------------------------------------------------
 
 
-def entry(network="n", ifname="eth0", container_id="c0ffee"):
+def entry(network="n", ifname="eth0", container_id="c0ffee", networks=0):
     return Entry(
+        networks=networks,
         container_id=container_id,
         config=b'{"cniVersion":"1.0.0","name":"%s","type":"ptp"}' % network.encode(),
         ifname=ifname,
@@ -249,7 +250,7 @@ def test_a_damaged_record_falls_back_to_the_result_cache(store, cni_dir, cache, 
     store.save(small())
     own_path(cni_dir).write_bytes(b'{"format":1')
     for network, ifname in (("b", "net10"), ("n", "eth0"), ("a", "net9")):
-        cache.write(entry(network, ifname))
+        cache.write(entry(network, ifname, networks=2 if network == "b" else 3))
     cache.write(entry("n", "eth0", "c0ffee-other"))
     with pytest.raises(CorruptRecordError, match=str(own_path(cni_dir))):
         store.load("c0ffee")
@@ -269,7 +270,25 @@ def test_a_damaged_record_falls_back_to_the_result_cache(store, cni_dir, cache, 
     assert found.attachments[0].result.ips[0].address == "10.1.0.2/24"
     assert found.complete
     cache.remove("n", "c0ffee", "eth0")
+    own_path(cni_dir).unlink()
     assert not store.recover("c0ffee").complete
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"format":1', b'{"format":2,"sha256":"","record":{}}\n'])
+@pytest.mark.parametrize("entries", [[(1, 2)], [(1, 0)], [(1, 3), (2, 3)], [(1, 2), (2, 2), (3, 2)]])
+@pytest.mark.parametrize("beside", ["", "[]", "y"])
+def test_a_cache_that_may_lack_some_is_no_success(store, cni_dir, cache, damage, entries, beside):
+    store.save(small())
+    own_path(cni_dir).write_bytes(damage)
+    if beside:
+        (cni_dir / "c0ffee").write_text(beside)
+    for number, networks in entries:
+        cache.write(entry(f"n{number}", f"net{number}", networks=networks))
+    with pytest.raises(CorruptRecordError, match=f"{own_path(cni_dir)} can't be read, and the result cache may lack"):
+        store.recover("c0ffee")
+    # Where no record of ours is, that is all that there is to know.
+    own_path(cni_dir).unlink()
+    assert len(store.recover("c0ffee").attachments) == len(entries)
 
 
 def test_damage_everywhere(store, cni_dir, cache):
@@ -793,3 +812,11 @@ def test_sweep_removes_what_a_writer_has_left_beside_upstreams_file(both, cni_di
     (cni_dir / ".c0ffee.99999999-0123456789ab").write_bytes(b"[")
     both.sweep()
     assert list(cni_dir.iterdir()) == []
+
+
+def test_what_writers_left_beside_the_directories_is_removed(store, cni_dir):
+    cni_dir.mkdir()
+    for name in (".state.99999999-000000000000", "state", ".hidden"):
+        (cni_dir / name).write_text("")
+    store.sweep()
+    assert sorted(path.name for path in cni_dir.iterdir() if path.is_file()) == [".hidden", "state"]

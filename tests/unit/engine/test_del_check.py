@@ -303,3 +303,13 @@ def test_check_of_a_device_in_user_space_looks_for_no_interface(engine: Engine) 
     engine.store.save(replace(record, attachments=(cluster, replace(old, device_id="0000:03:02.0"))))
     engine.links.namespaces[NETNS].remove("net1")
     engine.verbs.check(engine.request("CHECK"))
+
+
+def test_each_network_is_told_how_many_there_are(engine: Engine) -> None:
+    """So that what is kept beside the record says whether it is whole."""
+    engine.declare("n1,n2")
+    engine.verbs.add(engine.request())
+    assert {call.attachment.networks for call in engine.runner.calls} == {3}
+    engine.runner.calls.clear()
+    engine.verbs.add_network(engine.plug())
+    assert [call.attachment.networks for call in engine.runner.calls] == [4]
