@@ -71,13 +71,13 @@ def unsupported(call: Call) -> str:
 
 def validate(call: Call) -> None:
     """See `contract.Plugin`."""
-    call.once(_read)
+    _read(call)
     ipam.plugin_type(call)
 
 
 def add(call: Call, session: Session) -> Result:
     """Make the pair. Raises CniError, Interrupted; nothing is left then, addresses included."""
-    config = call.once(_read)
+    config = _read(call)
     ipam.plugin_type(call)
     with Undo() as undo:
         interfaces.require_absent(call, session, kind="veth")

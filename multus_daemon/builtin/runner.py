@@ -217,7 +217,7 @@ def _unsupported(plugin: Plugin, call: Call) -> str:
     try:
         # By the plugin as it is with tools, or without.
         key = (plugin.unsupported, call.tools is None)
-        return conf.once(call.fields, key, lambda: call.once(plugin.unsupported))
+        return conf.once(call.fields, key, lambda: plugin.unsupported(call))
     except gojson.JsonError:
         return ""
 
