@@ -45,7 +45,11 @@ def with_programs(target: Path, name: str, programs: dict[str, Path]) -> None:
             raise ImageError(f"{path} is not a static program")
     if busybox_program:
         data["bin/busybox"] = Path(busybox_program).read_bytes()
-    write(target, name, _layer(data, {"bin/sh": "busybox"}), {"Env": ["PATH=/bin"]})
+    # What every distribution's image has: who is root, and /var/run, below which runtimes name network namespaces.
+    # The PATH is what plugins look for the node's programs in.
+    search = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    data["etc/passwd"] = b"root:x:0:0:root:/root:/bin/sh\n"
+    write(target, name, _layer(data, {"bin/sh": "busybox", "var/run": "../run"}), {"Env": [f"PATH={search}"]})
 
 
 def write(target: Path, name: str, layer: bytes, config: dict[str, Any]) -> None:

@@ -139,7 +139,7 @@ def test_upstreams_daemon_ours_and_upstreams_again(upstream_pod: UpstreamPod, mu
         (again,) = node.wait_running("again")
         assert node.links("again") == ["eth0", "fast", "lo", "net1"]
         assert [entry["name"] for entry in status(again)] == ["primary", "default/blue", "default/green"]
-    except AssertionError:
+    except Exception:
         # The pods, and with them their logs, go with the clean-up.
         print(upstream_pod.log())
         raise
