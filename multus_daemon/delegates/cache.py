@@ -57,11 +57,10 @@ class Entry:
         optional = {
             "netns": self.netns,
             "cniArgs": [list(pair) for pair in self.cni_args],
-            _NETWORKS: self.networks,
         }
         fields |= {key: value for key, value in optional.items() if value}
         # Go writes maps in the order of their keys, and the struct in that of its fields.
-        maps = {"capabilityArgs": self.capability_args, "result": self.result}
+        maps = {"capabilityArgs": self.capability_args, "result": self.result, _NETWORKS: self.networks}
         inner = b"".join(b',"%s":%s' % (key.encode(), gojson.dumps(value)) for key, value in maps.items() if value)
         return gojson.dumps(fields, sort_keys=False)[:-1] + inner + b"}"
 
