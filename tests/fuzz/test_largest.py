@@ -47,7 +47,10 @@ def netns(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("key", largest.KEYS)
 def test_others_are_served_meanwhile(key: str, tmp_path: Path, netns: str) -> None:
-    found = largest.measure(key, tmp_path, netns)
+    found = largest.measure(key, tmp_path / "first", netns)
+    if found.pause >= largest.PAUSE_MAX:
+        # What input does to the loop it does each time; what a neighbour does to the processor it does not.
+        found = largest.measure(key, tmp_path / "again", netns)
     largest.require_others_served(key, found)
     assert found.statuses["DEL"] == 200
     if words := REFUSED.get(key):
