@@ -112,7 +112,9 @@ RUN: Final = {
     (NETWORKS, "cni-args"): Expected({"net1": exactly("10.10.10.77/24")}, {"net1": "02:00:0a:0a:0a:4d"}),
     (NETWORKS, "default-route"): Expected({"net1": in_subnet("10.10.11.0/24")}, default_route=("net1", "10.10.11.1")),
     (NETWORKS, "default-network"): Expected({}, eth0="10.10.13.0/24", default_route=("eth0", "10.10.13.1")),
-    (NETWORKS, "status"): Expected({"net1": exactly("10.10.15.20/24")}, {"net1": "02:00:0a:0a:0f:14"}),
+    (NETWORKS, "status"): Expected(
+        {"net1": exactly("10.10.15.20/24")}, {"net1": "02:00:0a:0a:0f:14"}, default_route=("net1", "10.10.15.1")
+    ),
 }
 # The plugin whose configuration shows it, and what it has to have.
 EXPLAINED: Final[dict[tuple[str, str], tuple[str, dict[str, Any]]]] = {
