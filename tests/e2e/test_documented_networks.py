@@ -102,6 +102,7 @@ class Expected:
 
 LEFT: Final = in_subnet("10.10.2.0/24")
 RUN: Final = {
+    ("README.md", "hello"): Expected({"net1": in_subnet("10.10.1.0/24")}),
     (NETWORKS, "first"): Expected({"net1": in_subnet("10.10.1.0/24")}),
     (NETWORKS, "short"): Expected({"net1": LEFT, "data0": in_subnet("10.10.3.0/24"), "net3": LEFT}),
     (NETWORKS, "namespace"): Expected({"net1": in_subnet("10.10.4.0/24")}),
