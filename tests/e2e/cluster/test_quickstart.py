@@ -1,4 +1,4 @@
-"""The commands of docs/quickstart.md and of README.md on a real node, as they are printed, once the daemon runs there."""
+"""The commands of docs/quickstart.md and README.md on a real node, as they are printed, once the daemon runs there."""
 
 from __future__ import annotations
 
