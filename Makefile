@@ -18,7 +18,7 @@ PYTEST_UNIT := HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest --numprocesses 3
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo unit test e2e watch soak check format bench compatibility manifests image clean
+.PHONY: help demo unit test e2e watch soak check site format bench compatibility manifests image clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
@@ -27,7 +27,8 @@ help:
 	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.25 or newer, minutes)"
 	@echo "make watch   the unit tests, again after every change"
 	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about an hour"
-	@echo "make check   format, lint, types, import contracts"
+	@echo "make check   format, lint, types, import contracts, the documentation's links"
+	@echo "make site    the documentation as a site, in build/site"
 	@echo "make bench   measurements against their budgets (bench/); as root"
 	@echo "make compatibility   docs/compatibility.md with the tests that prove each row"
 	@echo "make image IMAGE=NAME       the container image, for amd64 and arm64, by docker buildx or buildah; PUSH=1 pushes it"
@@ -67,6 +68,9 @@ $(VENV)/.installed: $(BIN)/python $(SOURCES_OF_THE_INSTALL)
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(call install,.[dev],what the tests and checks need)
 
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(call install,.[docs],what makes the documentation a site)
+
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py
 
@@ -96,6 +100,11 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory site
+
+# NB: with --quiet mkdocs does not see its own warnings, and finds no fault. The variable: news of the theme's authors.
+site: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

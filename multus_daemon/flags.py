@@ -53,7 +53,7 @@ def add_to(
     What is given of them is in `flags` of the parsed namespace.
     """
     parser.set_defaults(flags={})
-    described = _texts() if texts else {}
+    described = descriptions() if texts else {}
     for name in groups:
         kind = settings.GROUPS[name]
         wanted = [item for item in fields(kind) if keys is None or item.metadata["key"] in keys]
@@ -64,7 +64,8 @@ def add_to(
         for item in wanted:
             sort = _sort(hints[item.name])
             key = item.metadata["key"]
-            text = f"{key}: {described.get((kind.__name__, item.name), '')}".replace("%", "%%")
+            summary = described.get((kind.__name__, item.name), [""])[0]
+            text = f"{key}: {summary}".replace("%", "%%")
             optional: dict[str, Any] = {"nargs": "?", "const": "true"} if sort == "BOOL" else {}
             group.add_argument(
                 *(f"--{flag}" for flag in _spellings(item)),
@@ -117,8 +118,11 @@ def _value(sort: str | tuple[str, ...] | None, text: str) -> Any:
     return text
 
 
-def _texts() -> dict[tuple[str, str], str]:
-    """What the docstrings below the fields of `settings` say, by class and field: only its source has them."""
+def descriptions() -> dict[tuple[str, str], list[str]]:
+    """The paragraphs of the docstrings below the fields of `settings`, by class and field: only its source has them.
+
+    The first says what the setting does, and is the help; the others are for the page of the documentation.
+    """
     found = {}
     for kind in ast.parse(inspect.getsource(settings)).body:
         if isinstance(kind, ast.ClassDef):
@@ -126,5 +130,6 @@ def _texts() -> dict[tuple[str, str], str]:
                 if not (isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)):
                     continue
                 if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                    found[kind.name, before.target.id] = " ".join(str(after.value.value).split())
+                    paragraphs = str(after.value.value).split("\n\n")
+                    found[kind.name, before.target.id] = [" ".join(item.split()) for item in paragraphs]
     return found

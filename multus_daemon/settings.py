@@ -66,15 +66,21 @@ class SocketSettings:
     """Where the shim reaches the daemon."""
 
     directory: Text = _key("socketDir", "/run/multus/", old_flags=("multus-rundir",))
-    """Directory of `multus.sock`, as the daemon sees it. Made 0700; nothing else in it is touched."""
+    """Directory of `multus.sock`, as the daemon sees it. Made with mode 0700; nothing else in it is touched."""
     shim_directory: str = _key("daemonSocketDir", "")
-    """The same directory as the host sees it, written to the CNI configuration for the shim; empty: the default."""
+    """The same directory as the host sees it, for the shim. Empty: the shim's default, `/run/multus/`."""
     daemon_wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=deadlines.SHIM_LONGEST_SECONDS)] = _key(
         "daemonWaitSeconds", deadlines.SHIM_DAEMON_WAIT_SECONDS
     )
     """How long the shim tries to reach the daemon for ADD, CHECK and GC."""
     connection_limit: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = _key("connectionLimit", 256)
-    """CNI requests that are worked on at once, each by a thread; others wait, DEL goes first."""
+    """CNI requests, `/cni` and `/delegate`, that are worked on at once, each by a thread. Others wait, DEL first;
+    health probes never do.
+
+    Namespaces and networks take turns, and from 8 on an eighth is for DEL alone and an eighth out of reach of each
+    ([security.md](security.md#fairness)). Upstream's key against too many plugins at once: `maxDelegateProcesses`
+    does that without it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +88,26 @@ class PathSettings:
     """Directories of the node."""
 
     cni_dir: Text = _key("cniDir", "/var/lib/cni/multus", old_flags=("cniDir",))
-    """What is remembered about each container: `attachments/`, `results/`, `spool/`."""
+    """What is remembered about each container: `attachments/`, `aside/`, `results/`, `spool/`."""
     upstream_records: bool = _key("upstreamRecords", True)
-    """True: each container is written down in `cniDir` as upstream's daemon does it too, for a roll-back to it."""
+    """True: each container is written down as upstream's daemon does it too, for a roll-back to it.
+
+    In `<cniDir>/<container id>`, so that upstream's daemon can delete the pods after a roll-back
+    ([migration.md](migration.md#back)). Without fsync; about 0.1 ms for each ADD. `false` when there will be no
+    roll-back.
+    """
     bin_dir: Text = _key("binDir", "/opt/cni/bin", old_flags=("binDir", "additional-bin-dir"))
     """Where plugin binaries are searched, as seen inside `chrootDir`."""
     conf_dir: Text = _key("confDir", "/etc/cni/multus/net.d")
     """CNI configurations for networks that are named and not defined in the cluster."""
     chroot_dir: str = _key("chrootDir", "")
-    """The host's root in the daemon's file system; plugin binaries run inside it. Empty: the daemon's own."""
+    """The host's root in the daemon's file system; plugin binaries run inside it. Empty: the daemon's own root."""
     kubelet_dir: Text = _key("kubeletDir", "/var/lib/kubelet")
-    """The kubelet's root directory: its podresources socket and its device checkpoint."""
+    """The kubelet's root directory, as the daemon sees it.
+
+    For networks that need a device: `pod-resources/kubelet.sock`, and `device-plugins/kubelet_internal_checkpoint`
+    where there is no such socket.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +115,25 @@ class NetworkSettings:
     """Which networks a pod gets. The same keys in the runtime's configuration are overridden by these."""
 
     cni_version: str = _key("cniVersion", "")
-    """The CNI version of the generated configuration; empty: that of the primary network's."""
+    """The CNI version of the generated configuration. Empty: that of the primary network's configuration.
+
+    Also the one that `multusctl` calls with when it stands in for a runtime. A runtime is always answered in the
+    version that it asks for.
+    """
     cluster_network: str = _key("clusterNetwork", "")
-    """Name of a NetworkAttachmentDefinition or of a configuration in `confDir`, or a path."""
+    """The network of every pod's first interface: a NetworkAttachmentDefinition or a configuration in `confDir`, by
+    its name, or a path.
+
+    The NetworkAttachmentDefinition is one of `multusNamespace`, and comes first; with a `/` in it, it is the path of
+    a file or directory.
+    """
     delegates: tuple[dict[str, Any], ...] = _key("delegates", ())
-    """Networks of every pod where there is no `clusterNetwork`; the first is the cluster network."""
+    """CNI configurations for every pod where there is no `clusterNetwork`; the first is the cluster network.
+
+    A pod's own default network takes the place of the first; the others stay.
+    """
     default_networks: tuple[str, ...] = _key("defaultNetworks", ())
-    """Additional networks of every pod outside `systemNamespaces`."""
+    """Additional networks of every pod outside `systemNamespaces`. Not where `delegates` are used."""
     system_namespaces: tuple[str, ...] = _key("systemNamespaces", ("kube-system",))
     """Namespaces whose pods get no `defaultNetworks`."""
     multus_namespace: Text = _key("multusNamespace", "kube-system")
@@ -114,15 +141,31 @@ class NetworkSettings:
     namespace_isolation: bool = _key("namespaceIsolation", False)
     """True: a pod may use networks of its own namespace and of `globalNamespaces` only."""
     global_namespaces: str = _key("globalNamespaces", "default")
-    """Comma separated namespaces that every pod may use under `namespaceIsolation`."""
+    """Comma separated namespaces that every pod may use under `namespaceIsolation`. Replaces the default."""
     auxiliary_chain: str = _key("auxiliaryCNIChainName", "")
-    """Name of a folder beside the cluster network's file; the plugins in it run last, on the pod's own interface."""
+    """Name of a folder beside the file of `clusterNetwork`; the plugins in it run last, on the interface of the
+    cluster network.
+
+    `clusterNetwork` must be a path then. Of the folder the `*.conf` files count, 64 at most. Another name than the
+    cluster network's; not used with `delegates`.
+    """
     force_cni_version: bool = _key("forceCNIVersion", False)
-    """True: the cluster network's plugins are called with `cniVersion`, whatever its configuration says."""
+    """True: the plugins of the cluster network are called with `cniVersion`, whatever their configuration says.
+
+    `cniVersion` must be set then. Its file is not rewritten, as upstream does. Not for a network that a pod chooses
+    itself.
+    """
     strict_requests: bool = _key("strictRequests", False)
-    """True: a request (ips, mac, ...) that no plugin of the network can take fails the ADD, instead of an Event."""
+    """True: what a pod asks of a network (`ips`, `mac`, `bandwidth`, ...) and no plugin of the network can take, or
+    the result does not show, fails the ADD, instead of an Event.
+
+    Without it, it is an Event and a line in the log. For `/delegate` only this file counts.
+    """
     max_requested_addresses: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = _key("maxRequestedAddresses", 256)
-    """Addresses (`ips`) that a pod may ask for on one network; with more the ADD fails."""
+    """Addresses that a pod may ask for on one network, by `ips` or by `ips` in `cni-args`; with more its ADD fails.
+
+    The code is 7. For `/delegate` only this file counts.
+    """
     runtime_config: dict[str, Any] = _key("runtimeConfig", factory=dict)
     """Capability arguments for the cluster network, in place of all that the runtime gives."""
 
@@ -135,29 +178,41 @@ class PrimarySettings:
     """
 
     config_file: Text = _key("multusConfigFile", AUTO, old_flags=("multus-conf-file",))
-    """`auto`: generate `00-multus.conf`; else a file that is put into `cniConfigDir` as it is."""
+    """`auto`: generate `00-multus.conf`. Else the path of a CNI configuration of your own.
+
+    That is put into `cniConfigDir` under its name instead, and follows its changes.
+    """
     config_dir: str = _key("cniConfigDir", "/etc/cni/net.d")
-    """The runtime's directory of CNI configurations, as the daemon sees it. Empty: nothing is written."""
+    """The runtime's directory of CNI configurations, as the daemon sees it. Empty: nothing is written.
+
+    Empty is for nodes whose configuration is made elsewhere.
+    """
     autoconfig_dir: str = _key("multusAutoconfigDir", "")
-    """Where the primary network's configuration is looked for. Empty: `cniConfigDir` where `multusConfigFile` is given
-    as `auto`, else nothing is generated, and a daemon in a cluster is not ready unless `cniConfigDir` is empty too.
+    """Where the primary network's configuration is looked for, as the daemon sees it. Empty: `cniConfigDir` where
+    `multusConfigFile` is set to `auto`, else nothing is generated.
+
+    The former as with the flags of the first thick release. Where nothing is generated, a daemon in a cluster is not
+    ready (gate `primary`), unless `cniConfigDir` is empty too.
     """
     master: str = _key("multusMasterCNI", "", old_flags=("multus-master-cni-file",))
-    """Name of the primary network's file in `multusAutoconfigDir`. Empty: the first that can be one."""
+    """Name of the primary network's file in `multusAutoconfigDir`. Empty: the first by name that can be one."""
     override_name: bool = _key("overrideNetworkName", False)
-    """True: the generated configuration has the primary network's name."""
+    """True: the generated configuration has the primary network's name instead of `multus-cni-network`."""
     capabilities: dict[str, bool] = _key("capabilities", factory=dict)
-    """Capabilities of the generated configuration beside those of the primary network."""
+    """Capabilities of the generated configuration, beside those that some plugin of the primary network declares."""
     plugin_type: Text = _key("type", "multus-shim")
-    """Name of the shim's binary."""
+    """Name of the shim's binary in the runtime's plugin directory."""
     indicator: str = _key("readinessindicatorfile", "", flag="readiness-indicator-file")
-    """A file that is there while the primary network is ready. While it is not, no pod is attached. Empty: none."""
+    """A file that is there while the primary network is ready, as the daemon sees it. While it is not, no pod is
+    attached. Empty: none.
+    """
 
 
 class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """A client certificate of this node's own, requested from the API server and renewed."""
 
     enabled: bool = False
+    """Whether it is used."""
     bootstrap_kubeconfig: str = ""
     """A kubeconfig whose user may ask for the first certificate."""
     cert_dir: str = ""
@@ -171,13 +226,23 @@ class KubernetesSettings:
     """The API server."""
 
     kubeconfig: str = _key("kubeconfig", "", old_flags=("multus-kubeconfig-file-host",))
-    """A kubeconfig; empty: the service account of the daemon's own pod."""
+    """A kubeconfig, as `--kubeconfig`. Empty: the service account of the daemon's own pod.
+
+    The account's token is read again as it rotates.
+    """
     node_name: str = _key("nodeName", "")
-    """The node's name, where MULTUS_NODE_NAME does not give it; empty: the host's name, if a node has it."""
+    """The node's name, where the variable `MULTUS_NODE_NAME` does not give it. Empty: the host's name.
+
+    The host's name must be that of a node of the cluster; else the daemon does not start.
+    """
     status_write: Literal["best-effort", "required"] = _key("statusWrite", "best-effort")
-    """What becomes of an ADD whose network-status can't be written within 2 s: it succeeds, or it fails."""
+    """What becomes of an ADD whose network-status can't be written within 2 s: it succeeds, or it fails.
+
+    `best-effort`: an Event says so, and the write is tried until it is done or the pod is gone, by the next daemon
+    too. `required`: the ADD fails and is undone.
+    """
     per_node_certificate: PerNodeCertificate | None = _key("perNodeCertificate", None)
-    """A client certificate of this node's own instead of a token."""
+    """A client certificate of this node's own instead of a token; its keys follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,23 +250,48 @@ class PluginSettings:
     """How delegates are run."""
 
     builtin_plugins: Literal["off", "fallback", "prefer"] = _key("builtinPlugins", "prefer")
-    """Built-in plugins: never, where no binary is found, or before the binary, for all that they know."""
+    """Built-in plugins: never, where no binary is found, or before the binary, for all that they know.
+
+    [Which one runs](builtin-plugins.md#which-one-runs).
+    """
     builtin_plugins_except: tuple[BuiltinPlugin, ...] = _key("builtinPluginsExcept", ())
-    """Types of plugins, IPAM ones included, that the binary serves as with `off`, whatever `builtinPlugins` says."""
+    """Plugin types that the binary serves as with `off`, whatever `builtinPlugins` says, such as a vendor's own
+    `bridge`; IPAM plugins too.
+
+    Types that are not built in are refused.
+    """
     delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", deadlines.DELEGATE_SECONDS)
-    """How long one call of one plugin may take before its process group is ended."""
+    """How long one call of one plugin may take before its process group is ended; 60 s at most for a DEL.
+
+    A whole ADD is ended after 170 s, a whole DEL after 110 s, whatever this says.
+    """
     environment: tuple[str, ...] = _key("pluginEnv", ())
-    """Names of the daemon's environment variables that plugin processes get too; others never reach them."""
+    """Names of variables of the daemon's own environment that plugin processes get too. Others never reach them.
+
+    Such as `HTTPS_PROXY`, or what a vendor's plugin reads. Not `CNI_*`, `GOMAXPROCS` and `LC_ALL`, which are set for
+    each call.
+    """
     gomaxprocs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = _key("pluginGomaxprocs", 2)
-    """GOMAXPROCS for plugin processes: a Go plugin that starts a thread for each core of a large host is slow."""
+    """`GOMAXPROCS` for plugin processes: a Go plugin that starts a thread for each core of a large host is slow."""
     max_processes: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _key("maxDelegateProcesses", 0)
-    """Plugin processes that run at once; 0: from the daemon's memory limit and the cores."""
+    """Plugin processes that run at once; other calls wait, DEL first. 0: from the memory limit and the cores.
+
+    With 0: 64 MiB of memory for each, after 128 MiB for the daemon, from the memory limit of its pod (without one,
+    from a quarter of the machine's memory), at most 4 for each core and 64, at least 2; 1 where the limit is below
+    256 MiB. No network and no namespace gets all of them ([security.md](security.md#fairness)).
+    """
     max_port_mappings: Annotated[int, msgspec.Meta(ge=1, le=65535)] = _key("maxPortMappings", 128)
-    """Ports of the host (`portMappings`) that a pod may ask for, its containers' `hostPort` included; with more its ADD
-    fails.
+    """Ports of the host that a pod may ask for: `portMappings` of its annotations and `hostPort` of its containers
+    together; with more its ADD fails (code 7).
+
+    The reference `portmap` takes 5 s for 128, 11 s for 256, 87 s for 1000.
     """
     attach_concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = _key("attachConcurrency", 4)
-    """Networks of one pod, after its cluster network, that are attached, or detached, at once. 1: one by one."""
+    """Networks of one pod that are attached, or detached, at once, after its cluster network. 1: one by one, as
+    upstream.
+
+    [Networks side by side](#networks-side-by-side) has the rules.
+    """
 
     def __post_init__(self) -> None:
         """Raises ValueError for a name that can't be passed on."""
@@ -219,13 +309,29 @@ class DeleteSettings:
     """What becomes of networks that could not be detached."""
 
     tries: Count = _key("deleteTries", 5)
-    """The failing DEL of this number is answered as done, so that the pod can go; what is left is deleted later.
-    0: every failing DEL is an error.
+    """The failing DEL of this number is answered as done, so that the pod does not stay in Terminating for ever. 0:
+    every failing DEL is an error.
+
+    What is left stays on record and is deleted later, and an Event `NetworkNotReleased` says so.
     """
     reconcile_seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] = _key(
         "reconcileSeconds", deadlines.RECONCILE_SECONDS
     )
-    """How often records are compared with what lives, and orphans deleted; 0: never."""
+    """How often the records of containers are compared with what lives: orphans are deleted, running pods that lack
+    networks are reported. 0: never.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Rotation of `logFile`. The last two are without effect: see WITHOUT_EFFECT."""
+
+    max_size: Count = _key("maxSize", 100)
+    """Size in MB at which the file is put aside."""
+    max_backups: Count = _key("maxBackups", 5)
+    """How many old files stay."""
+    max_age: Count = _key("maxAge", 0)
+    compress: bool = _key("compress", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +339,13 @@ class LogSettings:
     """What is logged, and where to."""
 
     level: LogLevel = _key("logLevel", "verbose", old_flags=("multus-log-level",))
-    """What is logged; in the file in any case, lower case here."""
+    """What is logged; any case."""
     to_stderr: bool = _key("logToStderr", True, old_flags=("multus-log-to-stderr",))
-    """Log to standard error."""
+    """Log to standard error. Where nobody reads it, lines are dropped and counted, and nothing waits."""
     file: str = _key("logFile", "", old_flags=("multus-log-file",))
     """Log to this file too."""
     options: dict[str, Any] = _key("logOptions", factory=dict)
-    """Rotation of `logFile`: `maxSize` in MB, and `maxBackups`, the number of old files that stay."""
+    """Rotation of `logFile`; its keys follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +353,9 @@ class MetricsSettings:
     """Prometheus."""
 
     port: Port | None = _key("metricsPort", None)
-    """TCP port of `/metrics`; none: nothing listens."""
+    """TCP port of `/metrics`. None: nothing listens. At most 16 connections at once, 10 s each."""
     address: str = _key("metricsAddress", "")
-    """Address that `metricsPort` binds to; empty: all of them, as upstream."""
+    """Address that `metricsPort` binds to. Empty: all of them, as upstream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +417,10 @@ WITHOUT_EFFECT = {
 }
 
 
-LOG_OPTIONS: dict[str, Any] = {"maxSize": Count, "maxAge": Count, "maxBackups": Count, "compress": bool}
+LOG_OPTIONS: dict[str, Any] = {
+    item.metadata["key"]: get_type_hints(LogOptions, include_extras=True)[item.name] for item in fields(LogOptions)
+}
+"""Their types."""
 
 
 def in_directory(found: Settings, directory: Path | None) -> Settings:

@@ -1,0 +1,66 @@
+"""The commands of docs/quickstart.md and README.md on a real node, as they are printed, once the daemon runs there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.e2e.cluster import images
+from tests.e2e.cluster.multus import MultusPod
+from tests.e2e.cluster.workload import leftovers
+
+pytestmark = pytest.mark.timeout(300)
+pytest_plugins = ["tests.e2e.cluster.fixtures"]
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+# What `kubectl` with the cluster at hand can do here; the image comes another way onto a node without a registry.
+OF_THE_INSTALL: Final = ("apply -f -", "-n kube-system rollout", "apply -f manifests/", "apply -k manifests/")
+
+
+def commands(page: str) -> list[str]:
+    """The commands after the install, without `kubectl`, in their order."""
+    blocks = re.findall(r"(?m)^```(\w*)\n((?:.*\n)*?)```$", (ROOT / page).read_text())
+    lines = [line for language, text in blocks if not language for line in text.splitlines()]
+    found = [line.removeprefix("kubectl ") for line in lines if line.startswith("kubectl ")]
+    return [line for line in found if not line.startswith(OF_THE_INSTALL)]
+
+
+@pytest.fixture
+def multus(multus_pod: MultusPod) -> Iterator[MultusPod]:
+    """The DaemonSet, rolled out, and the image of the example on the node."""
+    multus_pod.start()
+    image = re.findall(r'image: "?([\w:.]+)', (ROOT / "examples" / "second-network.yaml").read_text())[0]
+    name = f"docker.io/library/{image}"
+    multus_pod.node.containerd.ctr("images", "tag", images.BUSYBOX, name)
+    yield multus_pod
+    multus_pod.node.containerd.ctr("images", "remove", name)
+    if "br-storage" in multus_pod.node.links():
+        multus_pod.node.machine.run("ip", "link", "delete", "br-storage")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_commands_show_what_the_page_says(multus: MultusPod, page: str) -> None:
+    node = multus.node
+    shown = {}
+    for command in commands(page):
+        words = [str(ROOT / word) if word.startswith("examples/") else word for word in shlex.split(command)]
+        shown[command] = node.kubectl(*words, timeout=90)
+        if command.startswith("exec hello"):
+            # A network of the node's own: nobody else gives addresses away.
+            assert "inet 10.10.1.2/24" in shown[command]
+    assert any(command.startswith("exec hello") for command in shown)
+    if page == "docs/quickstart.md":
+        (status,) = [json.loads(text) for command, text in shown.items() if command.startswith("get pod hello")]
+        assert [(item["name"], item["interface"]) for item in status[1:]] == [("default/storage", "net1")]
+        (explained,) = [text for command, text in shown.items() if "multusctl explain" in command]
+        assert "default/storage" in explained
+        assert next(text for command, text in shown.items() if "multusctl status" in command)
+    if not any(command.startswith("delete") for command in shown):
+        node.delete_pod("hello")
+    node.wait_until(lambda: leftovers(node) == ["br-storage"], "nothing but the bridge is left")
