@@ -28,11 +28,33 @@ def containers(found: Mapping[str, Any], *, leaks: bool) -> None:
         table.add_section()
     console.print(table)
     for item in found["containers"]:
-        for text, style in ((item["problem"], "yellow"), (item["check"], "red")):
+        for text, style in ((_problem(item), "yellow"), (item["check"], "red")):
             if text:
                 console.print(f"[{style}]{_pod(item)}: {escape(text)}[/]", soft_wrap=True)
+        if item["advice"]:
+            console.print(f"  [green]->[/] {escape(item['advice'])}", soft_wrap=True)
         if item["check"] == "":
             console.print(f"[green]{_pod(item)}: CHECK found everything as it should be[/]", soft_wrap=True)
+
+
+def forgotten(found: Mapping[str, Any]) -> None:
+    """One line, and one for each network whose plugins may still hold something."""
+    console = Console(highlight=False)
+    pod = f" of pod {escape(found['pod'])}" if found["pod"] else ""
+    console.print(f"[bold]container {escape(found['container'])}{pod} is forgotten[/]", soft_wrap=True)
+    for item in found["attachments"]:
+        held = ", ".join([item["interface"], *item["addresses"]])
+        plugins = ", ".join(plugin["type"] for plugin in item["plugins"])
+        console.print(f"  {escape(item['network'])} ({escape(held)}), by {escape(plugins)}", soft_wrap=True)
+
+
+def _problem(item: Mapping[str, Any]) -> str:
+    problem = str(item["problem"])
+    return f"since {_moment(item['setAside'])} {problem}" if item["setAside"] else problem
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")[:19]
 
 
 def _pod(item: Mapping[str, Any]) -> str:
@@ -48,12 +70,11 @@ def _cells(item: Mapping[str, Any], attachment: Mapping[str, Any]) -> tuple[str,
         escape(plugin["type"]) + (" [dim]built-in[/]" if plugin["servedBy"] == "built-in" else "")
         for plugin in attachment["plugins"]
     )
-    since = datetime.fromtimestamp(item["since"]).astimezone().isoformat(sep=" ", timespec="seconds")
     return (
         f"[bold]{escape(attachment['interface'])}[/]{state}",
         network,
         "\n".join(attachment["addresses"]),
         attachment["mac"],
         plugins,
-        since[:19],
+        _moment(item["since"]),
     )

@@ -15,6 +15,11 @@ from multus_daemon.builtin.host_local.config import Address, HostLocalConfig, Ra
 from multus_daemon.cni.errors import CniError, InternalError
 from multus_daemon.cni.result import IpConfig
 
+_EXHAUSTED_ADVICE = (
+    "`multusctl attachments` shows who holds them, with `--leaks` those that nobody deletes; "
+    "delete pods, or give the network a larger range"
+)
+
 
 class Leases(Protocol):
     """The addresses of one network, held exclusively as long as the object is in use."""
@@ -119,7 +124,7 @@ def _next_free(
             if _reserve(leases, text, index, undo):
                 return text, source
         if not leases.refresh():
-            raise InternalError(f"no IP addresses available in range set: {range_set}")
+            raise InternalError(f"no IP addresses available in range set: {range_set}", _EXHAUSTED_ADVICE)
 
 
 def _every(value: int, _version: int) -> int:
