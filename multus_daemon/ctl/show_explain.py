@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
+
+_LONGEST: Final = 100_000
+"""Characters of a line."""
 
 
 def explanation(found: Mapping[str, Any]) -> None:
@@ -20,7 +23,8 @@ def explanation(found: Mapping[str, Any]) -> None:
         mark, text = ("[red]no[/]", step["problem"]) if step["problem"] else ("[green]ok[/]", step["result"])
         console.print(f"  {mark} {escape(step['what'])}: {escape(text)}", soft_wrap=True)
     for network in found["networks"]:
-        console.print(_network(network), soft_wrap=True)
+        # A tree cuts its lines at the width, even where nothing is to be wrapped.
+        console.print(_network(network), soft_wrap=True, width=_LONGEST)
     if found["errors"]:
         console.print("[bold]what the daemon has answered to the runtime before[/]")
     for item in found["errors"]:

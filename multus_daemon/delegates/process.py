@@ -144,13 +144,12 @@ class ProcessRunner:
                 f'plugin "{plugin_type}" wrote more than {limits.max_output} bytes to stdout and was ended',
                 failure.context(plugin_type, verb, first=path),
             ) from error
-        if self._root and end.returncode == _CHROOT_CANNOT_EXECUTE and not end.stdout:
-            if await asyncio.to_thread(self._is_busy, path, end.stderr):
+        if self._root and end.returncode > 0 and not end.stdout:
+            if end.returncode == _CHROOT_CANNOT_EXECUTE and await asyncio.to_thread(self._is_busy, path, end.stderr):
                 return None
-        # For chroot the C library has the shell try what the kernel does not execute: any error may come of that.
-        may_be_foreign = self._root and end.returncode > 0 and not end.stdout
-        if may_be_foreign and (problem := await asyncio.to_thread(self._foreign, path)):
-            raise _not_executable(plugin_type, verb, path, problem, end.stderr)
+            # For chroot the C library has the shell try what the kernel does not execute: any error may come of that.
+            if problem := await asyncio.to_thread(self._foreign, path):
+                raise _not_executable(plugin_type, verb, path, problem, end.stderr)
         return end
 
     def _foreign(self, path: str) -> str:

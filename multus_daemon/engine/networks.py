@@ -15,6 +15,7 @@ from multus_daemon.cni.errors import (
     IncompatibleVersionError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
+    from_code,
 )
 from multus_daemon.engine import unsupported
 from multus_daemon.engine.engine import Engine
@@ -152,14 +153,15 @@ def _element(
         raise InvalidNetworkConfigError(
             f"network {element.namespace}/{element.name} is out of reach for namespace {namespace}",
             "namespaceIsolation is on; networks of the pod's namespace and of "
-            f"{', '.join(sorted(net_conf.global_namespaces))} may be used",
+            f"{', '.join(sorted(net_conf.global_namespaces))} may be used: declare it in one of them, and name that",
         )
     try:
         network = _definition(engine, element.namespace, element.name, net_conf, asker=namespace)
     except MissingDefinitionError as error:
         raise InvalidNetworkConfigError(
             f"network {element.namespace}/{element.name} does not exist",
-            f"no NetworkAttachmentDefinition of that name is known in namespace {element.namespace}{error.elsewhere}",
+            "create it, or correct the pod's annotation; no NetworkAttachmentDefinition of that name is known in "
+            f"namespace {element.namespace}{error.elsewhere}",
         ) from error
     return replace(network, request=element, capability_args=element.capability_args())
 
@@ -216,7 +218,9 @@ def _definition(engine: Engine, namespace: str, name: str, net_conf: NetConf, *,
                 "spec.config is empty", f"and no configuration named {name!r} is in {net_conf.conf_dir}"
             )
     except CniError as error:
-        raise error.with_context(f"network {definition}") from error
+        advice = f"correct spec.config of the NetworkAttachmentDefinition {namespace}/{name}"
+        details = "; ".join(filter(None, (error.details, advice)))
+        raise from_code(error.code, f"{error.msg} (network {definition})", details) from error
     config = with_list_version(config, net_conf.cni_version)
     return Network(str(definition), config, resource_name=definition.resource_name)
 

@@ -75,7 +75,7 @@ def allocate(config: HostLocalConfig, leases: Leases, container_id: str) -> tupl
                     del wanted[requested]
                     text, source = _requested(range_set, requested, leases, index, undo)
             except CniError as error:
-                raise InternalError(f"failed to allocate for range {index}: {error.msg}") from error
+                raise InternalError(f"failed to allocate for range {index}: {error.msg}", error.details) from error
             done.append(IpConfig(f"{text}/{source.prefix_length}", str(source.gateway)))
         if wanted:
             rest = " ".join(map(str, wanted))
