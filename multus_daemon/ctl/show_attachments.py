@@ -9,7 +9,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 
 def containers(found: Mapping[str, Any], *, leaks: bool) -> None:
@@ -18,13 +18,21 @@ def containers(found: Mapping[str, Any], *, leaks: bool) -> None:
     if not found["containers"]:
         console.print("nothing is left over" if leaks else "nothing is attached")
         return
-    columns = ("pod", "interface", "network", "addresses", "mac", "plugin", "since")
-    table = Table(*columns, box=box.ROUNDED)
+    # What is cut can't be copied: names are folded instead, and what has no spaces stays in one piece.
+    table = Table(
+        Column("pod", overflow="fold"),
+        Column("interface", no_wrap=True),
+        Column("network", overflow="fold"),
+        Column("addresses, MAC", no_wrap=True),
+        Column("plugins"),
+        Column("since"),
+        box=box.ROUNDED,
+    )
     for item in found["containers"]:
         for number, attachment in enumerate(item["attachments"]):
             table.add_row(_pod(item) if number == 0 else "", *_cells(item, attachment))
         if not item["attachments"]:
-            table.add_row(_pod(item), "", "", "", "", "", "")
+            table.add_row(_pod(item), "", "", "", "", "")
         table.add_section()
     console.print(table)
     for item in found["containers"]:
@@ -73,8 +81,7 @@ def _cells(item: Mapping[str, Any], attachment: Mapping[str, Any]) -> tuple[str,
     return (
         f"[bold]{escape(attachment['interface'])}[/]{state}",
         network,
-        "\n".join(attachment["addresses"]),
-        attachment["mac"],
+        "\n".join([*attachment["addresses"], attachment["mac"]]).strip(),
         plugins,
         _moment(item["since"]),
     )

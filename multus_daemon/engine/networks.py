@@ -28,6 +28,7 @@ from multus_daemon.ports import NetworkNotFoundError, StoreUnavailableError
 # there were lists (CNI SPEC 0.3.0; 0.3.1 mended its text).
 _LIST_VERSION: Final = "0.3.1"
 _BEFORE_LISTS: Final = ("", "0.1.0", "0.2.0")
+LOOKUP_ADVICE: Final = "bring the API server back, or the node's way to it; the runtime tries again by itself"
 _SHOWN_NAMESPACES: Final = 5
 _PASSTHRU: Final = {"type": "passthru", "name": "passthru-cni"}
 
@@ -210,7 +211,7 @@ def _definition(engine: Engine, namespace: str, name: str, net_conf: NetConf, *,
             _elsewhere(engine, name, net_conf, asker),
         ) from error
     except StoreUnavailableError as error:
-        raise TryAgainLaterError(f"network {namespace}/{name} can't be looked up: {error}") from error
+        raise TryAgainLaterError(f"network {namespace}/{name} can't be looked up: {error}", LOOKUP_ADVICE) from error
     try:
         config = definition.network or engine.files.by_name(net_conf.conf_dir, name)
         if config is None:

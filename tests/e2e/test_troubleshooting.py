@@ -158,7 +158,9 @@ class Broken(Cluster):
             self.section.show(output, command)
 
     def starts(self, pod: str, cure: str) -> None:
-        """What is advised was done, `cure` in words: the pod starts."""
+        """What is advised was done, `cure` in words: the runtime removes what has failed, and the pod starts."""
+        for number in range(1, self._containers + 1):
+            assert self.cni("DEL", pod, self.netns, f"c0ffee{number:02}", stdin=self.stdin).code == 0
         code, answer, _ = self.add(pod)
         assert code == 0, answer
         self.section.say(f"{cure} Then the pod starts:")
@@ -343,7 +345,7 @@ def test_wrong_primary(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     event = broken.event_of_the_node()
     assert not (directory.path / "00-multus.conf").exists()
     broken.are_told(
-        r"10-cluster\.conflist: .*plugins",
+        r"10-cluster\.conflist\s.*CNI configuration: plugins: an array is needed",
         "correct or remove the file",
         event,
         first_problem(broken.node.log.read_text()),

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -44,9 +45,11 @@ anew. Of `multusctl doctor` only the findings about the situation are shown, of 
 
 _ALWAYS: Final = (
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+[+-]\d\d:\d\d", "2026-01-01T12:00:00.000+00:00"),
-    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "2026-01-01 12:00:00"),
     (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "11111111-2222-3333-4444-555555555555"),
     (r"([0-9a-f]{2}:){5}[0-9a-f]{2}", "02:00:00:00:00:01"),
+    # In a table each is on a line of its own.
+    (r"\b\d{4}-\d\d-\d\d\b", "2026-01-01"),
+    (r"(?<![:\d])\d\d:\d\d:\d\d(?![:\d])", "12:00:00"),
     (r"seconds=[0-9.]+", "seconds=0.010"),
     (r"127\.0\.0\.1:\d+", "10.96.0.1:443"),
     (r"mlt\d+n\d+-\d+", "cni-0001"),
@@ -70,7 +73,16 @@ def normalised(text: str, node: Node) -> str:
     text = text.replace(os.uname().machine, "x86_64")
     for pattern, shown in _ALWAYS:
         text = re.sub(pattern, shown, text, flags=re.MULTILINE)
-    return text.rstrip("\n")
+    return "\n".join(line for each in text.rstrip("\n").split("\n") for line in wrapped(each))
+
+
+def wrapped(line: str) -> list[str]:
+    """The line in pieces of the terminal's width, broken at spaces; what follows stands below its beginning."""
+    indent = " " * (len(line) - len(line.lstrip(" ")))
+    pieces = textwrap.wrap(
+        line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+    return pieces if len(line) > COLUMNS else [line]
 
 
 class Section:
