@@ -18,7 +18,7 @@ PYTEST_UNIT := HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest --numprocesses 3
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo unit test e2e watch soak check format bench compatibility clean
+.PHONY: help demo unit test e2e watch soak check format bench compatibility troubleshooting clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
@@ -30,6 +30,7 @@ help:
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make bench   measurements against their budgets (bench/); as root"
 	@echo "make compatibility   docs/compatibility.md with the tests that prove each row"
+	@echo "make troubleshooting   docs/troubleshooting.md from what the tests of its situations see; as root"
 	@echo "make clean   removes the virtual environment and build results"
 
 $(BIN)/python:
@@ -104,6 +105,10 @@ bench: $(VENV)/.installed-dev
 
 compatibility:
 	@$(PYTHON) -m tests.repo.evidence
+
+troubleshooting: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.e2e.build_tools
+	@$(BIN)/python -m tests.e2e.troubleshooting
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
