@@ -96,7 +96,8 @@ def of(
 def _problem(record: ContainerRecord, namespaces: Namespaces, known: Problem, last_error: str) -> Problem:
     """`known`: as the daemon's comparison has it; `last_error`: of its DELs."""
     if record.failing_since or record.given_up:
-        failed = f"its DEL failed {record.deletes_failed} times" if record.deletes_failed else "it can't be deleted"
+        times = "once" if record.deletes_failed == 1 else f"{record.deletes_failed} times"
+        failed = f"its DEL failed {times}" if record.deletes_failed else "it can't be deleted"
         tried = "and was given up" if record.given_up else "and is tried again"
         text = f"{failed} {tried}{f': {last_error}' if last_error else ''}"
         cause = "remove the cause" if last_error else "remove the cause, which the daemon's log names"
