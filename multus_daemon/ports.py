@@ -353,7 +353,10 @@ class DelegateStore(Protocol):
         ...
 
     def forget(self, container_id: ContainerId) -> bool:
-        """Forget what was set aside of the container; False where that is nothing. Raises OSError."""
+        """Forget all that is known of the container, on record or set aside, readable or not; False: nothing was.
+
+        Raises OSError, InvalidEnvironmentError for an id that is none.
+        """
         ...
 
     def containers(self, *, foreign: bool = True) -> list[ContainerId]:

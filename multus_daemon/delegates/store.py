@@ -285,13 +285,13 @@ class FileStore:
     def forget(self, container_id: ContainerId) -> bool:
         """See `ports.DelegateStore`; the cached results go too, or it would pass for another daemon's leftover."""
         path = self._aside_path(container_id)
-        if not path.exists():
-            return False
-        record = self._read_aside(container_id).record
-        for attachment in record.attachments if record else ():
-            self._cache.remove(attachment.config.name, container_id, attachment.ifname)
+        entries = self._cache.entries(container_id)
+        known = bool(entries) or path.exists() or container_id in self.containers()
+        for entry in entries:
+            self._cache.remove(entry.network, container_id, entry.ifname)
         fs.remove(path)
-        return True
+        self.remove(container_id)
+        return known
 
     def _aside_path(self, container_id: ContainerId) -> Path:
         return self._aside / os.path.basename(self._own_path(container_id))

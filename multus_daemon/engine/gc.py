@@ -150,7 +150,7 @@ def _unreadable(engine: Engine, run: _Run, container_id: ContainerId) -> None:
         run.failures.append(
             IoFailureError(
                 f"record of container {container_id} is damaged",
-                "what it held must be freed by hand; remove the file then",
+                f"free by hand what it held, then: multusctl attachments forget {container_id}",
             )
         )
 

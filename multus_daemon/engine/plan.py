@@ -48,7 +48,9 @@ def find_pod(engine: Engine, named: args.KubernetesArgs) -> Pod:
             f"pod {named.namespace}/{named.name} is not known", f"{error}; cannot determine the pod's networks"
         ) from error
     except StoreUnavailableError as error:
-        raise TryAgainLaterError(f"pod {named.namespace}/{named.name} can't be looked up: {error}") from error
+        raise TryAgainLaterError(
+            f"pod {named.namespace}/{named.name} can't be looked up: {error}", networks.LOOKUP_ADVICE
+        ) from error
     # The UID of a static pod in the API is that of its mirror, another than the kubelet's.
     if named.uid and pod.uid != named.uid and not pod.is_static:
         raise TryAgainLaterError(

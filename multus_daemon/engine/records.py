@@ -43,7 +43,7 @@ def find(engine: Engine, container_id: ContainerId, *, search: bool) -> Containe
     except CorruptRecordError as error:
         raise IoFailureError(
             f"record of container {container_id} is damaged: {error}",
-            "what it held must be freed by hand; remove the file then",
+            f"free by hand what it held, then: multusctl attachments forget {container_id}",
         ) from error
     except OSError as error:
         raise IoFailureError(f"record of container {container_id} can't be read: {error}") from error

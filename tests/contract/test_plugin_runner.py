@@ -524,6 +524,18 @@ async def test_missing_interpreter(bench):
         await bench.runner().run("orphan", bench.invocation())
 
 
+async def test_a_program_for_another_machine_says_for_which(bench):
+    head = bytearray(Path("/bin/true").read_bytes())
+    head[18:20] = (183).to_bytes(2, "little")
+    (bench.bin / "foreign").write_bytes(head)
+    (bench.bin / "foreign").chmod(0o755)
+    machine = os.uname().machine
+    expected = f'^plugin "foreign" could not be started: it is a program for aarch64, and this node is {machine};'
+    with pytest.raises(IoFailureError, match=expected) as caught:
+        await bench.runner().run("foreign", bench.invocation())
+    assert f"install the plugin for {machine} as {bench.inside}/bin/foreign" in caught.value.details
+
+
 # --- lookup ----------------------------------------------------------------------------------------------------------
 
 

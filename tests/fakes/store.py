@@ -99,9 +99,12 @@ class FakeDelegateStore:
     def forget(self, container_id: ContainerId) -> bool:
         self._call("forget", container_id)
         self._check(container_id)
-        if container_id in self.put_aside:
-            self.left.pop(container_id, None)
-        return self.put_aside.pop(container_id, None) is not None
+        places = (self.put_aside, self.left, self.records)
+        found = [place.pop(container_id, None) for place in places]
+        known = any(found) or bool({container_id} & (self.corrupt | self.listed | self.damaged_left))
+        for names_found in (self.corrupt, self.listed, self.damaged_left):
+            names_found.discard(container_id)
+        return known
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
         self._call("leftovers", "")

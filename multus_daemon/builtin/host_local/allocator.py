@@ -16,6 +16,11 @@ from multus_daemon.builtin.ipam import ADDRESSES_MAX
 from multus_daemon.cni.errors import CniError, InternalError
 from multus_daemon.cni.result import IpConfig
 
+_EXHAUSTED_ADVICE = (
+    "`multusctl attachments` shows who holds them, with `--leaks` those that nobody deletes; "
+    "delete pods, or give the network a larger range"
+)
+
 
 class Leases(Protocol):
     """The addresses of one network, held exclusively as long as the object is in use."""
@@ -75,7 +80,7 @@ def allocate(config: HostLocalConfig, leases: Leases, container_id: str) -> tupl
                     del wanted[requested]
                     text, source = _requested(range_set, requested, leases, index, undo)
             except CniError as error:
-                raise InternalError(f"failed to allocate for range {index}: {error.msg}") from error
+                raise InternalError(f"failed to allocate for range {index}: {error.msg}", error.details) from error
             done.append(IpConfig(f"{text}/{source.prefix_length}", str(source.gateway)))
         if wanted:
             rest = " ".join(map(str, wanted))
@@ -129,7 +134,7 @@ def _next_free(
             if _reserve(leases, text, index, undo):
                 return text, source
         if not leases.refresh():
-            raise InternalError(f"no IP addresses available in range set: {range_set}")
+            raise InternalError(f"no IP addresses available in range set: {range_set}", _EXHAUSTED_ADVICE)
 
 
 def _every(value: int, _version: int) -> int:
