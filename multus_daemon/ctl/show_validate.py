@@ -12,6 +12,9 @@ _COLOURS: Final = {"error": "31", "warning": "33"}
 _LINE_MAX: Final = 160
 """Characters of a line of the file that are shown."""
 
+_PASSED_OVER_MAX: Final = 5
+"""Files that are named."""
+
 
 def findings(report: Report, files: Mapping[str, bytes]) -> None:
     """As compilers do: `file:line:column: severity: …`, the line, what is meant. What was passed over last."""
@@ -24,8 +27,10 @@ def findings(report: Report, files: Mapping[str, bytes]) -> None:
         _show_line(files.get(item.file, b""), item)
         if item.advice:
             write(f"  -> {_plain(item.advice)}\n")
-    for file, why in report.passed_over:
+    for file, why in report.passed_over[:_PASSED_OVER_MAX]:
         sys.stderr.write(f"multusctl: {_plain(file)}: passed over: {_plain(why)}\n")
+    if (more := len(report.passed_over) - _PASSED_OVER_MAX) > 0:
+        sys.stderr.write(f"multusctl: passed over: {_many(more, 'more file')}\n")
     errors, warnings = report.count("error"), report.count("warning")
     write(f"{_many(report.objects, 'object')}: {_many(errors, 'error')}, {_many(warnings, 'warning')}\n")
 

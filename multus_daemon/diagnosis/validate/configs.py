@@ -24,7 +24,7 @@ from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.dispatch import BINARY, Dispatcher
 from multus_daemon.diagnosis.validate import known
-from multus_daemon.diagnosis.validate.report import Report
+from multus_daemon.diagnosis.validate.report import Report, Severity
 from multus_daemon.diagnosis.validate.source import Located
 from multus_daemon.engine import networks, plan
 from multus_daemon.jsontext import Path
@@ -253,10 +253,10 @@ def _without_unknown_keys(
             problem = f"{text} is not known to {name}"
         else:
             problem = f"unknown key {key!r} of plugin {name}"
-        report.add(
-            "error" if plugins.only_built_in(name) else "warning", "plugin-key", subject, located, problem, meant or "it means nothing to the plugin",
-            path=(*path, *_written(located.value, path, at)),
-        )  # fmt: skip
+        severity: Severity = "error" if plugins.only_built_in(name) else "warning"
+        advice = meant or "it means nothing to the plugin"
+        at_key = (*path, *_written(located.value, path, at))
+        report.add(severity, "plugin-key", subject, located, problem, advice, path=at_key)
         _remove(fields, at)
     return replace(plugin, fields=fields)
 

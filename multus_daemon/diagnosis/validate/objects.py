@@ -290,7 +290,7 @@ class Objects:
         problem = error.msg.replace(f" (annotation {path[-1]})", "")
         try:
             inner = located.text(*path).json()
-            place = inner.place(guessed(inner.value, f"{problem}; {error.details}", _element_of(problem, inner.value)))
+            place = inner.place(guessed(inner.value, problem, error.details, base=_element_of(problem, inner.value)))
         except gojson.JsonError:
             element = _element_number(problem)
             items = list(_places(located, path, 0))
@@ -435,4 +435,4 @@ def _places(located: Located, path: Path, count: int) -> Iterator[Callable[[str]
             at += len(item) + 1
         return
     for index in range(count):
-        yield lambda about, index=index: inner.place(guessed(inner.value, about, (index,)))  # type: ignore[misc]
+        yield lambda about, index=index: inner.place(guessed(inner.value, about, base=(index,)))  # type: ignore[misc]

@@ -15,6 +15,7 @@ SCHEMA: Final = "multusctl.validate/v1"
 Severity = Literal["error", "warning"]
 
 _WORD: Final = re.compile(r"[A-Za-z][\w-]*(?:(?:\.[A-Za-z][\w-]*)|(?:\[[0-9]+\]))*")
+_LABEL: Final = re.compile(rf"({_WORD.pattern}):")
 _QUOTED: Final = re.compile(r"""['"]([^'"]+)['"]""")
 _VALUE_MIN: Final = 3
 """Characters of a value that is looked for in a message."""
@@ -98,7 +99,7 @@ class Report:
     def refused(self, check: str, subject: str, located: Located, error: CniError, *, path: Path = ()) -> None:
         """What a reader of ours refuses, at the key that its message is about, `path` or below."""
         error = innermost(error)
-        at = guessed(located.value, f"{error.msg}; {error.details}", path)
+        at = guessed(located.value, error.msg, error.details, base=path)
         self.add("error", check, subject, located, error.msg, error.details, path=at)
 
     def count(self, severity: Severity) -> int:
@@ -135,7 +136,7 @@ def innermost(error: CniError) -> CniError:
     return error
 
 
-def guessed(value: Any, message: str, base: Path = ()) -> Path:
+def guessed(value: Any, message: str, details: str = "", *, base: Path = ()) -> Path:
     """The path below `base` that a message is about; `base` where it names no key and no value that is there.
 
     Readers say where something is in the words that they have for it: `ipam.subnet: …`, `invalid CIDR address: 10.1`.
@@ -148,13 +149,19 @@ def guessed(value: Any, message: str, base: Path = ()) -> Path:
         by_name.setdefault(shown_path(path).lower(), []).append(path)
         if isinstance(path[-1], str):
             by_name.setdefault(path[-1].lower(), []).append(path)
-    leaves = [path for path, found in below.items() if _is_in(found, message) and path[-1] not in _NAMES]
-    words = [*_QUOTED.findall(message), *_WORD.findall(message)]
+    leaves = [
+        path for path, found in below.items() if _is_in(found, f"{message}; {details}") and path[-1] not in _NAMES
+    ]
+    # Details are sentences: a key in them that is what it is about has a colon behind it.
+    words = [*_QUOTED.findall(message), *_WORD.findall(message), *_LABEL.findall(details)]
     named = [path for word in words for path in _ending_in(word, by_name)]
     both = [path for path in named if path in leaves]
     for candidates in (both, leaves if len(leaves) == 1 else [], named):
         if candidates:
-            return (*base, *candidates[0])
+            best = candidates[0]
+            for path in candidates[1:]:
+                best = path if path[: len(best)] == best else best
+            return (*base, *best)
     return base
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ VALUES_MAX: Final = 200_000
 """In one YAML document, what an alias stands for counted each time."""
 
 _JSON_SUFFIXES: Final = (".json", ".conf", ".conflist")
+_YAML_SUFFIXES: Final = (".yaml", ".yml")
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE: Final = "tag:yaml.org,2002:merge"
 # YAML 1.2 section 5.7; JSON's are among them.
@@ -148,23 +150,26 @@ class Embedded:
 
 def documents(source: Source) -> Iterator[Located]:
     """The documents of a file, empty ones passed over. Raises UnreadableError, once those before have been given."""
-    opening = source.text.lstrip()[:1]
-    if PurePath(source.name).suffix in _JSON_SUFFIXES or opening in ("{", "["):
-        try:
-            yield _json(source)
-            return
-        except gojson.JsonError as error:
-            message, place = jsontext.place_of_fault(str(error))
-            found = UnreadableError(f"not JSON: {message}", Place(*place) if place else Place(1, 1))
-        if PurePath(source.name).suffix in _JSON_SUFFIXES:
-            raise found
-        # YAML may begin so, too; where it is neither, it is JSON that was meant.
-        try:
-            yield from _yaml(source)
-        except UnreadableError as error:
-            raise found from error
+    suffix = PurePath(source.name).suffix
+    is_json = suffix in _JSON_SUFFIXES
+    if not is_json and source.text.lstrip()[:1] not in ("{", "["):
+        yield from _yaml(source)
         return
-    yield from _yaml(source)
+    try:
+        yield _json(source)
+        return
+    except gojson.JsonError as error:
+        message, place = jsontext.place_of_fault(str(error))
+        fault = UnreadableError(f"not JSON: {message.removeprefix('JSON is malformed: ')}", Place(*place or (1, 1)))
+        if is_json:
+            raise fault from error
+    try:
+        # That begins so, too.
+        yield from _yaml(source)
+    except UnreadableError as error:
+        if suffix in _YAML_SUFFIXES:
+            raise
+        raise fault from error
 
 
 def _json(source: Source) -> Located:
@@ -174,7 +179,9 @@ def _json(source: Source) -> Located:
 
 def _yaml(source: Source) -> Iterator[Located]:
     try:
-        manifests.refuse_depth(source.text)
+        # Where it stops at a fault, so does what follows, which tells of it, and of the documents before.
+        with contextlib.suppress(yaml.YAMLError):
+            manifests.refuse_depth(source.text)
         for node in yaml.compose_all(source.text, Loader=_Loader):
             reader = _Reader()
             value = reader.read(node, (), node.start_mark.index)

@@ -103,7 +103,7 @@ def _check_request(report: Report, plugins: Plugins, element: Element, network: 
     except CniError as error:
         error = innermost(error)
         problem = f"network {network.name} can't take what is asked of it: {error.msg}"
-        _tell(report, "error", "request", element, problem, error.details, f"{error.msg}; {error.details}")
+        _tell(report, "error", "request", element, problem, error.details, error.msg)
         return
     wanted = unsupported.KEYS.keys() if strict else unsupported.KEYS.keys() - _taken_from_args(attachment)
     for found in unsupported.undeclared(attachment, wanted):
