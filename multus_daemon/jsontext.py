@@ -77,6 +77,12 @@ def positions(text: str) -> dict[Path, Span]:
     return found
 
 
+def shown_path(path: Path) -> str:
+    """`a.b[0].c`."""
+    text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path)
+    return text.removeprefix(".")
+
+
 def repeated_keys(data: bytes, *, same: Callable[[str], str] = lambda key: key) -> list[str]:
     """The paths of keys that an object of `data`, which is JSON, has more than once.
 

@@ -11,16 +11,17 @@ in the JSON text that the object carries. The rules are those of the readers tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from multus_daemon.diagnosis.validate import objects, source, together
 from multus_daemon.diagnosis.validate.configs import Plugins
 from multus_daemon.diagnosis.validate.objects import Objects
 from multus_daemon.diagnosis.validate.report import SCHEMA, Finding, Report
 from multus_daemon.diagnosis.validate.source import Source, UnreadableError
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.settings import Settings
 
-__all__ = ["SCHEMA", "Finding", "Report", "of"]
+__all__ = ["SCHEMA", "Finding", "Report", "of", "of_object"]
 
 _OURS = ("cni.cncf.io", "multus", "cniVersion")
 """What a file says in which something of ours could be."""
@@ -41,6 +42,22 @@ def of(
     found = Objects(report, plugins, settings)
     for name, data in files:
         _look(report, found, name, data)
+    together.check(report, found, plugins)
+    return report
+
+
+def of_object(data: bytes, settings: Settings, others: Mapping[tuple[str, str], NetworkAttachmentDefinition]) -> Report:
+    """Look at one object that is no file, as JSON; `others`: the NetworkAttachmentDefinitions that there are.
+
+    A finding's `file` is then the path of the string that its place is in; empty where there is none.
+    """
+    report, plugins = Report(), Plugins()
+    found = Objects(report, plugins, settings, others)
+    try:
+        for document in source.documents(Source("", data, is_file=False)):
+            found.document(document)
+    except UnreadableError as error:
+        report.add_at("error", "syntax", "", Source("", b""), error.place, str(error))
     together.check(report, found, plugins)
     return report
 

@@ -349,9 +349,9 @@ def fault(report: Report, check_name: str, subject: str, located: Located, path:
     """Report a string at `path` that is no JSON, at the place in it."""
     message, place = jsontext.place_of_fault(str(error))
     embedded = located.text(*path)
-    at = embedded.place_at(*place) if place else located.place(path)
+    at = embedded.place_at(*(place or (1, 1)))
     problem = f"not JSON: {message.removeprefix('JSON is malformed: ')}"
-    report.add_at("error", check_name, subject, located.source, at, problem, _advice(embedded.text), path=path)
+    report.add_at("error", check_name, subject, embedded.source, at, problem, _advice(embedded.text), path=path)
 
 
 def _advice(text: str) -> str:

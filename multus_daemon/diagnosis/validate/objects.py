@@ -13,9 +13,10 @@ from multus_daemon.cni.errors import CniError
 from multus_daemon.diagnosis.validate import configs, known
 from multus_daemon.diagnosis.validate.configs import Network, Plugins
 from multus_daemon.diagnosis.validate.report import Report, guessed
-from multus_daemon.diagnosis.validate.source import Located, Place
+from multus_daemon.diagnosis.validate.source import Located, Place, Source, documents
 from multus_daemon.jsontext import Path
 from multus_daemon.nad import definition, selection, status
+from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.nad.names import label_problem, subdomain_problem
 from multus_daemon.nad.selection import NetworkSelection
 from multus_daemon.netconf import load, primary
@@ -55,8 +56,14 @@ class Element:
 class Objects:
     """What has been found in the files."""
 
-    def __init__(self, report: Report, plugins: Plugins, given: settings.Settings | None = None) -> None:
-        """`given`: the daemon's settings, where no configuration of it is found."""
+    def __init__(
+        self,
+        report: Report,
+        plugins: Plugins,
+        given: settings.Settings | None = None,
+        others: Mapping[tuple[str, str], NetworkAttachmentDefinition] | None = None,
+    ) -> None:
+        """`given`: the daemon's settings, where no configuration of it is found. `others`: what there is besides."""
         self.report = report
         self.networks: dict[tuple[str, str], Network | None] = {}
         """By namespace and name; None where the configuration is a file of the node's, or can't be read."""
@@ -67,6 +74,26 @@ class Objects:
         self.settings = given or settings.Settings()
         """The daemon's, of the last configuration of it that was found."""
         self._plugins = plugins
+        self._others = others or {}
+
+    @property
+    def names(self) -> set[tuple[str, str]]:
+        """Namespace and name of every NetworkAttachmentDefinition that is known."""
+        return {*self.networks, *self._others}
+
+    def network(self, namespace: str, name: str) -> Network | None:
+        """The network of a NetworkAttachmentDefinition that is known; None as in `networks`.
+
+        What is wrong with one that is not in the files is nobody's business here.
+        """
+        key = (namespace, name)
+        if key not in self.networks:
+            found = Objects(Report(), self._plugins, self.settings)
+            value = {"metadata": {"namespace": namespace, "name": name}, "spec": {"config": self._others[key].config}}
+            value |= {"apiVersion": _API_VERSION, "kind": definition.KIND}
+            found.document(next(documents(Source("", gojson.dumps(value)))))
+            self.networks[key] = found.networks.get(key)
+        return self.networks[key]
 
     def document(self, located: Located) -> bool:
         """Look at a document of a file; False where there is nothing for us in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Final, Literal
 
 from multus_daemon.cni.errors import CniError
 from multus_daemon.diagnosis.validate.source import Located, Place, Source
-from multus_daemon.jsontext import Path
+from multus_daemon.jsontext import Path, shown_path
 
 SCHEMA: Final = "multusctl.validate/v1"
 Severity = Literal["error", "warning"]
@@ -19,6 +20,10 @@ _LABEL: Final = re.compile(rf"({_WORD.pattern}):")
 _QUOTED: Final = re.compile(r"""['"]([^'"]+)['"]""")
 _VALUE_MIN: Final = 3
 """Characters of a value that is looked for in a message."""
+_WORDS_MAX: Final = 50
+"""Of a message that are looked for among the keys."""
+_GUESSED_MAX: Final = 20_000
+"""In an object with more values than that nothing is looked for."""
 # Their values are in many a message as the name of what the message is about.
 _NAMES: Final = frozenset({"type", "name"})
 
@@ -123,12 +128,6 @@ class Report:
         return sorted(self.findings, key=lambda item: (files.index(item.file), item.place))
 
 
-def shown_path(path: Path) -> str:
-    """`a.b[0].c`."""
-    text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path)
-    return text.removeprefix(".")
-
-
 def innermost(error: CniError) -> CniError:
     """The error before anybody said whose it is: a finding has that beside it."""
     while isinstance(cause := error.__cause__, CniError) and error.msg.startswith(f"{cause.msg} ("):
@@ -143,7 +142,9 @@ def guessed(value: Any, message: str, details: str = "", *, base: Path = ()) -> 
     """
     for name in base:
         value = value[name]
-    below = dict(_below(value, ()))
+    below = dict(itertools.islice(_below(value, ()), _GUESSED_MAX))
+    if len(below) == _GUESSED_MAX:
+        return base
     by_name: dict[str, list[Path]] = {}
     for path in below:
         by_name.setdefault(shown_path(path).lower(), []).append(path)
@@ -153,7 +154,7 @@ def guessed(value: Any, message: str, details: str = "", *, base: Path = ()) -> 
         path for path, found in below.items() if _is_in(found, f"{message}; {details}") and path[-1] not in _NAMES
     ]
     # Details are sentences: a key in them that is what it is about has a colon behind it.
-    words = [*_QUOTED.findall(message), *_WORD.findall(message), *_LABEL.findall(details)]
+    words = [*_QUOTED.findall(message), *_WORD.findall(message), *_LABEL.findall(details)][:_WORDS_MAX]
     named = [path for word in words for path in _ending_in(word, by_name)]
     both = [path for path in named if path in leaves]
     for candidates in (both, leaves if len(leaves) == 1 else [], named):
@@ -178,7 +179,7 @@ def _ending_in(word: str, by_name: dict[str, list[Path]]) -> list[Path]:
 
 
 def _is_in(value: Any, message: str) -> bool:
-    if not isinstance(value, str) or len(value) < _VALUE_MIN:
+    if not isinstance(value, str) or len(value) < _VALUE_MIN or value not in message:
         return False
     return re.search(rf"(?<![\w.:/-]){re.escape(value)}(?![\w:/-])", message) is not None
 

@@ -49,9 +49,14 @@ class UnreadableError(ValueError):
 class Source:
     """A file, or what stands for one."""
 
-    def __init__(self, name: str, data: bytes) -> None:
-        """`name` as findings have it. Raises UnreadableError."""
+    def __init__(self, name: str, data: bytes, *, is_file: bool = True) -> None:
+        """`name` as findings have it. Raises UnreadableError.
+
+        `is_file`: there is such a text for people to look at. Of what is not, the strings in it are: each is a source
+        of its own, with its path for a name.
+        """
         self.name = name
+        self.is_file = is_file
         if len(data) > FILE_MAX_BYTES:
             raise UnreadableError(f"longer than {FILE_MAX_BYTES} bytes", Place(1, 1))
         try:
@@ -103,6 +108,9 @@ class Located:
     def text(self, *path: str | int) -> Embedded:
         """The string at `path`, which is there."""
         inner = self.below(*path)
+        if not self.source.is_file:
+            text = Source(jsontext.shown_path(path), inner.value.encode("utf-8", "replace"))
+            return Embedded(text, inner.value, list(range(len(inner.value))), Span(0, 0, len(inner.value)))
         span = self.spans[inner.prefix]
         return Embedded(self.source, inner.value, _origins(self.source.text[span.start : span.end], inner.value), span)
 

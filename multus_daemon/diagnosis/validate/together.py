@@ -29,16 +29,18 @@ def check(report: Report, objects: Objects, plugins: Plugins) -> None:
     """Report on what only several objects show."""
     overlay = objects.settings.overlay
     net_conf = load(b"{}", {key: value for key, value in overlay.items() if key != "delegates"})
+    names = objects.names
     for elements in objects.pods:
         _check_interfaces(report, elements)
         for element in elements:
             _check_isolation(report, element, net_conf)
             key = (element.selection.namespace, element.selection.name)
-            if key not in objects.networks:
-                _check_reference(report, element, objects)
-            elif network := objects.networks[key]:
+            if key not in names:
+                _check_reference(report, element, names)
+            elif network := objects.network(*key):
                 _check_request(report, plugins, element, network, strict=net_conf.strict_requests)
-    found = [network for network in objects.networks.values() if network]
+    # Not those that pods have led to: others of them are not looked at either.
+    found = [network for network in objects.networks.values() if network and network.located.source.name]
     _check_ranges(report, [*found, *objects.configs])
 
 
@@ -78,13 +80,13 @@ def _check_isolation(report: Report, element: Element, net_conf: NetConf) -> Non
         )  # fmt: skip
 
 
-def _check_reference(report: Report, element: Element, objects: Objects) -> None:
+def _check_reference(report: Report, element: Element, names: set[tuple[str, str]]) -> None:
     """A network that none of the objects is: where there are any at all, it is misspelt, or forgotten."""
-    if not objects.networks:
+    if not names:
         return
     wanted = element.selection
-    elsewhere = sorted(namespace for namespace, name in objects.networks if name == wanted.name)
-    here = [name for namespace, name in objects.networks if namespace == wanted.namespace]
+    elsewhere = sorted(namespace for namespace, name in names if name == wanted.name)
+    here = [name for namespace, name in names if namespace == wanted.namespace]
     if elsewhere:
         advice = f"is {elsewhere[0]}/{wanted.name} meant?"
     elif near := known.near(wanted.name, here):
