@@ -89,8 +89,9 @@ class Objects:
         key = (namespace, name)
         if key not in self.networks:
             found = Objects(Report(), self._plugins, self.settings)
-            value = {"metadata": {"namespace": namespace, "name": name}, "spec": {"config": self._others[key].config}}
-            value |= {"apiVersion": _API_VERSION, "kind": definition.KIND}
+            value: dict[str, Any] = {"apiVersion": _API_VERSION, "kind": definition.KIND}
+            value["metadata"] = {"namespace": namespace, "name": name}
+            value["spec"] = {"config": self._others[key].config}
             found.document(next(documents(Source("", gojson.dumps(value)))))
             self.networks[key] = found.networks.get(key)
         return self.networks[key]
