@@ -104,11 +104,12 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
     from multus_daemon.kube import client, connect, errors, informer, objects
     from multus_daemon.server import webhook
 
+    try:
+        pair = webhook.Certificate(certificate, key)
+    except OSError as error:
+        raise StartError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
+
     async def work() -> None:
-        try:
-            pair = webhook.Certificate(certificate, key)
-        except OSError as error:
-            raise StartError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
         metrics, gates = Metrics(version=__version__), Gates("networks")
         async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
             await api.load()
