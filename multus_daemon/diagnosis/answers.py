@@ -17,7 +17,6 @@ from multus_daemon.engine.check import check_some, told_of
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.plan import find_pod
 from multus_daemon.engine.records import held_if_free
-from multus_daemon.kube import objects
 from multus_daemon.server.admin_api import Answer, Asked
 
 
@@ -99,6 +98,9 @@ class Answers:
         return self._explained(lambda: find_pod(self._engine, named), f"{namespace}/{name}")
 
     def _explain_manifest(self, asked: Asked) -> Mapping[str, Any]:
+        # A standalone daemon has not loaded it.
+        from multus_daemon.kube import objects
+
         try:
             pod = objects.decode_pod(asked.body).value
         except objects.DECODE_ERRORS as error:

@@ -95,6 +95,7 @@ class WebhookServer:
         """`seconds`: for one review, the wait for its turn included."""
         self._answer = answer
         self._metrics = metrics
+        metrics.expect_reviews()
         self._seconds = seconds
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._listener = TcpListener(
