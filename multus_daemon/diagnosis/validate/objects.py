@@ -27,10 +27,11 @@ OBJECTS_MAX: Final = 20_000
 
 _API_VERSION: Final = f"{definition.GROUP}/{definition.VERSION}"
 _OF_PODS: Final = (selection.NETWORKS_ANNOTATION, selection.DEFAULT_NETWORK_ANNOTATION)
-_ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, f"{status.ANNOTATION}es", definition.RESOURCE_NAME_ANNOTATION)
+_OLD_STATUS: Final = "k8s.v1.cni.cncf.io/networks-status"
+"""What the status was called once; clients still copy it."""
+_ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, _OLD_STATUS, definition.RESOURCE_NAME_ANNOTATION)
 _ALIKE: Final = 0.8
 """From here on an annotation's key, of anybody's, is one of ours that is misspelt."""
-_OWN_DOMAINS: Final = tuple({f"{key.partition('/')[0]}/" for key in (*_OF_PODS, status.ANNOTATION)})
 _CONF_SUFFIXES: Final = (".conf", ".conflist")
 _DAEMON_CONFIG: Final = "daemon-config.json"
 _CNI_CONFIG: Final = "cni-conf.json"
