@@ -124,7 +124,6 @@ class _Transport:
             headers=headers,
             protocols=protocols,
             max_msg_size=message_max,
-            timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
             **self._options,
         )
 
@@ -255,10 +254,15 @@ class ApiClient:
                 if authorization := transport.access.header():
                     headers["Authorization"] = authorization
                 opened = await transport.upgrade(path, query, headers, protocols, message_max)
+                patience = 0.0
                 try:
                     yield opened
+                    patience = CLOSE_SECONDS
                 finally:
-                    await opened.close()
+                    # aiohttp reads on until the other side says goodbye; that may send for ever. Cancelled, it hangs up.
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(patience):
+                            await opened.close()
 
     @contextlib.asynccontextmanager
     async def _answer(
