@@ -103,9 +103,7 @@ class Bench:
             "annotations": {key: value for key, value in annotations.items() if value is not None},
         }
         spec = {"nodeName": node, "containers": [{"name": "main"}], **fields}
-        found = self.server.put(
-            PODS, {"metadata": metadata, "spec": spec, "status": status or {"phase": "Pending"}}
-        )
+        found = self.server.put(PODS, {"metadata": metadata, "spec": spec, "status": status or {"phase": "Pending"}})
         uid: str = found["metadata"]["uid"]
         return uid
 
