@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -44,9 +45,13 @@ def _binaries(settings: Settings) -> dict[str, str]:
     directory = Path(fs.resolve(settings.paths.chroot_dir, settings.paths.bin_dir))
     found = {}
     for name in os.listdir(directory):
-        path = Path(fs.resolve(settings.paths.chroot_dir, f"{settings.paths.bin_dir.rstrip('/')}/{name}"))
-        if path.is_file() and name != settings.primary.plugin_type and not name.startswith("."):
-            found[name] = _problem(path)
+        if name == settings.primary.plugin_type or name.startswith("."):
+            continue
+        # A link that leads nowhere, a file that is replaced now.
+        with contextlib.suppress(OSError):
+            path = Path(fs.resolve(settings.paths.chroot_dir, f"{settings.paths.bin_dir.rstrip('/')}/{name}"))
+            if path.is_file():
+                found[name] = _problem(path)
     return found
 
 

@@ -199,3 +199,10 @@ def test_without_a_daemon_it_says_so_at_once(node: Node) -> None:
     assert done.returncode == 3
     assert "multus-daemon run" in done.stderr
     assert time.monotonic() - began < 10
+
+
+def test_plugins_are_those_of_the_node(node: Node) -> None:
+    done = multusctl(node, "plugins", "--json")
+    found = {item["type"]: item["servedBy"] for item in json.loads(done.stdout)["plugins"]}
+    assert found["ptp"] == "built-in"
+    assert "built-in" in multusctl(node, "plugins").stdout
