@@ -77,7 +77,7 @@ async def test_the_kubeconfig_is_found_as_kubectl_finds_it(bench: Bench, tmp_pat
 
 
 async def test_why_takes_the_namespace_of_flag_or_context(bench: Bench, tmp_path: Path) -> None:
-    async def program(execution):  # type: ignore[no-untyped-def]
+    async def program(execution):
         found = explain_reply(problem="no such network") if execution.words[1] == "explain" else trace_reply()
         await execution.answer(found)
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ DOCS = Path(__file__).parents[3] / "docs" / "kubectl-multus.md"
 
 
 @pytest.fixture
-def multus(multus_pod: MultusPod) -> Iterator[MultusPod]:
+def multus(multus_pod: MultusPod) -> MultusPod:
     multus_pod.start()
-    yield multus_pod
+    return multus_pod
 
 
 @pytest.fixture

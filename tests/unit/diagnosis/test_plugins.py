@@ -14,10 +14,16 @@ def elf(machine):
 
 
 @pytest.fixture
-def found(tmp_path):
-    """A function that makes the settings of a node with the given files, and says what is found."""
-    directory = tmp_path / "opt" / "cni" / "bin"
-    directory.mkdir(parents=True)
+def directory(tmp_path):
+    """The node's plugins."""
+    made = tmp_path / "opt" / "cni" / "bin"
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def found(tmp_path, directory):
+    """A function that puts files there, and says what is found with the given settings."""
 
     def look(files, **changes):
         for name, data in files.items():
@@ -29,7 +35,6 @@ def found(tmp_path):
         assert answer["schema"] == plugins.SCHEMA
         return {item["type"]: (item["servedBy"], item["problem"]) for item in answer["plugins"]}
 
-    look.directory = directory
     return look
 
 
@@ -56,20 +61,20 @@ def test_who_serves_by_the_settings(found, changes, bridge, ptp):
     assert answer.get("ptp", (None, ""))[0] == ptp
 
 
-def test_what_can_not_be_run(found, monkeypatch):
+def test_what_can_not_be_run(found, directory, monkeypatch):
     monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"machine": "x86_64"}))
     found({"plain": b"text"})
-    (found.directory / "plain").chmod(0o644)
-    (found.directory / "folder").mkdir()
-    (found.directory / "nowhere").symlink_to("/none")
-    (found.directory / ".hidden.tmp").write_bytes(b"")
+    (directory / "plain").chmod(0o644)
+    (directory / "folder").mkdir()
+    (directory / "nowhere").symlink_to("/none")
+    (directory / ".hidden.tmp").write_bytes(b"")
     # A link of the host's leads on in the host's files.
-    (found.directory / "linked").symlink_to("/opt/cni/bin/alien")
+    (directory / "linked").symlink_to("/opt/cni/bin/alien")
     answer = found({"alien": elf(183), "own": elf(62)})
     assert answer["alien"][1] == "is a program for aarch64, and this node is x86_64"
     assert answer["linked"] == ("/opt/cni/bin/linked", answer["alien"][1])
     assert answer["own"] == ("/opt/cni/bin/own", "")
-    found.directory.joinpath("plain").chmod(0o644)
+    (directory / "plain").chmod(0o644)
     assert found({})["plain"][1].startswith("is not executable")
     assert not {"folder", "nowhere", ".hidden.tmp"} & answer.keys()
 

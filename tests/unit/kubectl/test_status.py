@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from multus_daemon.kube.errors import ApiUnavailableError
 from multus_daemon.kubectl import cluster as module
 from multus_daemon.kubectl import show, status
 from multus_daemon.kubectl.commands import common
@@ -245,5 +246,5 @@ async def test_what_people_see(bench, capsys):
 
 async def test_an_answer_of_the_api_server_that_is_none(bench):
     bench.server.put(PODS, {"metadata": {"name": "x", "namespace": "a", "labels": {"app": "multus"}}, "spec": 5})
-    with pytest.raises(module.ApiUnavailableError, match="not what a Kubernetes API server answers"):
+    with pytest.raises(ApiUnavailableError, match="not what a Kubernetes API server answers"):
         await status.look(bench.cluster())
