@@ -37,7 +37,7 @@ from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import MINIMAL_ENVIRON, ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
-from multus_daemon.diagnosis import status
+from multus_daemon.diagnosis import admission, status
 from multus_daemon.diagnosis.answers import Answers
 from multus_daemon.engine import reconcile, statuses
 from multus_daemon.engine.engine import Engine
@@ -89,6 +89,45 @@ def approve_certificates(settings: Settings) -> None:
         async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
             await api.load()
             await _end(await _until_signal({"approver": approver.run_approver(api)}))
+
+    try:
+        asyncio.run(work())
+    except errors.ConfigurationError as error:
+        raise StartError(str(error)) from error
+    finally:
+        logs.close()
+
+
+def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, address: str) -> None:
+    """Answer the API server's reviews until SIGTERM or SIGINT. Raises StartError."""
+    configure_logs(settings)
+    from multus_daemon.kube import client, connect, errors, informer, objects
+    from multus_daemon.server import webhook
+
+    try:
+        pair = webhook.Certificate(certificate, key)
+    except OSError as error:
+        raise StartError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
+
+    async def work() -> None:
+        metrics, gates = Metrics(version=__version__), Gates("networks")
+        async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
+            await api.load()
+            networks = informer.Informer(api, objects.networks(), gates, observer=metrics.cluster)
+
+            def answer(review: bytes) -> tuple[bytes, str, str]:
+                # Before all are known, nothing is said of those that are not there.
+                known = networks.known() if networks.synced.is_set() else {}
+                return admission.answer(review, settings, known)
+
+            tasks: dict[str, Coroutine[Any, Any, Any]] = {
+                "webhook": webhook.WebhookServer(answer, metrics, pair.context, port, address).run(),
+                "certificate": pair.run(),
+                "networks": networks.run(),
+            }
+            if settings.metrics.port is not None:
+                tasks["metrics"] = MetricsServer(metrics, settings.metrics.port, settings.metrics.address).run()
+            await _end(await _until_signal(tasks))
 
     try:
         asyncio.run(work())

@@ -91,6 +91,14 @@ METRICS_SECONDS = 10.0
 METRICS_PAUSE_SECONDS = 1.0
 """Until the next connection to it is accepted, where descriptors are scarce."""
 
+WEBHOOK_REVIEW_SECONDS = 4.0
+"""For one review of the admission webhook, its body and its wait for a turn included. Below the `timeoutSeconds` of the
+manifests, so that the API server reads the answer.
+"""
+
+WEBHOOK_SECONDS = 8.0
+"""For one connection to the webhook, from its beginning to its end. Above WEBHOOK_REVIEW_SECONDS."""
+
 LINGER_SECONDS = 2.0
 """For reading what a client still sends after it was answered, so that it gets to reading the answer."""
 

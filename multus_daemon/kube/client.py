@@ -259,7 +259,7 @@ class ApiClient:
                     yield opened
                     patience = CLOSE_SECONDS
                 finally:
-                    # aiohttp reads on until the other side says goodbye, which may send for ever. Cancelled, it hangs up.
+                    # aiohttp reads on to the goodbye of a peer that may send for ever. Cancelled, it hangs up.
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(patience):
                             await opened.close()
