@@ -40,8 +40,7 @@ def of(namespace: str, annotations: Mapping[str, str]) -> Networks:
 def _missing(wanted: tuple[NetworkSelection, ...], entries: list[tuple[str, str]]) -> list[str]:
     left = Counter(name for name, _ in entries)
     found = []
-    # Those that name their interface first: the others may be any of the rest.
-    for element in sorted(wanted, key=lambda element: not element.interface):
+    for element in wanted:
         name = str(element)
         if element.interface and (name, element.interface) not in entries:
             found.append(f"{name}@{element.interface}")

@@ -207,6 +207,13 @@ async def test_of_several_pods_of_a_node_the_one_that_serves(bench):
     assert node["daemon"] == "kube-system/young"
 
 
+async def test_a_pod_of_a_node_that_is_gone_counts_for_nothing(bench):
+    bench.node("node-a", answering())
+    bench.daemon("gone", hang)
+    found = await status.look(bench.cluster())
+    assert ([node["node"] for node in found["nodes"]], found["unanswered"]) == (["node-a"], [])
+
+
 async def test_another_label_finds_other_pods(bench):
     bench.node("node-a")
     bench.daemon("node-a", answering(), labels={"app.kubernetes.io/name": "mine"})

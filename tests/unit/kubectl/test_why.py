@@ -134,6 +134,21 @@ async def test_a_node_without_an_answer_and_no_event(bench, look):
     assert "kubectl -n kube-system logs kube-multus-ds-node-a -c kube-multus" in found["advice"]
 
 
+async def test_a_pod_that_asks_for_nothing_and_has_no_cluster_network(bench, look):
+    bench.node("node-a", node_of(explain_reply(problem="no cluster network")))
+    bench.pod("web")
+    found = await look()
+    assert (found["cause"], found["source"], found["lacks"]) == ("no cluster network", "explain", [])
+
+
+@pytest.mark.parametrize(("address", "source"), [("", "daemon"), ("10.1.0.2", "")])
+async def test_a_pod_that_asks_for_nothing_on_a_node_without_a_daemon(bench, look, address, source):
+    """Its address says that it has the cluster network."""
+    bench.node("node-a")
+    bench.pod("web", status={"phase": "Running", "podIP": address})
+    assert (await look())["source"] == source
+
+
 async def test_nothing_is_wrong(bench, look):
     bench.node("node-a", node_of(explain_reply(attached=True, errors=[failed("of the last container")])))
     bench.pod("web", "blue", attached=ATTACHED)
