@@ -25,7 +25,7 @@ HOST_BIN_DIR = Path("/host/opt/cni/bin")
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done or stopped by a signal, 1 bad configuration, 2 usage, 3 can't be done."""
     words = _upstream_spelling(list(sys.argv[1:] if argv is None else argv))
-    arguments = _parser(texts="--help" in words or "-h" in words).parse_args(words)
+    arguments = parser(texts="--help" in words or "-h" in words).parse_args(words)
     if arguments.command == "version":
         print(f"multus-daemon: version {__version__}")
         return
@@ -57,7 +57,8 @@ def _upstream_spelling(argv: list[str]) -> list[str]:
     return argv if argv and (argv[0] in COMMANDS or argv[0] in ("-h", "--help")) else ["run", *argv]
 
 
-def _parser(*, texts: bool) -> argparse.ArgumentParser:
+def parser(*, texts: bool) -> argparse.ArgumentParser:
+    """The whole command line; `texts`: with what each setting does, for help."""
     parser = argparse.ArgumentParser(prog="multus-daemon", description="Sets up every network of a pod.")
     commands = parser.add_subparsers(dest="command", required=True)
     of_settings = "Each setting can be given as a flag, which wins over the configuration."

@@ -37,7 +37,7 @@ from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
 from multus_daemon.delegates.process import MINIMAL_ENVIRON, ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
-from multus_daemon.diagnosis import admission, status
+from multus_daemon.diagnosis import status
 from multus_daemon.diagnosis.answers import Answers
 from multus_daemon.engine import reconcile, statuses
 from multus_daemon.engine.engine import Engine
@@ -101,6 +101,8 @@ def approve_certificates(settings: Settings) -> None:
 def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, address: str) -> None:
     """Answer the API server's reviews until SIGTERM or SIGINT. Raises StartError."""
     configure_logs(settings)
+    # It reads YAML, which the daemon has no use for.
+    from multus_daemon.diagnosis import admission
     from multus_daemon.kube import client, connect, errors, informer, objects
     from multus_daemon.server import webhook
 

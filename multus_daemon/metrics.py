@@ -141,6 +141,12 @@ class Metrics:
             seconds
         )
 
+    def expect_reviews(self) -> None:
+        """This is the webhook's: the series of all kinds and outcomes are there from now on."""
+        for kind in (*REVIEWED, "other"):
+            for outcome in REVIEWS:
+                self._reviews.labels(kind, outcome)
+
     def review(self, kind: str, outcome: str) -> None:
         """The webhook has answered for an object of `kind`; `outcome` is one of `REVIEWS`."""
         self._reviews.labels(kind if kind in REVIEWED else "other", _known(outcome, REVIEWS)).inc()

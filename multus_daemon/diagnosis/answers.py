@@ -98,7 +98,7 @@ class Answers:
         return self._explained(lambda: find_pod(self._engine, named), f"{namespace}/{name}")
 
     def _explain_manifest(self, asked: Asked) -> Mapping[str, Any]:
-        # Here: a standalone daemon has nothing of Kubernetes in memory otherwise.
+        # A standalone daemon has not loaded it.
         from multus_daemon.kube import objects
 
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
 from multus_daemon.base import portal
@@ -94,6 +95,7 @@ class WebhookServer:
         """`seconds`: for one review, the wait for its turn included."""
         self._answer = answer
         self._metrics = metrics
+        metrics.expect_reviews()
         self._seconds = seconds
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._listener = TcpListener(
@@ -107,7 +109,7 @@ class WebhookServer:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        app = web.Application(client_max_size=BODY_LIMIT)
+        app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_one_request])
         app.router.add_post("/validate", self._handle)
         app.router.add_get("/healthz", healthz)
         app.on_response_prepare.append(hide_server)
@@ -135,6 +137,16 @@ class WebhookServer:
             log.exception("a review failed")
             response = web.Response(status=500)
         self._metrics.review(kind, outcome)
-        # A connection has its time; one that is kept would be cut within a review.
-        response.force_close()
         return response
+
+
+@web.middleware
+async def _one_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A connection has its time: one that is kept would be cut within a review."""
+    response: web.StreamResponse
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        response = web.Response(status=error.status)
+    response.force_close()
+    return response

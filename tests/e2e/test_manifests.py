@@ -15,7 +15,7 @@ from tests.repo.manifests import MANIFESTS, RENDERED, build
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
-FOLDERS = [MANIFESTS / "base", *sorted((MANIFESTS / "overlays").iterdir())]
+FOLDERS = [MANIFESTS / "base", MANIFESTS / "webhook", *sorted((MANIFESTS / "overlays").iterdir())]
 FILES = [RENDERED, MANIFESTS / "uninstall" / "daemonset.yaml", MANIFESTS / "cert-approver" / "rbac.yaml"]
 
 

@@ -36,7 +36,7 @@ def check(report: Report, objects: Objects, plugins: Plugins) -> None:
             _check_isolation(report, element, net_conf)
             key = (element.selection.namespace, element.selection.name)
             if key not in names:
-                _check_reference(report, element, names)
+                _check_reference(report, element, names, net_conf)
             elif network := objects.network(*key):
                 _check_request(report, plugins, element, network, strict=net_conf.strict_requests)
     # Not those that pods have led to: others of them are not looked at either.
@@ -80,13 +80,17 @@ def _check_isolation(report: Report, element: Element, net_conf: NetConf) -> Non
         )  # fmt: skip
 
 
-def _check_reference(report: Report, element: Element, names: set[tuple[str, str]]) -> None:
-    """A network that none of the objects is: where there are any at all, it is misspelt, or forgotten."""
+def _check_reference(report: Report, element: Element, names: set[tuple[str, str]], net_conf: NetConf) -> None:
+    """A network that none of the objects is: where there are any at all, it is misspelt, or forgotten.
+
+    Of networks that the pod may not use nothing is said: their names are none of a tenant's business.
+    """
     if not names:
         return
     wanted = element.selection
-    elsewhere = sorted(namespace for namespace, name in names if name == wanted.name)
-    here = [name for namespace, name in names if namespace == wanted.namespace]
+    allowed = [key for key in names if net_conf.allows(element.namespace, key[0])]
+    elsewhere = sorted(namespace for namespace, name in allowed if name == wanted.name)
+    here = [name for namespace, name in allowed if namespace == wanted.namespace]
     if elsewhere:
         advice = f"is {elsewhere[0]}/{wanted.name} meant?"
     elif near := known.near(wanted.name, here):

@@ -139,6 +139,14 @@ def test_isolation_is_that_of_the_daemon() -> None:
     assert "out of reach for namespace tenant" in response["warnings"][0]
 
 
+@pytest.mark.parametrize(("networks", "known"), [("blue", ("other", "blue")), ("other/blu", ("other", "blue"))])
+@pytest.mark.parametrize("isolation", [True, False])
+def test_networks_that_a_pod_may_not_use_are_not_named(networks: str, known: tuple[str, str], isolation: bool) -> None:
+    found = settings.from_object({"namespaceIsolation": isolation}, "test")
+    response, _ = answered(review(pod(networks)), found, {known: GOOD, ("tenant", "a"): GOOD})
+    assert ("meant?" in json.dumps(response)) is not isolation
+
+
 def test_of_a_workload_the_template_counts() -> None:
     item = pod("blu")
     deployment = {

@@ -118,6 +118,7 @@ async def test_a_review_is_answered_over_tls(pair: Pair) -> None:
     shown = (await asyncio.to_thread(metrics.render))[0].decode()
     assert 'multus_webhook_reviews_total{kind="Pod",outcome="allowed"} 1.0' in shown
     assert 'multus_webhook_reviews_total{kind="other",outcome="failed"} 2.0' in shown
+    assert 'multus_webhook_reviews_total{kind="CronJob",outcome="refused"} 0.0' in shown
 
 
 async def test_a_body_has_a_limit(pair: Pair) -> None:
