@@ -15,7 +15,7 @@ import yaml
 from tests.e2e import build_tools
 from tests.e2e.cluster.multus import MultusPod
 from tests.e2e.cluster.real_node import NAME, RealNode
-from tests.e2e.cluster.workload import BRIDGE, network, two_networks
+from tests.e2e.cluster.workload import BRIDGE, host_local, network, two_networks
 
 pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
@@ -86,11 +86,13 @@ def test_what_is_asked_of_a_cluster(multus: MultusPod, reader: str, tmp_path: Pa
     _names_what_explain_and_the_event_name(node, found)
     assert found["lacks"] == ["default/green", "default/nowhere"]
     assert "kubectl get network-attachment-definitions -n default" in found["advice"]
-    assert found["requests"][-1]["verb"] == "ADD"
+    failed = [item["error"] for item in found["requests"] if item["verb"] == "ADD"]
+    assert failed
+    assert all(found["cause"] in error for error in failed)
     assert asked(reader, "why", "well")["attached"][1] == "default/blue@net1"
 
     (pod,) = asked(reader, "pods", status=1)["pods"]
-    assert (pod["pod"], pod["cause"]) == ("default/lost", found["cause"])
+    assert (pod["pod"], pod["source"], "(nowhere)" in pod["cause"]) == ("default/lost", "event", True)
 
     networks = {item["network"]: item for item in asked(reader, "networks", status=1)["networks"]}
     assert (networks["default/blue"]["pods"], networks["default/blue"]["missing"]) == (["default/well"], [])
@@ -100,7 +102,7 @@ def test_what_is_asked_of_a_cluster(multus: MultusPod, reader: str, tmp_path: Pa
     _runs_as_a_plugin_of_kubectl(node, reader, tmp_path)
 
     # What is advised makes the pod start.
-    network(node, "nowhere", {"type": "bridge", "bridge": BRIDGE, "ipam": {}})
+    network(node, "nowhere", {"type": "bridge", "bridge": BRIDGE, "ipam": host_local("10.94.0.0/24")})
     node.wait_running("lost")
     assert asked(reader, "why", "lost")["cause"] == ""
     assert asked(reader, "pods")["pods"] == []
@@ -112,8 +114,8 @@ def _names_what_explain_and_the_event_name(node: RealNode, found: dict[str, Any]
     explained = json.loads(done)
     assert found["text"] == explained["problem"]
     assert found["cause"] in explained["problem"]
-    assert "nowhere" in found["cause"]
-    assert all(event["message"].startswith(found["cause"]) for event in _events(node, "lost"))
+    assert found["cause"] == "network default/nowhere does not exist"
+    assert all("(nowhere) in namespace (default)" in event["message"] for event in _events(node, "lost"))
 
 
 def _events(node: RealNode, pod: str) -> list[dict[str, Any]]:
