@@ -167,8 +167,13 @@ def _advice_of_plan(found: Explanation, pod: PodObject, daemon: Daemon) -> str:
         )
     elif failing:
         of, _, network = failing.rpartition("/")
-        where = f"kubectl get network-attachment-definitions -n {of} {network} -o yaml, " if of else ""
-        command = f"{where}kubectl multus networks: which nodes lack a plugin"
+        command = (
+            f"kubectl get network-attachment-definitions -n {of} {network} -o yaml; "
+            f"kubectl multus networks {failing}: which nodes lack a plugin"
+            if of
+            # The cluster network's configuration is a file of the node, as a rule.
+            else f"{daemon.exec} multusctl plugins"
+        )
     elif step == "pod":
         command = f"kubectl multus status: does the daemon of node {daemon.node} reach the API server?"
     else:

@@ -72,7 +72,14 @@ async def test_what_explain_says_is_the_cause(bench, look):
                 "steps": [{"what": "plugins of b/blue", "problem": "no plugin"}],
                 "networks": [{"network": "b/blue", "interface": "net1", "problem": "no plugin"}],
             },
-            "kubectl get network-attachment-definitions -n b blue -o yaml, kubectl multus networks",
+            "kubectl get network-attachment-definitions -n b blue -o yaml; kubectl multus networks b/blue",
+        ),
+        (
+            {
+                "steps": [{"what": "plugins of primary", "problem": "no plugin"}],
+                "networks": [{"network": "primary", "interface": "eth0", "problem": "no plugin"}],
+            },
+            "kubectl -n kube-system exec kube-multus-ds-node-a -c kube-multus -- multusctl plugins",
         ),
         ({"steps": [{"what": "pod", "problem": "no"}]}, "does the daemon of node node-a reach the API server?"),
         (
