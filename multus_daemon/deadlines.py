@@ -71,6 +71,9 @@ CTL_SHIM_SECONDS = 300.0
 CTL_SECONDS = 2.0
 """For the daemon's answer to a question of `multusctl` that only looks. Then it says that there is none."""
 
+KUBECTL_NODE_SECONDS = 15.0
+"""For the answer of one node to `kubectl multus`, from its turn; the default of `--timeout`. Then it is named."""
+
 # --- the socket: `server` --------------------------------------------------------------------------------------------
 
 HEAD_SECONDS = 30.0
