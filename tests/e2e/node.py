@@ -178,6 +178,17 @@ class Node:
         subprocess.run(["ip", "netns", "delete", name], check=False)
         self._netns.remove(name)
 
+    def remove_netns_and_links(self, netns: str) -> None:
+        """Remove a namespace that nothing lives in, and wait until the kernel has taken the ends of its pairs, too.
+
+        It does so when it comes to it: behind all the namespaces of this machine that went before.
+        """
+        ends = {link["link_index"] for link in self.ip("link", netns=netns) if "link_index" in link}
+        self.remove_netns(netns)
+        self.wait_until(
+            lambda: not ends & {link["ifindex"] for link in self.ip("link")}, "the links of the namespace are gone"
+        )
+
     def environment(
         self, verb: str, container_id: str, netns: str, pod: str, namespace: str = "default", uid: str | None = None
     ) -> dict[str, str]:
