@@ -289,7 +289,9 @@ class Disk:
         seen = set()
         for kept in itertools.product((False, True), repeat=len(self._unsafe)):
             names = sorted(_named(self._safe, itertools.compress(self._unsafe, kept)).items())
-            for contents in itertools.product(*(self._files[number].candidates(few=few(path)) for path, number in names)):
+            for contents in itertools.product(
+                *(self._files[number].candidates(few=few(path)) for path, number in names)
+            ):
                 files = {path: data for (path, _), data in zip(names, contents, strict=True)}
                 if (key := tuple(files.items())) not in seen:
                     seen.add(key)

@@ -150,11 +150,11 @@ class Node:
         finally:
             connection.close()
 
-    def stop(self) -> int:
+    def stop(self, timeout: float = 30) -> int:
         """SIGTERM; the exit status."""
         assert self.daemon is not None
         self.daemon.send_signal(signal.SIGTERM)
-        return self.daemon.wait(timeout=30)
+        return self.daemon.wait(timeout)
 
     def kill(self) -> None:
         """SIGKILL, if it runs."""
