@@ -38,7 +38,7 @@ class Remains:
             found += [f"link {name} in {Path(netns).name}" for name in node.links(netns) if name != "lo"]
         found += [f"route {route}" for route in set(routes(node)) - self.routes]
         found += [f"rule {rule}" for rule in set(rules(node)) - self.rules]
-        found += [f"file {name}" for name in node.leftovers()]
+        found += [f"file {name}{_content(node.root / name)}" for name in node.leftovers()]
         found += [f"process {name}" for name in processes(node)]
         return sorted(found)
 
@@ -49,6 +49,14 @@ class Remains:
         while (found := self.now(kept)) and time.monotonic() < deadline:
             time.sleep(1)
         return found
+
+
+def _content(path: Path) -> str:
+    """The beginning of an address file, whose name does not tell whose it is; empty for others."""
+    try:
+        return f": {path.read_bytes()[:80]!r}" if path.name[0].isdecimal() else ""
+    except OSError:
+        return ""
 
 
 def routes(node: Node) -> list[str]:
