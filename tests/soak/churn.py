@@ -3,11 +3,12 @@
     python -m tests.soak.churn [--pairs 2400] [--at-once 16] [--modes prefer fallback off] [--disks well sick]
 
 A third of the pairs with the common plugins built in (`builtinPlugins: prefer`), a third with the reference's `ptp` and
-`host-local` and the rest built in (`fallback`), a third with the reference's only (`off`). Half of each on a disk that is
-well, half on one where 5 of 100 operations of the daemon fail with EIO (tests/soak/eio.py) until the pods are gone.
+`host-local` and the rest built in (`fallback`), a third with the reference's only (`off`). Half of each on a disk that
+is well, half on one where 5 of 100 operations of the daemon fail with EIO (tests/soak/eio.py) until the pods are gone.
 
 The daemon is killed, stopped for a while, ended in good order, relieved by one that is there before; one shim of twenty
-is killed. Exit status 1, with a line for each thing that is left or wrong. As root; the reference plugins in CNI_REFERENCE_DIR.
+is killed. Exit status 1, with a line for each thing that is left or wrong. As root; the reference plugins in
+CNI_REFERENCE_DIR.
 """
 
 from __future__ import annotations
@@ -70,8 +71,12 @@ def run(
     with Killer(node, pause, ways=WAYS, starts=20) as killer:
         seconds = load.run(pairs, lambda: killer.has_failed)
     sick.unlink()
-    left = remains.settled(load.kept)
+    left = remains.settled(load.kept, 60 if disk == "sick" else 180)
     load.drop_kept()
+    if left and disk == "sick":
+        # A cached result that can't be removed fails no DEL. It goes as soon as it is certain that nothing lives there.
+        inside = [line for line in left if line.startswith("link ") and not line.endswith(" on the host")]
+        left = [*inside, *remains.settled()]
     struck = ", ".join(f"{way} {number}" for way, number in sorted(killer.counts.items()))
     text = f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {load.summary()}"
     return Outcome(text, [*load.wrong, *left])

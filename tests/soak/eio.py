@@ -1,8 +1,8 @@
 """`python eio.py SHARE FLAG DIRECTORY... -- python -m MODULE ARGUMENT...`: a program on a sick disk.
 
-Of what it does to the files below the directories, with the functions of `os` and `open`, so many of a hundred fail with
-EIO before anything is done; as long as the file FLAG is there, which is looked for twice a second. Its child processes
-have a disk that is well.
+Of what it does to the files below the directories, with the functions of `os` and `open`, this share fails with EIO
+before anything is done; as long as the file FLAG is there, which is looked for twice a second. Its child processes have
+a disk that is well.
 """
 
 from __future__ import annotations
