@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -77,9 +78,23 @@ def run(
         # A cached result that can't be removed fails no DEL. It goes as soon as it is certain that nothing lives there.
         inside = [line for line in left if line.startswith("link ") and not line.endswith(" on the host")]
         left = [*inside, *remains.settled()]
+    theirs = _left_by_reference(left, load.disturbed) if mode == "off" else []
     struck = ", ".join(f"{way} {number}" for way, number in sorted(killer.counts.items()))
     text = f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {load.summary()}"
-    return Outcome(text, [*load.wrong, *left])
+    if theirs:
+        text += f"; {len(theirs)} lines of rules are what the reference leaves"
+    return Outcome(text, [*load.wrong, *(line for line in left if line not in theirs)])
+
+
+def _left_by_reference(left: list[str], disturbed: set[str]) -> list[str]:
+    """The rules, if all are of containers that were disturbed.
+
+    A binary that is killed in its ADD or DEL asks the interface for the addresses next time, which may have gone. What
+    the daemon removes then after a binary's DEL, it does not with `off`.
+    """
+    rules = [line for line in left if line.startswith("rule ")]
+    owners = {owner[1] for line in rules if (owner := re.search(r'id: \\?"(\w+)', line))}
+    return rules if owners and owners <= disturbed else []
 
 
 def _namespace(name: str) -> str:

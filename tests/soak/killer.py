@@ -96,6 +96,11 @@ class Killer(Disturbance):
             deadline = time.monotonic() + 90
             while self._node.socket.stat().st_ino == before:
                 assert time.monotonic() < deadline, "the successor does not take the socket"
+                # It is the old one that says ready until then.
+                if self._node.daemon is None or self._node.daemon.poll() is not None:
+                    self.counts["start failed"] += 1
+                    assert self.counts["start failed"] < self._starts * (1 + self.strikes), "no successor starts"
+                    self._start()
                 time.sleep(0.02)
             time.sleep(random.uniform(0, 0.5))
         finally:

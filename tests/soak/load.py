@@ -56,6 +56,8 @@ class Load:
     """Messages of ADDs that failed, numbers left out."""
     kept: list[str] = field(default_factory=list)
     """Namespaces that have been left alone."""
+    disturbed: set[str] = field(default_factory=set)
+    """Containers whose ADD failed, or whose DEL was not done at once."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,6 +115,8 @@ class Load:
             self._expect_interfaces(kind, container_id, netns)
         elif added.code > 0:
             self._note_failure(added)
+        if added.code != 0:
+            self.disturbed.add(container_id)
         self._delete(container_id, netns, pod)
         if keep:
             self.kept.append(netns)
@@ -129,10 +133,13 @@ class Load:
         deadline = time.monotonic() + DEL_PATIENCE
         while (answer := self._call("DEL", container_id, netns, pod)).code != 0:
             self._count("DEL repeated")
+            self.disturbed.add(container_id)
             if time.monotonic() > deadline:
                 self.wrong.append(f"DEL of {container_id} fails: {answer.stdout.decode(errors='replace')}")
                 return
             time.sleep(0.2 + 0.3 * random.random())
+        if answer.stderr:
+            self.disturbed.add(container_id)
         self._count("DEL spooled" if answer.stderr else "DEL served")
 
     def _note_failure(self, answer: Answer) -> None:
