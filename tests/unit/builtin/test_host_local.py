@@ -263,7 +263,8 @@ def test_a_lease_that_can_be_read_only_later_in_the_same_del_fails_it(node, monk
 
 def test_an_add_that_cannot_tidy_up_gives_no_address_away(node, monkeypatch):
     """The name beside stays, for the next call to remove; the address does not."""
-    real, calls = os.unlink, []
+    real = os.unlink
+    calls: list[str] = []
 
     def refuse_once(path, **more):
         if path == ".new" and os.path.exists(node.directory / "10.0.0.2") and not calls:
