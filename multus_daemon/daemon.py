@@ -466,7 +466,12 @@ class _Orphans:
 
     async def look(self) -> Findings:
         """See `controllers.reconcile`."""
-        return await portal.run(Deadline(), functools.partial(reconcile.look, self._engine), name="reconcile")
+
+        def look() -> Findings:
+            fs.remove_left()
+            return reconcile.look(self._engine)
+
+        return await portal.run(Deadline(), look, name="reconcile")
 
     async def delete(self, orphan: Orphan, seconds: float) -> bool:
         """See `controllers.reconcile`."""
