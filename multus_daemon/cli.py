@@ -138,7 +138,7 @@ def _parser(*, texts: bool) -> argparse.ArgumentParser:
     for command in (run, check):
         flags.add_to(command, texts=texts)
     flags.add_to(approver, groups=("kubernetes", "logs"), texts=texts)
-    flags.add_to(uninstall, keys=("socketDir", "cniDir", "cniConfigDir"), texts=texts)
+    flags.add_to(uninstall, keys=("socketDir", "cniDir", "cniConfigDir", "confDir"), texts=texts)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -239,7 +239,10 @@ def _uninstall(found: Settings, arguments: argparse.Namespace) -> int:
     from multus_daemon.delegates.store import FileStore
 
     cni_dir = Path(found.paths.cni_dir)
-    node = install.Node(arguments.bin_dir, Path(found.primary.config_dir), Path(found.socket.directory), cni_dir)
+    node = install.Node(
+        *(arguments.bin_dir, Path(found.primary.config_dir), Path(found.socket.directory), cni_dir),
+        Path(found.paths.conf_dir),
+    )
     store = FileStore(cni_dir, ResultCache(cni_dir))
     try:
         done = install.uninstall(node, store, force=arguments.force, purge=arguments.purge)
