@@ -260,7 +260,9 @@ def test_a_directory_that_is_mounted_by_itself_is_emptied(tmp_path: Path, purge:
 
 
 def test_uninstall_of_a_node_that_has_nothing(tmp_path: Path) -> None:
-    nothing = install.Node(*(tmp_path / name for name in ("bin", "net.d", "run/multus", "lib/multus", "etc/multus/net.d")))
+    nothing = install.Node(
+        *(tmp_path / name for name in ("bin", "net.d", "run/multus", "lib/multus", "etc/multus/net.d"))
+    )
     assert install.uninstall(nothing, store_of(nothing), force=False, purge=True) == []
 
 

@@ -16,10 +16,11 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from tests.e2e import build_tools
 from tests.e2e.build_tools import ToolError
 from tests.e2e.cluster import daemon_image
 from tests.e2e.cluster.multus import GENERATED, SHIM, STORE, MultusPod, MultusRelease
-from tests.e2e.cluster.real_node import LINKS, RealNode
+from tests.e2e.cluster.real_node import LINKS, NAME, RealNode
 from tests.e2e.cluster.workload import BRIDGE, failures, forget_events, leftovers, status, two_networks, wait_clean
 from tests.repo.manifests import MANIFESTS, RENDERED
 
@@ -28,6 +29,9 @@ pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 UNINSTALL: Final = str(MANIFESTS / "uninstall" / "overlays" / "vanilla")
 ADDRESSES: Final = "/var/lib/cni/networks"
+CERTIFICATES: Final = "/run/multus-generator"
+LIVES: Final = 20.0
+"""Seconds that a certificate is valid."""
 
 
 @pytest.fixture
@@ -140,9 +144,7 @@ def test_an_upgrade_fails_no_add(release: MultusRelease) -> None:
         time.sleep(2)
         release.values = {"config": {"logLevel": "debug"}}
         release.apply()
-        away = 0.0
-        while release.readyz()[0] != 0:
-            time.sleep(0.02)
+        node.wait_until(lambda: release.readyz()[0] == 0, "the old daemon has ended")
         begin = time.monotonic()
         release.wait_rolled_out()
         release.wait_ready()
@@ -215,7 +217,7 @@ def by_manifest(multus: MultusPod) -> None:
     node = multus.node
     multus.delete()
     node.kubectl("apply", "-k", UNINSTALL)
-    node.kubectl("-n", "kube-system", "rollout", "status", "daemonset/multus-uninstall", "--timeout=60s", timeout=70)
+    node.kubectl("-n", "kube-system", "rollout", "status", "daemonset/multus-uninstall", "--timeout=120s", timeout=130)
     node.kubectl("delete", "-k", UNINSTALL)
 
 
@@ -224,7 +226,7 @@ def by_chart(multus: MultusPod) -> None:
     node = multus.node
     multus.values = {"uninstall": {"enabled": True}}
     multus.apply()
-    node.kubectl("-n", "kube-system", "rollout", "status", "daemonset/multus-uninstall", "--timeout=60s", timeout=70)
+    node.kubectl("-n", "kube-system", "rollout", "status", "daemonset/multus-uninstall", "--timeout=120s", timeout=130)
     multus.remove()
 
 
@@ -260,3 +262,66 @@ def test_nothing_is_left_on_the_node(
     assert node.links("late") == ["eth0", "lo"]
     node.remove_pods()
     assert leftovers(node) == []
+
+
+# --- programs beside the daemon --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def approver(multus_pod: MultusPod) -> Iterator[RealNode]:
+    """The node, with the cert-approver of the manifests."""
+    node, manifest = multus_pod.node, str(MANIFESTS / "cert-approver")
+    node.kubectl("apply", "-k", manifest)
+    yield node
+    node.kubectl("delete", "--ignore-not-found", "-k", manifest)
+    node.machine.run("rm", "-rf", CERTIFICATES)
+
+
+def sign_approved(node: RealNode, seconds: float) -> int:
+    """The controller manager's part: sign what is approved; how many there are that are signed now."""
+    items = node.server.request("GET", "/apis/certificates.k8s.io/v1/certificatesigningrequests")["items"]
+    approved = [
+        item
+        for item in items
+        if any(found["type"] == "Approved" for found in item.get("status", {}).get("conditions", []))
+    ]
+    for item in approved:
+        if not item["status"].get("certificate"):
+            node.server.sign_certificate(item["metadata"]["name"], seconds=seconds)
+    return len(approved)
+
+
+def test_kubeconfig_generator_keeps_a_kubeconfig_of_the_nodes_own(approver: RealNode) -> None:
+    node, target = approver, f"{CERTIFICATES}/kubeconfig"
+    bootstrap = node.server.kubeconfig(f"system:node:{NAME}", ("system:nodes",))
+    places = {"bootstrap": str(bootstrap.parent), "certificates": CERTIFICATES}
+    container = {
+        "name": "generator",
+        "image": daemon_image.NAME,
+        "command": ["/usr/src/multus-cni/bin/kubeconfig_generator"],
+        "args": ["--bootstrap-config", str(bootstrap), "--certdir", CERTIFICATES, "--kubeconfig", target],
+        "env": [{"name": "MULTUS_NODE_NAME", "value": NAME}],
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in places.items()],
+    }
+    volumes = [{"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}} for name, path in places.items()]
+    node.pod("generator", containers=[container], volumes=volumes, hostNetwork=True)
+
+    def user() -> str:
+        kubectl = (str(build_tools.find("kubectl")), "--kubeconfig", target)
+        return node.machine.run(*kubectl, "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
+
+    earlier = sign_approved(node, LIVES)
+    node.wait_until(
+        lambda: sign_approved(node, LIVES) > earlier and node.machine.path(target).exists(), "there is a kubeconfig"
+    )
+    assert user() == f"system:multus:{NAME}"
+    assert node.machine.path(target).stat().st_mode & 0o777 == 0o600
+    # The one that the file names is another, in time.
+    written = node.machine.path(target).read_bytes()
+    node.wait_until(lambda: sign_approved(node, LIVES) > earlier + 1, "the certificate is renewed")
+    time.sleep(LIVES)
+    sign_approved(node, LIVES)
+    assert node.machine.path(target).read_bytes() == written
+    assert user() == f"system:multus:{NAME}"
+    node.delete_pod("generator")
+    assert not node.machine.path(target).exists()
