@@ -61,13 +61,16 @@ class Runtime:
     Each is of a pod of its own, which no kubelet starts. A call that waits holds up no other.
     """
 
-    def __init__(self, node: RealNode) -> None:
-        self._node = node
+    def __init__(self, multus: MultusPod) -> None:
+        self._multus, self._node = multus, multus.node
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._calls: list[Future[dict[str, Any]]] = []
         self._pool = ThreadPoolExecutor(64)
         self.seconds: list[float] = []
+        """Of each ADD."""
+        self.without_daemon: list[str] = []
+        """Those that began while nobody listened."""
 
     def __enter__(self) -> Runtime:
         self._thread.start()
@@ -100,6 +103,8 @@ class Runtime:
     def _add(self, name: str) -> dict[str, Any]:
         self._node.pod(name, networks="blue,green@fast", schedulingGates=[{"name": "example.com/never"}])
         self._node.machine.run("ip", "netns", "add", name)
+        if self._multus.readyz()[0] == 0:
+            self.without_daemon.append(name)
         begin = time.monotonic()
         try:
             return self._call("ADD", name)
@@ -141,7 +146,7 @@ def test_an_upgrade_fails_no_add(release: MultusRelease) -> None:
     node.pod("before", networks="blue,green@fast")
     node.wait_running("before")
     old = release.pid
-    with Runtime(node) as runtime:
+    with Runtime(release) as runtime:
         time.sleep(2)
         release.values = {"config": {"logLevel": "debug"}}
         release.apply()
@@ -154,6 +159,7 @@ def test_an_upgrade_fails_no_add(release: MultusRelease) -> None:
     answers = runtime.answers()
     print(f"{len(answers)} ADDs, the slowest {max(runtime.seconds):.1f} s; the daemon was away up to {away:.1f} s")
     assert release.pid != old
+    assert runtime.without_daemon
     assert [answer for answer in answers if "code" in answer] == []
     for answer in answers:
         assert [found["name"] for found in answer["interfaces"] if found.get("sandbox")] == ["eth0"]
