@@ -162,7 +162,7 @@ def parser(*, texts: bool) -> argparse.ArgumentParser:
         flags.add_to(command, texts=texts)
     flags.add_to(approver, groups=("kubernetes", "logs"), texts=texts)
     flags.add_to(webhook, groups=("kubernetes", "logs", "metrics"), texts=texts)
-    flags.add_to(uninstall, keys=("socketDir", "cniDir", "cniConfigDir"), texts=texts)
+    flags.add_to(uninstall, keys=("socketDir", "cniDir", "cniConfigDir", "confDir"), texts=texts)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -272,7 +272,10 @@ def _uninstall(found: Settings, arguments: argparse.Namespace) -> int:
     from multus_daemon.delegates.store import FileStore
 
     cni_dir = Path(found.paths.cni_dir)
-    node = install.Node(arguments.bin_dir, Path(found.primary.config_dir), Path(found.socket.directory), cni_dir)
+    node = install.Node(
+        *(arguments.bin_dir, Path(found.primary.config_dir), Path(found.socket.directory), cni_dir),
+        Path(found.paths.conf_dir),
+    )
     store = FileStore(cni_dir, ResultCache(cni_dir))
     try:
         done = install.uninstall(node, store, force=arguments.force, purge=arguments.purge)

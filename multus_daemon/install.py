@@ -6,6 +6,7 @@ time, while the runtime executes the shim too: a file is never written to, only 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,8 @@ PASSTHRU: Final = "passthru"
 """The plugin that the same program is under this name."""
 
 SOCKET: Final = "multus.sock"
+_DIRECTORY: Final = "multus"
+"""Of the node's directories that are ours: /run/multus, /var/lib/cni/multus, /etc/cni/multus."""
 _CONF_MAX_BYTES: Final = 1024 * 1024
 
 
@@ -122,6 +125,8 @@ class Node:
     """Where the runtime looks for its network configuration."""
     socket_dir: Path
     cni_dir: Path
+    networks_dir: Path
+    """Where operators put configurations of networks (`confDir`)."""
 
 
 def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> list[str]:
@@ -130,8 +135,8 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
     The configuration goes first: from then on the runtime does not start the shim for new pods. Pods that have
     additional networks would keep them for ever, since nobody is left that knows them: where there are such pods
     nothing is changed, unless `force` says so; where the daemon still runs neither, since it would put the
-    configuration back. `purge`: the record of what is attached goes too. What was done, in order, each as a line for
-    people. Raises InstallError.
+    configuration back. Directories of ours go where nothing is left in them. `purge`: the record of what is attached
+    goes too. What was done, in order, each as a line for people. Raises InstallError.
     """
     if _is_served(node.socket_dir / SOCKET):
         raise InstallError(
@@ -163,11 +168,36 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
         if waiting_dels := len(list(spool.glob("[!.]*.json"))):
             done.append(f"{waiting_dels} DELs in {spool} were not done: what their pods had stays taken")
         if purge and node.cni_dir.is_dir():
-            shutil.rmtree(node.cni_dir)
+            _remove_tree(node.cni_dir)
             done.append(f"removed {node.cni_dir}")
+        parent = node.networks_dir.parent
+        networks_dir = parent if parent.name == _DIRECTORY else node.networks_dir
+        done += [f"removed {each}" for each in (node.socket_dir, node.cni_dir, networks_dir) if _remove_empty(each)]
     except OSError as error:
         raise InstallError(f"{error}; done before that: {'; '.join(done) or 'nothing'}") from error
     return done
+
+
+def _remove_tree(directory: Path) -> None:
+    """Remove a directory with all that is in it; one that is mounted by itself is emptied. Raises OSError."""
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        if error.errno != errno.EBUSY or any(directory.iterdir()):
+            raise
+
+
+def _remove_empty(directory: Path) -> bool:
+    """Remove a directory of our name that has nothing but directories in it; whether it is gone. Raises OSError.
+
+    One of another name may be somebody else's too. One that is mounted by itself, as into a container, stays.
+    """
+    if directory.name != _DIRECTORY or not directory.is_dir():
+        return False
+    if any(path.is_symlink() or not path.is_dir() for path in directory.rglob("*")):
+        return False
+    _remove_tree(directory)
+    return not directory.exists()
 
 
 def _is_same_program(one: Path, other: Path) -> bool:

@@ -246,7 +246,10 @@ def mounts(pod: dict[str, Any], of: dict[str, Any]) -> dict[str, str]:
 
 def on_the_node(folder: Path, path: str) -> str:
     """Where a path of the daemon's is on the node; empty if it is the container's own."""
-    found = mounts(daemon_set(folder), container(folder))
+    return mounted_at(mounts(daemon_set(folder), container(folder)), path)
+
+
+def mounted_at(found: dict[str, str], path: str) -> str:
     at = max((mount for mount in found if PurePosixPath(path).is_relative_to(mount)), key=len, default="")
     return str(PurePosixPath(found[at]) / PurePosixPath(path).relative_to(at)) if at else ""
 
@@ -441,16 +444,20 @@ def test_uninstall_undoes_what_the_daemon_set_does(folder: Path) -> None:
     command, *given = uninstall["args"]
     assert command == "uninstall"
     assert {word.partition("=")[0] for word in given} == {
-        "--bin-dir", *(f"--{flags.flag_of(key)}" for key in ("cniConfigDir", "socketDir", "cniDir")),
+        "--bin-dir", *(f"--{flags.flag_of(key)}" for key in ("cniConfigDir", "socketDir", "cniDir", "confDir")),
     }  # fmt: skip
-    node = {word.partition("=")[0]: mounts(pod, uninstall)[word.partition("=")[2]] for word in given}
+    there_is = mounts(pod, uninstall)
+    node = {word.partition("=")[0]: mounted_at(there_is, word.partition("=")[2]) for word in given}
     there = configuration(overlay)
     assert node == {
         "--bin-dir": there.paths.bin_dir,
         "--cni-config-dir": on_the_node(overlay, there.primary.config_dir),
         "--socket-dir": on_the_node(overlay, there.socket.directory),
         "--cni-dir": there.paths.cni_dir,
+        "--conf-dir": there.paths.conf_dir,
     }
+    # The kernel removes nothing that is mounted itself.
+    assert not {node["--socket-dir"], node["--cni-dir"], node["--conf-dir"]} & set(there_is.values())
     (install,) = daemon_set(overlay)["initContainers"]
     assert uninstall["securityContext"] == install["securityContext"]
     # Who may use the node's directories there may still, when the daemon is gone.

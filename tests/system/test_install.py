@@ -3,6 +3,7 @@
 import os
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,11 @@ PRIMARY = b'{"cniVersion":"1.0.0","name":"cluster","plugins":[{"type":"bridge"},
 
 @pytest.fixture
 def node(tmp_path: Path) -> install.Node:
-    found = install.Node(tmp_path / "bin", tmp_path / "net.d", tmp_path / "run", tmp_path / "multus")
+    found = install.Node(
+        *(tmp_path / name for name in ("bin", "net.d", "run/multus", "lib/multus", "etc/multus/net.d"))
+    )
     for directory in (found.bin_dir, found.conf_dir, found.socket_dir, found.cni_dir):
-        directory.mkdir()
+        directory.mkdir(parents=True)
     return found
 
 
@@ -181,6 +184,7 @@ def test_pods_with_additional_networks_hold_it_up(node: install.Node) -> None:
     assert install.uninstall(node, store_of(node), force=True, purge=True) == [
         f"removed {node.conf_dir / '00-multus.conf'}",
         f"removed {node.cni_dir}",
+        f"removed {node.socket_dir}",
     ]
 
 
@@ -193,8 +197,72 @@ def test_deletions_that_nobody_will_do_are_told(node: install.Node) -> None:
     assert not node.cni_dir.exists()
 
 
+def test_directories_of_ours_go_with_what_was_in_them(node: install.Node) -> None:
+    (node.socket_dir / "multus.sock").write_bytes(b"")
+    for name in ("attachments", "results", "spool/rejected"):
+        (node.cni_dir / name).mkdir(parents=True)
+    node.networks_dir.mkdir(parents=True)
+    assert install.uninstall(node, store_of(node), force=False, purge=False) == [
+        f"removed {node.socket_dir / 'multus.sock'}",
+        f"removed {node.socket_dir}",
+        f"removed {node.cni_dir}",
+        f"removed {node.networks_dir.parent}",
+    ]
+    assert not any(each.exists() for each in (node.socket_dir, node.cni_dir, node.networks_dir.parent))
+    assert all(each.parent.exists() for each in (node.socket_dir, node.cni_dir, node.networks_dir.parent))
+
+
+def test_directories_with_something_in_them_stay(node: install.Node) -> None:
+    node.networks_dir.mkdir(parents=True)
+    kept = [node.socket_dir / "kubeconfig", node.cni_dir / "aside" / "c1", node.networks_dir / "macvlan.conf"]
+    for path in kept:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    (node.cni_dir / "results").mkdir()
+    assert install.uninstall(node, store_of(node), force=False, purge=False) == []
+    assert all(path.exists() for path in kept)
+    for path in kept:
+        path.unlink()
+        path.symlink_to("/")
+    assert install.uninstall(node, store_of(node), force=False, purge=False) == []
+
+
+def test_a_directory_of_another_name_stays(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("bin", "net.d", "run", "cni", "networks")]
+    for directory in places:
+        directory.mkdir()
+    node = install.Node(*places)
+    assert install.uninstall(node, store_of(node), force=False, purge=False) == []
+    assert all(directory.exists() for directory in places)
+
+
+@pytest.mark.parametrize("purge", [False, True])
+def test_a_directory_that_is_mounted_by_itself_is_emptied(tmp_path: Path, purge: bool) -> None:
+    """As into a container: the kernel does not remove it, and the uninstaller would never be done."""
+    places = [tmp_path / name for name in ("bin", "net.d", "run", "lib/multus", "networks")]
+    for directory in places:
+        directory.mkdir(parents=True)
+    (places[3] / "results").mkdir()
+    flags = ("--bin-dir", "--cni-config-dir", "--socket-dir", "--cni-dir", "--conf-dir")
+    command = [sys.executable, "-m", "multus_daemon.cli", "uninstall", *(["--purge"] if purge else [])]
+    command += [f"{flag}={place}" for flag, place in zip(flags, places, strict=True)]
+    namespaces = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--mount"]
+    script = 'mount --bind "$0" "$0" && exec "$@"'
+    done = subprocess.run(
+        ["unshare", *namespaces, "sh", "-c", script, str(places[3]), *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(places[3].iterdir()) == []
+
+
 def test_uninstall_of_a_node_that_has_nothing(tmp_path: Path) -> None:
-    nothing = install.Node(tmp_path / "bin", tmp_path / "net.d", tmp_path / "run", tmp_path / "multus")
+    nothing = install.Node(
+        *(tmp_path / name for name in ("bin", "net.d", "run/multus", "lib/multus", "etc/multus/net.d"))
+    )
     assert install.uninstall(nothing, store_of(nothing), force=False, purge=True) == []
 
 
@@ -210,7 +278,8 @@ def test_passthru_goes_where_it_is_ours(node: install.Node) -> None:
     for name in (install.SHIM, install.PASSTHRU):
         assert install.install_shim(multus_shim.binary(), node.bin_dir, name=name) is True
     done = install.uninstall(node, store_of(node), force=False, purge=False)
-    assert done == [f"removed {node.bin_dir}/passthru", f"removed {node.bin_dir}/multus-shim"]
+    assert done[:2] == [f"removed {node.bin_dir}/passthru", f"removed {node.bin_dir}/multus-shim"]
+    assert not any(node.bin_dir.iterdir())
 
 
 def test_passthru_of_somebody_else_stays(node: install.Node) -> None:

@@ -1,4 +1,5 @@
-"""Our daemon on a real node: `MultusProcess`, a program of the node, and `MultusPod`, as the manifests install it.
+"""Our daemon on a real node: `MultusProcess`, a program of the node, `MultusPod`, as the manifests install it, and
+`MultusRelease`, as the chart does.
 
 The first needs no image, and runs the sources as they are. `UpstreamProcess` and `UpstreamPod` are the ones that ours
 takes over from.
@@ -19,14 +20,16 @@ from typing import Any, Final
 import yaml
 
 import multus_shim
-from tests.e2e import build_tools, upstream_manifest
+from tests.e2e import build_tools, chart, upstream_manifest
 from tests.e2e.apiserver import SERVICE_ADDRESS
 from tests.e2e.cluster.machine import MachineProcess
 from tests.e2e.cluster.real_node import NAME, RealNode
+from tests.repo.manifests import CHART
 
 GENERATED: Final = "/etc/cni/net.d/00-multus.conf"
 CONFIG: Final = "/etc/cni/net.d/multus.d/daemon-config.json"
 STORE: Final = "/var/lib/cni/multus"
+SHIM: Final = "/opt/cni/bin/multus-shim"
 _MANIFESTS: Final = Path(__file__).parents[3] / "manifests"
 _NAMESPACE: Final = "kube-system"
 _DAEMON_SET: Final = "daemonset/kube-multus-ds"
@@ -86,7 +89,8 @@ class Multus(abc.ABC):
         return self.readyz()[0] == 200
 
     def _clear(self) -> None:
-        self.node.machine.run("rm", "-rf", GENERATED, str(Path(CONFIG).parent), STORE, "/opt/cni/bin/multus-shim")
+        made = (GENERATED, str(Path(CONFIG).parent), STORE, SHIM, "/run/multus", "/etc/cni/multus")
+        self.node.machine.run("rm", "-rf", *made)
 
 
 class _Process(Multus):
@@ -270,18 +274,54 @@ class MultusPod(Multus):
         return found
 
     def uninstall(self) -> None:
-        self.node.kubectl("-n", _NAMESPACE, "delete", "--ignore-not-found", "--wait=true", _DAEMON_SET)
-        self.node.wait_until(lambda: self.readyz()[0] == 0, "the daemon has ended")
-        self.node.wait_until(lambda: not self._pods(), "the daemon's pods are gone")
+        self.delete()
         self._clear()
+
+    def delete(self) -> None:
+        """Delete the DaemonSet, as an administrator does before the nodes are cleaned; back when its pods are gone."""
+        self.node.kubectl("-n", _NAMESPACE, "delete", "--ignore-not-found", "--wait=true", _DAEMON_SET)
+        self._wait_gone()
 
     def log(self) -> str:
         return self.node.container_log("kube-multus-ds-*", _NAMESPACE)
+
+    def _wait_gone(self) -> None:
+        self.node.wait_until(lambda: self.readyz()[0] == 0, "the daemon has ended")
+        self.node.wait_until(lambda: not self._pods(), "the daemon's pods are gone")
 
     def _pods(self) -> list[Any]:
         found = self.node.server.request("GET", f"/api/v1/namespaces/{_NAMESPACE}/pods", labelSelector="name=multus")
         items: list[Any] = found["items"]
         return items
+
+
+class MultusRelease(MultusPod):
+    """The chart, installed by helm."""
+
+    def __init__(self, node: RealNode, image: Path) -> None:
+        """Raises `build_tools.ToolError` where helm is not there."""
+        super().__init__(node, image)
+        build_tools.find("helm")
+        self.values: dict[str, Any] = {}
+        """What the next `apply` installs, or upgrades to."""
+
+    def apply(self) -> None:
+        # Those that came before leave objects in the cluster, a service account for one.
+        options = ("--install", "--take-ownership", "--values", "-")
+        self._helm("upgrade", *options, "multus", CHART, stdin=json.dumps(self.values))
+
+    def remove(self) -> None:
+        """`helm uninstall`; back when the pods are gone."""
+        self._helm("uninstall", "--ignore-not-found", "multus")
+        self._wait_gone()
+
+    def uninstall(self) -> None:
+        self.remove()
+        super().uninstall()
+
+    def _helm(self, *arguments: str | Path, stdin: str = "") -> None:
+        cluster = ("--namespace", _NAMESPACE, "--kubeconfig", self.node.server.admin_kubeconfig)
+        chart.helm(*arguments, *cluster, stdin=stdin)
 
 
 class UpstreamPod(MultusPod):
