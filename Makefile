@@ -18,7 +18,7 @@ PYTEST_UNIT := HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest --numprocesses 3
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo unit test e2e watch soak check site format bench compatibility clean
+.PHONY: help demo unit test e2e watch soak check site format bench compatibility troubleshooting manifests image clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
@@ -31,6 +31,9 @@ help:
 	@echo "make site    the documentation as a site, in build/site"
 	@echo "make bench   measurements against their budgets (bench/); as root"
 	@echo "make compatibility   docs/compatibility.md with the tests that prove each row"
+	@echo "make troubleshooting   docs/troubleshooting.md from what the tests of its situations see; as root"
+	@echo "make image IMAGE=NAME       the container image, for amd64 and arm64, by docker buildx or buildah; PUSH=1 pushes it"
+	@echo "make manifests IMAGE=NAME   puts the image's name into the manifests and the chart, and renders the plain file"
 	@echo "make clean   removes the virtual environment and build results"
 
 $(BIN)/python:
@@ -113,6 +116,17 @@ bench: $(VENV)/.installed-dev
 
 compatibility:
 	@$(PYTHON) -m tests.repo.evidence
+
+troubleshooting: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.e2e.build_tools
+	@$(BIN)/python -m tests.e2e.troubleshooting
+
+image:
+	@test -n "$(IMAGE)" || { echo 'make image IMAGE=registry.example/multus-daemon:VERSION [PUSH=1] [PLATFORMS=linux/amd64,...]'; exit 2; }
+	@$(PYTHON) image/build.py "$(IMAGE)" $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(PUSH),--push) $(if $(DIGEST_FILE),--digest-file $(DIGEST_FILE))
+
+manifests: $(VENV)/.installed
+	@$(BIN)/python -m tests.repo.manifests $(if $(IMAGE),--image "$(IMAGE)")
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

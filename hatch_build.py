@@ -6,6 +6,7 @@ hatchling runs this for plain and for editable installs (`[tool.hatch.build.targ
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import sys
 import sysconfig
@@ -38,14 +39,17 @@ class ShimBuildHook(BuildHookInterface[BuilderConfig]):
         shim_build = _shim_build(root)
         # The file has to be there until the wheel is written, so it cannot be in a folder that is removed here.
         self._scratch = tempfile.TemporaryDirectory(prefix="multus-shim-wheel-")
+        # An image for another architecture than the builder's sets the variable (image/install.py).
+        other = os.environ.get("MULTUS_SHIM_ARCH", "")
         binary: pathlib.Path = shim_build.build(
-            shim_build.machine(), pathlib.Path(self._scratch.name) / shim_build.NAME, root
+            other or shim_build.machine(), pathlib.Path(self._scratch.name) / shim_build.NAME, root
         )
         build_data["shared_scripts"][str(binary)] = shim_build.NAME
         build_data["pure_python"] = False
-        # Any Python 3 will do (nothing links against it), but only this machine's architecture. NB: hatchling puts its
-        # own tag on editable wheels; those never leave the machine.
-        build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        # Any Python 3 will do (nothing links against it), but only the shim's architecture. NB: hatchling puts its own
+        # tag on editable wheels; those never leave the machine.
+        platform = f"linux_{other}" if other else sysconfig.get_platform()
+        build_data["tag"] = "py3-none-" + platform.replace("-", "_").replace(".", "_")
 
     def finalize(self, version: str, build_data: dict[str, typing.Any], artifact_path: str) -> None:
         """Remove what `initialize` left behind."""

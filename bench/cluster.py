@@ -31,7 +31,7 @@ from tests.e2e.node import NAD, Node
 from tests.e2e.server_process import ServerProcess
 
 MANIFESTS: Final = Path(__file__).parents[1] / "manifests" / "base"
-USER: Final = "system:serviceaccount:kube-system:multus"
+USER: Final = "system:serviceaccount:kube-system:multus-daemon"
 """Who our daemon is."""
 
 
@@ -87,7 +87,7 @@ class Cluster:
         """Our daemon on a new node; not started."""
         node = self._node(name, wrapper)
         token = node.root / "token"
-        token.write_text(self.server.service_account_token("kube-system", "multus"))
+        token.write_text(self.server.service_account_token("kube-system", "multus-daemon"))
         node.settings |= {
             "logLevel": "error",
             "kubeconfig": str(self._reached_from_nodes(self.server.kubeconfig_for_token(token))),

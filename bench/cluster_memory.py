@@ -73,7 +73,7 @@ def prepare(server: ApiServer, node: Node) -> None:
     server.create_node("here")
     server.create_node("elsewhere")
     token = node.root / "token"
-    token.write_text(server.service_account_token("kube-system", "multus"))
+    token.write_text(server.service_account_token("kube-system", "multus-daemon"))
     node.settings |= {"kubeconfig": str(server.kubeconfig_for_token(token)), "nodeName": "here"}
 
 

@@ -100,6 +100,9 @@ class Attachment:
     progress: Progress | None = field(default=None, compare=False, repr=False)
     """None before its ADD is planned, and in each later request."""
 
+    networks: int = field(default=0, compare=False)
+    """How many the container has with this one, when its ADD begins; not kept in the record, but beside its result."""
+
     @property
     def has_interface(self) -> bool:
         """True where its ADD has reported an interface of its own in the container."""
@@ -135,6 +138,8 @@ class ContainerRecord:
     """True once the runtime was told that its DEL is done though it failed: what is left is ours to detach."""
     failing_since: float = 0.0
     """When detaching first failed, Unix time in seconds; 0 where it never has."""
+    netns_id: str = ""
+    """What tells the container's namespace from every other (`LinkOps.netns_id`); empty where that is not known."""
     foreign: bool = field(default=False, compare=False)
     """True where another daemon wrote it down: `DelegateStore.recover` may know more of the container."""
 

@@ -14,20 +14,31 @@ from multus_daemon import __version__, flags, settings
 from multus_daemon.base import user
 from multus_daemon.settings import Settings, SettingsError
 
-COMMANDS = ("run", "check-config", "cert-approver", "install", "uninstall", "version")
+COMMANDS = ("run", "check-config", "cert-approver", "kubeconfig-generator", "install", "uninstall", "version")
+UPSTREAM_PROGRAMS = {
+    "install_multus": "install",
+    "cert-approver": "cert-approver",
+    "kubeconfig_generator": "kubeconfig-generator",
+}
+"""Programs of upstream's image that are links to this one in ours -> the command that each is."""
 HOST_BIN_DIR = Path("/host/opt/cni/bin")
 """Where the manifests mount the node's plugin directory, as upstream's do."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done or stopped by a signal, 1 bad configuration, 2 usage, 3 can't be done."""
-    words = _upstream_spelling(list(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        program = UPSTREAM_PROGRAMS.get(os.path.basename(sys.argv[0]))
+        argv = [program, *sys.argv[1:]] if program else sys.argv[1:]
+    words = _upstream_spelling(list(argv))
     arguments = _parser(texts="--help" in words or "-h" in words).parse_args(words)
     if arguments.command == "version":
         print(f"multus-daemon: version {__version__}")
         return
     if arguments.command == "install":
         sys.exit(_install(arguments))
+    if arguments.command == "kubeconfig-generator":
+        sys.exit(_generate_kubeconfig(arguments))
     try:
         standalone = getattr(arguments, "standalone", None) is not None
         optional = standalone or arguments.command in ("cert-approver", "uninstall") or bool(arguments.flags)
@@ -74,6 +85,18 @@ def _parser(*, texts: bool) -> argparse.ArgumentParser:
     approver = commands.add_parser(
         "cert-approver", help="approve the nodes' requests for certificates of their own", allow_abbrev=False
     )
+    generator = commands.add_parser(
+        "kubeconfig-generator",
+        help="keep a kubeconfig with a client certificate of this node's own for other programs, until a signal",
+        allow_abbrev=False,
+    )
+    for flag, default, text in (
+        ("--certdir", "/tmp", "directory of the certificate; it has to be there"),  # noqa: S108 - upstream's default
+        ("--bootstrap-config", "/tmp/kubeconfig", "kubeconfig of a user who may ask for the certificate"),  # noqa: S108
+        ("--kubeconfig", "/run/multus/kubeconfig", "the file to write"),
+        ("--cert-duration", "10m", "how long a certificate is valid, as Go writes durations"),
+    ):
+        generator.add_argument(flag, metavar="TEXT", default=default, help=f"{text} (default: %(default)s)")
     check = commands.add_parser(
         "check-config",
         help="check a configuration and print the settings in force",
@@ -83,6 +106,11 @@ def _parser(*, texts: bool) -> argparse.ArgumentParser:
     )
     install = commands.add_parser("install", help="put the shim into the node's plugin directory", allow_abbrev=False)
     install.add_argument("--shim", metavar="FILE", type=Path, help="the shim (default: the one installed with this)")
+    install.add_argument(
+        *("-t", "--type"),
+        choices=("thick",),
+        help="as upstream's install_multus: the plugin passthru too; there is no thin plugin",
+    )
     uninstall = commands.add_parser(
         "uninstall",
         help="take everything of ours off the node, once its daemon has stopped",
@@ -93,9 +121,10 @@ def _parser(*, texts: bool) -> argparse.ArgumentParser:
     uninstall.add_argument("--purge", action="store_true", help="and forget what is attached: remove cniDir")
     for command in (install, uninstall):
         command.add_argument(
-            "--bin-dir",
+            *(("--bin-dir", "-d", "--dest-dir") if command is install else ("--bin-dir",)),
             metavar="DIR",
             type=Path,
+            dest="bin_dir",
             default=HOST_BIN_DIR,
             help="the node's plugin directory (default: %(default)s)",
         )
@@ -170,11 +199,37 @@ def _install(arguments: argparse.Namespace) -> int:
 
     try:
         source = arguments.shim or multus_shim.binary()
-        done = install.install_shim(source, arguments.bin_dir)
+        for name in (install.SHIM, install.PASSTHRU) if arguments.type else (install.SHIM,):
+            done = install.install_shim(source, arguments.bin_dir, name=name)
+            state = "installed" if done else "was there already"
+            print(f"{arguments.bin_dir / name}: {state}, version {__version__}")
     except (FileNotFoundError, install.InstallError) as error:
         print(f"multus-daemon install: {error}", file=sys.stderr)
         return 3
-    print(f"{arguments.bin_dir / install.SHIM}: {'installed' if done else 'was there already'}, version {__version__}")
+    return 0
+
+
+def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
+    found = settings.from_object(
+        {
+            "logLevel": "verbose",
+            "perNodeCertificate": {
+                "enabled": True,
+                "bootstrapKubeconfig": arguments.bootstrap_config,
+                "certDir": arguments.certdir,
+                "certDuration": arguments.cert_duration,
+            },
+        },
+        "command line",
+    )
+    with _no_system_certificates():
+        from multus_daemon import daemon
+
+    try:
+        daemon.generate_kubeconfig(found, Path(arguments.kubeconfig))
+    except daemon.StartError as error:
+        print(f"multus-daemon kubeconfig-generator: {error}", file=sys.stderr)
+        return 3
     return 0
 
 

@@ -98,6 +98,28 @@ def approve_certificates(settings: Settings) -> None:
         logs.close()
 
 
+def generate_kubeconfig(settings: Settings, target: Path) -> None:
+    """Keep a kubeconfig at `target` with the node's own certificate, until SIGTERM or SIGINT. Raises StartError."""
+    configure_logs(settings)
+
+    from multus_daemon.kube import errors
+    from multus_daemon.kube.connect import Connection
+
+    async def work() -> None:
+        connection = Connection(settings.kubernetes, Gates(), os.environ)
+        tasks = {"credentials": connection.run(), "kubeconfig": connection.publish_kubeconfig(target)}
+        try:
+            await _end(await _until_signal(tasks))
+        finally:
+            fs.remove(target)
+            log.info("%s is removed", target)
+
+    try:
+        asyncio.run(work())
+    except (errors.ConfigurationError, OSError) as error:
+        raise StartError(str(error)) from error
+
+
 def configure_logs(settings: Settings) -> None:
     """Log as the settings say. Raises StartError."""
     wanted = settings.logs
@@ -332,6 +354,7 @@ class Daemon:
             count_given_up=self._metrics.deletes.given_up,
             count_never_attached=self._metrics.deletes.never_attached,
             count_set_aside=self._metrics.deletes.set_aside,
+            count_replaced_netns=self._metrics.deletes.replaced_namespace,
         )
 
     def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:

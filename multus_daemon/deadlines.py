@@ -249,6 +249,8 @@ CERTIFICATE_SECONDS = 120.0
 
 SPOOL_LOOK_SECONDS = 2.0
 """Between two looks at the spool."""
+OCCUPANTS_SECONDS = 10.0
+"""How long it counts which containers are in which namespace, for the DELs of one look."""
 
 SPOOL_RETRY_SECONDS = (5.0, 300.0)
 """Between attempts at an entry of the spool."""

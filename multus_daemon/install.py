@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 SHIM: Final = "multus-shim"
 """File name of the shim in the plugin directory, and its type in the generated configuration."""
 
+PASSTHRU: Final = "passthru"
+"""The plugin that the same program is under this name."""
+
 SOCKET: Final = "multus.sock"
 _CONF_MAX_BYTES: Final = 1024 * 1024
 
@@ -40,21 +43,22 @@ class InstallError(Exception):
 # --- install ---------------------------------------------------------------------------------------------------------
 
 
-def install_shim(source: Path, directory: Path, *, machine: str = "") -> bool:
+def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: str = "") -> bool:
     """Put the shim at `source` into the plugin directory; False where the very same is there already.
 
     It is tried where it will be executed before it takes the place of its predecessor, so that a node never has one
-    that can't run. `machine`: what `uname -m` says; empty: this one. Raises InstallError, nothing is changed then.
+    that can't run. `name`: SHIM or PASSTHRU. `machine`: what `uname -m` says; empty: this one. Raises InstallError,
+    nothing is changed then.
     """
     try:
         data = fs.read_limited(source)
         _check_elf(data, source, machine or os.uname().machine)
-        target = directory / SHIM
+        target = directory / name
         if _is_same(target, data):
             return False
         fs.sweep(directory)
         # Under a name of its own first: the trial must not be of what the runtime may execute at this moment.
-        trial = directory / f".{SHIM}.new"
+        trial = directory / f".{name}.new"
         fs.write_atomic(trial, data, mode=0o755)
         try:
             _try(trial)
@@ -148,6 +152,10 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
             done.append(f"removed {path}")
         if fs.remove(node.socket_dir / SOCKET):
             done.append(f"removed {node.socket_dir / SOCKET}")
+        # Upstream's stays: this one is ours only if it is the same program as the shim beside it.
+        if _is_same_program(node.bin_dir / PASSTHRU, node.bin_dir / SHIM):
+            fs.remove(node.bin_dir / PASSTHRU)
+            done.append(f"removed {node.bin_dir / PASSTHRU}")
         if fs.remove(node.bin_dir / SHIM):
             done.append(f"removed {node.bin_dir / SHIM}")
         fs.sweep(node.bin_dir)
@@ -160,6 +168,13 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
     except OSError as error:
         raise InstallError(f"{error}; done before that: {'; '.join(done) or 'nothing'}") from error
     return done
+
+
+def _is_same_program(one: Path, other: Path) -> bool:
+    try:
+        return fs.read_limited(one) == fs.read_limited(other)
+    except OSError:
+        return False
 
 
 def _is_served(path: Path) -> bool:

@@ -195,6 +195,9 @@ class ClusterMetrics:
         )
         self._registry = registry
         self._written = counter("multus_network_status_written_total", "network-status annotations written")
+        self._put = counter(
+            "multus_network_status_put_total", "network-status annotations written by PUT, since PATCH is forbidden"
+        )
         self._retried = counter("multus_network_status_retried_total", "network-status annotations put off")
         self._dropped = counter("multus_network_status_dropped_total", "network-status annotations given up")
         self._pending = Gauge(
@@ -234,6 +237,10 @@ class ClusterMetrics:
     def status_written(self) -> None:
         """A network-status was written."""
         self._written.inc()
+
+    def status_put(self) -> None:
+        """A network-status was written by PUT."""
+        self._put.inc()
 
     def status_retried(self) -> None:
         """A network-status was put off."""
@@ -333,6 +340,11 @@ class DeleteMetrics:
             "Containers of which networks could not be detached for a day",
             registry=registry,
         )
+        self._replaced = Counter(
+            "multus_replaced_namespaces_total",
+            "Containers detached whose network namespace was not at its path any more, but something else",
+            registry=registry,
+        )
         self._orphans = Counter(
             "multus_orphan_attachments_total", "Attachments of orphans: deleted, failed", ["outcome"], registry=registry
         )
@@ -357,6 +369,10 @@ class DeleteMetrics:
     def entry(self, outcome: str) -> None:
         """An entry was replayed; `outcome` is one of `REPLAYS`."""
         self._entries.labels(_known(outcome, REPLAYS)).inc()
+
+    def replaced_namespace(self) -> None:
+        """A container was detached at the path of whose namespace is something else."""
+        self._replaced.inc()
 
     def given_up(self) -> None:
         """A container's DEL was answered as done though it failed."""

@@ -321,11 +321,15 @@ class DelegateStore(Protocol):
         """
         ...
 
+    def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
+        """As `load`, where no disk is needed for it; None where one is, or anything else is in the way."""
+        ...
+
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         """What another daemon left of a container that has no record of ours; None if nothing.
 
-        `foreign` is set. May search through all that is left of all containers: slow.
-        Raises CorruptRecordError, OSError.
+        `foreign` is set. Of one whose record of ours is damaged, what is kept beside it, if that is known to be all:
+        else raises CorruptRecordError. May search through all that is left of all containers: slow. Raises OSError.
         """
         ...
 
@@ -349,7 +353,10 @@ class DelegateStore(Protocol):
         ...
 
     def forget(self, container_id: ContainerId) -> bool:
-        """Forget what was set aside of the container; False where that is nothing. Raises OSError."""
+        """Forget all that is known of the container, on record or set aside, readable or not; False: nothing was.
+
+        Raises OSError, InvalidEnvironmentError for an id that is none.
+        """
         ...
 
     def containers(self, *, foreign: bool = True) -> list[ContainerId]:
@@ -408,6 +415,18 @@ class LinkOps(Protocol):
 
     def netns_problem(self, path: str) -> str:
         """Why `path` can't be used as a network namespace, to be put behind it in a message; empty where it is one."""
+        ...
+
+    def netns_id(self, path: str) -> str:
+        """What tells the namespace at `path` from every other, for `is_elsewhere`. Raises OSError."""
+        ...
+
+    def is_elsewhere(self, path: str, netns_id: str) -> bool:
+        """True where it is certain that the namespace of that id is not at `path`, but another, or no namespace at all.
+
+        With an empty id only the latter, or that it is the host's own. Where nothing is at the path, or it may not be
+        looked at, nothing is certain.
+        """
         ...
 
     def vanished(self, paths: Collection[str]) -> set[str]:

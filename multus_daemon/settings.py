@@ -161,6 +161,11 @@ class NetworkSettings:
 
     Without it, it is an Event and a line in the log. For `/delegate` only this file counts.
     """
+    max_requested_addresses: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = _key("maxRequestedAddresses", 256)
+    """Addresses that a pod may ask for on one network, by `ips` or by `ips` in `cni-args`; with more its ADD fails.
+
+    The code is 7. For `/delegate` only this file counts.
+    """
     runtime_config: dict[str, Any] = _key("runtimeConfig", factory=dict)
     """Capability arguments for the cluster network, in place of all that the runtime gives."""
 

@@ -40,6 +40,8 @@
 //! |                | if less), then spooled: exit 0              | reply is not HTTP or always cut off: exit 0        |
 //!
 //! stdin has to arrive within `stdin` and stdout to be taken within `stdout`.
+//!
+//! Called as `passthru` it is that plugin (passthru.zig) and talks to nobody.
 
 const std = @import("std");
 const linux = std.os.linux;
@@ -48,6 +50,7 @@ const checks = @import("checks.zig");
 const daemon = @import("daemon.zig");
 const log = @import("log.zig");
 const netconf = @import("netconf.zig");
+const passthru = @import("passthru.zig");
 const results = @import("result.zig");
 const spool = @import("spool.zig");
 const sys = @import("sys.zig");
@@ -96,6 +99,12 @@ fn run(init: std.process.Init.Minimal) text.Error!noreturn {
     try log.configure(&conf, command, env.get("CNI_CONTAINERID"), env.get("CNI_IFNAME"));
     const verb = known orelse answer.refuse(.bad_environment, .{ "unknown CNI_COMMAND: ", command }, "");
     checks.version(&conf, verb);
+    const arguments = init.args.vector;
+    if (arguments.len > 0 and passthru.isNameOf(std.mem.span(arguments[0]))) {
+        if (verb == .ADD or verb == .DEL) refuseOwnNetns(env);
+        const version_of = checks.string(&conf.version);
+        try passthru.finish(verb, if (version_of.len == 0) checks.versions[0] else version_of);
+    }
     const call = try Call.prepare(verb, env, stdin, &conf);
     if (verb == .ADD or verb == .DEL) refuseOwnNetns(env);
     try call.make();

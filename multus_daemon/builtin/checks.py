@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
-
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import describe_route, step
 from multus_daemon.cni.errors import InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Interface, Result
 from multus_daemon.netlink import inet
-from multus_daemon.netlink.expected import fits
+from multus_daemon.netlink.expected import Tables, fits
 from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.ops import Session
 
@@ -49,11 +46,14 @@ def check_addresses(session: Session, link: Link, previous: Result) -> None:
     """Every address of the previous result is on the link, and its network has a route. Raises InternalError."""
     with step(f'read the addresses of "{link.name}"'):
         present = {item.address for item in session.pod.addresses(link.index)}
+    tables = Tables(session.pod)
     for ip in previous.ips:
-        address = ipaddress.ip_interface(ip.address)
+        address = inet.interface_of(ip.address)
         if address not in present:
             raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
-        if not any(route.dst.network == address.network for route in _routes(session, ip.is_ipv4, 0)):
+        with step("read the routing table"):
+            routes = tables.routes(ip.is_ipv4, inet.TABLE_MAIN)
+        if address.network not in routes:
             raise InternalError(f'expected a route to {address.network} for "{link.name}", and there is none')
 
 
@@ -62,12 +62,10 @@ def check_routes(session: Session, previous: Result) -> None:
 
     Of default routes only the destination counts. Raises InternalError.
     """
+    tables = Tables(session.pod)
     for expected in previous.routes:
-        if not any(fits(expected, route) for route in _routes(session, expected.is_ipv4, expected.table or 0)):
+        with step("read the routing table"):
+            there = tables.routes_to(expected, expected.table or inet.TABLE_MAIN)
+        if not any(fits(expected, route) for route in there):
             text = describe_route(expected, expected.gw, "any")
             raise InternalError(f"expected route '{text}' was not found in the routing table")
-
-
-def _routes(session: Session, ipv4: bool, table: int) -> list[inet.Route]:
-    with step("read the routing table"):
-        return session.pod.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table or inet.TABLE_MAIN)

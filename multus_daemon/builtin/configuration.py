@@ -26,6 +26,8 @@ COMMON_KEYS: Final = frozenset(
         *("deviceID", "pciBusID"),
     }
 )
+SIGNED_MAX: Final = 2**31 - 1
+UNSIGNED_MAX: Final = 2**32 - 1
 _SHOWN: Final = 60
 # Go's net.ParseMAC, as far as it is 6 bytes.
 _MAC: Final = re.compile(
@@ -74,6 +76,21 @@ def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
         quoted = " ".join(json.dumps(pair, ensure_ascii=False) for pair in unknown)
         raise InvalidEnvironmentError(f"ARGS: unknown args [{quoted}]", "in CNI_ARGS; IgnoreUnknown=1 allows them")
     return found
+
+
+def in_range(key: str, value: int, most: int) -> int:
+    """`value`, which the kernel can be told. Raises InvalidNetworkConfigError."""
+    if not 0 <= value <= most:
+        raise InvalidNetworkConfigError(f"{key}: {value} is out of range", f"0 to {most}")
+    return value
+
+
+def mtu(fields: Mapping[str, Any]) -> int:
+    """`mtu` in bytes; 0 where it is absent, or negative as in the reference plugins.
+
+    Raises JsonError, InvalidNetworkConfigError.
+    """
+    return in_range("mtu", max(gojson.get_int(fields, "mtu") or 0, 0), SIGNED_MAX)
 
 
 def own_dns(fields: Mapping[str, Any]) -> Dns | None:

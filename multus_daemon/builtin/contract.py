@@ -76,8 +76,8 @@ class Plugin(Protocol):
     def unsupported(self, call: Call) -> str:
         """What the configuration asks for that this plugin does not know, `key: value`; empty: nothing.
 
-        The same whatever the verb. A configuration that can't be read is for the verbs to refuse. Raises JsonError
-        for one, or nothing.
+        By the configuration, and whether there are tools, alone: the answer is remembered. A configuration that can't
+        be read is for the verbs to refuse. Raises JsonError for one, or nothing.
         """
         ...
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import logging
 import socket
 import time
@@ -18,6 +17,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.base import deadline
+from multus_daemon.builtin import configuration
 from multus_daemon.builtin.contract import Call
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError
 from multus_daemon.cni.result import IpConfig, Result
@@ -33,6 +33,7 @@ from multus_daemon.netlink.transport import Request
 log = logging.getLogger(__name__)
 
 _SETTLE_POLL_SECONDS: Final = 0.05
+_SCOPE_MAX: Final = 255
 
 
 @contextlib.contextmanager
@@ -48,14 +49,21 @@ def inside(call: Call, session: Session) -> Iterator[None]:
         raise error.with_context(f'interface "{place.ifname}" in netns "{place.netns}"') from error
 
 
-@contextlib.contextmanager
-def step(what: str) -> Iterator[None]:
+class step:  # noqa: N801  a class, as a generator takes four times as long, and there are ten of them to an ADD
     """Turn what the kernel refuses in the block into an InternalError: `failed to <what>: <the kernel's words>`."""
-    try:
-        yield
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        raise InternalError(f"failed to {what}: {error.strerror or error}{where}") from error
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            where = f" ({error.filename})" if error.filename else ""
+            raise InternalError(f"failed to {self._what}: {error.strerror or error}{where}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,9 @@ def require_absent(call: Call, session: Session, *, kind: str) -> None:
     `kind` is what the plugin makes, in the message only.
     """
     ifname = call.invocation.ifname
+    if ifname in session.absent:
+        # The engine has looked, in this request. What has come since is refused by the kernel.
+        return
     with inside(call, session):
         with step("look for the interface"):
             found = session.pod.find_link(ifname)
@@ -100,25 +111,32 @@ def require_absent(call: Call, session: Session, *, kind: str) -> None:
 # --- addresses and routes --------------------------------------------------------------------------------------------
 
 
-def bring_up(session: Session, link: Link, result: Result, *, dad: bool = True) -> None:
-    """Give the link the addresses of `result` that belong to it, then bring it up and let IPv6 settle.
+def bring_up(
+    session: Session, link: Link, result: Result, wanted_routes: Sequence[Change], *, dad: bool = True
+) -> None:
+    """Give the link the addresses of `result` that belong to it, bring it up, let IPv6 settle, then add the routes.
 
     Addresses come first so that the link is never up without them. Addresses that name no interface are passed over.
-    Without `dad` nobody is asked whether an IPv6 address is a duplicate, and there is nothing to wait for.
+    Without `dad` nobody is asked whether an IPv6 address is a duplicate, and there is nothing to wait for. Where
+    nothing is waited for, all of it is one datagram.
     """
     ips = _ips_of(link.name, result)
     if any(not ip.is_ipv4 for ip in ips):
         enable_ipv6(link.name)
-    changes = [
+    addresses = [
         Change(
             f'add IP address {ip.address} to "{link.name}"',
-            inet.add_address(link.index, ipaddress.ip_interface(ip.address), dad=dad),
+            inet.add_address(link.index, inet.interface_of(ip.address), dad=dad),
         )
         for ip in ips
     ]
-    apply(session.pod, [*changes, Change(f'set "{link.name}" up', links.set_up(link.index))])
+    changes = [*addresses, Change(f'set "{link.name}" up', links.set_up(link.index))]
     if dad and any(ip.gateway and ":" in ip.gateway for ip in ips):
+        apply(session.pod, changes)
         _settle(session, link)
+        apply(session.pod, wanted_routes)
+    else:
+        apply(session.pod, [*changes, *wanted_routes])
 
 
 def _ips_of(ifname: str, result: Result) -> list[IpConfig]:
@@ -183,14 +201,20 @@ def routes(link: Link, result: Result) -> list[Change]:
     `mtu` and `advmss` are not applied, as with the reference plugins.
     """
     ips = _ips_of(link.name, result)
+    gateways: dict[bool, str] = {}
+    for ip in ips:
+        if ip.gateway:
+            gateways.setdefault(":" not in ip.gateway, ip.gateway)
     changes = []
     for route in result.routes:
-        default = next((ip.gateway for ip in ips if ip.gateway and (":" not in ip.gateway) is route.is_ipv4), "")
-        gateway = route.gw or default
+        gateway = route.gw or gateways.get(route.is_ipv4, "")
+        for key, value in (("priority", route.priority), ("table", route.table or 0)):
+            configuration.in_range(f"routes: {key}", value, configuration.UNSIGNED_MAX)
+        configuration.in_range("routes: scope", route.scope or 0, _SCOPE_MAX)
         wanted = inet.Route(
-            dst=ipaddress.ip_interface(route.dst),
+            dst=inet.interface_of(route.dst),
             oif=link.index,
-            gateway=ipaddress.ip_address(gateway) if gateway else None,
+            gateway=inet.address_of(gateway) if gateway else None,
             scope=route.scope or inet.SCOPE_GLOBAL,
             table=route.table or inet.TABLE_MAIN,
             priority=route.priority,
@@ -216,7 +240,7 @@ def describe_route(route: ResultRoute, gateway: str, ifname: str) -> str:
 
 def host_network(address: IpAddress) -> inet.IpInterface:
     """The address with its full length: /32 or /128."""
-    return ipaddress.ip_interface(address)
+    return inet.interface_of(address)
 
 
 def enable_forwarding(ips: tuple[IpConfig, ...]) -> None:

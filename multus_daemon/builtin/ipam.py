@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from multus_daemon.attachment import Invocation
 from multus_daemon.builtin.contract import Call
-from multus_daemon.cni import gojson
+from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Result
+
+ADDRESSES_MAX: Final = 4096
+"""Of one interface."""
 
 
 def called_by(call: Call) -> Mapping[str, Invocation]:
@@ -36,9 +40,13 @@ def plugin_type(call: Call) -> str:
 
 def _named(call: Call) -> str:
     try:
-        return gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
+        return conf.once(call.fields, _named, lambda: _type_in(call))
     except gojson.JsonError as error:
         raise DecodingFailureError(f"ipam: {error}", f"network {call.name!r}") from error
+
+
+def _type_in(call: Call) -> str:
+    return gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
 
 
 def add(call: Call) -> Result:
@@ -46,6 +54,11 @@ def add(call: Call) -> Result:
     answer = _run(call, "ADD")
     if not answer.ips:
         raise InternalError("IPAM plugin returned missing IP config", f"ipam.type {plugin_type(call)!r}")
+    if len(answer.ips) > ADDRESSES_MAX:
+        raise InternalError(
+            f"IPAM plugin returned {len(answer.ips)} addresses, and at most {ADDRESSES_MAX} are taken",
+            f"ipam.type {plugin_type(call)!r}",
+        )
     return answer
 
 

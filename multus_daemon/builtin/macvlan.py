@@ -11,8 +11,10 @@ import contextlib
 import functools
 import secrets
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from multus_daemon.builtin import checks, configuration, interfaces, ipam, veth
 from multus_daemon.builtin.contract import Call
@@ -240,8 +242,7 @@ def _configure(session: Session, *, link: Link, wanted: Result) -> None:
     for parts in (("ipv4", "conf", link.name, "arp_notify"), ("ipv6", "conf", link.name, "ndisc_notify")):
         with contextlib.suppress(OSError):
             sysctl.write(*parts, value="1")
-    interfaces.bring_up(session, link, wanted)
-    interfaces.apply(session.pod, interfaces.routes(link, wanted))
+    interfaces.bring_up(session, link, wanted, interfaces.routes(link, wanted))
 
 
 def _undo(call: Call, session: Session, made: _Made) -> None:

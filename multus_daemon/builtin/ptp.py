@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import errno
 import functools
-import ipaddress
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from multus_daemon.builtin import checks, configuration, interfaces, ipam, masquerade, veth
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import Change, host_network
 from multus_daemon.builtin.undo import Undo
-from multus_daemon.cni import gojson
+from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Dns, Interface, IpConfig, Result
 from multus_daemon.netlink import inet
@@ -48,14 +49,18 @@ class _Config:
 def _read(call: Call) -> _Config:
     """Raises DecodingFailureError."""
     try:
-        return _Config(
-            mtu=max(gojson.get_int(call.fields, "mtu") or 0, 0),
-            dns=configuration.own_dns(call.fields),
-            masquerade=masquerade.is_wanted(call),
-            dad=bool(gojson.get_bool(call.fields, "dad")),
-        )
+        return conf.once(call.fields, _Config, lambda: _parse(call))
     except gojson.JsonError as error:
         raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
+
+
+def _parse(call: Call) -> _Config:
+    return _Config(
+        mtu=configuration.mtu(call.fields),
+        dns=configuration.own_dns(call.fields),
+        masquerade=masquerade.is_wanted(call),
+        dad=bool(gojson.get_bool(call.fields, "dad")),
+    )
 
 
 def unsupported(call: Call) -> str:
@@ -66,13 +71,13 @@ def unsupported(call: Call) -> str:
 
 def validate(call: Call) -> None:
     """See `contract.Plugin`."""
-    call.once(_read)
+    _read(call)
     ipam.plugin_type(call)
 
 
 def add(call: Call, session: Session) -> Result:
     """Make the pair. Raises CniError, Interrupted; nothing is left then, addresses included."""
-    config = call.once(_read)
+    config = _read(call)
     ipam.plugin_type(call)
     with Undo() as undo:
         interfaces.require_absent(call, session, kind="veth")
@@ -83,7 +88,7 @@ def add(call: Call, session: Session) -> Result:
         with interfaces.inside(call, session):
             host, container = _connect(config, session, ifname=call.invocation.ifname, wanted=wanted, pair=pair)
         if config.masquerade:
-            addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
+            addresses = [inet.interface_of(ip.address) for ip in wanted.ips]
             undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
             masquerade.add(call, addresses)
     return replace(
@@ -146,8 +151,7 @@ def _connect(config: _Config, session: Session, *, ifname: str, wanted: Result, 
     with session.on_host():
         interfaces.enable_forwarding(wanted.ips)
     host, container = veth.make(session, ifname, pair, mtu=config.mtu)
-    interfaces.bring_up(session, container, wanted, dad=config.dad)
-    interfaces.apply(session.pod, _container_routes(container, wanted))
+    interfaces.bring_up(session, container, wanted, _container_routes(container, wanted), dad=config.dad)
     interfaces.apply(session.host, list(_host_side(host, wanted.ips, dad=config.dad)))
     return host, container
 
@@ -170,7 +174,7 @@ def _container_routes(link: Link, wanted: Result) -> list[Change]:
 
 
 def _addresses(ips: tuple[IpConfig, ...]) -> list[tuple[IpInterface, IpAddress]]:
-    return [(ipaddress.ip_interface(ip.address), ipaddress.ip_address(ip.gateway)) for ip in ips]
+    return [(inet.interface_of(ip.address), inet.address_of(ip.gateway)) for ip in ips]
 
 
 def _to_gateway(link: Link, address: IpInterface, gateway: IpAddress, routed: set[IpAddress]) -> list[Change]:
@@ -194,7 +198,7 @@ def _in_place_of_connected_routes(
         # An address of full length has no subnet; several addresses of one subnet have one route.
         replaces = network.prefixlen < network.max_prefixlen and network not in done
         done.add(network)
-        subnet = ipaddress.ip_interface(network)
+        subnet = inet.interface_of(network)
         if replaces:
             connected = inet.Route(subnet, link.index, scope=inet.SCOPE_NOWHERE)
             yield Change(f"delete route '{network} dev {link.name}'", inet.delete_route(connected))

@@ -14,7 +14,7 @@ from multus_daemon.attachment import BUILT_IN, Invocation
 from multus_daemon.base import deadline
 from multus_daemon.builtin import ipam
 from multus_daemon.builtin.contract import Call, Plugin
-from multus_daemon.cni import gojson, skel
+from multus_daemon.cni import conf, gojson, skel
 from multus_daemon.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -200,6 +200,10 @@ class BuiltinRunner:
 
 def _checked(invocation: Invocation) -> skel.Configuration:
     """As `skel.checked`; not again where that was done for the same verb. Raises as it does."""
+    return conf.once(invocation.fields, (_checked, invocation.verb), lambda: _checked_for_request(invocation))
+
+
+def _checked_for_request(invocation: Invocation) -> skel.Configuration:
     if invocation.parsed is None:
         return skel.checked(invocation.verb, invocation.fields)
     key = (_checked, invocation.verb)
@@ -211,7 +215,9 @@ def _checked(invocation: Invocation) -> skel.Configuration:
 
 def _unsupported(plugin: Plugin, call: Call) -> str:
     try:
-        return call.once(plugin.unsupported)
+        # By the plugin as it is with tools, or without.
+        key = (plugin.unsupported, call.tools is None)
+        return conf.once(call.fields, key, lambda: plugin.unsupported(call))
     except gojson.JsonError:
         return ""
 
@@ -227,7 +233,8 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
             call.name,
             call.invocation.verb,
             plugin_type,
-            found,
+            # Without the value, which may be a password.
+            found.partition(":")[0],
         )
         return
     raise UnsupportedFieldError(

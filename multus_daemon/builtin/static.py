@@ -78,8 +78,11 @@ def check(call: Call, session: Session) -> None:
     config = read(call)
     if call.prev_result is None:
         raise InvalidNetworkConfigError("Required prevResult missing", f"network {call.name!r}")
+    present: dict[str, IpConfig] = {}
+    for item in call.prev_result.ips:
+        present.setdefault(item.ip, item)
     for ip in config.ips:
-        given = next((item for item in call.prev_result.ips if item.ip == ip.ip), None)
+        given = present.get(ip.ip)
         if given is not None and ip.gateway and ip.gateway != given.gateway:
             raise InternalError(
                 f"static: Failed to match addr {ip.ip} on interface {call.invocation.ifname}",

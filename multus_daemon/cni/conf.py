@@ -6,17 +6,49 @@ The bytes are what is stored and handed on; nothing is lost because our view doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from multus_daemon.cni import gojson, versions
 from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
 from multus_daemon.cni.names import NetworkName, network_name_problem
 
+T = TypeVar("T")
+
+CONFIG_MAX_BYTES: Final = 1024 * 1024
+"""Of a network's configuration, where somebody wrote it: a file, a NetworkAttachmentDefinition, a hot-plug request."""
+CONTAINERS_MAX: Final = 20_000
+"""Objects and arrays in one. Python stops for all threads while it looks which of them are still used."""
+PLUGINS_MAX: Final = 64
+"""In one list."""
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
 _LIST_FLAGS: Final = ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")
+
+
+class PluginFields(dict[str, Any]):
+    """What one plugin is configured with: one object for all pods with the same. Not to be changed."""
+
+    __slots__ = ("read",)
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self.read: dict[Hashable, Any] = {}
+        """What has been made of it (`once`)."""
+
+
+def once(fields: Mapping[str, Any], key: Hashable, read: Callable[[], T]) -> T:
+    """What `read` makes of `fields`, a plugin's configuration, and of nothing else; `key` tells it from other readers.
+
+    Remembered where it is `PluginFields`. What raises is read again.
+    """
+    if not isinstance(fields, PluginFields):
+        return read()
+    if key not in fields.read:
+        fields.read[key] = read()
+    value: T = fields.read[key]
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +62,8 @@ class PluginConfig:
     """The capabilities that it declares as true."""
     ipam_type: str = ""
     """`ipam.type`, empty where there is none."""
+    derived: dict[tuple[str, str], PluginFields] = field(default_factory=dict, compare=False, repr=False)
+    """What the plugin is configured with where no pod asks for more, by name and version of the network."""
 
     @property
     def name(self) -> str:
@@ -74,6 +108,22 @@ def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False)
     if len(raw) <= _REMEMBERED_MAX_BYTES:
         return _parsed_before(raw, default_name, allow_no_plugins)
     return _parse(raw, default_name, allow_no_plugins)
+
+
+def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
+    """As `parse`, of what somebody wrote: of at most CONFIG_MAX_BYTES, CONTAINERS_MAX and PLUGINS_MAX."""
+    if len(raw) > CONFIG_MAX_BYTES:
+        raise InvalidNetworkConfigError(
+            f"CNI configuration has {len(raw)} bytes, and at most {CONFIG_MAX_BYTES} are allowed"
+        )
+    if gojson.containers(raw) > CONTAINERS_MAX:
+        raise InvalidNetworkConfigError(f"CNI configuration has more than {CONTAINERS_MAX} objects and arrays")
+    config = parse(raw, default_name=default_name)
+    if len(config.plugins) > PLUGINS_MAX:
+        raise InvalidNetworkConfigError(
+            f"plugins: {len(config.plugins)} of them, and at most {PLUGINS_MAX} are allowed", f"network {config.name!r}"
+        )
+    return config
 
 
 def _parse(raw: bytes, default_name: str, allow_no_plugins: bool) -> NetworkConfig:
@@ -197,18 +247,22 @@ def plugin_fields(
     *,
     capability_args: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> PluginFields:
     """What `plugin` of `config` is configured with (CNI SPEC section 3, "Deriving execution configuration").
 
     The plugin's own object, with name and cniVersion of the network, and `runtimeConfig` with those of
     `capability_args` that the plugin declares; a literal runtimeConfig of the file stays where no capability applies,
     as with libcni. `extra` keys are set as they are. Without `prevResult`: see `plugin_stdin`.
     """
-    updates: dict[str, Any] = {"name": config.name, "cniVersion": config.cni_version or versions.IMPLIED}
+    version = config.cni_version or versions.IMPLIED
     granted = {key: value for key, value in (capability_args or {}).items() if key in plugin.capabilities}
-    if granted:
-        updates["runtimeConfig"] = granted
-    return gojson.with_keys(plugin.fields, updates | dict(extra or {}))
+    of_pod = {**({"runtimeConfig": granted} if granted else {}), **(extra or {})}
+    if not of_pod and (derived := plugin.derived.get((config.name, version))):
+        return derived
+    fields = PluginFields(gojson.with_keys(plugin.fields, {"name": config.name, "cniVersion": version, **of_pod}))
+    if not of_pod:
+        plugin.derived[config.name, version] = fields
+    return fields
 
 
 def plugin_stdin(fields: Mapping[str, Any], prev_result: Mapping[str, Any] | None) -> bytes:

@@ -38,7 +38,7 @@ _EXPONENT_FROM: Final = 1e21
 
 def loads(data: bytes | str) -> Any:
     """The value of one JSON text, of at most CONTAINERS_MAX objects and arrays, NESTING_MAX deep. Raises JsonError."""
-    if (brackets := _brackets(data)) > CONTAINERS_MAX:
+    if (brackets := containers(data)) > CONTAINERS_MAX:
         raise JsonError(f"more than {CONTAINERS_MAX} objects and arrays")
     try:
         value = _DECODER.decode(data)
@@ -61,7 +61,8 @@ def _number(text: str) -> int | float:
 _DECODER: Final = msgspec.json.Decoder(float_hook=_number)
 
 
-def _brackets(data: bytes | str) -> int:
+def containers(data: bytes | str) -> int:
+    """How many objects and arrays a text can have, at most; without reading it."""
     if isinstance(data, str):
         return data.count("{") + data.count("[")
     return data.count(b"{") + data.count(b"[")

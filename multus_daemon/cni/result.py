@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from multus_daemon.cni import gojson, versions
 from multus_daemon.cni.errors import DecodingFailureError, IncompatibleVersionError
@@ -21,8 +23,11 @@ IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 _MAPPED_PREFIX = 96
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+# They are structs, and what is to JSON as they are here, to make and to change them in C: a result is changed at each
+# step of its way. The names of keys are those of the newest version.
+
+
+class Interface(Struct, frozen=True, omit_defaults=True, rename={"socket_path": "socketPath", "pci_id": "pciID"}):
     """A link that the plugin made; `sandbox` is the netns path, empty for the host's side. `mtu` in bytes."""
 
     name: str
@@ -33,8 +38,7 @@ class Interface:
     pci_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class IpConfig:
+class IpConfig(Struct, frozen=True, omit_defaults=True):
     """An address in CIDR text with its host bits, its gateway, and the index of its interface (None: not said)."""
 
     address: str
@@ -52,8 +56,7 @@ class IpConfig:
         return ":" not in self.address
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True, omit_defaults=True):
     """A route; 0 and None mean "not said". `table` and `scope` are kept where they are 0."""
 
     dst: str
@@ -75,8 +78,7 @@ class Route:
         return ":" not in self.dst
 
 
-@dataclass(frozen=True, slots=True)
-class Dns:
+class Dns(Struct, frozen=True, omit_defaults=True):
     """Resolver settings as resolv.conf(5) names them."""
 
     nameservers: tuple[str, ...] = ()
@@ -89,14 +91,13 @@ class Dns:
         return bool(self.nameservers or self.domain or self.search or self.options)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True, omit_defaults=True):
     """What an ADD made. Empty tuples where the plugin said nothing."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[IpConfig, ...] = ()
     routes: tuple[Route, ...] = ()
-    dns: Dns = field(default_factory=Dns)
+    dns: Dns = Dns()
 
     def replace_interfaces(self, interfaces: tuple[Interface, ...]) -> Result:
         """The same result with other interfaces."""

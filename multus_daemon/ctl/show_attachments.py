@@ -9,7 +9,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 
 def containers(found: Mapping[str, Any], *, leaks: bool) -> None:
@@ -18,21 +18,51 @@ def containers(found: Mapping[str, Any], *, leaks: bool) -> None:
     if not found["containers"]:
         console.print("nothing is left over" if leaks else "nothing is attached")
         return
-    columns = ("pod", "interface", "network", "addresses", "mac", "plugin", "since")
-    table = Table(*columns, box=box.ROUNDED)
+    # What is cut can't be copied: names are folded instead, and what has no spaces stays in one piece.
+    table = Table(
+        Column("pod", overflow="fold"),
+        Column("interface", no_wrap=True),
+        Column("network", overflow="fold"),
+        Column("addresses, MAC", no_wrap=True),
+        Column("plugins"),
+        Column("since"),
+        box=box.ROUNDED,
+    )
     for item in found["containers"]:
         for number, attachment in enumerate(item["attachments"]):
             table.add_row(_pod(item) if number == 0 else "", *_cells(item, attachment))
         if not item["attachments"]:
-            table.add_row(_pod(item), "", "", "", "", "", "")
+            table.add_row(_pod(item), "", "", "", "", "")
         table.add_section()
     console.print(table)
     for item in found["containers"]:
-        for text, style in ((item["problem"], "yellow"), (item["check"], "red")):
+        for text, style in ((_problem(item), "yellow"), (item["check"], "red")):
             if text:
                 console.print(f"[{style}]{_pod(item)}: {escape(text)}[/]", soft_wrap=True)
+        if item["advice"]:
+            console.print(f"  [green]->[/] {escape(item['advice'])}", soft_wrap=True)
         if item["check"] == "":
             console.print(f"[green]{_pod(item)}: CHECK found everything as it should be[/]", soft_wrap=True)
+
+
+def forgotten(found: Mapping[str, Any]) -> None:
+    """One line, and one for each network whose plugins may still hold something."""
+    console = Console(highlight=False)
+    pod = f" of pod {escape(found['pod'])}" if found["pod"] else ""
+    console.print(f"[bold]container {escape(found['container'])}{pod} is forgotten[/]", soft_wrap=True)
+    for item in found["attachments"]:
+        held = ", ".join([item["interface"], *item["addresses"]])
+        plugins = ", ".join(plugin["type"] for plugin in item["plugins"])
+        console.print(f"  {escape(item['network'])} ({escape(held)}), by {escape(plugins)}", soft_wrap=True)
+
+
+def _problem(item: Mapping[str, Any]) -> str:
+    problem = str(item["problem"])
+    return f"since {_moment(item['setAside'])} {problem}" if item["setAside"] else problem
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")[:19]
 
 
 def _pod(item: Mapping[str, Any]) -> str:
@@ -48,12 +78,10 @@ def _cells(item: Mapping[str, Any], attachment: Mapping[str, Any]) -> tuple[str,
         escape(plugin["type"]) + (" [dim]built-in[/]" if plugin["servedBy"] == "built-in" else "")
         for plugin in attachment["plugins"]
     )
-    since = datetime.fromtimestamp(item["since"]).astimezone().isoformat(sep=" ", timespec="seconds")
     return (
         f"[bold]{escape(attachment['interface'])}[/]{state}",
         network,
-        "\n".join(attachment["addresses"]),
-        attachment["mac"],
+        "\n".join([*attachment["addresses"], attachment["mac"]]).strip(),
         plugins,
-        since[:19],
+        _moment(item["since"]),
     )

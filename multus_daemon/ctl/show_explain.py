@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+_LONGEST: Final = 100_000
+"""Characters of a line."""
+
 
 def explanation(found: Mapping[str, Any]) -> None:
     """The verdict, the steps, each network with its plugins and their configuration, the last errors."""
     console = Console(highlight=False)
+    # A tree cuts its lines at the width, even where nothing is to be wrapped.
+    trees = Console(highlight=False, width=_LONGEST)
     console.print(_verdict(found), soft_wrap=True)
     for step in found["steps"]:
         mark, text = ("[red]no[/]", step["problem"]) if step["problem"] else ("[green]ok[/]", step["result"])
         console.print(f"  {mark} {escape(step['what'])}: {escape(text)}", soft_wrap=True)
     for network in found["networks"]:
-        console.print(_network(network), soft_wrap=True)
+        trees.print(_network(network), soft_wrap=True)
     if found["errors"]:
         console.print("[bold]what the daemon has answered to the runtime before[/]")
     for item in found["errors"]:
@@ -35,6 +40,8 @@ def _verdict(found: Mapping[str, Any]) -> str:
     if found["attached"]:
         container = escape(found["container"][:13])
         return f"{pod}: is attached [dim](container {container})[/]; an ADD of a new container would do this"
+    if failed := [item for item in found["errors"] if item["verb"] == "ADD"]:
+        return f"{pod}: [red]its last ADD failed: {escape(failed[-1]['text'])}[/]\nthe next one would do this"
     return f"{pod}: an ADD would do this"
 
 

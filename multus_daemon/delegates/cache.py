@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
-from collections.abc import Collection, Container, Mapping, Set
+from collections.abc import Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,8 @@ from multus_daemon.cni.result import Result
 log = logging.getLogger(__name__)
 
 KIND: Final = "cniCacheV1"
+# libcni passes over keys that it does not know.
+_NETWORKS: Final = "multusNetworks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Entry:
     capability_args: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] | None = None
     """The result object, with its cniVersion."""
+    networks: int = 0
+    """How many entries the container has with this one; 0 where nobody said so, as libcni does not."""
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -53,11 +57,12 @@ class Entry:
         optional = {
             "netns": self.netns,
             "cniArgs": [list(pair) for pair in self.cni_args],
-            "capabilityArgs": _sorted(self.capability_args),
-            "result": _sorted(self.result or {}),
         }
         fields |= {key: value for key, value in optional.items() if value}
-        return gojson.dumps(fields, sort_keys=False)
+        # Go writes maps in the order of their keys, and the struct in that of its fields.
+        maps = {"capabilityArgs": self.capability_args, "result": self.result, _NETWORKS: self.networks}
+        inner = b"".join(b',"%s":%s' % (key.encode(), gojson.dumps(value)) for key, value in maps.items() if value)
+        return gojson.dumps(fields, sort_keys=False)[:-1] + inner + b"}"
 
 
 def decode(data: bytes) -> Entry:
@@ -83,7 +88,13 @@ def decode(data: bytes) -> Entry:
         cni_args=tuple((key, value) for key, value in pairs),
         capability_args=gojson.get_object(fields, "capabilityArgs") or {},
         result=gojson.get_object(fields, "result"),
+        networks=gojson.get_int(fields, _NETWORKS) or 0,
     )
+
+
+def is_complete(entries: Sequence[Entry]) -> bool:
+    """True where the entries of a container are known to be all that it has."""
+    return 0 < max((entry.networks for entry in entries), default=0) == len(entries)
 
 
 def name_problem(network: str, container_id: str, ifname: str) -> str:
@@ -97,19 +108,19 @@ class ResultCache:
     """The directory `<cniDir>/results`."""
 
     def __init__(self, cni_dir: Path) -> None:
-        self._directory = cni_dir / "results"
+        self._directory = f"{cni_dir}/results"
 
     def sweep(self) -> None:
         """Remove what writers left that were killed in the middle. Raises OSError."""
-        fs.sweep(self._directory)
+        fs.sweep(Path(self._directory))
 
-    def _path(self, network: str, container_id: str, ifname: str) -> Path:
+    def _path(self, network: str, container_id: str, ifname: str) -> str:
         parts = (network, container_id, ifname)
         if not all(parts) or any("/" in part or "\0" in part for part in parts):
             raise InvalidNetworkConfigError(
                 "no file name for the cached result", f"{network!r}-{container_id!r}-{ifname!r}"
             )
-        return self._directory / "-".join(parts)
+        return f"{self._directory}/{'-'.join(parts)}"
 
     def write(self, entry: Entry) -> None:
         """Put the entry in its place. Raises InvalidNetworkConfigError for an empty name, OSError.
@@ -169,9 +180,9 @@ class ResultCache:
         found = []
         for name in names:
             try:
-                entry = decode(fs.read_limited(self._directory / name, follow=False))
+                entry = decode(fs.read_limited(f"{self._directory}/{name}", follow=False))
             except (OSError, gojson.JsonError) as error:
-                log.warning("cached result %s can't be read: %s", self._directory / name, error)
+                log.warning("cached result %s/%s can't be read: %s", self._directory, name, error)
                 continue
             if entry.container_id == container_id:
                 found.append(entry)
@@ -193,7 +204,7 @@ class ResultCache:
                     if item.name[0] == "." or not _may_be_of(item.name, candidates, passed_over):
                         continue
                     try:
-                        entry = decode(fs.read_limited(self._directory / item.name, follow=False))
+                        entry = decode(fs.read_limited(item.path, follow=False))
                     except FileNotFoundError:
                         continue
                     except (OSError, gojson.JsonError):
@@ -218,9 +229,3 @@ def _may_be_of(name: str, candidates: Container[str] | None, passed_over: Set[st
     if any(container_id in passed_over for container_id in ids):
         return False
     return bool(ids) if candidates is None else any(container_id in candidates for container_id in ids)
-
-
-def _sorted(value: Mapping[str, Any]) -> dict[str, Any]:
-    # Go writes maps in the order of their keys.
-    ordered: dict[str, Any] = gojson.loads_object(gojson.dumps(dict(value)))
-    return ordered

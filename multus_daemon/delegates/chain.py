@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from multus_daemon.attachment import BUILT_IN, Attachment, Invocation, Progress, Sandbox
 from multus_daemon.cni import args, conf, errors, names, result, versions
@@ -29,6 +29,14 @@ from multus_daemon.netlink import netns
 from multus_daemon.ports import ChoosingRunner, NeverAttachedError
 
 log = logging.getLogger(__name__)
+
+# Plugins that make an interface and ask what `ipam.type` names, with the same configuration: themselves, then.
+_NO_IPAM: Final = frozenset(
+    {
+        *("bridge", "dummy", "flannel", "host-device", "ipvlan", "loopback", "macvlan", "ptp", "tap", "vlan"),
+        *("bandwidth", "firewall", "passthru", "portmap", "sbr", "tuning", "vrf"),
+    }
+)
 
 
 class Chain:
@@ -72,6 +80,12 @@ class Chain:
             raise IncompatibleVersionError(
                 f'unsupported CNI version "{config.cni_version}"', f"known are {', '.join(versions.SUPPORTED)}"
             )
+        for plugin in config.plugins:
+            if plugin.ipam_type and plugin.ipam_type in {plugin.type, *_NO_IPAM}:
+                raise InvalidNetworkConfigError(
+                    f'ipam.type "{plugin.ipam_type}" is no IPAM plugin',
+                    "it would call itself for an address; name one such as host-local",
+                )
         if not config.plugins:
             raise InvalidNetworkConfigError("no plugins in list", "name one in the configuration's 'plugins'")
 
@@ -331,6 +345,7 @@ def _entry(sandbox: Sandbox, attachment: Attachment) -> Entry:
         netns=sandbox.netns,
         cni_args=attachment.cni_args,
         capability_args=attachment.capability_args,
+        networks=attachment.networks,
         # Where the version can't express it, the newest can: nothing is lost, and readers convert anyway.
         result=_object(value, config) or result.to_object(value, versions.CURRENT),
     )

@@ -1,6 +1,7 @@
 """One child process from start to reaping: pipes with limits, a deadline, and nothing left of it afterwards.
 
-The child leads a session and so a process group of its own; ending it means the group. Its exit is seen through a
+The child leads a session and so a process group of its own; ending it means the group, and what it has started in other
+sessions. Its exit is seen through a
 pidfd and it is reaped last: while it is a zombie nobody else can get its number, so the group that is signalled is
 always the right one (with a reaper in between, as asyncio's, it may be a stranger's).
 
@@ -27,6 +28,7 @@ from multus_daemon import deadlines
 from multus_daemon.delegates.failure import STDERR_TAIL, Exit
 
 _CHUNK = 64 * 1024
+_DESCENDANTS_MAX = 256
 
 _Started: TypeAlias = tuple[subprocess.Popen[bytes], int]
 """The process and its pidfd, -1 where the kernel has none to give."""
@@ -121,6 +123,43 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
     # Only while its leader is not reaped. Nobody left to signal is what we want.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Pidfds of all that the process has started, and these have, whichever session they are in. Blocks.
+
+    Without those whose parent has ended. None where the kernel does not tell (CONFIG_PROC_CHILDREN).
+    """
+    found: list[int] = []
+    parents = [pid]
+    while parents and len(found) < _DESCENDANTS_MAX:
+        parent = parents.pop()
+        for child in _children(parent):
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(child)
+                # The number can have become another's in between.
+                if child in _children(parent):
+                    found.append(pidfd)
+                    parents.append(child)
+                else:
+                    os.close(pidfd)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def _kill(pidfds: Sequence[int]) -> None:
+    for pidfd in pidfds:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
 
 
 async def _uncut(work: Coroutine[Any, Any, None]) -> None:
@@ -281,10 +320,16 @@ class _Child:
 
     async def _stop_group(self) -> None:
         loop, pid = self._loop, self._popen.pid
-        if not self._exited:
-            _signal_group(pid, signal.SIGTERM)
-            await self._until(lambda: self._exited, loop.time() + self._limits.grace)
-        _signal_group(pid, signal.SIGKILL)
+        elsewhere: list[int] = []
+        try:
+            if not self._exited:
+                # Now: what it has started is nobody's any more as soon as it has ended.
+                elsewhere = await asyncio.to_thread(_descendants, pid)
+                _signal_group(pid, signal.SIGTERM)
+                await self._until(lambda: self._exited, loop.time() + self._limits.grace)
+        finally:
+            _signal_group(pid, signal.SIGKILL)
+            _kill(elsewhere)
         await self._until(lambda: self._exited, loop.time() + deadlines.KILLED_SECONDS)
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError
 from multus_daemon.cni.names import network_name_problem
 
-CONF_MAX_BYTES = 1024 * 1024
-PLUGINS_MAX = 64
+CONF_MAX_BYTES = conf.CONFIG_MAX_BYTES
+PLUGINS_MAX = conf.PLUGINS_MAX
 SUFFIXES = (".conf", ".json", ".conflist")
 
 

@@ -143,7 +143,9 @@ class Dispatcher:
                 return built_in
             # Without a binary the built-in says what is missing.
             if binary := self._process.locate(plugin_type):
-                log.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, unsupported)
+                # Without the value, which may be a password.
+                key = unsupported.partition(":")[0]
+                log.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, key)
                 return binary
             return built_in
         return self._process.locate(plugin_type) or built_in

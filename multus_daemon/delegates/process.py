@@ -19,7 +19,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Invocation
-from multus_daemon.base import fs
+from multus_daemon.base import elf, fs
 from multus_daemon.base.backoff import backoff
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.delegates import child, failure, find
@@ -122,6 +122,9 @@ class ProcessRunner:
         except OSError as error:
             if error.errno == errno.ETXTBSY:
                 return None
+            if error.errno == errno.ENOEXEC:
+                problem = await asyncio.to_thread(self._foreign, path) or "it is no program, nor a script with #!"
+                raise _not_executable(plugin_type, verb, path, problem) from error
             raise IoFailureError(
                 f'plugin "{plugin_type}" could not be started: {error.strerror}',
                 failure.context(plugin_type, verb, first=" ".join(argv)),
@@ -129,17 +132,34 @@ class ProcessRunner:
         except child.DeadlineExceededError as error:
             raise TryAgainLaterError(
                 f'plugin "{plugin_type}" did not end within {self._seconds(verb):g} s and was ended',
-                failure.context(plugin_type, verb, error.stderr, path),
+                failure.context(
+                    plugin_type,
+                    verb,
+                    error.stderr,
+                    f"what it waits for is in its stderr, where it says so, or in the logs of its own daemon; {path}",
+                ),
             ) from error
         except child.OutputTooLargeError as error:
             raise InternalError(
                 f'plugin "{plugin_type}" wrote more than {limits.max_output} bytes to stdout and was ended',
                 failure.context(plugin_type, verb, first=path),
             ) from error
-        if self._root and end.returncode == _CHROOT_CANNOT_EXECUTE and not end.stdout:
-            busy = await asyncio.to_thread(self._is_busy, path, end.stderr)
-            return None if busy else end
+        if self._root and end.returncode > 0 and not end.stdout:
+            if end.returncode == _CHROOT_CANNOT_EXECUTE and await asyncio.to_thread(self._is_busy, path, end.stderr):
+                return None
+            # For chroot the C library has the shell try what the kernel does not execute: any error may come of that.
+            if problem := await asyncio.to_thread(self._foreign, path):
+                raise _not_executable(plugin_type, verb, path, problem, end.stderr)
         return end
+
+    def _foreign(self, path: str) -> str:
+        """Which other machine the program is for; empty where it is for this one, or no program. Blocks."""
+        try:
+            with open(fs.resolve(self._root, path), "rb") as file:
+                foreign = elf.foreign_machine(file.read(elf.HEAD_BYTES))
+        except (OSError, elf.NoProgramError):
+            return ""
+        return f"it is a program for {foreign}, and this node is {os.uname().machine}" if foreign else ""
 
     def _stdout_of(self, plugin_type: str, verb: str, end: failure.Exit) -> bytes:
         if end.returncode == 0:
@@ -190,6 +210,19 @@ def chroot_program() -> str:
             continue
     raise FileNotFoundError(
         errno.ENOENT, f"no chroot program (looked for {', '.join(CHROOT_PROGRAMS)}), which a chroot directory needs"
+    )
+
+
+def _not_executable(plugin_type: str, verb: str, path: str, problem: str, stderr: bytes = b"") -> IoFailureError:
+    return IoFailureError(
+        f'plugin "{plugin_type}" could not be started: {problem}',
+        failure.context(
+            plugin_type,
+            verb,
+            stderr,
+            f"install the plugin for {os.uname().machine} as {path}; "
+            "`multusctl doctor` names others that are not for this node",
+        ),
     )
 
 

@@ -18,9 +18,10 @@ from typing import Any, Final
 import msgspec
 
 from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.cni import conf, result, versions
+from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.cni.result import Result
 
 FORMAT: Final = 1
 
@@ -44,7 +45,7 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     cluster_network: bool = False
     capability_args: dict[str, Any] = {}
     cni_args: list[tuple[str, str]] = []
-    result: dict[str, Any] | None = None
+    result: Result | None = None
     hot_plugged: bool = False
     auxiliary: bool = False
     default_route: list[str] | None = None
@@ -66,6 +67,7 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
     deletes_failed: int = 0
     given_up: bool = False
     failing_since: float = 0.0
+    netns_id: str = ""
 
 
 def encode(record: ContainerRecord) -> bytes:
@@ -84,13 +86,13 @@ def encode(record: ContainerRecord) -> bytes:
             deletes_failed=record.deletes_failed,
             given_up=record.given_up,
             failing_since=record.failing_since,
+            netns_id=record.netns_id,
         )
     )
     return msgspec.json.encode(_Envelope(FORMAT, hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
 
 
 def _encode(attachment: Attachment) -> _Attachment:
-    value = attachment.result
     return _Attachment(
         name=attachment.name,
         config=attachment.config.raw,
@@ -99,7 +101,7 @@ def _encode(attachment: Attachment) -> _Attachment:
         cluster_network=attachment.cluster_network,
         capability_args=dict(attachment.capability_args),
         cni_args=list(attachment.cni_args),
-        result=None if value is None else result.to_object(value, versions.CURRENT),
+        result=attachment.result,
         hot_plugged=attachment.hot_plugged,
         auxiliary=attachment.auxiliary,
         default_route=None if attachment.default_route is None else list(attachment.default_route),
@@ -144,6 +146,7 @@ def _decode_state(data: bytes) -> ContainerRecord:
             deletes_failed=fields.deletes_failed,
             given_up=fields.given_up,
             failing_since=fields.failing_since,
+            netns_id=fields.netns_id,
         )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, CniError) as error:
         raise RecordFormatError(str(error)) from error
@@ -160,7 +163,7 @@ def _decode(fields: _Attachment) -> Attachment:
         cluster_network=fields.cluster_network,
         capability_args=fields.capability_args,
         cni_args=tuple(fields.cni_args),
-        result=None if fields.result is None else result.from_object(fields.result, versions.CURRENT),
+        result=fields.result,
         hot_plugged=fields.hot_plugged,
         auxiliary=fields.auxiliary,
         default_route=None if fields.default_route is None else tuple(fields.default_route),

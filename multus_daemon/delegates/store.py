@@ -29,13 +29,13 @@ from typing import Final
 import msgspec
 
 from multus_daemon.attachment import ContainerRecord, SetAside
-from multus_daemon.base import fs
+from multus_daemon.base import cached, fs
 from multus_daemon.cni import gojson, names
 from multus_daemon.cni.errors import CniError, InvalidEnvironmentError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.delegates import record as record_format
 from multus_daemon.delegates import upstream
-from multus_daemon.delegates.cache import Entry, ResultCache
+from multus_daemon.delegates.cache import Entry, ResultCache, is_complete
 from multus_daemon.ports import CorruptRecordError
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class FileStore:
                 continue
             own = self._own_path(record.sandbox.container_id)
             # Not one that was cut.
-            if name == own.name and _is_newer(record, own):
+            if name == os.path.basename(own) and _is_newer(record, own):
                 log.warning("record of container %s is put in place: it had not been", record.sandbox.container_id)
                 path.rename(own)
             else:
@@ -161,33 +161,52 @@ class FileStore:
                 raise
             raise CorruptRecordError(f"record can't be read: {own}: {error.strerror}") from error
 
+    def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
+        """See `ports.DelegateStore`: where the kernel has our own record in memory."""
+        data = cached.read(self._own_path(container_id))
+        try:
+            record = None if data is None else record_format.decode(data)
+        except record_format.RecordFormatError:
+            return None
+        return record if record and record.sandbox.container_id == container_id else None
+
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         """What upstream's file and libcni's result cache say together; None where neither knows the container.
 
-        Lists the whole result cache. Raises CorruptRecordError where there is a file and nothing readable, OSError,
-        InvalidEnvironmentError for an id that is none.
+        Lists the whole result cache. Where there is a record of ours, which `load` could not read then, the cache must
+        be known to have all that was in it: what it lacks would never be deleted. Raises CorruptRecordError where there
+        is a file and nothing readable, or too little, OSError, InvalidEnvironmentError for an id that is none.
         """
-        self._own_path(container_id)
+        own = self._own_path(container_id)
         if self._aside_path(container_id).exists():
             return None
         entries = self._cache.entries(container_id)
         try:
             record = self._left_by_upstream(container_id, entries)
         except CorruptRecordError as error:
-            found = upstream.from_entries(container_id, entries)
-            if found is None:
+            record = upstream.from_entries(container_id, entries)
+            if record is None:
                 raise CorruptRecordError(f"{error}, and the result cache knows nothing of it") from error
             log.warning("container %s is taken from the result cache: %s", container_id, error)
-            return replace(found, foreign=True)
         record = record or upstream.from_entries(container_id, entries)
+        if record and os.path.exists(own) and not is_complete(entries) and not self._is_all_in_upstreams(record):
+            raise CorruptRecordError(f"{own} can't be read, and the result cache may lack some of what it held")
         return None if record is None else replace(record, foreign=True)
+
+    def _is_all_in_upstreams(self, record: ContainerRecord) -> bool:
+        """True where upstream's file, which is written beside each record of ours, names all that `record` has."""
+        try:
+            listed = gojson.loads(fs.read_limited(self._cni_dir / record.sandbox.container_id, follow=False))
+        except (OSError, gojson.JsonError):
+            return False
+        return isinstance(listed, list) and len(listed) == len(record.attachments)
 
     def _left_by_upstream(self, container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
         """What is in upstream's file, completed from `entries`. Raises CorruptRecordError, OSError."""
-        path = self._cni_dir / container_id
+        path = f"{self._cni_dir}/{container_id}"
         try:
             # A directory can have the name of a container: `results`.
-            if not stat.S_ISREG((status := path.lstat()).st_mode):
+            if not stat.S_ISREG((status := os.lstat(path)).st_mode):
                 return None
             data = fs.read_limited(path, follow=False)
             record = upstream.from_delegates(container_id, data, entries, status.st_mtime)
@@ -202,14 +221,14 @@ class FileStore:
         path = self._own_path(record.sandbox.container_id)
         data = record_format.encode(record) + b"\n"
         # What `load` would refuse must not come to be: its networks could not be detached.
-        if len(data) + (0 if durable else path.stat().st_size) > fs.DEFAULT_READ_LIMIT:
+        if len(data) + (0 if durable else os.stat(path).st_size) > fs.DEFAULT_READ_LIMIT:
             raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
         if not durable:
             fs.append(path, data)
             return
         fs.ensure_private_directory(self._directory)
         # Of a new one the rename may be lost: `sweep` finds what was to be renamed.
-        fs.write_atomic(path, data, fsync_name=path.exists())
+        fs.write_atomic(path, data, fsync_name=os.path.exists(path))
         if self._upstream_too:
             self._save_for_upstream(record)
 
@@ -228,9 +247,9 @@ class FileStore:
     def remove(self, container_id: ContainerId) -> None:
         """Forget our own record and upstream's; none is done. Raises OSError, InvalidEnvironmentError."""
         own = self._own_path(container_id)
-        path = self._cni_dir / container_id
+        path = f"{self._cni_dir}/{container_id}"
         try:
-            if not stat.S_ISDIR(path.lstat().st_mode):
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
                 fs.remove(path)
         except FileNotFoundError:
             pass
@@ -266,16 +285,16 @@ class FileStore:
     def forget(self, container_id: ContainerId) -> bool:
         """See `ports.DelegateStore`; the cached results go too, or it would pass for another daemon's leftover."""
         path = self._aside_path(container_id)
-        if not path.exists():
-            return False
-        record = self._read_aside(container_id).record
-        for attachment in record.attachments if record else ():
-            self._cache.remove(attachment.config.name, container_id, attachment.ifname)
+        entries = self._cache.entries(container_id)
+        known = bool(entries) or path.exists() or container_id in self.containers()
+        for entry in entries:
+            self._cache.remove(entry.network, container_id, entry.ifname)
         fs.remove(path)
-        return True
+        self.remove(container_id)
+        return known
 
     def _aside_path(self, container_id: ContainerId) -> Path:
-        return self._aside / self._own_path(container_id).name
+        return self._aside / os.path.basename(self._own_path(container_id))
 
     def containers(self, *, foreign: bool = True) -> list[ContainerId]:
         """The ids of our own records and, with `foreign`, of upstream's, sorted; readable or not. Raises OSError."""
@@ -306,14 +325,14 @@ class FileStore:
         record = record or upstream.from_entries(container_id, entries)
         return None if record is None else replace(record, foreign=True)
 
-    def _own_path(self, container_id: ContainerId) -> Path:
+    def _own_path(self, container_id: ContainerId) -> str:
         # The id becomes a path here; what the server has checked is checked where it counts.
         if problem := names.container_id_problem(container_id):
             raise InvalidEnvironmentError(problem, repr(container_id))
-        return self._directory / f"{container_id}{_SUFFIX}"
+        return f"{self._directory}/{container_id}{_SUFFIX}"
 
 
-def _is_newer(record: ContainerRecord, place: Path) -> bool:
+def _is_newer(record: ContainerRecord, place: str) -> bool:
     """Whether the record in `place` is missing, or of an earlier ADD. Raises OSError."""
     try:
         return record_format.decode(fs.read_limited(place, follow=False)).created < record.created

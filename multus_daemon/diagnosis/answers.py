@@ -10,9 +10,9 @@ from multus_daemon.attachment import ContainerRecord, Pod
 from multus_daemon.base.timeline import Timelines
 from multus_daemon.cni.args import KubernetesArgs
 from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidEnvironmentError, IoFailureError
-from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.diagnosis import attachments, explain, status, trace
-from multus_daemon.engine import reconcile
+from multus_daemon.engine import aside, reconcile
 from multus_daemon.engine.check import check_some, told_of
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.plan import find_pod
@@ -46,8 +46,11 @@ class Answers:
             "status": self._status,
             "trace": self._trace,
         }
-        # A POST for its body: it touches nothing either.
-        self.orders: Mapping[str, Answer] = {"explain-manifest": self._explain_manifest}
+        self.orders: Mapping[str, Answer] = {
+            # A POST for its body: it touches nothing either.
+            "explain-manifest": self._explain_manifest,
+            "forget": self._forget,
+        }
 
     def _status(self, _asked: Asked) -> Mapping[str, Any]:
         try:
@@ -66,18 +69,39 @@ class Answers:
                 pod=asked.query.get("pod", ""),
                 leaks=leaks,
                 problems=self._orphans() if leaks else None,
+                last_errors=self._last_errors(),
                 check=self._checked if asked.flag("check") else None,
             )
         except OSError as error:
             raise IoFailureError(f"records can't be listed: {error}") from error
 
-    def _orphans(self) -> dict[str, str]:
+    def _orphans(self) -> dict[str, attachments.Problem]:
         """Raises OSError."""
         found = reconcile.look(self._engine)
+        in_use = attachments.Problem(
+            "its pod is gone, but processes live in its network namespace",
+            "remove the container from the runtime (crictl rmp -f); nothing is touched while they live",
+        )
         return {
-            **{container: orphan.reason for container, orphan in found.orphans.items()},
-            **dict.fromkeys(found.in_use, "its pod is gone, but processes live in its network namespace"),
+            **{
+                container: attachments.Problem(orphan.reason, attachments.ORPHAN_ADVICE)
+                for container, orphan in found.orphans.items()
+            },
+            **dict.fromkeys(found.in_use, in_use),
         }
+
+    def _last_errors(self) -> dict[str, str]:
+        """The last error of a DEL, by container."""
+        return {
+            item.subject["container"]: item.error[1]
+            for item in self._timelines
+            if item.error and item.subject.get("verb") == "DEL"
+        }
+
+    def _forget(self, asked: Asked) -> Mapping[str, Any]:
+        container_id = ContainerId(asked.query.get("container", ""))
+        record = aside.forget(self._engine, container_id)
+        return attachments.forgotten(container_id, record)
 
     def _checked(self, record: ContainerRecord) -> str:
         """What CHECK says; empty: all is as it should be."""

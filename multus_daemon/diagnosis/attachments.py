@@ -3,6 +3,7 @@
 {"schema": "multusctl.attachments/v1", "source": "daemon" or "store", "containers": [
   {"container": …, "pod": "default/web", "podUid": …, "netns": …, "netnsExists": true, "since": <Unix time>,
    "complete": true, "failedDeletes": 0, "problem": <why nobody will delete it as it is; empty: nothing is wrong>,
+   "advice": <what to do about the problem>, "setAside": <Unix time since when nobody tries any more; 0: not so>,
    "check": <not asked: null; done: "" where all is as it should be, else the error>,
    "attachments": [
      {"network": "default/blue", "interface": "net1", "addresses": ["10.1.0.2/24"], "mac": …,
@@ -15,9 +16,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from multus_daemon.attachment import Attachment, ContainerRecord
+from multus_daemon.attachment import Attachment, ContainerRecord, SetAside
 from multus_daemon.cni import gojson
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.ports import CorruptRecordError, DelegateStore
@@ -39,6 +41,17 @@ class Namespaces(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why nobody will delete a container as it is, and what to do about it; empty: nothing is wrong."""
+
+    text: str = ""
+    advice: str = ""
+
+
+ORPHAN_ADVICE: Final = "nothing: the daemon deletes what is left with its next comparison (reconcileSeconds)"
+
+
 def of(
     store: DelegateStore,
     namespaces: Namespaces,
@@ -46,43 +59,65 @@ def of(
     source: str,
     pod: str = "",
     leaks: bool = False,
-    problems: Mapping[str, str] | None = None,
+    problems: Mapping[str, Problem] | None = None,
+    last_errors: Mapping[str, str] | None = None,
     check: Callable[[ContainerRecord], str] | None = None,
 ) -> dict[str, Any]:
     """All containers on record, by pod; those of `pod` (`namespace/name`) alone; with `leaks` those with a problem.
 
-    `problems`: why nobody will delete a container, as the daemon's own comparison has found; what the record and the
-    namespace show is added here. `check`: runs CHECK, and says what is wrong. Raises OSError where the records can't be
-    listed.
+    What is set aside is a leak too. `problems`: why nobody will delete a container, as the daemon's own comparison has
+    found; what the record and the namespace show is added here. `last_errors`: of the DELs of containers. `check`: runs
+    CHECK, and says what is wrong. Raises OSError where the records can't be listed.
     """
     known = problems or {}
     found = []
+    for item in store.aside() if leaks else ():
+        if not pod or (item.record is not None and item.record.pod == pod):
+            found.append(_set_aside(item, namespaces))
     for container_id in store.containers(foreign=True):
         try:
             record = store.load(container_id)
         except (CorruptRecordError, OSError) as error:
             if not pod:
-                found.append(_damaged(container_id, str(error)))
+                found.append(_unreadable(container_id, str(error)))
             continue
         if record is None or (pod and record.pod != pod):
             continue
-        problem = known.get(container_id) or _problem(record, namespaces)
-        if leaks and not problem:
+        problem = _problem(
+            record, namespaces, known.get(container_id, Problem()), (last_errors or {}).get(container_id, "")
+        )
+        if leaks and not problem.text:
             continue
         found.append(_container(record, problem, namespaces, check))
     found.sort(key=lambda item: (item["pod"], item["since"]))
     return {"schema": SCHEMA, "source": source, "containers": found}
 
 
-def _problem(record: ContainerRecord, namespaces: Namespaces) -> str:
+def _problem(record: ContainerRecord, namespaces: Namespaces, known: Problem, last_error: str) -> Problem:
+    """`known`: as the daemon's comparison has it; `last_error`: of its DELs."""
+    if record.failing_since or record.given_up:
+        times = "once" if record.deletes_failed == 1 else f"{record.deletes_failed} times"
+        failed = f"its DEL failed {times}" if record.deletes_failed else "it can't be deleted"
+        tried = "and was given up" if record.given_up else "and is tried again"
+        text = f"{failed} {tried}{f': {last_error}' if last_error else ''}"
+        cause = "remove the cause" if last_error else "remove the cause, which the daemon's log names"
+        return Problem(text, f"{cause}: the daemon goes on trying; or {_by_hand(record.sandbox.container_id)}")
     if record.sandbox.netns and namespaces.vanished({record.sandbox.netns}):
-        return "its network namespace is gone: what is left is deleted by the daemon's next comparison"
-    if record.given_up:
-        return "its DEL was given up: the daemon goes on trying"
-    return ""
+        return Problem("its network namespace is gone", ORPHAN_ADVICE)
+    return known
 
 
-def _damaged(container_id: ContainerId, problem: str) -> dict[str, Any]:
+def _by_hand(container_id: ContainerId) -> str:
+    return f"free by hand what it holds, then: multusctl attachments forget {container_id}"
+
+
+def _set_aside(item: SetAside, namespaces: Namespaces) -> dict[str, Any]:
+    record = item.record
+    found = _unreadable(item.container_id) if record is None else _container(record, Problem(), namespaces, None)
+    return found | {"problem": f"set aside: {item.why}", "advice": _by_hand(item.container_id), "setAside": item.since}
+
+
+def _unreadable(container_id: ContainerId, problem: str = "") -> dict[str, Any]:
     return {
         "container": container_id,
         "pod": "",
@@ -93,13 +128,18 @@ def _damaged(container_id: ContainerId, problem: str) -> dict[str, Any]:
         "complete": False,
         "failedDeletes": 0,
         "problem": problem,
+        "advice": _by_hand(container_id),
+        "setAside": 0.0,
         "check": None,
         "attachments": [],
     }
 
 
 def _container(
-    record: ContainerRecord, problem: str, namespaces: Namespaces, check: Callable[[ContainerRecord], str] | None
+    record: ContainerRecord,
+    problem: Problem,
+    namespaces: Namespaces,
+    check: Callable[[ContainerRecord], str] | None,
 ) -> dict[str, Any]:
     netns = record.sandbox.netns
     return {
@@ -111,9 +151,22 @@ def _container(
         "since": record.created,
         "complete": record.complete,
         "failedDeletes": record.deletes_failed,
-        "problem": problem,
+        "problem": problem.text,
+        "advice": problem.advice,
+        "setAside": 0.0,
         "check": None if check is None else check(record),
         "attachments": [_attachment(item) for item in record.attachments],
+    }
+
+
+def forgotten(container_id: ContainerId, record: ContainerRecord | None) -> dict[str, Any]:
+    """`{"schema": "multusctl.forget/v1", "container": …, "pod": …, "attachments": [as above]}`: what was known."""
+    attachments = record.attachments if record else ()
+    return {
+        "schema": "multusctl.forget/v1",
+        "container": container_id,
+        "pod": record.pod if record and record.pod_name else "",
+        "attachments": [_attachment(item) for item in attachments],
     }
 
 

@@ -348,7 +348,7 @@ def _records(node: Node) -> Iterator[Finding]:
         try:
             record = node.store.load(container_id)
         except CorruptRecordError as error:
-            advice = "free by hand what it held (multusctl attachments --leaks), then remove the file"
+            advice = f"free by hand what it held, then: multusctl attachments forget {container_id}"
             yield Finding("records", "error", f"container {container_id}", str(error), advice)
             continue
         if record is None:
@@ -365,9 +365,11 @@ def _records(node: Node) -> Iterator[Finding]:
             )
         elif record.given_up:
             evidence = f"its DEL failed {record.deletes_failed} times and was given up"
-            yield Finding(
-                "records", "warning", subject, evidence, "multusctl attachments --leaks, and the daemon's log"
-            )
+            yield Finding("records", "warning", subject, evidence, "multusctl attachments --leaks says why")
+    for item in node.store.aside():
+        evidence = f"was set aside, nobody tries to delete it any more: {item.why}"
+        advice = f"free by hand what it held, then: multusctl attachments forget {item.container_id}"
+        yield Finding("records", "warning", f"container {item.container_id}", evidence, advice)
 
 
 def _leases(node: Node) -> Iterator[Finding]:

@@ -25,7 +25,6 @@ from multus_daemon.engine import detach, devices, gateway, plan, records, report
 from multus_daemon.engine.engine import INDICATOR_GATE, Engine
 from multus_daemon.engine.plan import Plan
 from multus_daemon.engine.request import CniRequest
-from multus_daemon.netconf.load import load
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
             hot_plugged = detach.detach_leftover(engine, record, netns)
         if reason := engine.gates.closed.get(INDICATOR_GATE):
             raise TryAgainLaterError(reason)
-        net_conf = load(request.stdin, engine.overlay)
+        net_conf = engine.net_conf(request.stdin)
         pod = plan.find_pod(engine, request.args)
         with report.telling_of_failure(engine, pod, report.INVALID):
             attachments = plan.attachments(engine, request, pod, net_conf)
@@ -77,6 +76,8 @@ def add(engine: Engine, request: CniRequest) -> Result:
 def _lives(engine: Engine, record: ContainerRecord, netns: str, ifname: str) -> bool:
     """True where the record is that of a finished ADD whose interfaces are all still there."""
     if not record.complete or record.sandbox.netns != netns or not engine.links.is_netns(netns):
+        return False
+    if records.is_elsewhere(engine, record, netns):
         return False
     if record.ifname != ifname:
         raise InvalidEnvironmentError(
@@ -126,6 +127,7 @@ def attached(
     undo_failed: list[str] = []
     with engine.links.kept_open(), contextlib.ExitStack() as undo:
         planned = plan.plan(engine, base, new, netns)
+        base = replace(base, netns_id=base.netns_id or planned.netns_id)
         # As it is then: with the default routes moved, results in `base` are others too.
         undo.callback(lambda: _put_back(engine, base, undo_failed))
         _save(engine, replace(base, attachments=(*base.attachments, *planned.new)))
@@ -202,6 +204,7 @@ def keep(engine: Engine, record: ContainerRecord) -> None:
 
 
 def _save(engine: Engine, record: ContainerRecord, *, durable: bool = True) -> None:
+    engine.occupants.entered(record.sandbox.netns, record.sandbox.container_id)
     try:
         engine.store.save(record, durable=durable)
     except OSError as error:

@@ -6,16 +6,18 @@ listed, and kept until a person forgets it. Only orphans come here: what a runti
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import ContainerRecord, Pod, SetAside
-from multus_daemon.cni.errors import CniError, IoFailureError
+from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError, UnknownContainerError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import records
 from multus_daemon.engine.engine import Engine
-from multus_daemon.ports import EVENT_MESSAGE_MAX
+from multus_daemon.ports import EVENT_MESSAGE_MAX, CorruptRecordError
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +56,48 @@ def listed(engine: Engine) -> list[SetAside]:
         raise IoFailureError(f"what is set aside can't be read: {error}") from error
 
 
-def forget(engine: Engine, container_id: ContainerId) -> bool:
-    """Forget what was set aside of the container, once a person has seen to it; False where that is nothing.
+def forget(engine: Engine, container_id: ContainerId) -> ContainerRecord | None:
+    """Forget a container that is on record or set aside, once a person has seen to it; None: it could not be read.
 
-    Raises InvalidEnvironmentError (4) for an id that is none, IoFailureError (5).
+    Raises UnknownContainerError (3) where nothing is known of it, TryAgainLaterError (11) while its network namespace
+    exists, InvalidEnvironmentError (4) for an id that is none, IoFailureError (5).
     """
     with engine.locks.hold(container_id):
         try:
+            found = _left_of(engine, container_id)
+            if found is not None and engine.links.is_netns(found.sandbox.netns):
+                raise TryAgainLaterError(
+                    f"container {container_id} can't be forgotten: its network namespace {found.sandbox.netns} exists",
+                    "delete the pod, so that the runtime removes it; a runtime that does not know the container any "
+                    f"more will not: ip netns delete {os.path.basename(found.sandbox.netns)}",
+                )
             known = engine.store.forget(container_id)
         except OSError as error:
             raise IoFailureError(f"container {container_id} can't be forgotten: {error}") from error
-    if known:
-        log.warning("container %s, which was set aside, is forgotten", container_id)
-    return known
+    if not known:
+        raise UnknownContainerError(
+            f"nothing is known of container {container_id}", "`multusctl attachments --leaks` shows what is"
+        )
+    log.warning("container %s is forgotten: a person has asked for it", container_id)
+    return found
+
+
+def _left_of(engine: Engine, container_id: ContainerId) -> ContainerRecord | None:
+    """What is set aside of the container, else its record, without a namespace that is another's now.
+
+    Raises OSError, InvalidEnvironmentError (4) for an id that is none.
+    """
+    found: ContainerRecord | None = None
+    with contextlib.suppress(CorruptRecordError):
+        found = engine.store.load(container_id)
+    if found is None or found.foreign:
+        with contextlib.suppress(CorruptRecordError):
+            found = engine.store.recover(container_id) or found
+    if found is None:
+        found = next((item.record for item in engine.store.aside() if item.container_id == container_id), None)
+    if found is None or not found.sandbox.netns:
+        return found
+    return records.without_followed(found, filter(None, records.read_all(engine).values()))
 
 
 def tell(engine: Engine, record: ContainerRecord, reason: str, text: str) -> None:

@@ -42,6 +42,10 @@ def check_some(engine: Engine, record: ContainerRecord, attachments: Sequence[At
     """Run CHECK for these `attachments` of the record. Raises CniError."""
     if problem := engine.links.netns_problem(netns):
         raise InvalidNetnsError(f"{netns} {problem}", f"pod {record.pod}: CNI_NETNS must be one")
+    if engine.links.is_elsewhere(netns, record.netns_id):
+        raise InvalidNetnsError(
+            f"{netns} is not the network namespace of container {record.sandbox.container_id}", f"pod {record.pod}"
+        )
     sandbox = Sandbox(record.sandbox.container_id, netns)
     for attachment in attachments:
         try:

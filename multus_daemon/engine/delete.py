@@ -62,7 +62,7 @@ def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bo
     in error the comparison of records with what lives finds again.
     """
     netns = record.sandbox.netns
-    if not engine.links.is_netns(netns):
+    if not engine.links.is_netns(netns) or records.is_elsewhere(engine, record, netns):
         return False
     if record.created > spooled:
         return True
@@ -72,14 +72,19 @@ def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bo
 def _own_netns(engine: Engine, record: ContainerRecord, netns: str) -> str:
     """The namespace, empty where a newer container is in it now. Raises IoFailureError (5)."""
     try:
-        found = engine.reads.of(("records",), functools.partial(_records, engine))
+        found = engine.reads.of(("records",), functools.partial(_others_in, engine, netns))
     except OSError as error:
         raise IoFailureError(f"records of containers can't be read: {error}") from error
     return records.without_followed(record.in_netns(netns), found).sandbox.netns
 
 
-def _records(engine: Engine) -> list[ContainerRecord]:
-    return [record for record in records.read_all(engine).values() if record]
+def _others_in(engine: Engine, netns: str) -> list[ContainerRecord]:
+    """The records of the containers in the namespace; all are looked through once for many DELs. Raises OSError."""
+    there = engine.occupants.at(
+        netns,
+        lambda: [(record.sandbox.netns, key) for key, record in records.read_all(engine).items() if record],
+    )
+    return [record for record in records.read(engine, sorted(there)).values() if record]
 
 
 # --- what never succeeds -----------------------------------------------------------------------------------------

@@ -55,9 +55,11 @@ def detach_some(
 ) -> ContainerRecord | None:
     """As `detach`, for those that are `leaving`; the record of the others, as stored, None if there are none.
 
+    A path at which the namespace is no longer that of the record, or no namespace, counts as one that is gone.
+
     What has been detached is on record as that also where others failed, or the call is interrupted.
     """
-    sandbox = Sandbox(record.sandbox.container_id, netns)
+    sandbox = Sandbox(record.sandbox.container_id, records.own_netns(engine, record, netns))
     backwards = leaving[::-1]
     before = schedule.backwards(schedule.predecessors(leaving))
     end = time.monotonic() + seconds
@@ -106,12 +108,6 @@ def give_up(engine: Engine, record: ContainerRecord) -> None:
     records.without(engine, replace(record, given_up=True), ())
 
 
-def detach_unrecorded(engine: Engine, record: ContainerRecord, attachment: Attachment) -> None:
-    """Run DEL for an attachment that is in no record; `record` is that of its container. Raises CniError."""
-    if failure := delete(engine, record.sandbox, record, attachment, deadlines.DETACH_SECONDS):
-        raise failure
-
-
 def detach_leftover(engine: Engine, record: ContainerRecord, netns: str) -> tuple[Attachment, ...]:
     """Undo what an ADD that never finished, or lives no more, left behind, in the namespace it was in.
 
@@ -123,7 +119,11 @@ def detach_leftover(engine: Engine, record: ContainerRecord, netns: str) -> tupl
         record.sandbox.container_id,
         record.pod,
     )
-    lives = record.sandbox.netns == netns and engine.links.is_netns(netns)
+    lives = (
+        record.sandbox.netns == netns
+        and engine.links.is_netns(netns)
+        and not records.is_elsewhere(engine, record, netns)
+    )
     leaving = [item for item in record.attachments if not (lives and item.hot_plugged and item.result)]
     rest = detach_some(engine, replace(record, complete=False), leaving, record.sandbox.netns)
     return rest.attachments if rest else ()

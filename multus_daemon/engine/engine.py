@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -17,6 +18,8 @@ from multus_daemon import deadlines
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.threads import Barriers, KeyedLock, Reads
 from multus_daemon.cni.names import ContainerId
+from multus_daemon.netconf.load import load
+from multus_daemon.netconf.model import NetConf
 from multus_daemon.ports import (
     ClusterStore,
     ConfFiles,
@@ -33,6 +36,7 @@ INDICATOR_GATE: Final = "readiness-indicator"
 StatusWrite = Literal["best-effort", "required"]
 
 _REMEMBERED: Final = 1024
+_REMEMBERED_MAX_BYTES: Final = 4 * 1024
 
 
 def count_nothing(*_: object) -> None:
@@ -95,6 +99,44 @@ class FailedDeletes:
             self._failed.pop(container_id, None)
 
 
+class Occupants:
+    """Which containers have been in which namespace, by its path: for some seconds, in which many DELs may ask."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._known: dict[str, set[ContainerId]] = {}
+        self._until = 0.0
+
+    def at(self, path: str, read: Callable[[], Iterable[tuple[str, ContainerId]]]) -> frozenset[ContainerId]:
+        """The containers at the path; `read` gives path and container of all that there are. What it raises."""
+        with self._guard:
+            is_known = time.monotonic() < self._until
+            if not is_known:
+                # Whoever comes while it is read is entered already.
+                self._known, self._until = {}, time.monotonic() + deadlines.OCCUPANTS_SECONDS
+        if not is_known:
+            try:
+                for place, container_id in read():
+                    self._enter(place, container_id)
+            except BaseException:
+                self._until = 0.0
+                raise
+        with self._guard:
+            return frozenset(self._known.get(path, ()))
+
+    def entered(self, path: str, container_id: ContainerId) -> None:
+        """A container is about to be attached there."""
+        if self._until:
+            with self._guard:
+                if time.monotonic() >= self._until:
+                    self._known, self._until = {}, 0.0
+            self._enter(path, container_id)
+
+    def _enter(self, path: str, container_id: ContainerId) -> None:
+        with self._guard:
+            self._known.setdefault(path, set()).add(container_id)
+
+
 @dataclass(frozen=True)
 class Engine:
     """Ports, policy, counters, and the state that requests share."""
@@ -127,11 +169,26 @@ class Engine:
     """Called for each network that leaves the record though its DEL failed, as it was never attached."""
     count_set_aside: Callable[[], None] = count_nothing
     """Called for each container of which the rest is set aside."""
+    count_replaced_netns: Callable[[], None] = count_nothing
+    """Called where a container is detached at whose namespace's path is something else by then."""
     locks: KeyedLock = field(default_factory=KeyedLock)
     """Of the containers: whoever changes one holds its lock."""
     barriers: Barriers = field(default_factory=Barriers)
     """Of the networks, by name: closed while its plugins free what was not on record when that began."""
     gc_lock: KeyedLock = field(default_factory=KeyedLock)
     adds: AddsDuringGc = field(default_factory=AddsDuringGc)
+    occupants: Occupants = field(default_factory=Occupants)
     failed_deletes: FailedDeletes = field(default_factory=FailedDeletes)
     reads: Reads = field(default_factory=lambda: Reads(deadlines.RECORD_READ_SECONDS))
+
+    def net_conf(self, stdin: bytes) -> NetConf:
+        """The configuration of a request, the daemon's own keys over it. Raises CniError."""
+        return (self._read_before if len(stdin) <= _REMEMBERED_MAX_BYTES else self._read)(stdin)
+
+    def _read(self, stdin: bytes) -> NetConf:
+        return load(stdin, self.overlay)
+
+    @functools.cached_property
+    def _read_before(self) -> Callable[[bytes], NetConf]:
+        # A node has one configuration, and the runtime adds little to it.
+        return functools.lru_cache(maxsize=64)(self._read)

@@ -11,8 +11,9 @@ import errno
 import ipaddress
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from multus_daemon.attachment import Attachment, Sandbox
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError

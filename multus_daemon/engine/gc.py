@@ -27,8 +27,7 @@ from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.engine import aside, detach, schedule
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.networks import default_networks, of_every_pod
-from multus_daemon.engine.records import held_if_free, read, read_all
-from multus_daemon.netconf.load import load
+from multus_daemon.engine.records import held_if_free, is_elsewhere, read, read_all
 from multus_daemon.netconf.model import NetConf
 from multus_daemon.netconf.primary import OWN_TYPES
 
@@ -81,7 +80,7 @@ def gc(engine: Engine, stdin: bytes) -> None:
     One at a time. One failure does not stop the others; what the time does not suffice for is left to the next GC.
     Raises CniError: the first failure with its code, the others in the details.
     """
-    net_conf = load(stdin, engine.overlay)
+    net_conf = engine.net_conf(stdin)
     if net_conf.valid_attachments is None:
         log.info("GC without a list of valid attachments: cannot determine which attachments are stale")
         return
@@ -130,7 +129,8 @@ def _batch(engine: Engine, run: _Run, found: Found) -> None:
                 continue
         run.note(record)
         if container_id not in run.listed and not _in_flight(engine, container_id):
-            unlisted.append(record)
+            # Whoever lives in another namespace at its path does not live in its own.
+            unlisted.append(record.in_netns("") if is_elsewhere(engine, record, record.sandbox.netns) else record)
     in_use = engine.links.netns_in_use({record.sandbox.netns for record in unlisted})
     to_delete: list[ContainerRecord] = []
     for record in unlisted:
@@ -150,7 +150,7 @@ def _unreadable(engine: Engine, run: _Run, container_id: ContainerId) -> None:
         run.failures.append(
             IoFailureError(
                 f"record of container {container_id} is damaged",
-                "what it held must be freed by hand; remove the file then",
+                f"free by hand what it held, then: multusctl attachments forget {container_id}",
             )
         )
 

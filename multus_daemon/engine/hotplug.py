@@ -15,10 +15,10 @@ from multus_daemon.cni import conf
 from multus_daemon.cni.errors import InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
 from multus_daemon.cni.names import IfName
 from multus_daemon.cni.result import Result
-from multus_daemon.engine import add, check, detach, plan, records, report, unsupported
+from multus_daemon.engine import add, check, detach, networks, plan, records, report, unsupported
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.request import DelegateRequest
-from multus_daemon.netconf.load import load
+from multus_daemon.netconf.model import NetConf
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +40,13 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
     with engine.locks.hold(container_id):
         engine.adds.begins(container_id)
         # The request's configuration is the network's own: what is ours can only be the daemon's.
-        strict = load(b"{}", engine.overlay).strict_requests
+        net_conf = engine.net_conf(b"{}")
         if problem := engine.links.netns_problem(netns):
             raise InvalidNetnsError(f"{netns} {problem}", _of(request))
         found = records.find(engine, container_id, search=True)
         record = _adopted(found) if found else None
+        if record and records.is_elsewhere(engine, record, netns):
+            raise InvalidNetnsError(f"{netns} is not the network namespace of container {container_id}", _of(request))
         leftovers = []
         for present in record.attachments if record else ():
             wanted = present.config.name == request.network and request.ifname in ("", present.ifname)
@@ -57,7 +59,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
             cut_off = present.hot_plugged and present.result is None and present.ifname == request.ifname
             if wanted or cut_off:
                 leftovers.append(present)
-        return _add(engine, request, record, leftovers, strict)
+        return _add(engine, request, record, leftovers, net_conf)
 
 
 def _stored_result(request: DelegateRequest, present: Attachment) -> Result:
@@ -72,11 +74,17 @@ def _stored_result(request: DelegateRequest, present: Attachment) -> Result:
 
 
 def _add(
-    engine: Engine, request: DelegateRequest, record: ContainerRecord | None, leftovers: list[Attachment], strict: bool
+    engine: Engine,
+    request: DelegateRequest,
+    record: ContainerRecord | None,
+    leftovers: list[Attachment],
+    net_conf: NetConf,
 ) -> Result:
+    strict = net_conf.strict_requests
     pod = plan.find_pod(engine, request.args)
     with report.telling_of_failure(engine, pod, report.FAILED):
-        config = conf.parse(request.stdin)
+        config = conf.parse_written(request.stdin)
+        networks.refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
         if record and leftovers:
             log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))
             record = detach.detach_some(engine, record, leftovers, request.netns)
@@ -123,8 +131,8 @@ def _free_name(engine: Engine, request: DelegateRequest, record: ContainerRecord
 def remove_network(engine: Engine, request: DelegateRequest) -> None:
     """Detach the network, by the record if it is in there; asks nobody about the pod. Raises CniError.
 
-    What is not there is done. An interface that belongs to something else is never touched: a client takes back
-    the ADDs that were refused, with a DEL like any other.
+    What is not on record for that container is done, and no plugin runs: a client takes back the ADDs that were
+    refused, with a DEL like any other, and may name another pod's namespace by mistake.
     """
     engine.links.allow_own_netns(request.netns_override)
     with engine.locks.hold(request.container_id):
@@ -139,33 +147,12 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
                     f"network {present.name} is the {_kind(present)} of {_of(request)}", "it goes with the pod"
                 )
             detach.detach_some(engine, record, [present], request.netns)
-        elif record and _is_anothers(engine, record, request):
-            log.warning(
-                "DEL of network %s of %s: %s belongs to something else: done",
-                request.network, _of(request), request.ifname,
-            )  # fmt: skip
         else:
-            attachment = plan.hot_plugged(request, conf.parse(request.stdin), request.args.namespace, request.ifname)
-            log.info(
-                "network %s of %s is not on record: DEL with the request's configuration",
-                attachment.name,
-                _of(request),
-            )
-            container = replace(record or _unknown(request), sandbox=request.sandbox)
-            detach.detach_unrecorded(engine, container, attachment)
-
-
-def _is_anothers(engine: Engine, record: ContainerRecord, request: DelegateRequest) -> bool:
-    """True where the interface is there and not of the request's network, which the record does not have."""
-    if any(attachment.ifname == request.ifname for attachment in record.attachments):
-        return True
-    if not engine.links.is_netns(request.netns):
-        return False
-    try:
-        return bool(engine.links.existing_links(request.netns, [request.ifname]))
-    except OSError:
-        # The namespace has just gone, and the interface with it.
-        return False
+            # A plugin would take whatever is called so out of whatever namespace the request names.
+            log.warning(
+                "DEL of network %s of %s: container %s has no such network on %s: nothing is touched",
+                request.network, _of(request), request.container_id, request.ifname,
+            )  # fmt: skip
 
 
 def check_network(engine: Engine, request: DelegateRequest) -> None:

@@ -15,6 +15,7 @@ from multus_daemon.cni.errors import (
     IncompatibleVersionError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
+    from_code,
 )
 from multus_daemon.engine import unsupported
 from multus_daemon.engine.engine import Engine
@@ -27,6 +28,7 @@ from multus_daemon.ports import NetworkNotFoundError, StoreUnavailableError
 # there were lists (CNI SPEC 0.3.0; 0.3.1 mended its text).
 _LIST_VERSION: Final = "0.3.1"
 _BEFORE_LISTS: Final = ("", "0.1.0", "0.2.0")
+LOOKUP_ADVICE: Final = "bring the API server back, or the node's way to it; the runtime tries again by itself"
 _SHOWN_NAMESPACES: Final = 5
 _PASSTHRU: Final = {"type": "passthru", "name": "passthru-cni"}
 
@@ -152,16 +154,31 @@ def _element(
         raise InvalidNetworkConfigError(
             f"network {element.namespace}/{element.name} is out of reach for namespace {namespace}",
             "namespaceIsolation is on; networks of the pod's namespace and of "
-            f"{', '.join(sorted(net_conf.global_namespaces))} may be used",
+            f"{', '.join(sorted(net_conf.global_namespaces))} may be used: declare it in one of them, and name that",
         )
+    refuse_too_many(str(element), element.ips, element.cni_args, net_conf)
     try:
         network = _definition(engine, element.namespace, element.name, net_conf, asker=namespace)
     except MissingDefinitionError as error:
         raise InvalidNetworkConfigError(
             f"network {element.namespace}/{element.name} does not exist",
-            f"no NetworkAttachmentDefinition of that name is known in namespace {element.namespace}{error.elsewhere}",
+            "create it, or correct the pod's annotation; no NetworkAttachmentDefinition of that name is known in "
+            f"namespace {element.namespace}{error.elsewhere}",
         ) from error
     return replace(network, request=element, capability_args=element.capability_args())
+
+
+def refuse_too_many(name: str, ips: Sequence[str], cni_args: Mapping[str, Any] | None, net_conf: NetConf) -> None:
+    """Refuse a request for more addresses than one may ask for. Raises InvalidNetworkConfigError (7)."""
+    # The plugin `static` takes them from either place.
+    by_args = gojson.get(cni_args or {}, "ips")
+    for key, addresses in (("ips", ips), ("cni-args.ips", by_args)):
+        if isinstance(addresses, list | tuple) and len(addresses) > net_conf.max_requested_addresses:
+            raise InvalidNetworkConfigError(
+                f"{key}: {len(addresses)} addresses, and at most {net_conf.max_requested_addresses} are allowed "
+                f"(network {name})",
+                "ask for fewer, or have maxRequestedAddresses in the daemon's configuration raised",
+            )
 
 
 def _by_reference(engine: Engine, reference: str, net_conf: NetConf, key: str) -> Network:
@@ -208,7 +225,7 @@ def _definition(engine: Engine, namespace: str, name: str, net_conf: NetConf, *,
             _elsewhere(engine, name, net_conf, asker),
         ) from error
     except StoreUnavailableError as error:
-        raise TryAgainLaterError(f"network {namespace}/{name} can't be looked up: {error}") from error
+        raise TryAgainLaterError(f"network {namespace}/{name} can't be looked up: {error}", LOOKUP_ADVICE) from error
     try:
         config = definition.network or engine.files.by_name(net_conf.conf_dir, name)
         if config is None:
@@ -216,7 +233,9 @@ def _definition(engine: Engine, namespace: str, name: str, net_conf: NetConf, *,
                 "spec.config is empty", f"and no configuration named {name!r} is in {net_conf.conf_dir}"
             )
     except CniError as error:
-        raise error.with_context(f"network {definition}") from error
+        advice = f"correct spec.config of the NetworkAttachmentDefinition {namespace}/{name}"
+        details = "; ".join(filter(None, (error.details, advice)))
+        raise from_code(error.code, f"{error.msg} (network {definition})", details) from error
     config = with_list_version(config, net_conf.cni_version)
     return Network(str(definition), config, resource_name=definition.resource_name)
 

@@ -33,6 +33,8 @@ class Plan:
     new: tuple[Attachment, ...]
     before: tuple[frozenset[int], ...]
     """For each of `new` the numbers of those that must be attached when it begins."""
+    netns_id: str
+    """Of the namespace that was looked at (`ContainerRecord.netns_id`)."""
     here: frozenset[int]
     """The numbers of those that the request's own thread runs (`ports.DelegateRunner.runs_here`)."""
 
@@ -46,7 +48,9 @@ def find_pod(engine: Engine, named: args.KubernetesArgs) -> Pod:
             f"pod {named.namespace}/{named.name} is not known", f"{error}; cannot determine the pod's networks"
         ) from error
     except StoreUnavailableError as error:
-        raise TryAgainLaterError(f"pod {named.namespace}/{named.name} can't be looked up: {error}") from error
+        raise TryAgainLaterError(
+            f"pod {named.namespace}/{named.name} can't be looked up: {error}", networks.LOOKUP_ADVICE
+        ) from error
     # The UID of a static pod in the API is that of its mirror, another than the kubelet's.
     if named.uid and pod.uid != named.uid and not pod.is_static:
         raise TryAgainLaterError(
@@ -122,6 +126,7 @@ def plan(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns
     if problem := engine.links.netns_problem(netns):
         raise InvalidNetnsError(f"{netns} {problem}", f"pod {base.pod}: CNI_NETNS must be one")
     owners = {item.ifname: item.name for item in base.attachments if not item.auxiliary}
+    networks_in_all = len(base.attachments) + len(new)
     planned = []
     for attachment in new:
         if owner := owners.get(attachment.ifname):
@@ -130,11 +135,12 @@ def plan(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns
                 f"network {attachment.name} of pod {base.pod} needs that name",
             )
         try:
-            planned.append(engine.runner.plan(base.sandbox, attachment))
+            planned.append(engine.runner.plan(base.sandbox, replace(attachment, networks=networks_in_all)))
         except CniError as error:
             raise error.with_context(f"pod {base.pod}") from error
     try:
         taken = engine.links.existing_links(netns, [item.ifname for item in new if not item.auxiliary])
+        netns_id = engine.links.netns_id(netns)
     except OSError as error:
         raise InvalidNetnsError(f"{netns} can't be entered: {error}", f"pod {base.pod}") from error
     if taken:
@@ -148,6 +154,7 @@ def plan(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns
         base.pod,
         tuple(planned),
         schedule.predecessors(planned),
+        netns_id,
         frozenset(number for number, attachment in enumerate(planned) if engine.runner.runs_here(attachment, "ADD")),
     )
 

@@ -2,7 +2,7 @@
 
 A container is an orphan where
 
-- its network namespace is gone, or is another container's now, or
+- its network namespace is gone, or another is at its path now, or
 - the runtime was told that its DEL is done though something was left, or
 - its pod is no longer on this node, and no process lives in its namespace.
 
@@ -24,7 +24,7 @@ from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import aside, detach
 from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.records import held_if_free, is_of, read, read_all, without_followed
+from multus_daemon.engine.records import held_if_free, is_elsewhere, is_of, read, read_all, without_followed
 from multus_daemon.nad import selection
 from multus_daemon.ports import StoreUnavailableError
 
@@ -110,6 +110,8 @@ def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: _Pods 
             found.append(Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True))
         elif netns and not (placed := without_followed(record, by_netns[netns])).sandbox.netns:
             found.append(Orphan(placed, "its network namespace is another container's now", is_certain=True))
+        elif netns and is_elsewhere(engine, record, netns):
+            found.append(Orphan(record.in_netns(""), "its network namespace is another one now", is_certain=True))
         elif record.given_up:
             found.append(Orphan(record, "its DEL was given up", is_certain=True))
         elif pods is not None and not pods.has(record):

@@ -27,9 +27,13 @@ def find(engine: Engine, container_id: ContainerId, *, search: bool) -> Containe
         damage: CorruptRecordError | None = None
         record: ContainerRecord | None = None
         try:
-            # An ADD will write there, and waits for the disk as long as it may. A DEL may have nothing to write.
+            # An ADD will write there, and waits for the disk as long as it may. A DEL may have nothing to write, so it
+            # reads in a thread beside its own, where the disk is needed for it: that thread is 0.5 ms.
             load = functools.partial(engine.store.load, container_id)
-            record = engine.reads.of(container_id, load) if search else load()
+            if search:
+                record = engine.store.load_at_once(container_id) or engine.reads.of(container_id, load)
+            else:
+                record = load()
         except CorruptRecordError as error:
             damage = error
         if damage or (record.foreign if record else search):
@@ -39,7 +43,7 @@ def find(engine: Engine, container_id: ContainerId, *, search: bool) -> Containe
     except CorruptRecordError as error:
         raise IoFailureError(
             f"record of container {container_id} is damaged: {error}",
-            "what it held must be freed by hand; remove the file then",
+            f"free by hand what it held, then: multusctl attachments forget {container_id}",
         ) from error
     except OSError as error:
         raise IoFailureError(f"record of container {container_id} can't be read: {error}") from error
@@ -49,8 +53,10 @@ def find(engine: Engine, container_id: ContainerId, *, search: bool) -> Containe
 
 
 def without(engine: Engine, record: ContainerRecord, done: Collection[Attachment]) -> ContainerRecord | None:
-    """Write the record without what is `done`, or remove it with the last. Raises IoFailureError (5)."""
-    rest = replace(record, attachments=tuple(item for item in record.attachments if item not in done))
+    """Write the record without what of it is `done`, or remove it with the last. Raises IoFailureError (5)."""
+    # The same objects: to compare what they hold, each with each, takes minutes where a pod has many.
+    gone = {id(item) for item in done}
+    rest = replace(record, attachments=tuple(item for item in record.attachments if id(item) not in gone))
     try:
         if rest.attachments:
             engine.store.save(rest)
@@ -99,6 +105,31 @@ def is_of(record: ContainerRecord, pod: Pod) -> bool:
     if (record.pod_namespace, record.pod_name) != (pod.namespace, pod.name):
         return False
     return not record.pod_uid or record.pod_uid == pod.uid or pod.is_static
+
+
+def is_elsewhere(engine: Engine, record: ContainerRecord, netns: str) -> bool:
+    """True where it is certain that the record's container is not in the namespace at `netns`: another is there."""
+    return engine.links.is_netns(netns) and engine.links.is_elsewhere(netns, record.netns_id)
+
+
+def own_netns(engine: Engine, record: ContainerRecord, netns: str) -> str:
+    """Where plugins find the container's namespace: at `netns`, unless that is certainly something else by now.
+
+    Then at the path on record, if it is there, else empty: nothing may be touched in a namespace.
+    """
+    if not netns or not engine.links.is_elsewhere(netns, record.netns_id):
+        return netns
+    known = record.sandbox.netns
+    if record.netns_id and engine.links.is_netns(known) and not engine.links.is_elsewhere(known, record.netns_id):
+        return known
+    log.warning(
+        "container %s of pod %s: %s is not its network namespace any more; what it has on the host is deleted",
+        record.sandbox.container_id,
+        record.pod,
+        netns,
+    )
+    engine.count_replaced_netns()
+    return ""
 
 
 def without_followed(record: ContainerRecord, records: Iterable[ContainerRecord]) -> ContainerRecord:

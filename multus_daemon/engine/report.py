@@ -75,7 +75,7 @@ def added(engine: Engine, pod: Pod, attachment: Attachment) -> None:
     if result and (result.interfaces or result.ips):
         addresses = " ".join(ip.address for ip in result.ips)
         message = f"Add {attachment.ifname} [{addresses}] from {attachment.name}"
-        engine.cluster.event(pod, "Normal", "AddedInterface", message)
+        engine.cluster.event(pod, "Normal", "AddedInterface", message[:EVENT_MESSAGE_MAX])
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from multus_daemon.base import deadline
 from multus_daemon.cni.errors import CniError, PluginNotAvailableError
 from multus_daemon.engine import networks
 from multus_daemon.engine.engine import Engine
-from multus_daemon.netconf.load import load
 
 
 def status(engine: Engine, stdin: bytes) -> None:
@@ -15,7 +14,7 @@ def status(engine: Engine, stdin: bytes) -> None:
 
     Raises CniError: 50 (PluginNotAvailableError), or what a plugin said.
     """
-    net_conf = load(stdin, engine.overlay)
+    net_conf = engine.net_conf(stdin)
     if closed := engine.gates.closed:
         raise PluginNotAvailableError(
             "the daemon is not ready: " + ", ".join(f"{name}: {reason}" for name, reason in closed.items())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multus_daemon.base import fs
 from multus_daemon.base.gates import Gates
 from multus_daemon.kube.client import ApiClient
 from multus_daemon.kube.credentials import InCluster, Kubeconfig, Source
@@ -18,6 +20,8 @@ from multus_daemon.settings import KubernetesSettings, PerNodeCertificate
 
 if TYPE_CHECKING:
     from multus_daemon.kube.certs import CertificateManager, Connect
+
+log = logging.getLogger(__name__)
 
 
 class Connection:
@@ -80,6 +84,20 @@ class Connection:
     def certificate_expires(self) -> float | None:
         """When this node's own certificate ends, Unix time; None where there is none. May be read in any thread."""
         return self._manager.expires if self._manager else None
+
+    async def publish_kubeconfig(self, target: Path) -> None:
+        """Write a kubeconfig that names the node's own certificate, once there is one, and stay. For other programs.
+
+        The file with the certificate is replaced when it is renewed, the kubeconfig is not. Raises ConfigurationError,
+        OSError.
+        """
+        settings = self._settings.per_node_certificate
+        assert self._manager is not None and settings is not None, "needs perNodeCertificate"  # noqa: PT018
+        certificate = await self._manager.usable()
+        content = await asyncio.to_thread(Kubeconfig(Path(settings.bootstrap_kubeconfig)).for_certificate, certificate)
+        await asyncio.to_thread(fs.write_atomic, target, content)
+        log.info("kubeconfig %s is written, its certificate is in %s", target, certificate)
+        await asyncio.Event().wait()
 
     async def run(self) -> None:
         """Renew what has to be renewed, for ever."""

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from multus_daemon.base import fs
 from multus_daemon.kube.errors import ConfigurationError
 from multus_daemon.kube.library import (
@@ -128,6 +130,37 @@ class Kubeconfig:
             raise ConfigurationError(f"kubeconfig {self.path} can't be used: {type(error).__name__}") from None
         return access
 
+    def for_certificate(self, certificate: Path) -> bytes:
+        """A kubeconfig for the same cluster whose user has client certificate and key in the file `certificate`.
+
+        Blocks. Raises ConfigurationError.
+        """
+        import yaml
+
+        try:
+            found = yaml.safe_load(fs.read_limited(self.path, limit=KUBECONFIG_MAX_BYTES))
+            context = _named(found["contexts"], found["current-context"])["context"]
+            cluster = dict(_named(found["clusters"], context["cluster"])["cluster"])
+            if authority := cluster.get("certificate-authority"):
+                cluster["certificate-authority"] = str(self.path.absolute().parent / authority)
+        except OSError as error:
+            raise ConfigurationError(f"kubeconfig {self.path} can't be used: {error}") from error
+        except Exception as error:
+            raise ConfigurationError(f"kubeconfig {self.path} can't be used: {type(error).__name__}") from None
+        user = {"client-certificate": str(certificate.absolute()), "client-key": str(certificate.absolute())}
+        return msgspec.json.encode(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "default-cluster", "cluster": cluster}],
+                "users": [{"name": "default-auth", "user": user}],
+                "contexts": [
+                    {"name": "default-context", "context": {"cluster": "default-cluster", "user": "default-auth"}}
+                ],
+                "current-context": "default-context",
+            }
+        )
+
     def _read(self, found: Any) -> Access:
         directory = self.path.absolute().parent
         configuration = Configuration()
@@ -150,7 +183,7 @@ class Kubeconfig:
 
 def _current_user(found: Any) -> dict[str, Any]:
     """The user of the current context, to be changed in place; a new one without credentials where there is none."""
-    context = next(item for item in found["contexts"] if item["name"] == found["current-context"])["context"]
+    context = _named(found["contexts"], found["current-context"])["context"]
     users = found["users"] = found.get("users") or []
     for user in users:
         if user["name"] == context.get("user"):
@@ -161,6 +194,11 @@ def _current_user(found: Any) -> dict[str, Any]:
     nobody: dict[str, Any] = {}
     users.append({"name": context["user"], "user": nobody})
     return nobody
+
+
+def _named(items: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The item of a kubeconfig's list that has the name. Raises StopIteration."""
+    return next(item for item in items if item["name"] == name)
 
 
 def _finish(work: Coroutine[Any, Any, None], *, awaits: bool) -> None:

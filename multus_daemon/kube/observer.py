@@ -28,6 +28,10 @@ class Observer(Protocol):
         """A network-status was written."""
         ...
 
+    def status_put(self) -> None:
+        """A network-status was written by GET and PUT, since PATCH is forbidden."""
+        ...
+
     def status_retried(self) -> None:
         """A network-status was put off, to be written later."""
         ...
@@ -65,6 +69,9 @@ class NullObserver:
         """See `Observer`."""
 
     def status_written(self) -> None:
+        """See `Observer`."""
+
+    def status_put(self) -> None:
         """See `Observer`."""
 
     def status_retried(self) -> None:

@@ -3,6 +3,10 @@
 The PATCH goes to `pods/status`, so that no right to change pods is needed, and touches our annotation only. It carries
 the pod's UID, which is immutable: for a pod created anew under the same name the API server answers 422 and names
 `metadata.uid` as the cause.
+
+Upstream's ClusterRole grants `update` and not `patch`. Where a PATCH is refused with 403 and a PUT is not, the writer
+stays with PUT: the pod is read, and written back with its resourceVersion. That is two requests, and a third or fourth
+where somebody else has changed the pod in between.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -32,6 +36,8 @@ log = logging.getLogger(__name__)
 PENDING_MAX: Final = 4096
 AT_ONCE: Final = 8
 MERGE_PATCH: Final = "application/merge-patch+json"
+CONFLICTS_MAX: Final = 3
+"""So many times a pod that was changed meanwhile is read again at once. Kubelet and controllers write to a new pod."""
 
 _FOR_GOOD: Final = frozenset({400, 404, 405, 413, 415, 422})
 """Answers that no repetition changes. 403 is not one: a role binding may come later."""
@@ -40,7 +46,9 @@ _FOR_GOOD: Final = frozenset({400, 404, 405, 413, 415, 422})
 class Client(Protocol):
     """What is needed of the API client."""
 
-    async def request(self, method: str, path: str, *, body: bytes, content_type: str, timeout: float) -> bytes:
+    async def request(
+        self, method: str, path: str, *, body: bytes | None = None, content_type: str = "", timeout: float = 0
+    ) -> bytes:
         """The body of the answer. Raises KubeError."""
         ...
 
@@ -83,6 +91,7 @@ class StatusWriter:
         self._locks = KeyedLock()
         self._arrived = asyncio.Event()
         self._kicked = asyncio.Event()
+        self._may_patch = True
 
     @property
     def pending(self) -> int:
@@ -98,7 +107,7 @@ class StatusWriter:
             async with asyncio.timeout(self._patience), self._locks.hold(pod.uid):
                 for delay in backoff(0.1, 0.5, jitter=0.2):
                     try:
-                        await self._patch(pod, value)
+                        await self._attempt(pod, value)
                         return
                     except KubeError as error:
                         problem = str(error)
@@ -162,7 +171,7 @@ class StatusWriter:
             if self._pending.get(item.pod.uid) is not item:
                 return True
             try:
-                await self._patch(item.pod, item.value)
+                await self._attempt(item.pod, item.value)
             except _RefusedError as error:
                 log.info("%s", error)
                 self._observer.status_dropped()
@@ -177,29 +186,77 @@ class StatusWriter:
             self._remove(item)
             return True
 
-    async def _patch(self, pod: Pod, value: str) -> None:
-        """Raises _RefusedError, KubeError."""
-        body = {"metadata": {"uid": pod.uid, "annotations": {ANNOTATION: value}}}
+    async def _attempt(self, pod: Pod, value: str) -> None:
+        """Write it, by the way that worked last. Raises _RefusedError, KubeError."""
         try:
-            await self._client.request(
-                "PATCH",
-                f"{objects.pod_path(pod.namespace, pod.name)}/status",
-                body=msgspec.json.encode(body),
-                content_type=MERGE_PATCH,
-                timeout=deadlines.NETWORK_STATUS_ATTEMPT_SECONDS,
-            )
+            try:
+                await (self._patch if self._may_patch else self._put)(pod, value)
+            except ApiError as error:
+                if error.status != 403:
+                    raise
+                await self._take_other_way(pod, value, error)
         except ApiError as error:
             if error.status == 404:
                 raise _RefusedError(f"{ANNOTATION} of pod {pod}: the pod has gone") from error
             if error.status == 422 and "metadata.uid" in error.fields:
-                raise _RefusedError(
-                    f"{ANNOTATION} of pod {pod}: the pod has been created anew, its UID is no longer {pod.uid}"
-                ) from error
+                raise _created_anew(pod) from error
             if error.status in _FOR_GOOD:
                 raise _RefusedError(f"{ANNOTATION} of pod {pod}: {error}") from error
             raise
         self._observer.status_written()
         self._on_written()
+
+    async def _take_other_way(self, pod: Pod, value: str, refusal: ApiError) -> None:
+        """PUT where PATCH was refused, or the reverse, and stay with it. Raises _RefusedError, KubeError."""
+        may_patch = not self._may_patch
+        try:
+            await (self._patch if may_patch else self._put)(pod, value)
+        except ApiError as error:
+            # Neither is allowed: what was allowed last may be again, as soon as somebody binds the role.
+            raise (refusal if error.status == 403 else error) from error
+        if self._may_patch == may_patch:
+            return
+        self._may_patch = may_patch
+        if may_patch:
+            log.info("pods/status: PATCH is allowed, network-status is written with one request again")
+        else:
+            log.warning(
+                "pods/status: PATCH is forbidden and PUT is not, so network-status is written with GET and PUT from "
+                "now on: grant the verb patch on pods/status to the daemon's ClusterRole. %s",
+                refusal,
+            )
+
+    async def _patch(self, pod: Pod, value: str) -> None:
+        """Raises KubeError."""
+        body = {"metadata": {"uid": pod.uid, "annotations": {ANNOTATION: value}}}
+        await self._client.request(
+            "PATCH",
+            _status_path(pod),
+            body=msgspec.json.encode(body),
+            content_type=MERGE_PATCH,
+            timeout=deadlines.NETWORK_STATUS_ATTEMPT_SECONDS,
+        )
+
+    async def _put(self, pod: Pod, value: str) -> None:
+        """Raises _RefusedError, KubeError."""
+        for attempt in range(1, CONFLICTS_MAX + 1):
+            body = await self._client.request(
+                "GET", objects.pod_path(pod.namespace, pod.name), timeout=deadlines.NETWORK_STATUS_ATTEMPT_SECONDS
+            )
+            try:
+                await self._client.request(
+                    "PUT",
+                    _status_path(pod),
+                    body=_with_annotation(body, pod, value),
+                    content_type="application/json",
+                    timeout=deadlines.NETWORK_STATUS_ATTEMPT_SECONDS,
+                )
+            except ApiError as error:
+                if error.status != 409 or attempt == CONFLICTS_MAX:
+                    raise
+            else:
+                self._observer.status_put()
+                return
 
     def _put_off(self, pod: Pod, value: str) -> None:
         self._pending.pop(pod.uid, None)
@@ -216,3 +273,28 @@ class StatusWriter:
         if item and self._pending.get(item.pod.uid) is item:
             del self._pending[item.pod.uid]
             self._observer.status_pending(len(self._pending))
+
+
+def _status_path(pod: Pod) -> str:
+    return f"{objects.pod_path(pod.namespace, pod.name)}/status"
+
+
+def _created_anew(pod: Pod) -> _RefusedError:
+    return _RefusedError(f"{ANNOTATION} of pod {pod}: the pod has been created anew, its UID is no longer {pod.uid}")
+
+
+def _with_annotation(body: bytes, pod: Pod, value: str) -> bytes:
+    """The pod in `body` with the annotation: all else, the resourceVersion above all, as it came.
+
+    Raises _RefusedError for another pod of the name, ApiUnavailableError for what is not a pod.
+    """
+    try:
+        found = msgspec.json.decode(body, type=dict[str, Any])
+        metadata = found["metadata"]
+        uid = metadata["uid"]
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), ANNOTATION: value}
+    except (*objects.DECODE_ERRORS, KeyError, TypeError, AttributeError) as error:
+        raise ApiUnavailableError(f"GET of pod {pod}: not a pod: {error!r}") from error
+    if uid != pod.uid:
+        raise _created_anew(pod)
+    return msgspec.json.encode(found)

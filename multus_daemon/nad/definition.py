@@ -35,7 +35,7 @@ class NetworkAttachmentDefinition:
         if not self.config.strip():
             return None
         # What JSON let in as half a surrogate pair is no text; the parser says so.
-        return conf.parse(self.config.encode("utf-8", "surrogatepass"), default_name=self.name)
+        return conf.parse_written(self.config.encode("utf-8", "surrogatepass"), default_name=self.name)
 
     def __str__(self) -> str:
         """`namespace/name`, as the status names it."""

@@ -245,17 +245,22 @@ def _refuse_conflicts(elements: tuple[NetworkSelection, ...]) -> None:
         if element.interface:
             other = owners.setdefault(element.interface, index)
             if other != index:
-                raise _conflict(f"interface {element.interface!r} is asked for twice", elements, other, index)
+                problem = f"interface {element.interface!r} is asked for twice"
+                advice = "give each an interface of its own in the pod's annotation, NETWORK@INTERFACE, or leave it out"
+                raise _conflict(problem, elements, other, index, advice)
         if element.default_route:
             if router is not None:
                 raise _conflict("default-route is set twice", elements, router, index)
             router = index
 
 
-def _conflict(problem: str, elements: tuple[NetworkSelection, ...], first: int, second: int) -> CniError:
+def _conflict(
+    problem: str, elements: tuple[NetworkSelection, ...], first: int, second: int, advice: str = ""
+) -> CniError:
     return InvalidNetworkConfigError(
         f"{problem}: by element {first} ({elements[first]}) and element {second} ({elements[second]})"
-        f" (annotation {NETWORKS_ANNOTATION})"
+        f" (annotation {NETWORKS_ANNOTATION})",
+        advice,
     )
 
 

@@ -58,10 +58,8 @@ def entries_for(
         unowned = [ip.ip for ip in result.ips if _belongs_to_none(ip)]
         return [_entry(name, Interface(name=ifname), unowned, cluster_network, shared)]
     default = _default_index(result.ips, inside) if cluster_network else None
-    return [
-        _entry(name, result.interfaces[index], _addresses(result.ips, index, inside[-1]), index == default, shared)
-        for index in inside
-    ]
+    addresses = _addresses(result.ips, inside)
+    return [_entry(name, result.interfaces[index], addresses[index], index == default, shared) for index in inside]
 
 
 def render(entries: Iterable[Mapping[str, Any]]) -> str:
@@ -146,9 +144,14 @@ def _entry(name: str, interface: Interface, ips: list[str], default: bool, share
     return {key: value for key, value in fields.items() if value or (key in _ALWAYS and value is not None)}
 
 
-def _addresses(ips: Iterable[IpConfig], index: int, last: int) -> list[str]:
-    """The addresses of interface `index`; those that belong to none by their index go to the last one in the pod."""
-    return [ip.ip for ip in ips if (last if _belongs_to_none(ip) else ip.interface) == index]
+def _addresses(ips: Iterable[IpConfig], inside: Sequence[int]) -> dict[int, list[str]]:
+    """The addresses of each interface in the pod; those that belong to none by their index go to the last one."""
+    found: dict[int, list[str]] = {index: [] for index in inside}
+    for ip in ips:
+        index = inside[-1] if ip.interface is None or _belongs_to_none(ip) else ip.interface
+        if index in found:
+            found[index].append(ip.ip)
+    return found
 
 
 def _belongs_to_none(ip: IpConfig) -> bool:
@@ -157,4 +160,5 @@ def _belongs_to_none(ip: IpConfig) -> bool:
 
 def _default_index(ips: Iterable[IpConfig], inside: list[int]) -> int | None:
     """The interface of the first address with a gateway, else the first in the pod."""
-    return next((ip.interface for ip in ips if ip.gateway and ip.interface in inside), inside[0])
+    there = frozenset(inside)
+    return next((ip.interface for ip in ips if ip.gateway and ip.interface in there), inside[0])

@@ -35,6 +35,8 @@ class NetConf:
     """A request that no plugin of its network can take is an error."""
     max_port_mappings: int = 128
     """Ports of the host that one pod may ask for, the runtime's and those of its annotations together."""
+    max_requested_addresses: int = 256
+    """Of one network, by one request."""
     runtime_config: Mapping[str, Any] = field(default_factory=dict)
     """Capability arguments of the runtime; they go to the cluster network only (NPWG SPEC 7.5)."""
     valid_attachments: tuple[tuple[str, str], ...] | None = None

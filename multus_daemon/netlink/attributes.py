@@ -46,13 +46,15 @@ def nested(kind: int, inner: Iterable[bytes]) -> bytes:
 
 def each(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
     """Kind, flags included, and value of each attribute from `offset` on, in order. Raises OSError (EBADMSG)."""
+    # A link has forty, and there are several links to each ADD: nothing is called for each attribute but this.
+    header, unpack = _HEADER.size, _HEADER.unpack_from
     end = len(data)
-    while offset + _HEADER.size <= end:
-        length, kind = _HEADER.unpack_from(data, offset)
-        if not _HEADER.size <= length <= end - offset:
+    while offset + header <= end:
+        length, kind = unpack(data, offset)
+        if not header <= length <= end - offset:
             raise OSError(errno.EBADMSG, "netlink: an attribute of the kernel is cut off")
-        yield kind, data[offset + _HEADER.size : offset + length]
-        offset += aligned(length)
+        yield kind, data[offset + header : offset + length]
+        offset += (length + 3) & ~3
 
 
 def by_kind(data: bytes, offset: int = 0) -> dict[int, bytes]:

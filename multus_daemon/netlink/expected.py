@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Mapping, Sequence
 
 from multus_daemon.cni.result import Result
 from multus_daemon.cni.result import Route as ResultRoute
@@ -30,19 +31,37 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result) -> str:
         for ip in expected:
             if ipaddress.ip_interface(ip.address).ip not in present:
                 return f'address {ip.address} is not on "{name}"'
+    tables = Tables(kernel)
     for expected_route in result.routes:
-        family = socket.AF_INET if expected_route.is_ipv4 else socket.AF_INET6
-        found = kernel.routes(family, expected_route.table or inet.ANY_TABLE)
+        found = tables.routes_to(expected_route, expected_route.table or inet.ANY_TABLE)
         if not any(fits(expected_route, route) for route in found if route.table != inet.TABLE_LOCAL):
             via = f" via {expected_route.gw}" if expected_route.gw and not expected_route.is_default else ""
             return f"route to {expected_route.dst}{via} is not there"
     return ""
 
 
+class Tables:
+    """A container's routing tables, each read once: a pod's author can make a result with thousands of routes."""
+
+    def __init__(self, kernel: Rtnl) -> None:
+        self._kernel = kernel
+        self._read: dict[tuple[bool, int], dict[inet.IpNetwork, list[inet.Route]]] = {}
+
+    def routes(self, ipv4: bool, table: int) -> Mapping[inet.IpNetwork, Sequence[inet.Route]]:
+        """The routes of a table by destination. Raises OSError."""
+        if (ipv4, table) not in self._read:
+            found = self._read[ipv4, table] = {}
+            for route in self._kernel.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table):
+                found.setdefault(route.dst.network, []).append(route)
+        return self._read[ipv4, table]
+
+    def routes_to(self, expected: ResultRoute, table: int) -> Sequence[inet.Route]:
+        """Those of a table to the destination of the expected one. Raises OSError."""
+        return self.routes(expected.is_ipv4, table).get(ipaddress.ip_interface(expected.dst).network, ())
+
+
 def fits(expected: ResultRoute, found: inet.Route) -> bool:
-    """Whether the destination is the expected one, and the gateway where one is named, but for default routes."""
-    if found.dst.network != ipaddress.ip_interface(expected.dst).network:
-        return False
+    """Whether a route to the same destination has the expected gateway, where one is named, but for default routes."""
     return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
 
 

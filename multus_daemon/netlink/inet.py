@@ -10,6 +10,7 @@ import ipaddress
 import socket
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from multus_daemon.netlink import attributes
@@ -63,6 +64,10 @@ _PROTOCOL_BOOT: Final = 3
 _TYPE_UNICAST: Final = 1
 # From this prefix length on there is no broadcast address (RFC 3021).
 _NO_BROADCAST: Final = 31
+
+# Remembered: a pod's address is read several times on its way to the kernel, a subnet and a gateway for every pod.
+address_of = lru_cache(maxsize=512)(ipaddress.ip_address)
+interface_of = lru_cache(maxsize=512)(ipaddress.ip_interface)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,7 @@ def decode_address(body: bytes) -> tuple[int, Address]:
 
 
 def _interface(packed: bytes, length: int) -> IpInterface:
-    return ipaddress.ip_interface((packed, length))
+    return interface_of((packed, length))
 
 
 # --- routes ----------------------------------------------------------------------------------------------------------
@@ -201,8 +206,8 @@ def decode_routes(body: bytes) -> list[Route]:
         Route(
             dst=_interface(found.get(_RTA_DST, anywhere), length),
             oif=oif,
-            gateway=ipaddress.ip_address(gateway) if gateway else None,
-            source=ipaddress.ip_address(source) if source else None,
+            gateway=address_of(gateway) if gateway else None,
+            source=address_of(source) if source else None,
             scope=scope,
             table=attributes.to_number(found.get(RTA_TABLE)) or table,
             priority=attributes.to_number(found.get(RTA_PRIORITY)),

@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from typing import Final
 
+from multus_daemon.base import fs
+
 _CLONE_NEWNET: Final = 0x40000000
 # ioctl_ns(2); since Linux 4.11. It also tells a network namespace from the other kinds, which statfs does not.
 _NS_GET_NSTYPE: Final = 0xB703
@@ -26,6 +28,9 @@ _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 
 # What opening a path fails with where it is certain that no namespace is there.
 _NO_NAMESPACE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL})
+
+# And where something else is: of a socket, opening says ENXIO.
+_SOMETHING_ELSE: Final = frozenset({errno.ENOTDIR, errno.EINVAL, errno.ENXIO})
 
 _NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
 
@@ -93,11 +98,9 @@ def opened(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def own() -> Iterator[int]:
-    """A descriptor of the calling thread's namespace for the duration of a block. Raises NamespaceError."""
-    with opened(_OWN_NAMESPACE) as descriptor:
-        yield descriptor
+def open_own() -> int:
+    """A descriptor of the calling thread's namespace, for the caller to close. Raises NamespaceError."""
+    return open_path(_OWN_NAMESPACE)
 
 
 def is_netns(path: str) -> bool:
@@ -203,6 +206,28 @@ def allow_own(allowed: bool) -> None:
 def own_is_allowed() -> bool:
     """What `allow_own` has said; else false: the daemon's own namespace is the host's."""
     return _own_allowed.get()
+
+
+def identity(descriptor: int) -> str:
+    """What tells a namespace from every other one of this node, as long as it is there. Raises OSError."""
+    device, inode = _identity(os.fstat(descriptor))
+    # After a start of the node the numbers begin anew.
+    return f"{fs.boot()}-{device}-{inode}"
+
+
+def is_elsewhere(path: str, known: str) -> bool:
+    """True where it is certain that the namespace of that `identity` is not at `path`: something else is.
+
+    Of an empty identity only that no namespace is there, or the one that the thread is in: the host's. Nothing at the
+    path tells nothing.
+    """
+    try:
+        with opened(path) as descriptor, opened(_OWN_NAMESPACE) as host:
+            return (is_same(descriptor, host) and not own_is_allowed()) or (
+                bool(known) and identity(descriptor) != known
+            )
+    except NamespaceError as error:
+        return error.errno in _SOMETHING_ELSE
 
 
 def is_same(descriptor: int, other: int) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from multus_daemon.cni.names import IfName
@@ -32,14 +33,18 @@ class Session:
         """Names of the links that this request will remove, so that they can go together."""
         self.removed: dict[str, tuple[IpInterface, ...]] = {}
         """Those that have gone with others, by name, with the addresses that they had."""
+        self.absent: set[IfName] = set()
+        """Names that were looked for before the first plugin ran, and that no link had."""
         self._opened = contextlib.ExitStack()
         self._is_inside = False
 
     @functools.cached_property
     def _netns(self) -> tuple[int, int]:
         """Descriptors of the host's namespace and of the pod's. Raises NamespaceError."""
-        host = self._opened.enter_context(namespaces.own())
-        pod = self._opened.enter_context(namespaces.opened(self.path))
+        host = namespaces.open_own()
+        self._opened.callback(os.close, host)
+        pod = namespaces.open_path(self.path)
+        self._opened.callback(os.close, pod)
         if namespaces.is_same(pod, host) and not namespaces.own_is_allowed():
             raise NamespaceError(errno.EINVAL, "the host's own network namespace, not a container's", self.path)
         return host, pod
@@ -70,10 +75,11 @@ class Session:
         # Not at the top: plugins that have nothing to do with the kernel are not to wait for it.
         from multus_daemon.netlink.rtnl import Rtnl
 
-        return self._opened.enter_context(contextlib.closing(Rtnl()))
+        kernel = Rtnl()
+        self._opened.callback(kernel.close)
+        return kernel
 
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self) -> _At:
         """The thread is in the pod's namespace for the duration of the block.
 
         Raises NamespaceError where the namespace can't be entered, is the daemon's own (errno EINVAL; but see
@@ -81,26 +87,16 @@ class Session:
         """
         if not self._is_inside and "_netns" in self.__dict__:
             namespaces.require_at(self.path, self.pod_netns)
-        with self._at(True):
-            yield
+        return _At(self, True)
 
-    @contextlib.contextmanager
-    def on_host(self) -> Iterator[None]:
+    def on_host(self) -> _At:
         """The thread is in the host's namespace for the duration of the block. Raises NamespaceError."""
-        with self._at(False):
-            yield
+        return _At(self, False)
 
-    @contextlib.contextmanager
-    def _at(self, inside: bool) -> Iterator[None]:
+    def move(self, inside: bool) -> bool:
+        """Move the thread; whether it was inside before. Raises NamespaceError."""
         before = self._is_inside
-        self._move(inside)
-        try:
-            yield
-        finally:
-            self._move(before)
-
-    def _move(self, inside: bool) -> None:
-        if inside is not self._is_inside:
+        if inside is not before:
             try:
                 namespaces.enter(self._netns[inside])
             except NamespaceError:
@@ -108,10 +104,27 @@ class Session:
             except OSError as error:
                 raise NamespaceError(error.errno, error.strerror, self.path) from error
             self._is_inside = inside
+        return before
 
     def close(self) -> None:
         """Give descriptors and sockets back."""
         self._opened.close()
+
+
+class _At:
+    """The thread is inside for the duration of the block, or on the host."""
+
+    __slots__ = ("_before", "_inside", "_session")
+
+    def __init__(self, session: Session, inside: bool) -> None:
+        self._session = session
+        self._inside = inside
+
+    def __enter__(self) -> None:
+        self._before = self._session.move(self._inside)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._session.move(self._before)
 
 
 class _Thread(threading.local):
@@ -123,37 +136,52 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def kept_open(leaving: Collection[str] = ()) -> Iterator[None]:
+class kept_open:  # noqa: N801
     """Each namespace of which the thread asks for a session within the block is opened once, its sockets too.
 
     `leaving`: see `Session`.
     """
-    if _thread.sessions is not None:
-        yield
-        return
-    kept = _thread.sessions = {}
-    _thread.leaving = leaving
-    try:
-        yield
-    finally:
-        _thread.sessions = None
-        for session in kept.values():
-            session.close()
+
+    __slots__ = ("_is_outermost", "_leaving")
+
+    def __init__(self, leaving: Collection[str] = ()) -> None:
+        self._leaving = leaving
+
+    def __enter__(self) -> None:
+        self._is_outermost = _thread.sessions is None
+        if self._is_outermost:
+            _thread.sessions = {}
+            _thread.leaving = self._leaving
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._is_outermost:
+            kept, _thread.sessions = _thread.sessions, None
+            for opened in (kept or {}).values():
+                opened.close()
 
 
-@contextlib.contextmanager
-def session(path: str) -> Iterator[Session]:
+class session:  # noqa: N801
     """The calling thread's session of the namespace at `path`, for the duration of the block. Opens nothing yet.
 
     For threads that end with their request (`base.portal`): in any other one a way back out of the namespace that fails
     would have later work done in the wrong place.
     """
-    with kept_open():
+
+    __slots__ = ("_kept", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._kept = kept_open()
+
+    def __enter__(self) -> Session:
+        self._kept.__enter__()
         assert _thread.sessions is not None, "within kept_open"
-        if path not in _thread.sessions:
-            _thread.sessions[path] = Session(path, _thread.leaving)
-        yield _thread.sessions[path]
+        if self._path not in _thread.sessions:
+            _thread.sessions[self._path] = Session(self._path, _thread.leaving)
+        return _thread.sessions[self._path]
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._kept.__exit__(kind, error, traceback)
 
 
 class KernelLinks:
@@ -175,6 +203,15 @@ class KernelLinks:
         """See `ports.LinkOps`. As quick as `is_netns`."""
         return namespaces.problem(path)
 
+    def netns_id(self, path: str) -> str:
+        """See `ports.LinkOps`. Of the descriptor by which the thread enters the namespace."""
+        with session(path) as opened:
+            return namespaces.identity(opened.pod_netns)
+
+    def is_elsewhere(self, path: str, netns_id: str) -> bool:
+        """See `ports.LinkOps`. As quick as `is_netns`."""
+        return namespaces.is_elsewhere(path, netns_id)
+
     def vanished(self, paths: Collection[str]) -> set[str]:
         """See `ports.LinkOps`."""
         return namespaces.vanished(paths)
@@ -186,7 +223,9 @@ class KernelLinks:
     def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
         """Those of `ifnames` that the namespace has. Raises OSError if the namespace can't be entered."""
         with session(netns) as opened, opened.inside():
-            return [name for name in ifnames if opened.pod.find_link(name)]
+            found = [name for name in ifnames if opened.pod.find_link(name)]
+            opened.absent.update(set(ifnames).difference(found))
+            return found
 
     def addresses(self, netns: str, ifname: str) -> list[IpInterface] | None:
         """Those of a link; None where there is no such link. Raises OSError if the namespace can't be entered."""

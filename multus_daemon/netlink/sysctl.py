@@ -14,6 +14,7 @@ from typing import Final
 
 _ROOT: Final = "/proc/sys/net"
 _MOUNTS: Final = "/proc/self/mountinfo"
+_MAX_BYTES: Final = 4096
 
 
 def _path(parts: tuple[str, ...]) -> str:
@@ -25,8 +26,12 @@ def _path(parts: tuple[str, ...]) -> str:
 
 def read(*parts: str) -> str:
     """The value of e.g. `("ipv6", "conf", "eth0", "accept_ra")`, without its newline. Raises OSError, path included."""
-    with open(_path(parts), encoding="ascii") as file:
-        return file.read().strip()
+    # As `write`: a buffered file in text mode costs four times as much.
+    descriptor = os.open(_path(parts), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _MAX_BYTES).decode("ascii").strip()
+    finally:
+        os.close(descriptor)
 
 
 def write(*parts: str, value: str) -> None:

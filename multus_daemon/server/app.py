@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
@@ -82,9 +82,11 @@ def application(
         ("/healthz", healthz, ("GET", "POST")),
         ("/readyz", Readiness(gates).readyz, ("GET", "POST")),
     ):
-        app.router.add_route("*", path, _only(methods, handler))
+        app.router.add_route("*", path, _only(methods, handler), expect_handler=_expected)
     if admin is not None:
-        app.router.add_route("*", admin_api.PATH, admin.handle)
+        app.router.add_route("*", admin_api.PATH, admin.handle, expect_handler=_expected)
+    # So that what is nowhere goes through the same.
+    app.router.add_route("*", "/{path:.*}", _nowhere, expect_handler=_expected)
     app.on_response_prepare.append(_hide_server)
     return app
 
@@ -106,6 +108,24 @@ def _only(
     return checked
 
 
+async def _nowhere(_request: web.Request) -> web.Response:
+    raise web.HTTPNotFound
+
+
+async def _expected(request: web.Request) -> None:
+    """Before the middleware: what a client expects that can't be had is refused behind it, as anything else is."""
+    if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # The head of the answer is still to come.
+        request.writer.output_size = 0
+
+
+def _require_known_expectation(request: web.Request) -> None:
+    expected = request.headers.get("Expect", "100-continue").lower()
+    if request.version >= HttpVersion11 and expected != "100-continue":
+        raise web.HTTPExpectationFailed
+
+
 def _edge(metrics: Metrics, allowed_uids: frozenset[int] | None) -> Any:
     """The middleware around everything: who calls, what goes wrong, what is counted; one request per connection."""
 
@@ -113,7 +133,10 @@ def _edge(metrics: Metrics, allowed_uids: frozenset[int] | None) -> Any:
     async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         response: web.StreamResponse
         try:
-            response = _refusal(request, metrics, allowed_uids) or await handler(request)
+            refused = _refusal(request, metrics, allowed_uids)
+            if refused is None:
+                _require_known_expectation(request)
+            response = refused or await handler(request)
         except web.HTTPException as error:
             # 404 above all; upstream's has no body.
             log.warning("%s %s: %d %s", request.method, request.path, error.status, error.reason)

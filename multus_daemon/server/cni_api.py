@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from aiohttp import web
 
@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+_DECODED_HERE: Final = 64 * 1024
+"""Bytes of a request that take a millisecond to read, at most; that of an ordinary pod has two thousand."""
 # How often a drain looks whether the last request has ended, in seconds.
 _DRAIN_STEP = 0.02
 
@@ -167,7 +169,8 @@ class CniApi:
         Cancelling the caller leaves the verb running. Raises CniError and nothing else.
         """
         try:
-            call = decode(body)
+            # A large one takes longer to read than others may wait for the loop.
+            call = decode(body) if len(body) <= _DECODED_HERE else await asyncio.to_thread(decode, body)
         except CniError as error:
             log.error("CNI request refused: %s", error)
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 from multus_daemon.cni import args as cni_args
@@ -32,6 +33,7 @@ JSON_TYPE: Final = "application/json"
 DEFAULT_IFNAME: Final = "eth0"
 ERROR_TEXT_MAX: Final = 64 * 1024
 _POD_NAME_MAX = 253
+_REMEMBERED_MAX_BYTES: Final = 4 * 1024
 _LEADS_ELSEWHERE: Final = re.compile(r"[/\\%?# ]")
 
 
@@ -266,6 +268,10 @@ def asked_version(stdin: bytes) -> str:
 
 def _name_and_version(stdin: bytes) -> tuple[str, str]:
     """Name, checked, and version, unchecked, of a configuration. Raises codes 6 and 7."""
+    return (_read_before if len(stdin) <= _REMEMBERED_MAX_BYTES else _read_name_and_version)(stdin)
+
+
+def _read_name_and_version(stdin: bytes) -> tuple[str, str]:
     try:
         fields = gojson.loads_object(stdin)
         name = gojson.get_str(fields, "name") or ""
@@ -275,6 +281,10 @@ def _name_and_version(stdin: bytes) -> tuple[str, str]:
     if problem := names.network_name_problem(name):
         raise InvalidNetworkConfigError(problem, name)
     return name, version
+
+
+# The node's own configuration, for every pod.
+_read_before = lru_cache(maxsize=16)(_read_name_and_version)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -244,6 +244,16 @@ def test_what_is_set_aside_does_not_hold_up_another_container_of_that_name(store
     assert store.containers() == ["c0ffee"]
 
 
+def test_what_is_on_record_can_be_forgotten_too(store):
+    store.save(record())
+    store.save(record("other"))
+    assert store.forget("c0ffee")
+    assert store.load("c0ffee") is None
+    assert store.recover("c0ffee") is None
+    assert not store.forget("c0ffee")
+    assert store.containers() == ["other"]
+
+
 @pytest.mark.parametrize("container_id", ["../x", "", "a/b", ".x"])
 def test_an_id_that_is_none_is_nothing_to_forget(store, container_id):
     with pytest.raises(CniError):

@@ -355,6 +355,14 @@ async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
     assert await gone(bench.child_pid())
 
 
+@pytest.mark.parametrize("ignored", [[], ["TERM"]])
+async def test_grandchildren_in_a_session_of_their_own_are_ended_too(bench, ignored):
+    call = bench.invocation(hang=60, child="detached", ignore=ignored)
+    with pytest.raises(TryAgainLaterError):
+        await bench.runner(timeout=1.5, grace=0.2).run("steered", call)
+    assert await gone(bench.child_pid())
+
+
 async def test_a_grandchild_that_holds_stdout_is_not_waited_for(bench, monkeypatch):
     monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.2)
     began = time.monotonic()
@@ -514,6 +522,18 @@ async def test_missing_interpreter(bench):
     (bench.bin / "orphan").chmod(0o755)
     with pytest.raises(IoFailureError, match=r'^plugin "orphan" could not be started'):
         await bench.runner().run("orphan", bench.invocation())
+
+
+async def test_a_program_for_another_machine_says_for_which(bench):
+    head = bytearray(Path("/bin/true").read_bytes())
+    head[18:20] = (183).to_bytes(2, "little")
+    (bench.bin / "foreign").write_bytes(head)
+    (bench.bin / "foreign").chmod(0o755)
+    machine = os.uname().machine
+    expected = f'^plugin "foreign" could not be started: it is a program for aarch64, and this node is {machine};'
+    with pytest.raises(IoFailureError, match=expected) as caught:
+        await bench.runner().run("foreign", bench.invocation())
+    assert f"install the plugin for {machine} as {bench.inside}/bin/foreign" in caught.value.details
 
 
 # --- lookup ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Find, or build once, the programs that the end-to-end tests run: Kubernetes, upstream's daemon, actionlint.
+"""Find, or build once, the programs that the end-to-end tests run: Kubernetes, upstream's daemon, actionlint, helm.
 
     python -m tests.e2e.build_tools                          # what the tests need
     python -m tests.e2e.build_tools kubelet kube-scheduler   # these
@@ -39,6 +39,9 @@ UPSTREAM: Final = MODULE / "upstream"
 LINTER: Final = MODULE / "actionlint"
 """That of the program that checks `.github/workflows`."""
 
+HELM: Final = MODULE / "helm"
+"""That of the program that lints, renders and installs `charts/`."""
+
 _MULTUS: Final = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
 
 
@@ -66,12 +69,15 @@ TOOLS: Final[dict[str, Tool]] = {
     # Not by their own names: on the PATH those are ours.
     **{
         f"upstream-{name}": Tool(f"{_MULTUS}/cmd/{name}", _MULTUS, UPSTREAM)
-        for name in ("multus-daemon", "multus-shim")
+        for name in ("multus-daemon", "multus-shim", "install_multus")
     },
+    "upstream-passthru": Tool(f"{_MULTUS}/cmd/passthru-cni", _MULTUS, UPSTREAM),
     # Not one of the PATH: what it objects to depends on its release.
     "actionlint": Tool(
         "github.com/rhysd/actionlint/cmd/actionlint", "github.com/rhysd/actionlint", LINTER, on_path=False
     ),
+    # What it renders depends on its release.
+    "helm": Tool("helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3", HELM, on_path=False),
 }
 
 CONTROL_PLANE: Final = ("etcd", "kube-apiserver")
@@ -83,10 +89,16 @@ NODE: Final = ("kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"
 PREDECESSOR: Final = ("upstream-multus-daemon", "upstream-multus-shim")
 """What `upstream.Upstream` runs."""
 
+PREDECESSORS_IMAGE: Final = (*PREDECESSOR, "upstream-install_multus", "upstream-passthru")
+"""What upstream's image has of what its thick manifest calls."""
+
+CHARTS: Final = ("helm",)
+"""What `test_chart` runs."""
+
 WORKFLOWS: Final = ("actionlint",)
 """What `test_workflows` runs."""
 
-DEFAULT: Final = CONTROL_PLANE + PREDECESSOR + NODE + WORKFLOWS
+DEFAULT: Final = CONTROL_PLANE + PREDECESSORS_IMAGE + NODE + WORKFLOWS + CHARTS
 """What the tests need that `make e2e` runs."""
 
 PROGRESS_SECONDS: Final = 15.0
@@ -118,7 +130,10 @@ def required_go(directory: Path = MODULE) -> str:
 
 
 def link_flags(directory: Path = MODULE) -> str:
-    """No symbols; and the release is stamped in, or Kubernetes' programs call themselves v0.0.0-master."""
+    """No symbols; and the release is stamped in, or Kubernetes' programs call themselves v0.0.0-master.
+
+    Into helm that of the Kubernetes that it knows, too.
+    """
     flags = ["-s", "-w"]
     if directory == MODULE:
         version = pinned("k8s.io/kubernetes")
@@ -127,6 +142,13 @@ def link_flags(directory: Path = MODULE) -> str:
         stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
         holders = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
         flags += [f"-X {holder}.{key}={value}" for holder in holders for key, value in stamps.items()]
+    if directory == HELM:
+        # As its Makefile does: without, it takes every cluster that it renders for to be Kubernetes 1.20.
+        minor = pinned("k8s.io/client-go", directory).split(".")[1]
+        for holder in ("chartutil", "lint/rules"):
+            stem = f"-X helm.sh/helm/v3/pkg/{holder}.k8sVersion"
+            flags += [f"{stem}Major=1", f"{stem}Minor={minor}"]
+        flags.append(f"-X helm.sh/helm/v3/internal/version.version={pinned('helm.sh/helm/v3', directory)}")
     return " ".join(flags)
 
 
@@ -137,6 +159,18 @@ def cache_root() -> Path:
     """Where the builds are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "multus-daemon" / "tools"
+
+
+def source(module: str, directory: Path) -> Path:
+    """Directory of a pinned module's source, which a build has left in Go's module cache. Raises ToolError."""
+    if not shutil.which("go"):
+        raise ToolError(f"the source of {module} is found by `go`, which is not on the PATH")
+    command = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", module]
+    env = os.environ | {"GOWORK": "off", "GOPROXY": "off"}
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout.strip():
+        raise ToolError(f"the source of {module} is not in Go's module cache: `make e2e` builds from it")
+    return Path(done.stdout.strip())
 
 
 def _pins(directory: Path) -> str:

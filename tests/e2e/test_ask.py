@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from multus_daemon.cni.names import ContainerId
+from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.store import FileStore
 from tests.e2e.node import Node
 
 
@@ -199,3 +207,182 @@ def test_without_a_daemon_it_says_so_at_once(node: Node) -> None:
     assert done.returncode == 3
     assert "multus-daemon run" in done.stderr
     assert time.monotonic() - began < 10
+
+
+def broken_record(node: Node) -> str:
+    """The record of a container `c1`, whose namespace that is, can't be read."""
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "a").code == 0
+    for path in (node.cni_dir / "results").iterdir():
+        path.unlink()
+    (node.cni_dir / "attachments" / "c1.json").write_text("{")
+    return netns
+
+
+def test_a_damaged_record_is_a_leak_that_can_be_forgotten(node: Node) -> None:
+    netns = broken_record(node)
+    assert node.cni("DEL", "c1", netns, "a").code == 1
+    (leak,) = asked(node, "attachments", "--leaks")["containers"]
+    assert (leak["container"], leak["advice"]) == (
+        "c1",
+        "free by hand what it holds, then: multusctl attachments forget c1",
+    )
+    assert "record can't be read" in leak["problem"]
+    assert asked(node, "attachments", "forget", "c1", "--yes") == {
+        "schema": "multusctl.forget/v1",
+        "container": "c1",
+        "pod": "",
+        "attachments": [],
+    }
+    assert asked(node, "attachments", "--leaks")["containers"] == []
+    assert node.cni("DEL", "c1", netns, "a").code == 0
+    done = multusctl(node, "attachments", "forget", "c1", "--yes")
+    assert (done.returncode, "nothing is known of container c1" in done.stderr) == (1, True)
+
+
+def test_what_was_set_aside_is_listed_with_why_and_since(node: Node) -> None:
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "a").code == 0
+    node.stop()
+    store = FileStore(node.cni_dir, ResultCache(node.cni_dir))
+    record = store.load(ContainerId("c1"))
+    assert record
+    store.set_aside(record, since=1_700_000_000.0, why="port 7 is locked")
+    offline = json.loads(multusctl(node, "attachments", "--leaks", "--json").stdout)["containers"]
+    node.start()
+    (leak,) = asked(node, "attachments", "--leaks")["containers"]
+    assert [leak] == offline
+    assert (leak["problem"], leak["setAside"]) == ("set aside: port 7 is locked", 1_700_000_000.0)
+    assert [item["network"] for item in leak["attachments"]] == ["kube-system/cluster", "default/other"]
+    assert asked(node, "attachments")["containers"] == []
+    done = multusctl(node, "attachments", "forget", "c1", "--yes")
+    assert (done.returncode, netns in done.stderr) == (1, True)
+    node.remove_netns(netns)
+    forgotten = multusctl(node, "attachments", "forget", "c1", "--yes")
+    assert forgotten.returncode == 0, forgotten.stderr
+    assert "default/other (net1, 10.77.2.2/24), by ptp, host-local" in forgotten.stdout
+    assert asked(node, "attachments", "--leaks")["containers"] == []
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("\n", 1), ("no\n", 1)])
+def test_forget_asks_on_a_terminal(node: Node, answer: str, status: int) -> None:
+    broken_record(node)
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "multus_daemon.ctl", "attachments", "forget", "c1", "--config", str(node.config)]
+    try:
+        os.write(ours, answer.encode())
+        done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == status, done.stderr
+    assert "Nobody will free what container c1 still holds. Forget it? [y/N]" in done.stderr
+    assert (node.cni_dir / "attachments" / "c1.json").exists() is bool(status)
+
+
+def test_forget_asks_nobody_where_there_is_no_terminal(node: Node) -> None:
+    broken_record(node)
+    done = multusctl(node, "attachments", "forget", "c1")
+    assert (done.returncode, "--yes" in done.stderr) == (1, True)
+    assert (node.cni_dir / "attachments" / "c1.json").exists()
+    assert multusctl(node, "attachments", "forget").returncode == 1
+    assert multusctl(node, "attachments", "default/a", "b").returncode == 1
+
+
+READ_ONLY = (
+    ("status",),
+    ("attachments",),
+    ("attachments", "default/a", "--check"),
+    ("attachments", "--leaks"),
+    ("explain", "default/a"),
+    ("explain", "default/b"),
+    ("explain", "--file", "MANIFEST"),
+    ("trace",),
+    ("graph",),
+    ("doctor",),
+)
+"""Every command but for those whose name says that they change something."""
+
+
+def commands(node: Node) -> Iterator[tuple[str, ...]]:
+    """They, as text and as JSON; two of them fail."""
+    manifest = node.root / "pod.yaml"
+    if not manifest.exists():
+        manifest.write_text("{kind: Pod, metadata: {name: x}, spec: {}}")
+    for words in READ_ONLY:
+        named = tuple(str(manifest) if word == "MANIFEST" else word for word in words)
+        yield named
+        yield (*named, "--json")
+
+
+def everything(node: Node, netns: str) -> dict[str, Any]:
+    """All that a command could change: files, links, addresses, routes and rules, on the host and in the pod."""
+    files = {}
+    for path in sorted(node.root.rglob("*")):
+        if path == node.log:
+            continue
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        files[str(path)] = (status.st_mode, status.st_uid, status.st_ino, status.st_mtime_ns, content)
+    found: dict[str, Any] = {"files": files}
+    for place in ("", netns):
+        for words in (("link",), ("addr",), ("route", "show", "table", "all"), ("rule",), ("neigh",)):
+            shown = node.ip(*words, netns=place)
+            for item in shown:
+                item.pop("ifi_flags", None)
+            found[f"{place} {words[0]}"] = shown
+        inside = ["ip", "netns", "exec", Path(place or node.host).name]
+        for tool in (["iptables-save"], ["nft", "list", "ruleset"]):
+            if shutil.which(tool[0]):
+                text = subprocess.run([*inside, *tool], capture_output=True, text=True, check=False).stdout
+                found[f"{place} {tool[0]}"] = [line for line in text.splitlines() if line[:1] not in "#:"]
+    return found
+
+
+def test_no_command_changes_anything_unless_its_name_says_so(node: Node) -> None:
+    node.pod("b", "missing")
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "a").code == 0
+    (node.cni_dir / "attachments" / "c9.json").write_text("{")
+    gone = node.add_netns()
+    assert node.cni("ADD", "c2", gone, "a").code == 0
+    node.remove_netns(gone)
+    node.wait_until(lambda: multusctl(node, "status").returncode == 0, "the daemon knows all")
+    done = list(commands(node))
+    before = everything(node, netns)
+    shown = {words: multusctl(node, *words) for words in done}
+    assert everything(node, netns) == before
+    assert {words for words, each in shown.items() if not each.stdout} == set()
+    node.stop()
+    before = everything(node, netns)
+    for words in done:
+        multusctl(node, *words)
+    assert everything(node, netns) == before
+
+
+def test_all_of_them_work_while_16_adds_run(node: Node) -> None:
+    node.pod("b", "missing")
+    spaces = [node.add_netns() for _ in range(16)]
+    assert node.cni("ADD", "kept", node.add_netns(), "a").code == 0
+    is_over = threading.Event()
+
+    def churn(number: int) -> int:
+        """ADDs and DELs until the commands are through; how many failed."""
+        failed = 0
+        while not is_over.is_set():
+            for verb in ("ADD", "DEL"):
+                failed += node.cni(verb, f"c{number}", spaces[number], "a").code != 0
+        return failed
+
+    with ThreadPoolExecutor(16) as pool:
+        running = [pool.submit(churn, number) for number in range(16)]
+        try:
+            node.wait_until(lambda: asked(node, "status")["containers"] > 4, "ADDs run")
+            statuses = {words: multusctl(node, *words) for words in commands(node)}
+        finally:
+            is_over.set()
+        assert sum(each.result() for each in running) == 0
+    silent = {words: each.stderr for words, each in statuses.items() if not each.stdout}
+    assert silent == {}
+    expected = {words: int(words[:2] == ("explain", "default/b")) for words in statuses if words[0] != "doctor"}
+    assert {words: each.returncode for words, each in statuses.items() if words in expected} == expected

@@ -20,7 +20,7 @@ from tests.e2e.node import NAD, Answer, Node
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 ROOT = Path(__file__).parents[2]
-USER = "system:serviceaccount:kube-system:multus"
+USER = "system:serviceaccount:kube-system:multus-daemon"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 
@@ -44,7 +44,7 @@ class Cluster:
         server.install_crd(crd)
         server.apply(*manifests("rbac.yaml"))
         server.create_node(self.name)
-        self.token.write_text(server.service_account_token("kube-system", "multus"))
+        self.token.write_text(server.service_account_token("kube-system", "multus-daemon"))
         self.node.settings |= {
             "kubeconfig": str(server.kubeconfig_for_token(self.token)),
             "nodeName": self.name,
@@ -302,7 +302,7 @@ def test_a_daemon_that_generates_no_configuration_is_not_ready_and_says_what_to_
 
 @pytest.mark.timeout(120)
 def test_a_rotating_token_fails_no_request(cluster: Cluster) -> None:
-    cluster.token.write_text(cluster.server.service_account_token("kube-system", "multus", seconds=20))
+    cluster.token.write_text(cluster.server.service_account_token("kube-system", "multus-daemon", seconds=20))
     for number in range(30):
         cluster.pod(f"p{number}")
     cluster.node.start()
@@ -313,7 +313,7 @@ def test_a_rotating_token_fails_no_request(cluster: Cluster) -> None:
     while time.monotonic() < until:
         if time.monotonic() - rotated > 8:
             fresh = cluster.token.with_suffix(".new")
-            fresh.write_text(cluster.server.service_account_token("kube-system", "multus", seconds=20))
+            fresh.write_text(cluster.server.service_account_token("kube-system", "multus-daemon", seconds=20))
             fresh.rename(cluster.token)
             rotated = time.monotonic()
         name = f"p{number % 30}"

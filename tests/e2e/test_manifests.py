@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.e2e import build_tools
 from tests.e2e.apiserver import ApiServer
-from tests.repo.manifests import MANIFESTS, RENDERED, build
+from tests.repo.manifests import MANIFESTS, RENDERED, build, with_component
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
-FOLDERS = [MANIFESTS / "base", *sorted((MANIFESTS / "overlays").iterdir())]
-FILES = [RENDERED, MANIFESTS / "uninstall" / "daemonset.yaml", MANIFESTS / "cert-approver" / "rbac.yaml"]
+FOLDERS = [
+    MANIFESTS / "base",
+    *sorted((MANIFESTS / "overlays").iterdir()),
+    MANIFESTS / "cert-approver",
+    MANIFESTS / "uninstall" / "base",
+    *sorted((MANIFESTS / "uninstall" / "overlays").iterdir()),
+]
+FILES = [RENDERED]
 
 
 class Kubectl:
@@ -47,10 +54,43 @@ def kubectl(api_server: ApiServer) -> Kubectl:
     return Kubectl(api_server)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def by_folder(path: Path) -> str:
+    return str(path.relative_to(MANIFESTS))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
 def test_every_overlay_is_taken(kubectl: Kubectl, folder: Path) -> None:
     said = kubectl("apply", "--dry-run=server", "--validate=strict", "-k", folder)
     assert len(said.splitlines()) == len(build(folder))
+
+
+def in_any_order(item: Any) -> Any:
+    """Lists of objects, sorted: kustomize puts what a patch adds first. Without the last newline of a patch's text."""
+    if isinstance(item, dict):
+        return {key: in_any_order(value) for key, value in item.items()}
+    if isinstance(item, list) and all(isinstance(each, dict) for each in item):
+        return sorted((in_any_order(each) for each in item), key=lambda each: json.dumps(each, sort_keys=True))
+    return item.rstrip("\n") if isinstance(item, str) else item
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
+def test_kustomize_makes_of_them_what_the_other_tests_look_at(kubectl: Kubectl, folder: Path) -> None:
+    made = [item for item in yaml.safe_load_all(kubectl("kustomize", folder)) if item]
+    assert in_any_order(made) == in_any_order(build(folder))
+
+
+def test_certificates_of_the_nodes_own_are_a_component(kubectl: Kubectl, tmp_path: Path) -> None:
+    (tmp_path / "manifests").symlink_to(MANIFESTS)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+        "resources: [../manifests/overlays/vanilla]\ncomponents: [../manifests/per-node-certificates]\n"
+    )
+    made = [item for item in yaml.safe_load_all(kubectl("kustomize", mine)) if item]
+    wanted = with_component(MANIFESTS / "per-node-certificates", build(MANIFESTS / "base"))
+    assert in_any_order(made) == in_any_order(wanted)
+    kubectl("apply", "--dry-run=server", "--validate=strict", "-k", mine)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

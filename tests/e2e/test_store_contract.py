@@ -82,7 +82,7 @@ def prepare(server: ApiServer, directory: Path) -> Path:
     with contextlib.suppress(Exception):
         server.create_node(NODE)
     token = directory / "token"
-    token.write_text(server.service_account_token("kube-system", "multus"))
+    token.write_text(server.service_account_token("kube-system", "multus-daemon"))
     return server.kubeconfig_for_token(token)
 
 

@@ -1,4 +1,4 @@
-"""A small Kubernetes API server in this process: pods, networks, events and nodes, by list, watch and merge patch.
+"""A small Kubernetes API server in this process: pods, networks, events, nodes, by list, watch, merge patch and PUT.
 
 No smarter than the real one: what it answers to a wrong UID, an old resourceVersion or an expired page is what
 kube-apiserver answers. There is no RBAC and no validation beyond that.
@@ -35,7 +35,7 @@ class Fault:
     """What happens to the next requests that match."""
 
     status: int
-    times: int
+    times: float
     method: str = ""
     contains: str = ""
     headers: dict[str, str] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class FakeApiServer:
     def add_network(self, name: str = "net1", *, namespace: str = "web", config: str = '{"type":"ptp"}') -> Object:
         return self.put(NETWORKS, {"metadata": {"namespace": namespace, "name": name}, "spec": {"config": config}})
 
-    def fail(self, status: int, times: int = 1, **match: Any) -> None:
+    def fail(self, status: int, times: float = 1, **match: Any) -> None:
         """Answer the next `times` matching requests with `status`; `method`, `contains`, `headers`, `fields`."""
         self.faults.append(Fault(status, times, **match))
 
@@ -243,6 +243,12 @@ class FakeApiServer:
             if patch.get("metadata", {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
                 return _status(422, "Invalid", "metadata.uid: field is immutable", ("metadata.uid",))
             return web.json_response(self.put(resource, _merged(found, patch)))
+        if request.method == "PUT":
+            item = await request.json()
+            for field in ("uid", "resourceVersion"):
+                if item["metadata"].get(field) != found["metadata"][field]:
+                    return _status(409, "Conflict", f"the object has been modified: {field}")
+            return web.json_response(self.put(resource, item))
         return _status(405, "MethodNotAllowed", request.method)
 
     def _list(self, request: web.Request, resource: str) -> web.Response:

@@ -17,6 +17,7 @@ class FakeLinks:
 
     Processes run in each that is not in `unused`. Of a path in `unseen` it can't be told whether it is gone.
     `fail_at`: the number of a call, from 1, to what it raises.
+    `ids`: by path, what tells its namespace from others; of others it can't be told. `files`: paths of something else.
     `leaving`: what each `kept_open` was given.
     `default_routes`: by path, and whether it is of IPv4, the interface and the route of each that was put there.
     """
@@ -27,6 +28,8 @@ class FakeLinks:
         self.fail_at: dict[int, BaseException] = {}
         self.unused: set[str] = set()
         self.unseen: set[str] = set()
+        self.ids: dict[str, str] = {}
+        self.files: set[str] = set()
         self.leaving: list[tuple[IfName, ...]] = []
         self.default_routes: dict[tuple[str, bool], list[tuple[IfName, Route]]] = {}
         self._guard = threading.Lock()
@@ -53,9 +56,17 @@ class FakeLinks:
         self._call("netns_problem", path)
         return "" if path in self.namespaces else "is no network namespace"
 
+    def netns_id(self, path: str) -> str:
+        return self.ids.get(path, "")
+
+    def is_elsewhere(self, path: str, netns_id: str) -> bool:
+        if path not in self.namespaces:
+            return path in self.files
+        return bool(netns_id) and self.ids.get(path, netns_id) != netns_id
+
     def vanished(self, paths: Collection[str]) -> set[str]:
         self._call("vanished", ",".join(sorted(paths)))
-        return {path for path in paths if path not in self.namespaces and path not in self.unseen}
+        return {path for path in paths if path not in self.namespaces and path not in self.unseen | self.files}
 
     def netns_in_use(self, paths: Collection[str]) -> set[str]:
         self._call("netns_in_use", ",".join(sorted(paths)))

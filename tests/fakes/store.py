@@ -19,6 +19,8 @@ class FakeDelegateStore:
     `left`: what another daemon left, by id; `load` finds those ids of it that are in `listed`, `recover` all. Of those
     in `damaged_left` it left what can't be read.
 
+    `in_memory`: `load_at_once` knows the records.
+
     `put_aside`: what is set aside, by id.
 
     `fail_at`: the number of a call of any method, from 1, to what it raises.
@@ -32,6 +34,7 @@ class FakeDelegateStore:
         self.damaged_left: set[str] = set()
         self.listed: set[str] = set()
         self.corrupt: set[str] = set()
+        self.in_memory = False
         self.calls: list[tuple[str, str]] = []
         self.fail_at: dict[int, BaseException] = {}
         self._guard = threading.Lock()
@@ -55,6 +58,9 @@ class FakeDelegateStore:
         if record := self.records.get(container_id):
             return record
         return replace(self.left[container_id], foreign=True) if container_id in self.listed else None
+
+    def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
+        return self.records.get(container_id) if self.in_memory else None
 
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         self._call("recover", container_id)
@@ -93,9 +99,12 @@ class FakeDelegateStore:
     def forget(self, container_id: ContainerId) -> bool:
         self._call("forget", container_id)
         self._check(container_id)
-        if container_id in self.put_aside:
-            self.left.pop(container_id, None)
-        return self.put_aside.pop(container_id, None) is not None
+        places = (self.put_aside, self.left, self.records)
+        found = [place.pop(container_id, None) for place in places]
+        known = any(found) or bool({container_id} & (self.corrupt | self.listed | self.damaged_left))
+        for names_found in (self.corrupt, self.listed, self.damaged_left):
+            names_found.discard(container_id)
+        return known
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
         self._call("leftovers", "")

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing: the daemon's readers by atheris (libFuzzer for Python), the shim by libFuzzer itself.
 
     python -m pip install atheris
-    python -m tests.fuzz TARGET [--seconds N] [--work DIR]   # one of `targets`, or shim (needs gcc); into DIR/TARGET
+    python -m tests.fuzz TARGET [--seconds N] [--work DIR]   # one of `targets`, shim (gcc), largest; into DIR/TARGET
     python -m tests.fuzz TARGET --keep N [--work DIR]        # N of what it found into the corpus
 
 Begins from `tests/data/corpus/TARGET` and the seeds in `targets`. A fault, one input taking more than a second of
@@ -24,6 +24,8 @@ from multus_shim import build
 
 CORPUS = Path(__file__).resolve().parent.parent / "data" / "corpus"
 SECONDS_OF_ONE_INPUT = 1.0
+LARGEST = "largest"
+"""The target for which a whole daemon runs; as root."""
 LONGEST = 64 * 1024
 KEPT_MAX = 2048
 MEMORY_MIB = 1024
@@ -43,9 +45,12 @@ def fuzz(name: str, seconds: int, work: Path) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["multus_daemon"]):
-        from tests.fuzz import targets
+        from tests.fuzz import largest, targets
 
     logging.disable()
+    if name == LARGEST:
+        atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", f"-artifact_prefix={work}/{name}-"], largest.run)
+        atheris.Fuzz()
 
     def one(data: bytes) -> None:
         started = time.process_time()

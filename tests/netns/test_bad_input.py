@@ -99,6 +99,16 @@ def cases() -> dict[str, Case]:
                 reference=UNKNOWN if name == "ptp" else 0,
             ),
             f"{name}-mtu-no-number": Case(name, keys | {"mtu": "big"}, "mtu", 6),
+            f"{name}-mtu-out-of-range": Case(
+                name, keys | {"mtu": 2**40}, f"mtu: {2**40}|MTU {2**40}", 7, reference=UNKNOWN
+            ),
+            f"{name}-priority-out-of-range": Case(
+                name,
+                {**needed, "ipam": STATIC | {"routes": [{"dst": "10.9.0.0/16", "priority": 2**40}]}},
+                f"routes: priority: {2**40} is out of range",
+                7,
+                reference=0,
+            ),
             f"{name}-mtu-tiny": Case(name, keys | {"mtu": 10}, "mtu|Invalid argument"),
         }
     for name in ("bridge", "macvlan"):
@@ -111,6 +121,7 @@ def cases() -> dict[str, Case]:
         "bridge-other-address": Case(
             "bridge", bridge, "address", prepare="ip link add br89 type bridge && ip addr add 10.9.9.9/24 dev br89"
         ),
+        "bridge-name-with-percent": Case("bridge", bridge | {"bridge": "br%d"}, "contains %", 7, reference=UNKNOWN),
         "bridge-vlan-out-of-range": Case("bridge", bridge | {"vlan": 4095}, "4095", 7),
         "bridge-contradiction": Case("bridge", bridge | {"hairpinMode": True, "promiscMode": True}, "promiscuous", 7),
         "macvlan-no-master": Case("macvlan", {"master": "gone0", "ipam": STATIC}, "gone0"),

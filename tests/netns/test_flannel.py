@@ -210,6 +210,20 @@ def test_a_failed_del_can_be_repeated(netns: Any, tmp_path: Path, ipam: Any) -> 
     assert ipam.verbs == ["ADD", "DEL", "DEL"]
 
 
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_what_a_killed_add_was_writing_goes_with_the_del(netns: Any, tmp_path: Path, ipam: Any, is_saved: bool) -> None:
+    config = flannel(tmp_path)
+    outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    directory = tmp_path / "a" / "data"
+    for name in ("container1", "container2"):
+        (directory / f".{name}.4194305-00000000-{'0' * 12}").touch()
+    if not is_saved:
+        (directory / "container1").unlink()
+    assert not (outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam)).failed
+    # Another container's is for its own DEL.
+    assert [path.name for path in directory.iterdir()] == [f".container2.4194305-00000000-{'0' * 12}"]
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"type": 5}'])
 def test_a_saved_file_that_is_none(netns: Any, tmp_path: Path, ipam: Any, content: str, caplog: Any) -> None:
     config = flannel(tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from multus_daemon.attachment import ToolExit
 from multus_daemon.builtin import ptp
@@ -130,9 +131,8 @@ def test_somebody_elses_link_is_left_alone(
     peer = next(item for item in made.interfaces if item.name.startswith("veth"))
     if "name" in changed:
         changed = {**changed, "mac": host.ip("link", "show", "dev", "br-other")[0]["address"]}
-    told = replace(
-        made, interfaces=tuple(replace(item, **changed) if item is peer else item for item in made.interfaces)
-    )
+    interfaces = tuple(structs.replace(item, **changed) if item is peer else item for item in made.interfaces)
+    told = made.replace_interfaces(interfaces)
     moved_to_a_guest(netns)
     plugin.delete(call("DEL", netns.path, prevResult=to_object(told, "1.0.0")))
     assert {peer.name, "br-other", "other1"} <= host.links()

@@ -1,6 +1,11 @@
-"""What `kubectl apply -k` makes of a folder of manifests, as far as this project's use kustomize.
+"""What `kubectl apply -k` makes of a folder of manifests, as far as this project's use kustomize; the plain file of it.
 
-    python -m tests.repo.manifests > manifests/multus-daemonset.yaml
+    make manifests                      # or: python -m tests.repo.manifests
+    make manifests IMAGE=NAME:TAG       # or: ... --image NAME:TAG; the name of the image from now on
+    make manifests IMAGE=NAME@sha256:0123...
+
+`manifests/image` has the name of the image. From there, and from `manifests/base`, come the plain file, the chart's
+default and its custom resource; the version and the keys of the configuration come from the code.
 
 Strategic merge patches by Kubernetes' own rules for the lists that occur: volumes, containers and variables by `name`,
 mounts by `mountPath`; any other list is replaced; `null` removes a key.
@@ -8,41 +13,97 @@ mounts by `mountPath`; any other list is replaced; `null` removes a key.
 
 from __future__ import annotations
 
+import argparse
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from multus_daemon import __version__, settings
+
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 RENDERED = MANIFESTS / "multus-daemonset.yaml"
+IMAGE = MANIFESTS / "image" / "kustomization.yaml"
+CHART = MANIFESTS.parent / "charts" / "multus-daemon"
+PLACEHOLDER = "multus-daemon"
+"""The name in the sources; as it is no registry has it."""
 HEADER = """\
-# Everything for a cluster of kubeadm with containerd, in one file: `kubectl apply -f multus-daemonset.yaml`. Put the
-# name of your image in first. Made from manifests/base by `python -m tests.repo.manifests`; change it there.
+# Everything for a cluster of kubeadm with containerd, in one file: `kubectl apply -f multus-daemonset.yaml`. Made from
+# manifests/base and manifests/image by `make manifests`; change it there.
+"""
+HOW_TO_NAME = """\
+#
+# No registry has an image of the name `multus-daemon`. Build and push one, then put its name in, here or by
+# `make manifests IMAGE=registry.example/multus-daemon:VERSION`. The file of a release has the name of its image.
 """
 MERGE_KEYS = ("mountPath", "name")
+
+
+def image() -> str:
+    """The name of the image with its tag or digest, as `manifests/image` has it."""
+    (found,) = yaml.safe_load(IMAGE.read_text())["images"]
+    return _named(found)
+
+
+def _named(found: dict[str, str]) -> str:
+    name = found.get("newName", found["name"])
+    return f"{name}@{found['digest']}" if "digest" in found else f"{name}:{found['newTag']}"
 
 
 def rendered() -> str:
     """The base in one file, comments included."""
     base = MANIFESTS / "base"
     names = yaml.safe_load((base / "kustomization.yaml").read_text())["resources"]
-    return HEADER + "".join("---\n" + (base / name).read_text() for name in names)
+    text = "".join("---\n" + (base / name).read_text() for name in names)
+    head = HEADER + (HOW_TO_NAME if image().startswith(f"{PLACEHOLDER}:") else "")
+    return head + text.replace(f"image: {PLACEHOLDER}\n", f"image: {image()}\n")
 
 
 def build(folder: Path) -> list[dict[str, Any]]:
     """The objects that `folder` stands for. Raises AssertionError for what is not understood here."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    assert set(kustomization) <= {"apiVersion", "kind", "resources", "patches"}, folder
+    assert kustomization["kind"] == "Kustomization", folder
+    assert set(kustomization) <= {"apiVersion", "kind", "resources", "components", "patches"}, folder
     objects: list[dict[str, Any]] = []
     for name in kustomization["resources"]:
         path = folder / name
         objects += build(path) if path.is_dir() else [item for item in yaml.safe_load_all(path.read_text()) if item]
+    for name in kustomization.get("components", ()):
+        objects = with_component(folder / name, objects)
+    return _patched(folder, kustomization, objects)
+
+
+def with_component(folder: Path, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The objects with what the component adds to them."""
+    component = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert component["kind"] == "Component", folder
+    assert set(component) <= {"apiVersion", "kind", "patches", "images"}, folder
+    names = {found["name"]: _named(found) for found in component.get("images", ())}
+    return [_with_images(item, names) for item in _patched(folder, component, objects)]
+
+
+def _patched(folder: Path, kustomization: dict[str, Any], objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    objects = list(objects)
     for patch in kustomization.get("patches", ()):
         assert set(patch) == {"patch"}, folder
         change = yaml.safe_load(patch["patch"])
         (number,) = [number for number, item in enumerate(objects) if identity(item) == identity(change)]
         objects[number] = merge(objects[number], change)
     return objects
+
+
+def _with_images(item: Any, names: dict[str, str]) -> Any:
+    """`item` with the images of its containers renamed."""
+    if isinstance(item, list):
+        return [_with_images(each, names) for each in item]
+    if not isinstance(item, dict):
+        return item
+    changed = {key: _with_images(value, names) for key, value in item.items()}
+    if isinstance(item.get("image"), str) and item["image"] in names:
+        changed["image"] = names[item["image"]]
+    return changed
 
 
 def identity(item: dict[str, Any]) -> tuple[str, str, str]:
@@ -58,10 +119,9 @@ def merge(old: Any, new: Any) -> Any:
     key = _merge_key(old, new)
     if key is None:
         return new
-    names = [item[key] for item in old]
-    assert {item[key] for item in new} <= set(names), f"{new} adds to {names}"
     changes = {item[key]: item for item in new}
-    return [merge(item, changes[item[key]]) if item[key] in changes else item for item in old]
+    kept = [merge(item, changes.pop(item[key], {})) for item in old]
+    return [*kept, *changes.values()]
 
 
 def _merge_key(old: Any, new: Any) -> str | None:
@@ -71,5 +131,56 @@ def _merge_key(old: Any, new: Any) -> str | None:
     return next((key for key in MERGE_KEYS if all(isinstance(item, dict) and key in item for item in items)), None)
 
 
+# --- what is made of them --------------------------------------------------------------------------------------------
+
+
+def set_image(name: str) -> None:
+    """Put the name of the image, `NAME:TAG` or `NAME@DIGEST`, into `manifests/image` and the chart."""
+    matched = re.fullmatch(r"(?P<name>[^@\s]+?)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?", name)
+    if not matched or not (matched["tag"] or matched["digest"]):
+        raise SystemExit(f"--image {name}: NAME:TAG or NAME@sha256:DIGEST is needed")
+    text = IMAGE.read_text()
+    which = f"digest: {matched['digest']}" if matched["digest"] else f"newTag: {matched['tag']}"
+    text = text[: text.index("images:")]
+    IMAGE.write_text(f"{text}images:\n  - name: {PLACEHOLDER}\n    newName: {matched['name']}\n    {which}\n")
+    values = (CHART / "values.yaml").read_text()
+    for key, value in (("repository", matched["name"]), ("tag", matched["tag"]), ("digest", matched["digest"])):
+        # The tag of the code's own version is left to the chart's appVersion.
+        shown = '""' if not value or (key == "tag" and value == __version__) else value
+        values, number = re.subn(rf"^  {key}:.*$", f"  {key}: {shown}", values, count=1, flags=re.MULTILINE)
+        assert number == 1, f"values.yaml has no image.{key}"
+    (CHART / "values.yaml").write_text(values)
+
+
+def chart_schema() -> str:
+    """`values.schema.json` with the configuration's keys."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    schema["properties"]["config"]["propertyNames"]["enum"] = sorted(settings.known_keys())
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def chart_head() -> str:
+    """`Chart.yaml` with the version of the code."""
+    text = (CHART / "Chart.yaml").read_text()
+    text = re.sub(r"^version:.*$", f"version: {__version__}", text, flags=re.MULTILINE)
+    return re.sub(r"^appVersion:.*$", f'appVersion: "{__version__}"', text, flags=re.MULTILINE)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.repo.manifests", description=__doc__.partition("\n")[0])
+    parser.add_argument("--image", default="", help="NAME:TAG or NAME@DIGEST, from now on the name everywhere")
+    options = parser.parse_args()
+    if options.image:
+        set_image(options.image)
+    elif re.search(rf"newName: {PLACEHOLDER}$", IMAGE.read_text(), re.MULTILINE):
+        # The placeholder always has the version of the code.
+        set_image(f"{PLACEHOLDER}:{__version__}")
+    RENDERED.write_text(rendered())
+    (CHART / "Chart.yaml").write_text(chart_head())
+    (CHART / "values.schema.json").write_text(chart_schema())
+    (CHART / "files" / "crd.yaml").write_text((MANIFESTS / "base" / "crd.yaml").read_text())
+
+
 if __name__ == "__main__":
-    print(rendered(), end="")
+    main()

@@ -1,20 +1,24 @@
 """The manifests that grant rights: each says what the daemon needs, and no more."""
 
 import functools
+import json
 import re
+import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 import yaml
 
-from multus_daemon import __version__, deadlines, flags, probe, settings
+from multus_daemon import __version__, cli, deadlines, flags, probe, settings
 from multus_daemon.cli import HOST_BIN_DIR
 from multus_daemon.delegates import limit
-from tests.repo.manifests import MANIFESTS, RENDERED, build, rendered
+from tests.repo import manifests
+from tests.repo.manifests import CHART, MANIFESTS, RENDERED, build, rendered, with_component
 
 ROOT = MANIFESTS.parent
 OVERLAYS = sorted(path for path in (MANIFESTS / "overlays").iterdir() if path.is_dir())
+UNINSTALLS = sorted(path for path in (MANIFESTS / "uninstall" / "overlays").iterdir() if path.is_dir())
 FOLDERS = [MANIFESTS / "base", *OVERLAYS]
 RBAC = "rbac.authorization.k8s.io"
 
@@ -63,7 +67,7 @@ def subjects(binding: dict[str, Any]) -> set[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     ("name", "role", "wanted"),
     [
-        ("base/rbac.yaml", "multus", DAEMON),
+        ("base/rbac.yaml", "multus-daemon", DAEMON),
         ("cert-approver/rbac.yaml", "multus-cert-approver", APPROVER),
         ("cert-approver/rbac.yaml", "multus-certificate-requester", REQUESTER),
     ],
@@ -75,14 +79,14 @@ def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str
 @pytest.mark.parametrize(
     ("name", "binding", "role", "wanted"),
     [
-        ("base/rbac.yaml", "multus", "multus", {("ServiceAccount", "kube-system", "multus")}),
+        ("base/rbac.yaml", "multus-daemon", "multus-daemon", {("ServiceAccount", "kube-system", "multus-daemon")}),
         (
             "cert-approver/rbac.yaml",
             "multus-cert-approver",
             "multus-cert-approver",
             {("ServiceAccount", "kube-system", "multus-cert-approver")},
         ),
-        ("cert-approver/rbac.yaml", "multus-per-node", "multus", {("Group", "", "system:multus")}),
+        ("cert-approver/rbac.yaml", "multus-per-node", "multus-daemon", {("Group", "", "system:multus")}),
         (
             "cert-approver/rbac.yaml",
             "multus-certificate-requester",
@@ -104,9 +108,9 @@ def test_nothing_else_is_granted() -> None:
     }
     assert names == {
         "base/rbac.yaml": [
-            ("ClusterRole", "multus"),
-            ("ClusterRoleBinding", "multus"),
-            ("ServiceAccount", "multus"),
+            ("ClusterRole", "multus-daemon"),
+            ("ClusterRoleBinding", "multus-daemon"),
+            ("ServiceAccount", "multus-daemon"),
         ],
         "cert-approver/rbac.yaml": [
             ("ClusterRole", "multus-cert-approver"),
@@ -239,7 +243,7 @@ def by_folder(path: Path) -> str:
 
 
 def test_the_plain_file_is_the_base() -> None:
-    assert RENDERED.read_text() == rendered(), "python -m tests.repo.manifests > manifests/multus-daemonset.yaml"
+    assert RENDERED.read_text() == rendered(), "make manifests"
     assert [item for item in yaml.safe_load_all(RENDERED.read_text()) if item] == build(MANIFESTS / "base")
 
 
@@ -324,7 +328,7 @@ def test_what_the_daemon_needs_of_the_node() -> None:
     assert (pod["hostNetwork"], pod["hostPID"]) == (True, True)
     assert pod["priorityClassName"] == "system-node-critical"
     assert pod["tolerations"] == [{"operator": "Exists"}]
-    assert pod["serviceAccountName"] == "multus"
+    assert pod["serviceAccountName"] == "multus-daemon"
     assert pod["terminationGracePeriodSeconds"] > deadlines.DRAIN_SECONDS + deadlines.REPORT_SECONDS + 10
     (variable,) = container(MANIFESTS / "base")["env"]
     assert variable == {"name": "MULTUS_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
@@ -340,10 +344,67 @@ def test_the_memory_limit_lets_several_plugins_run_at_once() -> None:
     assert limit.automatic(amount, 64 * 1024 * limit.MIB, 64).processes == 6
 
 
+# --- the image's name ------------------------------------------------------------------------------------------------
+
+BUILT = [*FOLDERS, MANIFESTS / "cert-approver", MANIFESTS / "uninstall" / "base", *UNINSTALLS]
+
+
 @pytest.mark.parametrize("path", sorted(MANIFESTS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(MANIFESTS)))
-def test_images_have_the_version_of_the_code(path: Path) -> None:
-    for image in re.findall(r"image: (\S+)", path.read_text()):
-        assert image == f"multus-daemon:{__version__}"
+def test_one_file_has_the_name_of_the_image(path: Path) -> None:
+    wanted = manifests.image() if path == RENDERED else manifests.PLACEHOLDER
+    assert set(re.findall(r"image: (\S+)", path.read_text())) <= {wanted}
+
+
+@pytest.mark.parametrize("folder", BUILT, ids=lambda path: str(path.relative_to(MANIFESTS)))
+def test_every_folder_takes_the_name_of_the_image(folder: Path) -> None:
+    images = re.findall(r'"image": "(\S+)"', json.dumps(build(folder)))
+    assert images
+    assert set(images) == {manifests.image()}
+
+
+def test_the_chart_has_the_same_image() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["image"]
+    head = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    tag = f"@{values['digest']}" if values["digest"] else f":{values['tag'] or head['appVersion']}"
+    assert values["repository"] + tag == manifests.image()
+    assert head["appVersion"] == head["version"] == __version__
+
+
+def test_the_placeholder_says_what_to_do_and_has_the_version_of_the_code() -> None:
+    assert manifests.image() == f"{manifests.PLACEHOLDER}:{__version__}", (
+        "the name of a release's image is not committed"
+    )
+    told = "make manifests IMAGE="
+    for path in (RENDERED, manifests.IMAGE, CHART / "values.yaml", ROOT / "README.md"):
+        assert told in path.read_text().replace("\n", " "), path
+
+
+@pytest.mark.parametrize(
+    "name", ["registry.example:5000/net/multus:1.2.3", "registry.example/multus-daemon@sha256:" + "0a" * 32]
+)
+def test_the_name_is_set_in_one_place(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    shutil.copytree(CHART, tmp_path / "chart")
+    monkeypatch.setattr(manifests, "MANIFESTS", tmp_path / "manifests")
+    monkeypatch.setattr(manifests, "IMAGE", tmp_path / "manifests" / "image" / "kustomization.yaml")
+    monkeypatch.setattr(manifests, "CHART", tmp_path / "chart")
+    manifests.set_image(name)
+    assert manifests.image() == name
+    text = manifests.rendered()
+    assert set(re.findall(r"image: (\S+)", text)) == {name}
+    assert "No registry has" not in text
+    assert set(re.findall(r'"image": "(\S+)"', json.dumps(build(tmp_path / "manifests" / "uninstall" / "base")))) == {
+        name
+    }
+    values = yaml.safe_load((tmp_path / "chart" / "values.yaml").read_text())["image"]
+    which = f"@{values['digest']}" if values["digest"] else f":{values['tag']}"
+    assert values["repository"] + which == name
+
+
+def test_what_the_chart_has_of_the_manifests_and_the_code_is_up_to_date() -> None:
+    assert (CHART / "Chart.yaml").read_text() == manifests.chart_head(), "make manifests"
+    assert (CHART / "values.schema.json").read_text() == manifests.chart_schema(), "make manifests"
+    assert (CHART / "files" / "crd.yaml").read_text() == (MANIFESTS / "base" / "crd.yaml").read_text(), "make manifests"
 
 
 def test_the_image_says_which_version_it_is() -> None:
@@ -351,8 +412,17 @@ def test_the_image_says_which_version_it_is() -> None:
     assert version == __version__
 
 
-def test_uninstall_undoes_what_the_daemon_set_does() -> None:
-    (found,) = documents("uninstall/daemonset.yaml")
+# --- uninstall, certificates -----------------------------------------------------------------------------------------
+
+
+def test_every_distribution_has_its_uninstall() -> None:
+    assert [path.name for path in UNINSTALLS] == [path.name for path in OVERLAYS]
+
+
+@pytest.mark.parametrize("folder", [MANIFESTS / "uninstall" / "base", *UNINSTALLS], ids=by_folder)
+def test_uninstall_undoes_what_the_daemon_set_does(folder: Path) -> None:
+    overlay = MANIFESTS / ("base" if folder.name == "base" else f"overlays/{folder.name}")
+    (found,) = build(folder)
     pod = found["spec"]["template"]["spec"]
     (uninstall,) = pod["initContainers"]
     command, *given = uninstall["args"]
@@ -361,12 +431,67 @@ def test_uninstall_undoes_what_the_daemon_set_does() -> None:
         "--bin-dir", *(f"--{flags.flag_of(key)}" for key in ("cniConfigDir", "socketDir", "cniDir")),
     }  # fmt: skip
     node = {word.partition("=")[0]: mounts(pod, uninstall)[word.partition("=")[2]] for word in given}
-    base = configuration(MANIFESTS / "base")
+    there = configuration(overlay)
     assert node == {
-        "--bin-dir": base.paths.bin_dir,
-        "--cni-config-dir": on_the_node(MANIFESTS / "base", base.primary.config_dir),
-        "--socket-dir": on_the_node(MANIFESTS / "base", base.socket.directory),
-        "--cni-dir": base.paths.cni_dir,
+        "--bin-dir": there.paths.bin_dir,
+        "--cni-config-dir": on_the_node(overlay, there.primary.config_dir),
+        "--socket-dir": on_the_node(overlay, there.socket.directory),
+        "--cni-dir": there.paths.cni_dir,
     }
+    (install,) = daemon_set(overlay)["initContainers"]
+    assert uninstall["securityContext"] == install["securityContext"]
+    # Who may use the node's directories there may still, when the daemon is gone.
+    bound = [item for item in objects(overlay) if item["kind"] == "RoleBinding"]
+    assert pod.get("serviceAccountName") == (daemon_set(overlay)["serviceAccountName"] if bound else None)
     # It must not be taken for the daemon: the selector of its DaemonSet is `name: multus`.
     assert found["spec"]["template"]["metadata"]["labels"]["name"] != "multus"
+
+
+@pytest.mark.parametrize("folder", [MANIFESTS / "cert-approver", MANIFESTS / "uninstall" / "base"], ids=by_folder)
+def test_what_needs_no_root_has_none(folder: Path) -> None:
+    for item in build(folder):
+        if item["kind"] not in ("Deployment", "DaemonSet"):
+            continue
+        pod = item["spec"]["template"]["spec"]
+        for each in pod["containers"]:
+            security = {**pod.get("securityContext", {}), **each["securityContext"]}
+            assert security["runAsNonRoot"] is True
+            assert security["runAsUser"] > 0
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["readOnlyRootFilesystem"] is True
+
+
+def test_the_approver_is_a_command_of_the_image_with_its_account() -> None:
+    (deployment,) = [item for item in build(MANIFESTS / "cert-approver") if item["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    (found,) = pod["containers"]
+    assert found["args"] == ["cert-approver"]
+    assert found["args"][0] in cli.COMMANDS
+    assert pod["serviceAccountName"] == "multus-cert-approver"
+    # Its pod may be the first of a node whose network waits for it.
+    assert pod["hostNetwork"] is True
+
+
+def test_certificates_come_with_the_files_that_they_need() -> None:
+    changed = with_component(MANIFESTS / "per-node-certificates", objects(MANIFESTS / "base"))
+    (found,) = [item for item in changed if item["kind"] == "DaemonSet"]
+    pod = found["spec"]["template"]["spec"]
+    (daemon,) = pod["containers"]
+    command, flag = daemon["args"]
+    assert command == "run"
+    name, _, value = flag.partition("=")
+    assert name == f"--{flags.flag_of('perNodeCertificate')}"
+    given = settings.from_object({"perNodeCertificate": json.loads(value)}, "manifest")
+    certificate = given.kubernetes.per_node_certificate
+    assert certificate is not None
+    assert certificate.enabled
+    at = {item["mountPath"]: item for item in daemon["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert set(volumes[at[certificate.cert_dir]["name"]]) == {"name", "emptyDir"}
+    # At the same path as on the node: the kubeconfig names other files.
+    for path in (certificate.bootstrap_kubeconfig, "/var/lib/kubelet/pki"):
+        assert volumes[at[path]["name"]]["hostPath"]["path"] == path
+        assert at[path]["readOnly"] is True
+    # Nothing of the base is lost.
+    base = container(MANIFESTS / "base")
+    assert [item for item in daemon["volumeMounts"] if item in base["volumeMounts"]] == base["volumeMounts"]

@@ -57,6 +57,71 @@ def test_actions_are_those_of_the_forge_by_their_major_version() -> None:
     assert [name for name in used if not re.fullmatch(r"actions/[a-z-]+@v\d+", name)] == []
 
 
+# --- the release -----------------------------------------------------------------------------------------------------
+
+RELEASE = document(ROOT / ".github" / "workflows" / "release.yml")
+JOBS = RELEASE["jobs"]
+
+
+def commands(job: str) -> str:
+    return "\n".join(step["run"] for step in JOBS[job]["steps"] if "run" in step)
+
+
+def needed(job: str) -> set[str]:
+    """Every job that has to end well before this one begins."""
+    direct = JOBS[job].get("needs", [])
+    names = {direct} if isinstance(direct, str) else set(direct)
+    return names.union(*(needed(name) for name in names))
+
+
+def test_only_a_tag_releases() -> None:
+    # YAML 1.1 reads the key `on` as true.
+    (trigger,) = [value for key, value in RELEASE.items() if key in ("on", True)]
+    assert trigger == {"push": {"tags": ["v*"]}}
+    assert 'test "$GITHUB_REF_NAME" = "v$(python3 -c' in commands("tests")
+    assert ".ci/run" in commands("tests")
+
+
+def test_nothing_is_published_before_the_tests_have_passed() -> None:
+    for job in JOBS:
+        if job != "tests":
+            assert "tests" in needed(job), job
+    assert needed("publish") == {"tests", "image", "wheels"}
+
+
+def test_a_job_of_the_release_may_write_what_it_publishes_and_nothing_else() -> None:
+    assert RELEASE["permissions"] == {"contents": "read"}
+    assert {name: job["permissions"] for name, job in JOBS.items() if "permissions" in job} == {
+        "image": {"contents": "read", "packages": "write"},
+        "publish": {"contents": "write", "packages": "write"},
+    }
+    steps = [step for job in JOBS.values() for step in job["steps"]]
+    checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+    assert len(checkouts) == len(JOBS)
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+    assert all(0 < job["timeout-minutes"] <= 180 for job in JOBS.values())
+
+
+def test_image_chart_wheels_and_manifests_are_published_by_the_digest() -> None:
+    assert "make image PUSH=1" in commands("image")
+    assert set(JOBS["image"]["outputs"]) == {"name", "digest"}
+    publish = commands("publish")
+    for command in ('make manifests IMAGE="$IMAGE"', "helm package", "helm push", "gh release create"):
+        assert command in publish
+    assert publish.index("make manifests") < publish.index("helm package")
+    (step,) = [step for step in JOBS["publish"]["steps"] if "make manifests" in step.get("run", "")]
+    assert step["env"]["IMAGE"] == "${{ needs.image.outputs.name }}@${{ needs.image.outputs.digest }}"
+    assert "pip wheel" in commands("wheels")
+
+
+def test_what_the_workflows_make_is_a_target() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    called = re.findall(r"make ((?:[a-z]+ ?)+)", "\n".join(commands(job) for job in JOBS))
+    assert called
+    assert {word for words in called for word in words.split()} <= targets
+
+
 # --- forms -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,10 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,68 @@ def test_install_puts_the_shim_there_and_says_so(tmp_path: Path, capsys: pytest.
         assert caught.value.code == 0
         assert capsys.readouterr().out == f"{tmp_path}/multus-shim: {said}, version {__version__}\n"
     assert os.access(tmp_path / "multus-shim", os.X_OK)
+
+
+@pytest.fixture
+def upstream_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run our program under a name of upstream's image, where it is a link to it."""
+
+    def run_as(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        link = tmp_path / name
+        link.symlink_to(Path(sysconfig.get_path("scripts"), "multus-daemon"))
+        return subprocess.run(
+            [link, *arguments], capture_output=True, text=True, timeout=60, check=False, env=os.environ | env
+        )
+
+    return run_as
+
+
+@pytest.mark.parametrize("flags", [("-d", "-t"), ("--dest-dir", "--type")])
+def test_install_multus(
+    upstream_program: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, flags: tuple[str, str]
+) -> None:
+    target = tmp_path / "bin"
+    target.mkdir()
+    done = upstream_program("install_multus", flags[0], str(target), flags[1], "thick")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "".join(
+        f"{target}/{name}: installed, version {__version__}\n" for name in ("multus-shim", "passthru")
+    )
+    assert (target / "passthru").read_bytes() == (target / "multus-shim").read_bytes()
+    asked = subprocess.run([target / "passthru"], env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=False)
+    assert asked.returncode == 0
+
+
+def test_install_multus_has_no_thin_plugin(
+    upstream_program: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = upstream_program("install_multus", "-d", str(tmp_path), "-t", "thin")
+    assert done.returncode == 2
+    assert "thick" in done.stderr
+    assert not (tmp_path / "multus-shim").exists()
+
+
+def test_cert_approver_by_its_name(upstream_program: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = upstream_program("cert-approver", KUBERNETES_SERVICE_HOST="")
+    assert done.returncode == 3
+    assert "no service account" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "MULTUS_NODE_NAME"),
+        (("--cert-duration", "soon"), "certDuration"),
+    ],
+)
+def test_kubeconfig_generator_says_what_it_needs(
+    upstream_program: Callable[..., subprocess.CompletedProcess[str]], arguments: tuple[str, ...], named: str
+) -> None:
+    env = {"MULTUS_NODE_NAME": "node-a"} if arguments else {"MULTUS_NODE_NAME": ""}
+    done = upstream_program("kubeconfig_generator", *arguments, **env)
+    assert done.returncode == 3
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_install_reads_no_configuration(tmp_path: Path) -> None:

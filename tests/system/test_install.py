@@ -204,3 +204,17 @@ def test_what_can_not_be_removed_is_said(node: install.Node) -> None:
     node.conf_dir.chmod(0o500)
     with pytest.raises(InstallError, match="Permission denied"):
         install.uninstall(node, store_of(node), force=False, purge=False)
+
+
+def test_passthru_goes_where_it_is_ours(node: install.Node) -> None:
+    for name in (install.SHIM, install.PASSTHRU):
+        assert install.install_shim(multus_shim.binary(), node.bin_dir, name=name) is True
+    done = install.uninstall(node, store_of(node), force=False, purge=False)
+    assert done == [f"removed {node.bin_dir}/passthru", f"removed {node.bin_dir}/multus-shim"]
+
+
+def test_passthru_of_somebody_else_stays(node: install.Node) -> None:
+    install.install_shim(multus_shim.binary(), node.bin_dir)
+    (node.bin_dir / "passthru").write_bytes(b"upstream's")
+    install.uninstall(node, store_of(node), force=False, purge=False)
+    assert [path.name for path in node.bin_dir.iterdir()] == ["passthru"]

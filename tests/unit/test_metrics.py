@@ -186,6 +186,7 @@ def test_late_deletes(registry, metrics):
     seen.entry("rejected")
     seen.entry("odd")
     seen.given_up()
+    seen.replaced_namespace()
     seen.orphan("deleted", 3)
     seen.left_over(1, 2, 3, 4)
     seen.never_attached()
@@ -195,6 +196,7 @@ def test_late_deletes(registry, metrics):
     assert registry.get_sample_value("multus_spool_replays_total", {"outcome": "rejected"}) == 1
     assert registry.get_sample_value("multus_spool_replays_total", {"outcome": "other"}) == 1
     assert registry.get_sample_value("multus_deletes_given_up_total") == 1
+    assert registry.get_sample_value("multus_replaced_namespaces_total") == 1
     assert registry.get_sample_value("multus_orphan_attachments_total", {"outcome": "deleted"}) == 3
     assert registry.get_sample_value("multus_networks_never_attached_total") == 1
     assert registry.get_sample_value("multus_containers_set_aside_total") == 1

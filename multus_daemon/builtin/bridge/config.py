@@ -79,7 +79,9 @@ def read(call: Call) -> BridgeConfig:
         config = _read(call)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"failed to load netconf: {error}", f"network {call.name!r}") from error
-    if problem := names.ifname_problem(config.bridge):
+    problem = names.ifname_problem(config.bridge)
+    if problem or "%" in config.bridge:
+        problem = problem or "interface name contains %, for which the kernel puts a number"
         raise InvalidNetworkConfigError(f'failed to create bridge "{config.bridge}": {problem}')
     if config.is_layer3 and config.disable_container_interface:
         raise InvalidNetworkConfigError("cannot use IPAM when DisableContainerInterface flag is set")
@@ -103,7 +105,7 @@ def _read(call: Call) -> BridgeConfig:
         is_default_gateway=is_default_gateway,
         force_address=_flag(call, "forceAddress"),
         masquerade=masquerade.is_wanted(call),
-        mtu=max(gojson.get_int(fields, "mtu") or 0, 0),
+        mtu=configuration.mtu(fields),
         hairpin=_flag(call, "hairpinMode"),
         promiscuous=_flag(call, "promiscMode"),
         vlan=vlan,
@@ -133,9 +135,9 @@ def _mac(call: Call) -> str:
     return configuration.mac_address(text) if text else ""
 
 
-def _trunk(items: Iterable[Any]) -> set[int]:
-    """The VLANs of `vlanTrunk`: `{"minID", "maxID"}`, `{"id"}`, or both in one item."""
-    vlans: set[int] = set()
+def _trunk(items: Iterable[Any]) -> set[tuple[int, int]]:
+    """The VLANs of `vlanTrunk`, first and last: `{"minID", "maxID"}`, `{"id"}`, or both in one item."""
+    vlans: set[tuple[int, int]] = set()
     for item in items:
         if not isinstance(item, dict):
             raise gojson.JsonError(f"vlanTrunk: an object is needed, not {gojson.kind_of(item)}")
@@ -146,7 +148,7 @@ def _trunk(items: Iterable[Any]) -> set[int]:
                     raise InvalidNetworkConfigError(f"incorrect trunk {name} parameter", f"{value}")
             if last < first:
                 raise InvalidNetworkConfigError("minID is greater than maxID in trunk parameter", f"{first}, {last}")
-            vlans.update(range(first, last + 1))
+            vlans.add((first, last))
         elif first is not None or last is not None:
             missing = "minID" if first is None else "maxID"
             raise InvalidNetworkConfigError(
@@ -155,16 +157,16 @@ def _trunk(items: Iterable[Any]) -> set[int]:
         if single is not None:
             if not 0 < single <= VLAN_MAX:
                 raise InvalidNetworkConfigError("incorrect trunk id parameter", f"{single}")
-            vlans.add(single)
+            vlans.add((single, single))
     return vlans
 
 
-def _ranges(vlans: set[int]) -> tuple[tuple[int, int], ...]:
-    """Consecutive numbers as first and last, ascending."""
+def _ranges(vlans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same numbers, those that are consecutive as one range, ascending."""
     found: list[tuple[int, int]] = []
-    for vlan in sorted(vlans):
-        if found and found[-1][1] == vlan - 1:
-            found[-1] = (found[-1][0], vlan)
+    for first, last in sorted(vlans):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
         else:
-            found.append((vlan, vlan))
+            found.append((first, last))
     return tuple(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import socket
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from multus_daemon.builtin.bridge.config import BridgeConfig
 from multus_daemon.builtin.interfaces import step
 from multus_daemon.cni.errors import InternalError
 from multus_daemon.cni.result import Result
-from multus_daemon.netlink import sysctl
+from multus_daemon.netlink import inet, sysctl
 from multus_daemon.netlink.inet import IpInterface
 from multus_daemon.netlink.links import OPERSTATE_UP, Link
 from multus_daemon.netlink.ops import Session
@@ -58,8 +57,7 @@ def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: R
     ifname, gateway = links.container.name, None
     if config.is_layer3:
         _set_neighbour_discovery(ifname, config)
-        interfaces.bring_up(session, links.container, wanted)
-        interfaces.apply(session.pod, interfaces.routes(links.container, wanted))
+        interfaces.bring_up(session, links.container, wanted, interfaces.routes(links.container, wanted))
         if config.is_gateway:
             gateway = _set_up_gateways(session, links.bridge, config, wanted)
     elif not config.disable_container_interface:
@@ -167,7 +165,7 @@ def _set_up_gateways(session: Session, bridge: Link, config: BridgeConfig, wante
     """Each gateway's address on the bridge, or in its VLAN, and forwarding; the link in the VLAN."""
     in_vlan = _ensure_vlan_interface(session, bridge, config) if config.vlan else None
     for ip in sorted(wanted.ips, key=lambda ip: not ip.is_ipv4):
-        gateway = ipaddress.ip_interface(f"{ip.gateway}/{ip.address.partition('/')[2]}")
+        gateway = inet.interface_of(f"{ip.gateway}/{ip.address.partition('/')[2]}")
         _ensure_address(session, in_vlan or bridge, gateway, force=config.force_address)
     with session.on_host():
         interfaces.enable_forwarding(wanted.ips)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from multus_daemon.builtin import interfaces, ipam, masquerade, spoofing, veth
 from multus_daemon.builtin.bridge import config, kernel
@@ -17,6 +18,7 @@ from multus_daemon.builtin.undo import Undo
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import CniError, InternalError
 from multus_daemon.cni.result import Interface, IpConfig, Result, Route
+from multus_daemon.netlink import inet
 from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.ops import Session
 
@@ -56,7 +58,7 @@ def add(call: Call, session: Session) -> Result:
         with interfaces.inside(call, session):
             links = kernel.configure(session, config=settings, links=links, wanted=wanted)
         if settings.is_layer3 and settings.masquerade:
-            addresses = [ipaddress.ip_interface(ip.address) for ip in wanted.ips]
+            addresses = [inet.interface_of(ip.address) for ip in wanted.ips]
             undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
             masquerade.add(call, addresses)
     return replace(
@@ -146,7 +148,7 @@ def _with_gateways(wanted: Result, answer: Result, settings: BridgeConfig) -> Re
 def _with_gateway(ip: IpConfig, settings: BridgeConfig) -> IpConfig:
     gateway = ip.gateway
     if not gateway and settings.is_gateway:
-        network = ipaddress.ip_interface(ip.address).network
+        network = inet.interface_of(ip.address).network
         try:
             gateway = str(network.network_address + 1)
         except ipaddress.AddressValueError as error:

@@ -78,6 +78,8 @@ def delete(call: Call, session: Session) -> None:
     """Run the delegate's DEL with the saved configuration. Without one there is nothing to remove."""
     path = _saved_at(call)
     with step("read the delegate's configuration"):
+        # What an ADD was writing that was killed; its DEL comes.
+        fs.sweep(path.parent, name=path.name)
         saved = _load(path)
     if saved is None:
         return

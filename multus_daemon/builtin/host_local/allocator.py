@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Protocol
 
 from multus_daemon.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet, text_of
+from multus_daemon.builtin.ipam import ADDRESSES_MAX
 from multus_daemon.cni.errors import CniError, InternalError
 from multus_daemon.cni.result import IpConfig
+
+_EXHAUSTED_ADVICE = (
+    "`multusctl attachments` shows who holds them, with `--leaks` those that nobody deletes; "
+    "delete pods, or give the network a larger range"
+)
 
 
 class Leases(Protocol):
@@ -58,19 +64,23 @@ def allocate(config: HostLocalConfig, leases: Leases, container_id: str) -> tupl
     When that can't be had, exactly what this call took is released again, and nothing older. Raises CniError (999
     as with the reference plugin: the node, not the configuration, decides) and OSError of `leases`.
     """
+    if len(config.range_sets) > ADDRESSES_MAX:
+        raise InternalError(f"{len(config.range_sets)} range sets, and at most {ADDRESSES_MAX} are taken")
     wanted = dict.fromkeys(config.requested)
+    # Of before: sets have no address in common, so what this call takes from one is in no other.
+    before = [(text, ipaddress.ip_address(text)) for text in leases.owned()]
     done: list[IpConfig] = []
     with contextlib.ExitStack() as undo:
         for index, range_set in enumerate(config.range_sets):
             requested = next((address for address in wanted if range_set.range_of(address)), None)
             try:
                 if requested is None:
-                    text, source = _next_free(range_set, leases, index, undo, container_id)
+                    text, source = _next_free(range_set, leases, index, undo, before, container_id)
                 else:
                     del wanted[requested]
                     text, source = _requested(range_set, requested, leases, index, undo)
             except CniError as error:
-                raise InternalError(f"failed to allocate for range {index}: {error.msg}") from error
+                raise InternalError(f"failed to allocate for range {index}: {error.msg}", error.details) from error
             done.append(IpConfig(f"{text}/{source.prefix_length}", str(source.gateway)))
         if wanted:
             rest = " ".join(map(str, wanted))
@@ -109,17 +119,22 @@ def _requested(
 
 
 def _next_free(
-    range_set: RangeSet, leases: Leases, index: int, undo: contextlib.ExitStack, container_id: str
+    range_set: RangeSet,
+    leases: Leases,
+    index: int,
+    undo: contextlib.ExitStack,
+    before: Sequence[tuple[str, Address]],
+    container_id: str,
 ) -> tuple[str, Range]:
-    for owned in leases.owned():
-        if range_set.range_of(ipaddress.ip_address(owned)):
+    for owned, address in before:
+        if range_set.range_of(address):
             raise InternalError(f"{owned} has been allocated to {container_id}, duplicate allocation is not allowed")
     while True:
         for text, source in candidates(range_set, leases.last_reserved(index), leases.next_free):
             if _reserve(leases, text, index, undo):
                 return text, source
         if not leases.refresh():
-            raise InternalError(f"no IP addresses available in range set: {range_set}")
+            raise InternalError(f"no IP addresses available in range set: {range_set}", _EXHAUSTED_ADVICE)
 
 
 def _every(value: int, _version: int) -> int:

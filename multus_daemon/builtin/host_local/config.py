@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from multus_daemon.builtin import configuration
@@ -109,11 +109,11 @@ class _Draft:
     gateway: Address | None
 
 
-def read(fields: Mapping[str, Any], *, name: str, cni_version: str, args: str) -> HostLocalConfig:
-    """The configuration in `fields`, together with CNI_ARGS.
+def read(fields: Mapping[str, Any], *, name: str, cni_version: str) -> HostLocalConfig:
+    """The configuration in `fields`.
 
-    Raises DecodingFailureError (6) for a value of the wrong JSON type, InvalidEnvironmentError (4) for CNI_ARGS,
-    InvalidNetworkConfigError (7) for everything else.
+    Raises DecodingFailureError (6) for a value of the wrong JSON type, InvalidNetworkConfigError (7) for everything
+    else.
     """
     try:
         ipam = gojson.get_object(fields, "ipam")
@@ -135,7 +135,7 @@ def read(fields: Mapping[str, Any], *, name: str, cni_version: str, args: str) -
         )
     except gojson.JsonError as error:
         raise DecodingFailureError(f"host-local: {error}") from error
-    requested = (*_requested_by_args(args), *(_requested(text) for text in wanted))
+    requested = tuple(_requested(text) for text in wanted)
     return HostLocalConfig(name, data_dir, resolv_conf, _range_sets(drafts, cni_version), requested, routes)
 
 
@@ -166,13 +166,13 @@ def _requested(text: str) -> Address:
         raise InvalidNetworkConfigError(f"invalid IP address {text}") from error
 
 
-def _requested_by_args(args: str) -> Iterable[Address]:
-    """`IP=` in CNI_ARGS."""
+def with_args(config: HostLocalConfig, args: str) -> HostLocalConfig:
+    """With `IP=` in CNI_ARGS, which comes before the other requested addresses. Raises InvalidEnvironmentError (4)."""
     text = configuration.own_args(args, ("IP",)).get("IP")
     if not text:
-        return []
+        return config
     try:
-        return [_requested(text)]
+        return replace(config, requested=(_requested(text), *config.requested))
     except CniError as error:
         raise InvalidEnvironmentError(
             f'ARGS: error parsing value of pair "IP={text}": {error.msg}', "in CNI_ARGS"

@@ -14,7 +14,7 @@ from multus_daemon.base.threads import KeyedLock
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.host_local import allocator, book, config, store
 from multus_daemon.builtin.host_local.index import Index
-from multus_daemon.cni import gojson
+from multus_daemon.cni import conf, gojson
 from multus_daemon.cni.errors import InternalError, IoFailureError
 from multus_daemon.cni.result import Dns, Result
 from multus_daemon.netlink.ops import Session
@@ -97,16 +97,16 @@ def status(call: Call) -> None:
 
 
 def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.LeaseDirectory], T]) -> T:
-    directory = call.on_host(f"{settings.data_dir}/{settings.name}")
+    directory = str(call.on_host(f"{settings.data_dir}/{settings.name}"))
     owner = store.Owner(call.invocation.container_id, call.invocation.ifname)
     seconds = deadlines.HOST_LOCAL_LOCK_SECONDS
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         try:
             with deadline.within(seconds):
-                stack.enter_context(_locks.hold(str(directory)))
+                stack.enter_context(_locks.hold(directory))
         except TimeoutError as error:
-            raise store.busy(directory / book.LOCK_NAME) from error
+            raise store.busy(f"{directory}/{book.LOCK_NAME}") from error
         patience = seconds - (time.monotonic() - began)
         try:
             with store.locked(directory, owner, patience=patience, index=_index) as leases:
@@ -122,7 +122,10 @@ def _recorded(call: Call) -> list[str]:
 
 
 def _settings(call: Call) -> config.HostLocalConfig:
-    return config.read(call.fields, name=call.name, cni_version=call.cni_version, args=call.invocation.args)
+    settings = conf.once(
+        call.fields, config.read, lambda: config.read(call.fields, name=call.name, cni_version=call.cni_version)
+    )
+    return config.with_args(settings, call.invocation.args)
 
 
 def read_resolv_conf(path: Path) -> Dns:

@@ -229,7 +229,7 @@ class LeaseDirectory:
 
 
 @contextlib.contextmanager
-def locked(path: Path, owner: Owner, *, patience: float, index: Index | None = None) -> Iterator[LeaseDirectory]:
+def locked(path: str, owner: Owner, *, patience: float, index: Index | None = None) -> Iterator[LeaseDirectory]:
     """The directory `path`, made where it is missing, held exclusively for the duration of the block.
 
     `index` remembers what is in the directory from one call to the next; without it, everything is read.
@@ -239,7 +239,7 @@ def locked(path: Path, owner: Owner, *, patience: float, index: Index | None = N
     try:
         lock = fs.open_regular(LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o750, dir_fd=descriptor)
         try:
-            _acquire(lock, path / LOCK_NAME, patience)
+            _acquire(lock, f"{path}/{LOCK_NAME}", patience)
             # Closing the file gives the lock back.
             with contextlib.nullcontext(Book()) if index is None else index.book(descriptor) as book:
                 leases = LeaseDirectory(descriptor, owner, book)
@@ -263,7 +263,7 @@ def held(path: Path, owner: Owner) -> list[str]:
         os.close(descriptor)
 
 
-def _acquire(lock: int, path: Path, patience: float) -> None:
+def _acquire(lock: int, path: str, patience: float) -> None:
     """Polls: a thread in a blocking flock(2) can't be told to stop."""
     end = time.monotonic() + patience
     for delay in backoff(0.0005, 0.02, jitter=0.2):
@@ -278,7 +278,7 @@ def _acquire(lock: int, path: Path, patience: float) -> None:
         deadline.pause(delay)
 
 
-def busy(lock: Path) -> TryAgainLaterError:
+def busy(lock: str) -> TryAgainLaterError:
     """The error for a lock that somebody else keeps too long."""
     return TryAgainLaterError(
         f"host-local: the addresses of the network are busy: {lock} is locked",
@@ -286,12 +286,12 @@ def busy(lock: Path) -> TryAgainLaterError:
     )
 
 
-def _open_directory(path: Path) -> int:
+def _open_directory(path: str) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
         return os.open(path, flags)
     except FileNotFoundError:
-        for directory in (*reversed(path.parents), path):
+        for directory in (*reversed(Path(path).parents), Path(path)):
             with contextlib.suppress(FileExistsError):
                 # Each with its mode: an open umask must not let others put leases there.
                 directory.mkdir(mode=0o755)

@@ -6,8 +6,10 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from multus_daemon.builtin import interfaces
 from multus_daemon.builtin.contract import Call

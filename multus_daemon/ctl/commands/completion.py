@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _words(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple[str, dict[str, str]]]:
     """For each command (empty: none yet) the words that may follow, with their help."""
-    found: dict[str, str] = {}
+    found: dict[str, str] = dict(parser.get_default("words") or {})
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}

@@ -29,7 +29,7 @@ NAME: Final = f"docker.io/library/multus-daemon:{__version__}"
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _SOURCES: Final = (
     *("Dockerfile", "LICENSE", "README.md", "constraints.txt", "hatch_build.py", "pyproject.toml"),
-    *("multus_daemon", "multus_shim"),
+    *("image", "multus_daemon", "multus_shim"),
 )
 _SUITE: Final = "bookworm"
 _PACKAGES: Final = "python3,python3-venv,ca-certificates"

@@ -1,6 +1,7 @@
 """Our daemon on a real node: `MultusProcess`, a program of the node, and `MultusPod`, as the manifests install it.
 
-The first needs no image, and runs the sources as they are. `UpstreamProcess` is the one that ours takes over from.
+The first needs no image, and runs the sources as they are. `UpstreamProcess` and `UpstreamPod` are the ones that ours
+takes over from.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 import yaml
 
 import multus_shim
-from tests.e2e import build_tools
+from tests.e2e import build_tools, upstream_manifest
 from tests.e2e.apiserver import SERVICE_ADDRESS
 from tests.e2e.cluster.machine import MachineProcess
 from tests.e2e.cluster.real_node import NAME, RealNode
@@ -147,7 +148,7 @@ class MultusProcess(_Process):
                     self.node.server.install_crd(item)
                 else:
                     self.node.server.apply(item)
-        token = self.node.server.service_account_token("kube-system", "multus")
+        token = self.node.server.service_account_token("kube-system", "multus-daemon")
         kubeconfig = self.node.server.kubeconfig_for_token(token)
         settings = {"kubeconfig": str(kubeconfig), "nodeName": NAME, **self.settings}
         self._configure(multus_shim.binary(), settings)
@@ -236,7 +237,7 @@ class MultusPod(Multus):
     def apply(self) -> None:
         """Apply the manifest; back at once."""
         manifest = str(_MANIFESTS / "multus-daemonset.yaml")
-        self.node.kubectl("apply", "--server-side", "--force-conflicts", "-f", manifest)
+        self.node.kubectl("apply", "-f", manifest)
 
     def start(self) -> None:
         self.apply()
@@ -281,3 +282,29 @@ class MultusPod(Multus):
         found = self.node.server.request("GET", f"/api/v1/namespaces/{_NAMESPACE}/pods", labelSelector="name=multus")
         items: list[Any] = found["items"]
         return items
+
+
+class UpstreamPod(MultusPod):
+    """Upstream's thick manifest, in which nothing but the image is changed; that of upstream's own release, or ours."""
+
+    _OBJECTS: Final = ("clusterrole/multus", "clusterrolebinding/multus", "serviceaccount/multus",
+                       "configmap/multus-daemon-config")  # fmt: skip
+
+    def __init__(self, node: RealNode, archive: Path, image: str = upstream_manifest.IMAGE) -> None:
+        """`archive`: a tar file with `image`. Raises `build_tools.ToolError` where the manifest is not there."""
+        super().__init__(node, archive)
+        self._manifest = upstream_manifest.text(image)
+        self._is_ours = image != upstream_manifest.IMAGE
+
+    def apply(self) -> None:
+        self.node.kubectl("apply", "-f", "-", stdin=self._manifest)
+
+    def uninstall(self) -> None:
+        super().uninstall()
+        for name in self._OBJECTS:
+            self.node.kubectl("-n", _NAMESPACE, "delete", "--ignore-not-found", name)
+        self.node.machine.run("rm", "-f", "/opt/cni/bin/passthru")
+
+    def _is_ready(self) -> bool:
+        # Upstream's can't say.
+        return super()._is_ready() if self._is_ours else True

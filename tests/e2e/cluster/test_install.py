@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 SHIM = "/opt/cni/bin/multus-shim"
-UNINSTALL = str(Path(__file__).parents[3] / "manifests" / "uninstall" / "daemonset.yaml")
+UNINSTALL = str(Path(__file__).parents[3] / "manifests" / "uninstall" / "overlays" / "vanilla")
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def multus(multus_pod: MultusPod) -> Iterator[MultusPod]:
     multus_pod.start()
     yield multus_pod
     multus_pod.node.remove_pods()
-    multus_pod.node.kubectl("delete", "--ignore-not-found", "-f", UNINSTALL)
+    multus_pod.node.kubectl("delete", "--ignore-not-found", "-k", UNINSTALL)
     # containerd's own, by the name of a network that it does not have any more when the pod goes.
     multus_pod.node.machine.run("sh", "-c", "rm -f /var/lib/cni/results/multus-cni-network-*")
 
@@ -41,7 +41,7 @@ def test_uninstall_waits_for_the_pods_that_need_it_and_leaves_a_node_that_works(
     node.wait_running("p1", "p2")
     assert node.links("p1") == ["eth0", "lo", "net1"]
     # Beside the daemon nothing is changed.
-    node.kubectl("apply", "-f", UNINSTALL)
+    node.kubectl("apply", "-k", UNINSTALL)
     node.wait_until(lambda: "still runs" in uninstaller_log(node), "the uninstaller finds the daemon")
     assert node.machine.path(SHIM).exists()
     node.kubectl("-n", "kube-system", "delete", "--wait=true", "daemonset/kube-multus-ds")

@@ -295,7 +295,7 @@ class TestSweep:
         assert sorted(tmp_path.iterdir()) == sorted(others)
 
     def test_a_write_that_was_cut_off_is_what_it_finds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Path, "unlink", lambda self: None)
+        monkeypatch.setattr(os, "unlink", lambda path: None)
         monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError("killed")))
         with pytest.raises(OSError, match="killed"):
             fs.write_atomic(tmp_path / "c1.json", b"x")

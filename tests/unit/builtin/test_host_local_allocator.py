@@ -56,7 +56,7 @@ class Node:
 
     def add(self, container_id, *ips, refuse=()):
         fields = {"ipam": {"ranges": self.sets}, "runtimeConfig": {"ips": list(ips)}}
-        settings = config.read(fields, name="n", cni_version="1.0.0", args="")
+        settings = config.read(fields, name="n", cni_version="1.0.0")
         leases = DictLeases(self.owners, self.marks, container_id, refuse=refuse)
         return [item.ip for item in allocator.allocate(settings, leases, container_id)]
 

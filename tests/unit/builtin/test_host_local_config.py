@@ -14,7 +14,7 @@ from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidEnvi
 
 def read(ipam, *, version="1.0.0", args="", **fields):
     given = {**fields} if ipam is None else {"ipam": {"type": "host-local", **ipam}, **fields}
-    return config.read(given, name="net", cni_version=version, args=args)
+    return config.with_args(config.read(given, name="net", cni_version=version), args)
 
 
 def one(**keys):
@@ -159,8 +159,8 @@ def test_requested_addresses_add_up():
         },
         name="net",
         cni_version="1.0.0",
-        args="IgnoreUnknown=1;IP=10.0.0.9/8;K8S_POD_NAME=p",
     )
+    found = config.with_args(found, "IgnoreUnknown=1;IP=10.0.0.9/8;K8S_POD_NAME=p")
     assert [str(item) for item in found.requested] == ["10.0.0.9", "10.0.0.8", "fd00::8", "10.0.0.7"]
 
 
@@ -197,7 +197,7 @@ def test_arguments_without_an_address(args):
 def test_bad_requested_addresses(ips, message):
     for fields in ({"args": {"cni": {"ips": ips}}}, {"runtimeConfig": {"ips": ips}}):
         with pytest.raises(InvalidNetworkConfigError) as caught:
-            config.read({"ipam": V4, **fields}, name="n", cni_version="1.0.0", args="")
+            config.read({"ipam": V4, **fields}, name="n", cni_version="1.0.0")
         assert message in (None, caught.value.msg)
 
 

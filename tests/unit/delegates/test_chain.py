@@ -480,3 +480,14 @@ class TestGc:
     def test_disabled(self, chain, runner, value):
         chain.gc(network(disableGC=value), VALID)
         assert runner.calls == []
+
+
+@pytest.mark.parametrize(
+    ("plugin", "ipam"), [("ptp", "ptp"), ("bridge", "ptp"), ("acme", "bridge"), ("acme", "acme"), ("macvlan", "tuning")]
+)
+def test_an_ipam_plugin_that_would_call_itself_is_refused(chain, runner, plugin, ipam):
+    """It did, until there were no processes left."""
+    asked = attachment(plugins=({"type": plugin, "ipam": {"type": ipam}},))
+    with pytest.raises(InvalidNetworkConfigError, match=f'^ipam.type "{ipam}" is no IPAM plugin .*network="web/n1"'):
+        chain.plan(SANDBOX, asked)
+    assert runner.calls == []

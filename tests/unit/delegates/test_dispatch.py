@@ -394,3 +394,11 @@ def test_other_types_go_by_the_mode(process, builtin):
 @pytest.mark.parametrize(("mode", "expected"), [("prefer", {"both": "/a/both"}), ("fallback", {}), ("off", {})])
 def test_shadowed(process, builtin, mode, expected):
     assert Dispatcher(process, builtin, mode).shadowed(["both", "binary", "builtin", "none"]) == expected
+
+
+def test_no_value_of_an_unknown_key_is_logged(process, builtin, caplog):
+    caplog.set_level("DEBUG")
+    builtin.not_supported = {"both": 'token: "geheim"'}
+    Dispatcher(process, builtin, "prefer").run("both", invocation())
+    assert "is left to /a/both: token" in caplog.text
+    assert "geheim" not in caplog.text

@@ -340,7 +340,7 @@ def results_in_a_new_file(monkeypatch):
     """Put in the place of the durable record instead of behind it."""
 
     def append(path, data):
-        fs.write_atomic(path, path.read_bytes() + data, fsync=False)
+        fs.write_atomic(path, Path(path).read_bytes() + data, fsync=False)
 
     monkeypatch.setattr(fs, "append", append)
 
@@ -352,7 +352,7 @@ def torn_results_count(monkeypatch):
 
 
 def what_is_in_place_counts(monkeypatch):
-    monkeypatch.setattr(store_module, "_is_newer", lambda record, place: not place.exists())
+    monkeypatch.setattr(store_module, "_is_newer", lambda record, place: not Path(place).exists())
 
 
 def numbers_of_processes_are_for_ever(monkeypatch):

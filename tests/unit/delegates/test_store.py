@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.base import fs
+from multus_daemon.base import cached, fs
 from multus_daemon.cni import conf
 from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -80,6 +80,18 @@ def test_file_format(store, cni_dir):
     assert fields["containerId"] == "c0ffee"
     assert base64.b64decode(fields["attachments"][0]["config"]) == small().attachments[0].config.raw
     assert [entry.name for entry in path.parent.iterdir()] == ["c0ffee.json"]
+
+
+def test_what_is_in_memory_is_the_record_or_left_to_load(store, cni_dir, monkeypatch):
+    contents = {str(own_path(cni_dir)): record_format.encode(small()) + b"\n"}
+    monkeypatch.setattr(cached, "read", contents.get)
+    assert store.load_at_once("c0ffee") == small()
+    assert store.load_at_once("cafe") is None
+    for wrong in (b"", b"{}", record_format.encode(small())[:-9]):
+        contents[str(own_path(cni_dir))] = wrong
+        assert store.load_at_once("c0ffee") is None
+    contents[str(own_path(cni_dir, "cafe"))] = record_format.encode(small())
+    assert store.load_at_once("cafe") is None
 
 
 def test_a_newer_format_is_refused_in_clear_text(store, cni_dir):
@@ -220,8 +232,9 @@ def test_what_is_hot_plugged_comes_back_as_such(store, make):
 # --- a damaged record and what else is known -------------------------------------------------------------------------
 
 
-def entry(network="n", ifname="eth0", container_id="c0ffee"):
+def entry(network="n", ifname="eth0", container_id="c0ffee", networks=0):
     return Entry(
+        networks=networks,
         container_id=container_id,
         config=b'{"cniVersion":"1.0.0","name":"%s","type":"ptp"}' % network.encode(),
         ifname=ifname,
@@ -237,7 +250,7 @@ def test_a_damaged_record_falls_back_to_the_result_cache(store, cni_dir, cache, 
     store.save(small())
     own_path(cni_dir).write_bytes(b'{"format":1')
     for network, ifname in (("b", "net10"), ("n", "eth0"), ("a", "net9")):
-        cache.write(entry(network, ifname))
+        cache.write(entry(network, ifname, networks=2 if network == "b" else 3))
     cache.write(entry("n", "eth0", "c0ffee-other"))
     with pytest.raises(CorruptRecordError, match=str(own_path(cni_dir))):
         store.load("c0ffee")
@@ -257,7 +270,25 @@ def test_a_damaged_record_falls_back_to_the_result_cache(store, cni_dir, cache, 
     assert found.attachments[0].result.ips[0].address == "10.1.0.2/24"
     assert found.complete
     cache.remove("n", "c0ffee", "eth0")
+    own_path(cni_dir).unlink()
     assert not store.recover("c0ffee").complete
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"format":1', b'{"format":2,"sha256":"","record":{}}\n'])
+@pytest.mark.parametrize("entries", [[(1, 2)], [(1, 0)], [(1, 3), (2, 3)], [(1, 2), (2, 2), (3, 2)]])
+@pytest.mark.parametrize("beside", ["", "[]", "y"])
+def test_a_cache_that_may_lack_some_is_no_success(store, cni_dir, cache, damage, entries, beside):
+    store.save(small())
+    own_path(cni_dir).write_bytes(damage)
+    if beside:
+        (cni_dir / "c0ffee").write_text(beside)
+    for number, networks in entries:
+        cache.write(entry(f"n{number}", f"net{number}", networks=networks))
+    with pytest.raises(CorruptRecordError, match=f"{own_path(cni_dir)} can't be read, and the result cache may lack"):
+        store.recover("c0ffee")
+    # Where no record of ours is, that is all that there is to know.
+    own_path(cni_dir).unlink()
+    assert len(store.recover("c0ffee").attachments) == len(entries)
 
 
 def test_damage_everywhere(store, cni_dir, cache):
@@ -781,3 +812,11 @@ def test_sweep_removes_what_a_writer_has_left_beside_upstreams_file(both, cni_di
     (cni_dir / ".c0ffee.99999999-0123456789ab").write_bytes(b"[")
     both.sweep()
     assert list(cni_dir.iterdir()) == []
+
+
+def test_what_writers_left_beside_the_directories_is_removed(store, cni_dir):
+    cni_dir.mkdir()
+    for name in (".state.99999999-000000000000", "state", ".hidden"):
+        (cni_dir / name).write_text("")
+    store.sweep()
+    assert sorted(path.name for path in cni_dir.iterdir() if path.is_file()) == [".hidden", "state"]

@@ -95,6 +95,7 @@ class Engine:
         self.given_up = 0
         self.never_attached = 0
         self.set_aside = 0
+        self.replaced_netns = 0
         self.delete_tries = 0
         # Plugins are called in a known order. What is side by side is the matter of test_attach_together.
         self.attach_concurrency = 1
@@ -129,6 +130,7 @@ class Engine:
             count_given_up=self._count_given_up,
             count_never_attached=self._count_never_attached,
             count_set_aside=self._count_set_aside,
+            count_replaced_netns=self._count_replaced_netns,
         )
         return Verbs(core)
 
@@ -144,6 +146,9 @@ class Engine:
 
     def _count_set_aside(self) -> None:
         self.set_aside += 1
+
+    def _count_replaced_netns(self) -> None:
+        self.replaced_netns += 1
 
     def declare(self, networks: str | None = None, *, uid: str = "u1", annotations: Mapping[str, str] = {}) -> None:
         """The pod `web/p1`, asking for `networks`."""

@@ -398,7 +398,8 @@ def test_a_missing_network_of_another_namespace_says_where_there_is_one(engine: 
     with pytest.raises(InvalidNetworkConfigError) as caught:
         engine.verbs.add(engine.request())
     where = "; there is one of that name in namespace team-0, team-1, team-2, team-3, team-4, ..."
-    assert caught.value.details == f"no NetworkAttachmentDefinition of that name is known in namespace web{where}"
+    known = f"no NetworkAttachmentDefinition of that name is known in namespace web{where}"
+    assert caught.value.details == f"create it, or correct the pod's annotation; {known}"
     [(reason, message)] = engine.warnings
     assert (reason, message.endswith(f"{where} (pod web/p1){MORE}")) == ("NoNetworkFound", True)
 

@@ -155,6 +155,14 @@ def test_records_are_read_in_threads_of_their_own_and_written_in_the_requests(
     assert len(set(read_in)) == len(read_in)
 
 
+def test_a_record_that_takes_no_disk_takes_no_thread(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(engine)
+    engine.store.in_memory = True
+    monkeypatch.setattr(engine.store, "load", lambda container_id: pytest.fail("the disk is asked"))
+    engine.verbs.delete(engine.request("DEL"))
+    assert engine.runner.attached == set()
+
+
 @pytest.mark.parametrize("method", ["load", "recover"])
 def test_a_record_whose_reading_hangs_is_waited_for_a_while_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str
@@ -295,3 +303,13 @@ def test_check_of_a_device_in_user_space_looks_for_no_interface(engine: Engine) 
     engine.store.save(replace(record, attachments=(cluster, replace(old, device_id="0000:03:02.0"))))
     engine.links.namespaces[NETNS].remove("net1")
     engine.verbs.check(engine.request("CHECK"))
+
+
+def test_each_network_is_told_how_many_there_are(engine: Engine) -> None:
+    """So that what is kept beside the record says whether it is whole."""
+    engine.declare("n1,n2")
+    engine.verbs.add(engine.request())
+    assert {call.attachment.networks for call in engine.runner.calls} == {3}
+    engine.runner.calls.clear()
+    engine.verbs.add_network(engine.plug())
+    assert [call.attachment.networks for call in engine.runner.calls] == [4]

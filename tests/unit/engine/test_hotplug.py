@@ -337,22 +337,21 @@ def test_del_in_a_namespace_that_has_gone(engine: Engine, netns: str) -> None:
 
 
 @pytest.mark.parametrize("container", ["c1", "never-seen"])
-def test_del_of_what_is_not_on_record_takes_the_requests_configuration(engine: Engine, container: str) -> None:
-    running(engine)
-    before = engine.store.records["c1"]
-    engine.verbs.remove_network(engine.plug("DEL", container=container))
-    [call] = engine.runner.calls
-    assert (call.verb, call.attachment.name, call.attachment.ifname) == ("DEL", HOT, "net5")
-    assert call.attachment.config.raw == engine.plug().stdin
-    assert engine.store.records == {"c1": before}
-
-
-def test_del_does_not_log_the_requests_configuration(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("ifname", ["net5", "eth0", "net1"])
+def test_del_of_what_is_not_on_record_touches_nothing(
+    engine: Engine, container: str, ifname: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a container that nobody knows, with the namespace of a pod, it took that pod's interface."""
     caplog.set_level(logging.DEBUG)
     running(engine)
+    engine.links.namespaces[NETNS].add("net5")
+    before = engine.store.records["c1"]
     config = json.dumps({"cniVersion": "0.4.0", "name": "hot", "type": "fake", "password": "geheim"})
-    engine.verbs.remove_network(engine.plug("DEL", config=config))
-    assert "network web/hot of pod web/p1 is not on record" in caplog.text
+    engine.verbs.remove_network(engine.plug("DEL", container=container, ifname=ifname, config=config))
+    assert engine.runner.calls == []
+    assert engine.store.records == {"c1": before}
+    said = f"DEL of network hot of pod web/p1: container {container} has no such network on {ifname}"
+    assert said in caplog.text
     assert "geheim" not in caplog.text
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.errors import CniError, UnknownContainerError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import aside, reconcile
 from multus_daemon.ports import NeverAttachedError
@@ -232,6 +232,63 @@ def test_what_is_forgotten_is_gone(engine: Engine) -> None:
     engine.clock += deadlines.SET_ASIDE_SECONDS
     assert tried(engine)
     core = engine.verbs.engine
-    assert aside.forget(core, engine.request().container_id)
+    known = aside.forget(core, engine.request().container_id)
+    assert known
+    assert [item.name for item in known.attachments] == ["web/n1"]
     assert aside.listed(core) == []
-    assert not aside.forget(core, engine.request().container_id)
+    with pytest.raises(UnknownContainerError, match="nothing is known of container c1"):
+        aside.forget(core, engine.request().container_id)
+
+
+def test_a_record_that_fails_or_is_damaged_can_be_forgotten(engine: Engine) -> None:
+    failing(engine)
+    tried(engine)
+    core = engine.verbs.engine
+    assert aside.forget(core, engine.request().container_id)
+    assert engine.store.records == {}
+    engine.store.corrupt.add("c2")
+    assert aside.forget(core, ContainerId("c2")) is None
+    assert engine.store.containers() == []
+
+
+def in_store(engine: Engine) -> None:
+    """On record."""
+
+
+def by_another_daemon(engine: Engine) -> None:
+    record = engine.store.records.pop("c1")
+    engine.store.left["c1"] = record
+    engine.store.listed.add("c1")
+
+
+def damaged(engine: Engine) -> None:
+    """Another daemon's files still tell of it."""
+    engine.store.left["c1"] = engine.store.records.pop("c1")
+    engine.store.corrupt.add("c1")
+
+
+def aside_already(engine: Engine) -> None:
+    engine.store.set_aside(engine.store.records["c1"], since=1.0, why="x")
+
+
+@pytest.mark.parametrize("place", [in_store, by_another_daemon, damaged, aside_already])
+def test_while_its_namespace_exists_nothing_is_forgotten(engine: Engine, place: Callable[[Engine], None]) -> None:
+    engine.declare("n1")
+    engine.verbs.add(engine.request())
+    place(engine)
+    core = engine.verbs.engine
+    with pytest.raises(CniError, match=f"container c1 can't be forgotten: its network namespace {NETNS} exists"):
+        aside.forget(core, engine.request().container_id)
+    engine.links.namespaces.clear()
+    assert aside.forget(core, engine.request().container_id)
+    assert (engine.store.containers(), engine.store.put_aside) == ([], {})
+
+
+def test_a_namespace_that_is_another_containers_now_keeps_nothing(engine: Engine) -> None:
+    engine.verbs.add(engine.request())
+    old = engine.store.records["c1"]
+    engine.store.records["c2"] = replace(
+        old, sandbox=replace(old.sandbox, container_id=ContainerId("c2")), created=old.created + 1
+    )
+    assert aside.forget(engine.verbs.engine, ContainerId("c1"))
+    assert set(engine.store.records) == {"c2"}

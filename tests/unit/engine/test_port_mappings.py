@@ -46,5 +46,6 @@ def test_the_bound_is_a_setting(engine: Engine) -> None:
     engine.declare(asking(2500))
     engine.verbs.add(engine.request())
     engine.overlay["maxPortMappings"] = 2499
+    engine.verbs = engine.make_verbs()
     with pytest.raises(InvalidNetworkConfigError, match="at most 2499 are allowed"):
         engine.verbs.add(engine.request(container="another"))

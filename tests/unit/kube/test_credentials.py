@@ -49,6 +49,33 @@ def test_a_token_that_can_not_be_used_leaves_the_last(tmp_path, content):
         TokenFile(path).token()
 
 
+# --- a kubeconfig for others ---
+
+
+def test_a_kubeconfig_for_a_certificate_is_of_the_same_cluster_and_has_nothing_else(tmp_path):
+    source = write(tmp_path / "bootstrap", {"token": "secret"}, {"certificate-authority": "pki/ca.crt"})
+    content = Kubeconfig(source).for_certificate(tmp_path / "current.pem")
+    assert b"secret" not in content
+    found = json.loads(content)
+    [cluster], [user] = found["clusters"], found["users"]
+    assert cluster["cluster"] == {
+        "server": "https://10.0.0.1:6443",
+        "certificate-authority": str(tmp_path / "pki" / "ca.crt"),
+    }
+    assert user["user"] == dict.fromkeys(("client-certificate", "client-key"), str(tmp_path / "current.pem"))
+    made = tmp_path / "made"
+    made.write_bytes(content)
+    assert Kubeconfig(made).for_certificate(tmp_path / "current.pem") == content
+
+
+def test_a_kubeconfig_for_a_certificate_needs_one_to_begin_with(tmp_path):
+    with pytest.raises(ConfigurationError, match="bootstrap can't be used"):
+        Kubeconfig(tmp_path / "bootstrap").for_certificate(tmp_path / "current.pem")
+    (tmp_path / "bootstrap").write_text("users: []")
+    with pytest.raises(ConfigurationError, match="bootstrap can't be used"):
+        Kubeconfig(tmp_path / "bootstrap").for_certificate(tmp_path / "current.pem")
+
+
 # --- in cluster ---
 
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}

@@ -43,7 +43,7 @@ async def test_one_patch_of_our_annotation(server, writer, observer):
     assert writer.pending == 0
 
 
-@pytest.mark.parametrize("status", [409, 429, 500, 503, 403])
+@pytest.mark.parametrize("status", [409, 429, 500, 503])
 async def test_tried_again_within_the_patience(server, writer, status):
     pod = declare(server)
     server.fail(status, times=1)
@@ -241,3 +241,103 @@ async def test_the_queue_is_bounded(server, client, observer):
             await writer.write(declare(server, f"p{number}"), "[]", keep_trying=True)
     assert writer.pending == 3
     assert observer.counts["status_dropped"] == 2
+
+
+# --- where PATCH is forbidden ----------------------------------------------------------------------------------------
+
+STATUS_PATH = "/api/v1/namespaces/web/pods/web-1/status"
+POD_PATH = "/api/v1/namespaces/web/pods/web-1"
+
+
+async def test_put_where_only_that_is_allowed_and_patch_is_not_tried_again(server, writer, observer, caplog):
+    server.fail(403, times=float("inf"), method="PATCH")
+    pod = declare(server, annotations={"other": "kept"}, labels={"a": "b"})
+    await writer.write(pod, "[1]", keep_trying=True)
+    assert server.requests == [("PATCH", STATUS_PATH), ("GET", POD_PATH), ("PUT", STATUS_PATH)]
+    found = server.get("pods", "web", "web-1")
+    assert found["metadata"]["annotations"] == {"other": "kept", ANNOTATION: "[1]"}
+    assert (found["metadata"]["labels"], found["spec"]["nodeName"]) == ({"a": "b"}, "node-a")
+    server.requests.clear()
+    await writer.write(pod, "[2]", keep_trying=True)
+    assert server.requests == [("GET", POD_PATH), ("PUT", STATUS_PATH)]
+    assert written(server) == "[2]"
+    assert (observer.counts["status_written"], observer.counts["status_put"]) == (2, 2)
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "grant the verb patch on pods/status" in line
+
+
+async def test_back_to_patch_where_put_is_refused(server, writer, observer):
+    pod = declare(server)
+    server.fail(403, times=1, method="PATCH")
+    await writer.write(pod, "[1]", keep_trying=True)
+    server.fail(403, times=float("inf"), method="PUT")
+    server.requests.clear()
+    await writer.write(pod, "[2]", keep_trying=True)
+    await writer.write(pod, "[3]", keep_trying=True)
+    assert [method for method, _ in server.requests] == ["GET", "PUT", "PATCH", "PATCH"]
+    assert written(server) == "[3]"
+    assert observer.counts["status_put"] == 1
+
+
+async def test_neither_allowed_names_the_first_refusal(server, impatient, observer):
+    server.fail(403, times=float("inf"), method="P")
+    pod = declare(server)
+    with pytest.raises(StatusWriteError, match="PATCH .*403"):
+        await impatient.write(pod, "[]", keep_trying=False)
+    assert written(server) is None
+    assert observer.counts["status_put"] == 0
+
+
+async def test_a_role_that_is_bound_later(server, writer, observer):
+    # PATCH and the GET before a PUT, twice.
+    server.fail(403, times=4)
+    pod = declare(server)
+    await writer.write(pod, "[]", keep_trying=False)
+    assert [method for method, _ in server.requests] == ["PATCH", "GET", "PATCH", "GET", "PATCH"]
+    assert written(server) == "[]"
+    assert observer.counts["status_put"] == 0
+
+
+async def test_a_pod_that_others_write_to_is_read_again(server, writer):
+    server.fail(403, times=float("inf"), method="PATCH")
+    pod = declare(server)
+    server.fail(409, times=2, method="PUT")
+    await writer.write(pod, "[]", keep_trying=True)
+    assert [method for method, _ in server.requests] == ["PATCH", *["GET", "PUT"] * 3]
+    assert written(server) == "[]"
+
+
+async def test_a_conflict_that_stays_is_tried_later(server, writer):
+    server.fail(403, times=float("inf"), method="PATCH")
+    pod = declare(server)
+    server.fail(409, times=4, method="PUT")
+    await writer.write(pod, "[]", keep_trying=True)
+    assert written(server) == "[]"
+
+
+async def test_put_never_lands_on_another_incarnation(server, writer, observer):
+    server.fail(403, times=float("inf"), method="PATCH")
+    pod = declare(server)
+    server.add_pod(uid="99999999-2222-3333-4444-555555555555")
+    with pytest.raises(StatusWriteError, match="created anew"):
+        await writer.write(pod, "[]", keep_trying=True)
+    assert written(server) is None
+    assert (server.count("PUT"), writer.pending, observer.counts["status_dropped"]) == (0, 0, 1)
+
+
+async def test_put_of_a_pod_that_has_gone(server, writer):
+    server.fail(403, times=float("inf"), method="PATCH")
+    pod = declare(server)
+    server.delete("pods", "web", "web-1")
+    with pytest.raises(StatusWriteError, match="has gone"):
+        await writer.write(pod, "[]", keep_trying=True)
+    assert (server.count("PUT"), writer.pending) == (0, 0)
+
+
+async def test_an_answer_that_is_no_pod_is_not_written_back(server, impatient):
+    server.fail(403, times=float("inf"), method="PATCH")
+    pod = declare(server)
+    server.objects["pods"]["web", "web-1"] = {"metadata": None}
+    with pytest.raises(StatusWriteError, match="not a pod"):
+        await impatient.write(pod, "[]", keep_trying=False)
+    assert server.count("PUT") == 0

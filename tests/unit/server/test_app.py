@@ -401,3 +401,27 @@ async def test_who_holds_every_connection_holds_it_for_a_while_only(metrics):
         await asyncio.wait([task])
         for _, writer in crowd + later:
             writer.close()
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/nope"])
+async def test_an_unknown_expectation_is_refused_and_counted_as_anything_else(server, metrics, path):
+    received = await send(server.path, http("GET", path, headers=["Expect: the-moon"]))
+    reply = parse_reply(received)
+    assert (reply.status, reply.body) == (417, b"")
+    assert "server" not in reply.headers
+    assert 'code="417"' in await exposition(metrics)
+
+
+async def test_a_stranger_with_an_expectation_is_a_stranger(tmp_path, make):
+    one = make(tmp_path / "x", allowed_uids=frozenset({12345}))
+    await one.start()
+    try:
+        received = await send(one.path, http("GET", "/healthz", headers=["Expect: the-moon"]))
+        assert parse_reply(received).status == 403
+    finally:
+        await one.stop(0)
+
+
+async def test_what_is_expected_comes_before_the_answer(server):
+    received = await send(server.path, http("GET", "/healthz", headers=["Expect: 100-continue"]))
+    assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")

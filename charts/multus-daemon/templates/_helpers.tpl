@@ -1,0 +1,81 @@
+{{/* Values of the distribution, as YAML; those of the chart's user win. */}}
+{{- define "multus.distribution" -}}
+{{- $all := .Files.Get "files/distributions.yaml" | fromYaml -}}
+{{- $defaults := dict
+  "paths" (dict
+    "cniConfigDir" "/etc/cni/net.d"
+    "binDir" "/opt/cni/bin"
+    "netns" "/run/netns"
+    "podResources" "/var/lib/kubelet/pod-resources"
+    "devicePlugins" "/var/lib/kubelet/device-plugins")
+  "config" dict
+  "seLinuxType" "spc_t"
+  "securityContextConstraints" false
+  "bootstrap" (dict
+    "kubeconfig" "/etc/kubernetes/kubelet.conf"
+    "directories" (list "/var/lib/kubelet/pki")) -}}
+{{- $found := mergeOverwrite $defaults (index $all .Values.distribution) -}}
+{{- range $key, $value := .Values.paths }}{{ if $value }}{{ $_ := set $found.paths $key $value }}{{ end }}{{ end -}}
+{{- if not (kindIs "invalid" .Values.daemonSet.seLinuxType) }}
+{{- $_ := set $found "seLinuxType" .Values.daemonSet.seLinuxType }}{{ end -}}
+{{- with .Values.perNodeCertificates.bootstrapKubeconfig }}{{ $_ := set $found.bootstrap "kubeconfig" . }}{{ end -}}
+{{- with .Values.perNodeCertificates.bootstrapDirectories }}{{ $_ := set $found.bootstrap "directories" . }}{{ end -}}
+{{- toYaml $found -}}
+{{- end -}}
+
+{{/* The image with tag or digest. */}}
+{{- define "multus.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of every object; selectors have others, which never change. */}}
+{{- define "multus.labels" -}}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* daemon-config.json */}}
+{{- define "multus.config" -}}
+{{- $distribution := include "multus.distribution" . | fromYaml -}}
+{{- $config := dict
+  "chrootDir" "/hostroot"
+  "cniConfigDir" "/host/etc/cni/net.d"
+  "multusAutoconfigDir" "/host/etc/cni/net.d"
+  "multusConfigFile" "auto"
+  "socketDir" "/host/run/multus/"
+  "logLevel" "verbose"
+  "logToStderr" true -}}
+{{- if ne $distribution.paths.binDir "/opt/cni/bin" }}{{ $_ := set $config "binDir" $distribution.paths.binDir }}{{ end -}}
+{{- $config = mergeOverwrite $config $distribution.config -}}
+{{- if .Values.perNodeCertificates.enabled -}}
+{{- $_ := set $config "perNodeCertificate" (dict
+  "enabled" true
+  "bootstrapKubeconfig" $distribution.bootstrap.kubeconfig
+  "certDir" "/run/multus-certificates"
+  "certDuration" .Values.perNodeCertificates.duration) -}}
+{{- end -}}
+{{- mergeOverwrite $config (deepCopy .Values.config) | toPrettyJson -}}
+{{- end -}}
+
+{{/* Security of a container that handles the node's files; `capabilities` of it. */}}
+{{- define "multus.security" -}}
+{{- $distribution := include "multus.distribution" .root | fromYaml -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: ["ALL"]
+  add:
+    {{- toYaml .capabilities | nindent 4 }}
+seccompProfile:
+  type: RuntimeDefault
+{{- with $distribution.seLinuxType }}
+seLinuxOptions:
+  type: {{ . }}
+{{- end }}
+{{- end -}}

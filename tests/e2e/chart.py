@@ -1,0 +1,84 @@
+"""The chart, rendered by the real helm.
+
+python -m tests.e2e.chart       # writes tests/data/chart/, after a change that was meant
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.e2e import build_tools
+from tests.repo.manifests import CHART
+
+GOLDEN: Final = Path(__file__).resolve().parents[1] / "data" / "chart"
+
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "default": {},
+    "metrics": {
+        "image": {"repository": "registry.example/multus-daemon", "digest": "sha256:" + "0123456789abcdef" * 4},
+        "imagePullSecrets": [{"name": "registry"}],
+        "config": {"metricsPort": 9091, "logLevel": "debug", "clusterNetwork": "net"},
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"},
+        "priorityClassName": "multus",
+        "priorityClass": {"create": True},
+    },
+    "placement": {
+        "daemonSet": {
+            "name": "multus",
+            "nodeSelector": {"kubernetes.io/os": "linux", "net": "yes"},
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}]
+                    }
+                }
+            },
+            "tolerations": [{"key": "a", "operator": "Exists"}],
+            "updateStrategy": {"type": "OnDelete"},
+            "podAnnotations": {"a": "b"},
+            "privileged": True,
+            "extraHostPaths": {"ovs": "/run/openvswitch"},
+        },
+        "paths": {"binDir": "/usr/lib/cni"},
+        "serviceAccount": {"name": "other", "annotations": {"a": "b"}},
+        "crd": {"install": False},
+    },
+    "certificates-k3s": {"distribution": "k3s", "perNodeCertificates": {"enabled": True, "duration": "1h"}},
+    "uninstall-openshift": {"distribution": "openshift", "uninstall": {"enabled": True, "purge": True}},
+}
+"""Values by the name of the golden file."""
+
+
+class ChartError(Exception):
+    """helm refused; the message is what it said."""
+
+
+def helm(*arguments: str | Path, stdin: str = "") -> str:
+    """What it printed. Raises ChartError, `build_tools.ToolError`."""
+    done = subprocess.run(
+        [build_tools.find("helm"), *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode:
+        raise ChartError(done.stderr + done.stdout)
+    return done.stdout
+
+
+def template(values: dict[str, Any], chart: Path = CHART) -> str:
+    """`helm template` as it is told to in the documentation."""
+    return helm("template", "multus", chart, "--namespace", "kube-system", "--values", "-", stdin=json.dumps(values))
+
+
+def objects(values: dict[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
+    """The objects of the chart with these values."""
+    return [item for item in yaml.safe_load_all(template(values, chart)) if item]
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for name, given in CASES.items():
+        (GOLDEN / f"{name}.yaml").write_text(template(given))

@@ -1,0 +1,231 @@
+"""`charts/multus-daemon`: what helm says of it, what it renders beside the kustomizations, at a real API server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from multus_daemon import settings
+from tests.e2e import build_tools
+from tests.e2e.apiserver import ApiServer
+from tests.e2e.chart import CASES, GOLDEN, ChartError, helm, objects, template
+from tests.e2e.test_manifests import Kubectl, in_any_order
+from tests.repo.manifests import CHART, MANIFESTS, RENDERED, build, with_component
+
+pytest_plugins = ["tests.e2e.kube_fixtures"]
+
+DISTRIBUTIONS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
+OF_HELM = ("helm.sh/chart", "app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _helm_is_there() -> None:
+    try:
+        build_tools.find("helm")
+    except build_tools.ToolError as error:
+        pytest.skip(str(error))
+
+
+def plain(item: dict[str, Any]) -> dict[str, Any]:
+    """An object without what a chart's objects have besides, its configuration decoded."""
+    item = json.loads(json.dumps(item))
+    for labels in (item["metadata"].get("labels", {}),):
+        for label in OF_HELM:
+            labels.pop(label, None)
+    item["metadata"].get("annotations", {}).pop("helm.sh/resource-policy", None)
+    for key in ("labels", "annotations"):
+        if not item["metadata"].get(key):
+            item["metadata"].pop(key, None)
+    if item["kind"] == "ConfigMap":
+        item["data"] = {key: json.loads(value) for key, value in item["data"].items()}
+    if "template" in item.get("spec", {}):
+        metadata, pod = item["spec"]["template"]["metadata"], item["spec"]["template"]["spec"]
+        metadata.pop("annotations", None)
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            # The default of a tag that is not `latest`, and of a digest.
+            assert container.pop("imagePullPolicy", "IfNotPresent") == "IfNotPresent"
+    return item
+
+
+def same(made: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    def keyed(items: list[dict[str, Any]]) -> dict[str, Any]:
+        return {f"{item['kind']}/{item['metadata']['name']}": in_any_order(plain(item)) for item in items}
+
+    assert keyed(made) == keyed(wanted)
+
+
+# --- what it renders -------------------------------------------------------------------------------------------------
+
+
+def test_helm_has_nothing_to_object() -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_each_distribution_is_its_overlay(distribution: str) -> None:
+    same(objects({"distribution": distribution}), build(MANIFESTS / "overlays" / distribution))
+
+
+def test_the_default_is_the_plain_file() -> None:
+    same(objects({}), [item for item in yaml.safe_load_all(RENDERED.read_text()) if item])
+
+
+def test_certificates_are_the_component_and_the_approver() -> None:
+    made = objects({"perNodeCertificates": {"enabled": True}})
+    wanted = with_component(MANIFESTS / "per-node-certificates", build(MANIFESTS / "base"))
+    wanted += build(MANIFESTS / "cert-approver")
+    # The manifests say it with a flag, as a patch can't change one key of a ConfigMap's text.
+    (daemon_set,) = [item for item in wanted if item["kind"] == "DaemonSet"]
+    (daemon,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    flag = daemon["args"].pop()
+    (config_map,) = [item for item in wanted if item["kind"] == "ConfigMap"]
+    found = json.loads(config_map["data"]["daemon-config.json"])
+    found["perNodeCertificate"] = json.loads(flag.partition("=")[2])
+    config_map["data"] = {"daemon-config.json": json.dumps(found)}
+    same(made, wanted)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_uninstall_is_the_kustomization(distribution: str) -> None:
+    made = objects({"distribution": distribution, "uninstall": {"enabled": True}})
+    rights = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "RoleBinding", "CustomResourceDefinition")
+    same(
+        [item for item in made if item["kind"] not in rights],
+        build(MANIFESTS / "uninstall" / "overlays" / distribution),
+    )
+
+
+def test_what_is_left_to_the_user_is_put_in() -> None:
+    (daemon_set,) = [item for item in objects({"uninstall": {"enabled": True, "force": True, "purge": True}})
+                     if item["kind"] == "DaemonSet"]  # fmt: skip
+    assert daemon_set["spec"]["template"]["spec"]["initContainers"][0]["args"][-2:] == ["--force", "--purge"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_renders_what_it_did(name: str) -> None:
+    assert template(CASES[name]) == (GOLDEN / f"{name}.yaml").read_text(), "python -m tests.e2e.chart, if it was meant"
+
+
+def test_every_golden_file_is_of_a_case() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_daemon_takes_the_configuration(name: str) -> None:
+    for item in objects(CASES[name]):
+        if item["kind"] == "ConfigMap":
+            found = settings.parse(item["data"]["daemon-config.json"].encode(), name)
+            assert found.warnings == ()
+            return
+    assert CASES[name].get("uninstall")
+
+
+def test_a_change_of_the_configuration_replaces_the_pods() -> None:
+    def annotation(values: dict[str, Any]) -> str:
+        (found,) = [item for item in objects(values) if item["kind"] == "DaemonSet"]
+        return str(found["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
+
+    assert annotation({}) == annotation({"priorityClassName": "other"})
+    assert annotation({}) != annotation({"config": {"logLevel": "debug"}})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"distribution": "kubeadm"}, "distribution"),
+        ({"config": {"logLevl": "debug"}}, "logLevl"),
+        ({"paths": {"binDir": "opt/cni/bin"}}, "binDir"),
+        ({"daemonset": {}}, "daemonset"),
+        ({"daemonSet": {"terminationGracePeriodSeconds": 10}}, "terminationGracePeriodSeconds"),
+        ({"image": {"digest": "sha256:1"}}, "digest"),
+        ({"podMonitor": {"enabled": True}}, "set config.metricsPort too"),
+        ({"priorityClass": {"create": True}}, "does not begin with system-"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_that_can_not_be_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ChartError) as caught:
+        template(values)
+    assert said in str(caught.value)
+
+
+def test_the_schema_is_of_these_values() -> None:
+    """Every value is in the schema and the reverse, at all depths."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def compare(node: dict[str, Any], values: dict[str, Any], path: str) -> None:
+        names = set(node["properties"]) - {"global"}
+        assert names == set(values), path
+        for name in names:
+            if "properties" in node["properties"][name]:
+                compare(node["properties"][name], values[name], f"{path}.{name}")
+
+    compare(schema, yaml.safe_load((CHART / "values.yaml").read_text()), "")
+
+
+# --- at an API server ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kubectl(api_server: ApiServer) -> Kubectl:
+    return Kubectl(api_server)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("values", [{}, {"perNodeCertificates": {"enabled": True}}, {"uninstall": {"enabled": True}}],
+                         ids=["", "certificates", "uninstall"])  # fmt: skip
+def test_an_api_server_takes_what_it_renders(kubectl: Kubectl, distribution: str, values: dict[str, Any]) -> None:
+    text = template({"distribution": distribution, **values})
+    said = kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
+    assert len(said.splitlines()) == len([item for item in yaml.safe_load_all(text) if item])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_api_server_takes_every_case(kubectl: Kubectl, name: str) -> None:
+    # The custom resource is the Prometheus operator's, which is not there.
+    items = [item for item in objects(CASES[name]) if item["kind"] != "PodMonitor"]
+    kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=yaml.safe_dump_all(items))
+
+
+@pytest.fixture
+def cluster(api_server: ApiServer, kubectl: Kubectl) -> Iterator[Path]:
+    """The kubeconfig of an administrator; the release and what the plain file made go afterwards."""
+    kubeconfig = api_server.kubeconfig("administrator", ("system:masters",))
+    yield kubeconfig
+    helm("uninstall", "multus", "--namespace", "kube-system", "--ignore-not-found", "--kubeconfig", kubeconfig)
+    for name in ("daemonset/kube-multus-ds", "daemonset/multus-uninstall"):
+        kubectl("-n", "kube-system", "delete", name, "--ignore-not-found", "--wait=false")
+
+
+def test_it_takes_over_what_the_plain_file_has_made(kubectl: Kubectl, cluster: Path) -> None:
+    kubectl("apply", "-f", RENDERED)
+    before = json.loads(kubectl("-n", "kube-system", "get", "daemonset", "kube-multus-ds", "-o", "json"))
+    command = ("upgrade", "--install", "multus", CHART, "--namespace", "kube-system", "--kubeconfig", cluster)
+    with pytest.raises(ChartError, match="exists and cannot be imported"):
+        helm(*command)
+    said = helm(*command, "--take-ownership")
+    assert "rollout status daemonset/kube-multus-ds" in said
+    after = json.loads(kubectl("-n", "kube-system", "get", "daemonset", "kube-multus-ds", "-o", "json"))
+    assert after["metadata"]["uid"] == before["metadata"]["uid"], "the same object, so its pods are replaced one by one"
+    changed = after["spec"]["template"]["metadata"].pop("annotations")
+    assert set(changed) == {"checksum/config"}
+    assert after["spec"]["template"]["spec"] == before["spec"]["template"]["spec"]
+    # Off again: the definitions, and with them every network, stay.
+    helm("uninstall", "multus", "--namespace", "kube-system", "--kubeconfig", cluster)
+    kubectl("get", "crd", "network-attachment-definitions.k8s.cni.cncf.io")
+    left = kubectl("-n", "kube-system", "get", "daemonset,configmap,serviceaccount", "-o", "name").split()
+    assert not {"daemonset.apps/kube-multus-ds", "configmap/multus-daemon", "serviceaccount/multus-daemon"} & set(left)
+
+
+def test_the_release_cleans_the_nodes(kubectl: Kubectl, cluster: Path) -> None:
+    command = ("upgrade", "--install", "multus", CHART, "--namespace", "kube-system", "--kubeconfig", cluster)
+    helm(*command, "--take-ownership")
+    said = helm(*command, "--reuse-values", "--set", "uninstall.enabled=true")
+    assert "rollout status daemonset/multus-uninstall" in said
+    found = kubectl("-n", "kube-system", "get", "daemonset", "-o", "name").split()
+    assert found == ["daemonset.apps/multus-uninstall"]

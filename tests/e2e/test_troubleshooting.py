@@ -1,0 +1,494 @@
+"""Broken situations: every way of asking names the same cause, and what is advised makes the pod start.
+
+What is seen is `docs/troubleshooting.md` (`troubleshooting.py`): the docstrings of these tests are its words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.disks import fill
+from tests.e2e.apiserver import ApiServer
+from tests.e2e.node import Node
+from tests.e2e.test_doctor import program_for
+from tests.e2e.test_kubernetes import Cluster
+from tests.e2e.troubleshooting import COLUMNS, Section
+
+pytest_plugins = ["tests.e2e.kube_fixtures"]
+
+S390X = 22
+OF_THE_MACHINE = ("kernel", "links", "rules", "leases", "others", "shim")
+"""Checks of the doctor that look at more than the test's own node, or at what such a node does not have."""
+
+
+def multusctl(node: Node, *words: str) -> tuple[int, str]:
+    """Exit status and output, as on a terminal of 100 columns without colours."""
+    command = [sys.executable, "-m", "multus_daemon.ctl", *words, "--config", str(node.config)]
+    environment = {**os.environ, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return done.returncode, done.stdout + done.stderr
+
+
+@dataclass
+class Failed:
+    """An ADD that has failed."""
+
+    pod: str
+    answer: str
+    """The error that the runtime gets, which the kubelet makes its own Event of."""
+    logged: str
+    """The first line of the log that is more than a notice."""
+
+
+class Broken(Cluster):
+    """A node in the session's API server, with something wrong, and what an operator is told."""
+
+    def __init__(self, server: ApiServer, node: Node, namespace: str, section: Section) -> None:
+        super().__init__(server, node, namespace)
+        self.section = section
+        self.netns = ""
+        self._containers = 0
+
+    # --- the ways of asking ----------------------------------------------------------------------------------------
+
+    def event(self, failed: Failed) -> str:
+        """The Warning about the pod."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            items = [item for item in self.events(failed.pod) if item["type"] == "Warning"]
+            found[:] = [f"{item['type']}  {item['reason']}  {item['message']}" for item in items]
+            return bool(found)
+
+        self.node.wait_until(is_there, "the pod has an Event")
+        return "\n".join(found)
+
+    def event_of_the_node(self, _: Failed | None = None) -> str:
+        """The Warning about the node."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            items = self.server.request("GET", "/api/v1/events", fieldSelector=f"involvedObject.name={self.name}")
+            found[:] = [
+                f"{item['type']}  {item['reason']}  {item['message']}"
+                for item in items["items"]
+                if item["type"] == "Warning"
+            ]
+            return bool(found)
+
+        self.node.wait_until(is_there, "the node has an Event")
+        return "\n".join(found)
+
+    def explain(self, failed: Failed) -> tuple[str, str]:
+        """The command and what it says."""
+        words = ("explain", f"{self.namespace}/{failed.pod}")
+        return " ".join(("multusctl", *words)), multusctl(self.node, *words)[1]
+
+    def doctor(self, _: Failed | None = None) -> tuple[str, str]:
+        """The findings about the test's own node."""
+        status, found = multusctl(self.node, "doctor")
+        findings = re.findall(r"^(?:error|warning|info) .*\n(?: .*\n)*", found, flags=re.MULTILINE)
+        own = [item for item in findings if item.split()[1].rstrip(":") not in OF_THE_MACHINE]
+        assert status == 1 or not any(item.startswith("error") for item in own)
+        return "multusctl doctor", "".join(own)
+
+    def leaks(self, _: Failed | None = None) -> tuple[str, str]:
+        """What nobody will delete."""
+        return "multusctl attachments --leaks", multusctl(self.node, "attachments", "--leaks")[1]
+
+    # --- a situation -----------------------------------------------------------------------------------------------
+
+    def add(self, pod: str) -> tuple[int, str, str]:
+        """As the kubelet tries it, each time with a new container; exit status, the error, the new lines of the log."""
+        self._containers += 1
+        self.netns = self.netns or self.node.add_netns()
+        mark = len(self.node.log.read_text())
+        answer = self.cni("ADD", pod, self.netns, f"c0ffee{self._containers:02}", stdin=self.stdin)
+        text = f"{answer.json['msg']}; {answer.json.get('details', '')}" if answer.code else ""
+        if answer.code:
+            self.node.wait_until(lambda: "CNI ADD failed" in self.node.log.read_text()[mark:], "the log has the end")
+        return answer.code, text, self.node.log.read_text()[mark:]
+
+    @property
+    def stdin(self) -> bytes:
+        return self.node.stdin
+
+    def fails(
+        self,
+        pod: str,
+        cause: str,
+        advice: str,
+        *commands: Callable[[Failed], tuple[str, str]],
+        event: Callable[[Failed], str] | None = None,
+    ) -> None:
+        """An ADD of `pod` fails: all ways name the cause, a pattern, and one of the commands has the advice, a text.
+
+        `commands`: what is asked on the node, `explain` where nothing is said. `event`: where the Event is another's
+        than the pod's own.
+        """
+        code, answer, logged = self.add(pod)
+        assert code == 1, "the situation is not broken"
+        failed = Failed(pod, answer, first_problem(logged))
+        told = (event or self.event)(failed)
+        asked = [ask(failed) for ask in commands or (self.explain,)]
+        self.are_told(cause, advice, told, failed.logged, *asked, answer=answer)
+
+    def are_told(
+        self, cause: str, advice: str, event: str, log: str, *asked: tuple[str, str], answer: str = ""
+    ) -> None:
+        """Every way names the cause; one of the commands advises. All of it is shown."""
+        ways = {"event": event, "log": log, **dict(asked), **({"answer": answer} if answer else {})}
+        silent = {way: text for way, text in ways.items() if not re.search(cause, text)}
+        assert not silent, f"{cause} is not told by: {silent}"
+        assert any(advice in text for _, text in asked), f"{advice!r} is not in {asked}"
+        self.section.say("The Event, and the first line of the log:")
+        self.section.show(event)
+        self.section.show(log)
+        for command, output in asked:
+            self.section.show(output, command)
+
+    def starts(self, pod: str, cure: str) -> None:
+        """What is advised was done, `cure` in words: the runtime removes what has failed, and the pod starts."""
+        for number in range(1, self._containers + 1):
+            assert self.cni("DEL", pod, self.netns, f"c0ffee{number:02}", stdin=self.stdin).code == 0
+        code, answer, _ = self.add(pod)
+        assert code == 0, answer
+        self.section.say(f"{cure} Then the pod starts:")
+        words = ("attachments", f"{self.namespace}/{pod}")
+        status, found = multusctl(self.node, *words)
+        assert status == 0
+        self.section.show(found, " ".join(("multusctl", *words)))
+        self.section.close()
+
+    def again(self, pod: str, networks: str | None) -> None:
+        """The pod's owner makes it anew."""
+        self.server.delete_pod(pod, self.namespace)
+        self.pod(pod, networks)
+
+
+def first_problem(log: str) -> str:
+    """The first line of the log that is a warning or an error."""
+    return next(line for line in log.splitlines() if "[error]" in line or "[warning]" in line)
+
+
+@pytest.fixture
+def broken(request: pytest.FixtureRequest, api_server: ApiServer, make_node: Callable[..., Node]) -> Iterator[Broken]:
+    """A node in a namespace of the test's own name, not started."""
+    namespace = request.function.__name__.removeprefix("test_").replace("_", "-")
+    api_server.create_namespace(namespace)
+    node = make_node(standalone=False)
+    (node.root / "run").mkdir()
+    made = Broken(api_server, node, namespace, Section(request.function, node))
+    made.prepare()
+    with api_server.reachable_in(node.host):
+        yield made
+        node.kill()
+
+
+def test_bad_json(broken: Broken) -> None:
+    """Bad JSON in a NetworkAttachmentDefinition.
+
+    A comma is missing in `spec.config`.
+    """
+    broken.definition("storage", '{\n  "cniVersion": "1.0.0",\n  "name": "storage"\n  "type": "ptp"\n}')
+    broken.pod("web", "storage")
+    broken.node.start()
+    broken.fails(
+        "web",
+        r"JSON is malformed: expected ',' or '}' \(line 4, column 3\) \(network bad-json/storage\)",
+        "correct spec.config of the NetworkAttachmentDefinition bad-json/storage",
+    )
+    broken.network("storage", "10.86.0.0/16")
+    broken.starts("web", "Correct it (`kubectl -n bad-json edit net-attach-def storage`).")
+
+
+def test_missing_network(broken: Broken) -> None:
+    """A network that does not exist.
+
+    The pod's annotation names a NetworkAttachmentDefinition that is not there.
+    """
+    broken.pod("web", "storage")
+    broken.node.start()
+    broken.fails(
+        "web",
+        r"network missing-network/storage does not exist"
+        r"|cannot find a network-attachment-definition \(storage\) in namespace \(missing-network\)",
+        "create it, or correct the pod's annotation",
+    )
+    broken.network("storage", "10.86.0.0/16")
+    broken.starts("web", "Create the network.")
+
+
+RESULT = '{"cniVersion": "1.0.0", "interfaces": [], "ips": []}'
+"""What a plugin prints that has done its work."""
+
+
+def test_missing_plugin(broken: Broken) -> None:
+    """A plugin that is not on the node.
+
+    The network is of a plugin whose binary nobody has installed.
+    """
+    broken.definition("storage", json.dumps({"cniVersion": "1.0.0", "name": "storage", "type": "fabric"}))
+    broken.pod("web", "storage")
+    broken.node.start()
+    broken.fails("web", r'failed to find plugin "fabric" in path \[\S*/bin\]', "install the plugin on the node")
+    broken.node.plugin("fabric", f"echo '{RESULT}'")
+    broken.starts("web", "Install the plugin.")
+
+
+def test_foreign_plugin(broken: Broken) -> None:
+    """A plugin for another architecture.
+
+    The binary is there, and is a program for another machine.
+    """
+    broken.definition("storage", json.dumps({"cniVersion": "1.0.0", "name": "storage", "type": "fabric"}))
+    binary = broken.node.bin_dir / "fabric"
+    binary.write_bytes(program_for(S390X))
+    binary.chmod(0o755)
+    broken.pod("web", "storage")
+    broken.node.start()
+    machine = os.uname().machine
+    broken.fails(
+        "web",
+        f"is a program for s390x, and this node is {machine}",
+        "install the plugins of this node's architecture",
+        broken.explain,
+        broken.doctor,
+    )
+    broken.node.plugin("fabric", f"echo '{RESULT}'")
+    broken.starts("web", "Install the plugin of the node's architecture.")
+
+
+def test_no_addresses(broken: Broken) -> None:
+    """No addresses left.
+
+    Every address of the network's range is some container's.
+    """
+    broken.network("storage", "10.86.0.0/30")
+    broken.pod("db", "storage")
+    broken.pod("web", "storage")
+    broken.node.start()
+    netns = broken.node.add_netns()
+    assert broken.cni("ADD", "db", netns, "c0ffee90").code == 0
+    broken.fails(
+        "web",
+        r"no IP addresses available in range set: 10\.86\.0\.1-10\.86\.0\.2",
+        "delete pods, or give the network a larger range",
+    )
+    command = ("attachments",)
+    broken.section.show(multusctl(broken.node, *command)[1], "multusctl attachments")
+    broken.server.delete_pod("db", broken.namespace)
+    assert broken.cni("DEL", "db", netns, "c0ffee90").code == 0
+    broken.starts("web", "Delete a pod that nobody needs, or give the network a larger range.")
+
+
+def test_api_server_down(broken: Broken) -> None:
+    """The API server is away.
+
+    The daemon has started while the API server is away, so it knows no pods. The Event is the kubelet's, which has the
+    error from the runtime, and is sent when the API server is there again.
+    """
+    broken.pod("web")
+    broken.server.stop()
+    broken.node.start(ready=False)
+    broken.fails(
+        "web",
+        r"the API server can't be asked: .*refused",
+        "bring the API server back",
+        broken.explain,
+        broken.doctor,
+        event=lambda failed: failed.answer,
+    )
+    broken.server.start()
+    broken.node.wait_until(lambda: broken.node.get("/readyz")[0] == 200, "the daemon has found the API server")
+    broken.starts("web", "Bring the API server back.")
+
+
+class WithRuntimesDirectory:
+    """A node whose configuration is made from the cluster network's, in the runtime's directory."""
+
+    def __init__(self, broken: Broken) -> None:
+        self.path = broken.node.root / "net.d"
+        self.path.mkdir()
+        broken.node.settings |= {"cniConfigDir": str(self.path), "multusAutoconfigDir": str(self.path)}
+        del broken.node.settings["clusterNetwork"]
+        self._dir = str(broken.node.networks_dir)
+
+    def put(self, name: str, **changes: Any) -> None:
+        """The cluster network's file."""
+        ipam = {"type": "host-local", "subnet": "10.87.0.0/16", "dataDir": self._dir}
+        plugin = {"type": "ptp", "ipam": ipam}
+        made = {"cniVersion": "1.0.0", "name": "cluster-net", "plugins": [plugin], **changes}
+        self.path.joinpath(name).write_text(json.dumps(made))
+
+
+def test_wrong_primary(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster network's configuration is wrong.
+
+    `10-cluster.conflist`, the file that the cluster network's agent writes, has no plugins. The runtime is given no
+    configuration, so the kubelet says of each pod that the CNI plugin is not initialized.
+    """
+    directory = WithRuntimesDirectory(broken)
+    directory.put("10-cluster.conflist", plugins="none")
+    broken.pod("web")
+    broken.node.start(ready=False)
+    event = broken.event_of_the_node()
+    assert not (directory.path / "00-multus.conf").exists()
+    broken.are_told(
+        r"10-cluster\.conflist\s.*CNI configuration: plugins: an array is needed",
+        "correct or remove the file",
+        event,
+        first_problem(broken.node.log.read_text()),
+        broken.doctor(),
+    )
+    directory.put("10-cluster.conflist")
+    broken.node.wait_until(lambda: broken.node.get("/readyz")[0] == 200, "the daemon has found the configuration")
+    monkeypatch.setattr(Broken, "stdin", (directory.path / "00-multus.conf").read_bytes())
+    broken.starts("web", "Correct the file, or have the cluster network's agent do it.")
+
+
+def test_isolation(broken: Broken) -> None:
+    """A network of another namespace, under namespaceIsolation.
+
+    The pod names a network of a namespace that it may not use.
+    """
+    broken.node.settings["namespaceIsolation"] = True
+    broken.server.create_namespace("private")
+    broken.pod("web", "private/storage")
+    broken.node.start()
+    broken.fails(
+        "web",
+        r"network private/storage is out of reach for namespace isolation",
+        "networks of the pod's namespace and of default may be used: declare it in one of them, and name that",
+    )
+    broken.network("storage", "10.86.0.0/16")
+    broken.again("web", "storage")
+    broken.starts("web", "Declare the network in the pod's namespace, and name that one in the annotation.")
+
+
+def test_duplicate_interface(broken: Broken) -> None:
+    """Two networks want the same interface.
+
+    The annotation gives both networks the name `net1`.
+    """
+    broken.network("storage", "10.86.0.0/16")
+    broken.network("backup", "10.88.0.0/16")
+    broken.pod("web", "storage@net1,backup@net1")
+    broken.node.start()
+    broken.fails(
+        "web",
+        r"interface 'net1' is asked for twice: by element 0 \(\S+/storage\) and element 1 \(\S+/backup\)",
+        "give each an interface of its own in the pod's annotation, NETWORK@INTERFACE, or leave it out",
+    )
+    broken.again("web", "storage@net1,backup@net2")
+    broken.starts("web", "Give each an interface of its own: `storage@net1,backup@net2`.")
+
+
+def test_hung_plugin(broken: Broken) -> None:
+    """A plugin that does not end.
+
+    The plugin waits for its own agent, which does not run (`delegateTimeoutSeconds` is 1 here; 120 if nothing is said).
+    """
+    broken.node.settings["delegateTimeoutSeconds"] = 1
+    broken.definition("storage", json.dumps({"cniVersion": "1.0.0", "name": "storage", "type": "fabric"}))
+    agent = broken.node.root / "agent"
+    waits = f'[ "$CNI_COMMAND" = DEL ] || [ -e {agent} ] || {{ echo waiting for fabric-agent >&2; sleep 60; }}'
+    broken.node.plugin("fabric", f"{waits}\necho '{RESULT}'")
+    broken.pod("web", "storage")
+    broken.node.start()
+    broken.fails(
+        "web",
+        r'plugin "fabric" did not end within 1 s and was ended.*stderr: waiting for fabric-agent',
+        "what it waits for is in its stderr",
+    )
+    agent.touch()
+    broken.starts("web", "Start what the plugin waits for.")
+
+
+@pytest.fixture
+def small_disk(broken: Broken) -> Iterator[Path]:
+    """`cniDir` is a disk of its own, of 256 KiB."""
+    path = broken.node.cni_dir
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "multus-test", str(path)], check=True)
+    yield path
+    broken.node.kill()
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_full_disk(broken: Broken, small_disk: Path) -> None:
+    """The disk is full.
+
+    The record of a container can't be written, without which its networks could not be detached later.
+    """
+    broken.pod("web")
+    broken.node.start()
+    filler = fill(small_disk)
+    broken.fails(
+        "web",
+        r"record of container c0ffee01 can't be written: .*No space left on device"
+        r"|KiB are free: ADDs fail where a record can't be written",
+        "make room",
+        broken.explain,
+        broken.doctor,
+    )
+    filler.unlink()
+    broken.starts("web", "Make room.")
+
+
+def test_record_that_stays(broken: Broken) -> None:
+    """A record that can't be deleted.
+
+    A pod was deleted, and its plugin could not free what it had taken: DEL fails, is answered as done after
+    `deleteTries` so that the pod can go, and what is left stays on record. Its successor finds the port taken.
+    """
+    broken.node.settings["deleteTries"] = 2
+    broken.definition("storage", json.dumps({"cniVersion": "1.0.0", "name": "storage", "type": "fabric"}))
+    port = broken.node.root / "port"
+    error = '{"cniVersion": "1.0.0", "code": 999, "msg": "port 7 of the switch is locked"}'
+    fails = f"{{ echo '{error}'; exit 1; }}"
+    broken.node.plugin(
+        "fabric", f"[ $CNI_COMMAND != DEL ] && [ ! -e {port} ] || {fails}\ntouch {port}\necho '{RESULT}'"
+    )
+    broken.pod("web", "storage")
+    broken.node.start()
+    netns = broken.node.add_netns()
+    assert broken.cni("ADD", "web", netns, "c0ffee90").code == 0
+    mark = len(broken.node.log.read_text())
+    assert broken.cni("DEL", "web", netns, "c0ffee90").code == 1
+    assert broken.cni("DEL", "web", netns, "c0ffee90").code == 0
+    failed = Failed("web", "", "")
+    broken.are_told(
+        "port 7 of the switch is locked",
+        "multusctl attachments forget c0ffee90",
+        broken.event(failed),
+        first_problem(broken.node.log.read_text()[mark:]),
+        broken.leaks(),
+    )
+    assert broken.add("web")[0] == 1, "its successor has what it needs"
+    forget = ("attachments", "forget", "c0ffee90", "--yes")
+    refused, why = multusctl(broken.node, *forget)
+    assert refused == 1
+    assert "can't be forgotten: its network namespace" in why
+    broken.section.say("As long as the network namespace is there, the runtime may still ask for the DEL:")
+    broken.section.show(why, " ".join(("multusctl", *forget)))
+    port.unlink()
+    broken.node.remove_netns(netns)
+    status, done = multusctl(broken.node, *forget)
+    assert status == 0, done
+    broken.section.say(
+        "Once it is gone, free by hand what the plugin has taken, the port here, and forget the container:"
+    )
+    broken.section.show(done, " ".join(("multusctl", *forget)))
+    assert "nothing is left over" in broken.leaks()[1]
+    broken.starts("web", "Nothing is left over.")

@@ -1,0 +1,95 @@
+"""What `multusctl` shows to people: nothing of a message is cut, however narrow the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from multus_daemon.ctl import show_attachments, show_explain
+
+LONG = "the plugin is nowhere " * 20
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def explained(**changes: Any) -> dict[str, Any]:
+    network = {"network": "web/a", "interface": "net1", "why": "x", "problem": "", "requests": {}, "unsupported": []}
+    plugin = {"type": "ptp", "servedBy": "built-in", "config": {"name": LONG}}
+    return {
+        "pod": "web/p1",
+        "problem": "",
+        "attached": False,
+        "container": "",
+        "steps": [],
+        "networks": [{**network, "plugins": [plugin], "calls": []}],
+        "errors": [],
+        **changes,
+    }
+
+
+def test_the_branches_of_an_explanation_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explained()
+    found["networks"][0]["problem"] = LONG
+    show_explain.explanation(found)
+    assert capsys.readouterr().out.count(LONG.strip()) == 2
+
+
+def test_an_explanation_begins_with_the_error_of_the_last_add(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = [
+        {"verb": "ADD", "began": 1.0, "code": 7, "text": "first"},
+        {"verb": "ADD", "began": 2.0, "code": 7, "text": "second"},
+        {"verb": "DEL", "began": 3.0, "code": 7, "text": "third"},
+    ]
+    show_explain.explanation(explained(errors=errors))
+    assert capsys.readouterr().out.startswith("web/p1: its last ADD failed: second\n")
+    show_explain.explanation(explained(errors=errors, attached=True))
+    assert capsys.readouterr().out.startswith("web/p1: is attached")
+    show_explain.explanation(explained(errors=errors[2:]))
+    assert capsys.readouterr().out.startswith("web/p1: an ADD would do this\n")
+
+
+def container(**changes: Any) -> dict[str, Any]:
+    attachment = {
+        "network": "a-namespace-of-some-length/a-network-of-some-length",
+        "interface": "net1",
+        "addresses": ["10.1.2.3/24"],
+        "mac": "02:00:00:00:00:01",
+        "plugins": [{"type": "ptp", "servedBy": "built-in"}],
+        "attached": True,
+        "clusterNetwork": False,
+    }
+    return {
+        "container": "c0ffee",
+        "pod": "a-namespace-of-some-length/a-pod-of-some-length",
+        "problem": "",
+        "advice": "",
+        "setAside": 0.0,
+        "since": 0.0,
+        "check": None,
+        "attachments": [attachment],
+        **changes,
+    }
+
+
+def test_names_of_attachments_are_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    show_attachments.containers({"containers": [container()]}, leaks=False)
+    shown = capsys.readouterr().out
+    columns = [line.split("│") for line in shown.splitlines() if line.startswith("│")][1:]
+    assert "".join(row[1].strip() for row in columns) == "a-namespace-of-some-length/a-pod-of-some-length"
+    assert "".join(row[3].strip() for row in columns) == "a-namespace-of-some-length/a-network-of-some-length"
+    assert "02:00:00:00:00:01" in shown
+
+
+def test_what_was_set_aside_says_since_when_why_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    left = container(problem="set aside: port 7 is locked", advice="do this", setAside=86400.0)
+    show_attachments.containers({"containers": [left]}, leaks=True)
+    problem, advice = capsys.readouterr().out.splitlines()[-2:]
+    assert "since 1970-01-0" in problem
+    assert problem.endswith("set aside: port 7 is locked")
+    assert advice == "  -> do this"
