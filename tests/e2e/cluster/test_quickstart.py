@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-# What `kubectl` with the cluster at hand can do here; the image comes another way onto a node without a registry.
+# The fixture installs: on a node without a registry the image comes another way.
+OF_THE_INSTALL: Final = ("-n kube-system rollout", "apply -f manifests/", "apply -k manifests/")
 _NUMBERS: Final = itertools.count()
-OF_THE_INSTALL: Final = ("apply -f -", "-n kube-system rollout", "apply -f manifests/", "apply -k manifests/")
 
 
 def commands(page: str) -> list[str]:
