@@ -1,4 +1,6 @@
-"""`multus-daemon`: run the daemon, check a configuration, put the shim on a node and take it off again, the version."""
+"""`multus-daemon`: run the daemon or what stands beside it, check a configuration, put the shim on a node and take it
+off again, the version.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,23 @@ from multus_daemon import __version__, flags, settings
 from multus_daemon.base import user
 from multus_daemon.settings import Settings, SettingsError
 
-COMMANDS = ("run", "check-config", "cert-approver", "kubeconfig-generator", "install", "uninstall", "version")
+COMMANDS = (
+    "run",
+    "check-config",
+    "cert-approver",
+    "webhook",
+    "kubeconfig-generator",
+    "install",
+    "uninstall",
+    "version",
+)
 UPSTREAM_PROGRAMS = {
     "install_multus": "install",
     "cert-approver": "cert-approver",
     "kubeconfig_generator": "kubeconfig-generator",
 }
 """Programs of upstream's image that are links to this one in ours -> the command that each is."""
+WEBHOOK_PORT = 8443
 HOST_BIN_DIR = Path("/host/opt/cni/bin")
 """Where the manifests mount the node's plugin directory, as upstream's do."""
 
@@ -31,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         program = UPSTREAM_PROGRAMS.get(os.path.basename(sys.argv[0]))
         argv = [program, *sys.argv[1:]] if program else sys.argv[1:]
     words = _upstream_spelling(list(argv))
-    arguments = _parser(texts="--help" in words or "-h" in words).parse_args(words)
+    arguments = parser(texts="--help" in words or "-h" in words).parse_args(words)
     if arguments.command == "version":
         print(f"multus-daemon: version {__version__}")
         return
@@ -41,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(_generate_kubeconfig(arguments))
     try:
         standalone = getattr(arguments, "standalone", None) is not None
-        optional = standalone or arguments.command in ("cert-approver", "uninstall") or bool(arguments.flags)
+        optional = standalone or arguments.command in ("cert-approver", "webhook", "uninstall") or bool(arguments.flags)
         found = _settings(arguments.config, arguments.flags, optional=optional)
     except SettingsError as error:
         print(f"{error.source}: {len(error.problems)} problem(s)", file=sys.stderr)
@@ -65,7 +77,8 @@ def _upstream_spelling(argv: list[str]) -> list[str]:
     return argv if argv and (argv[0] in COMMANDS or argv[0] in ("-h", "--help")) else ["run", *argv]
 
 
-def _parser(*, texts: bool) -> argparse.ArgumentParser:
+def parser(*, texts: bool) -> argparse.ArgumentParser:
+    """The whole command line; `texts`: with what each setting does, for help."""
     parser = argparse.ArgumentParser(prog="multus-daemon", description="Sets up every network of a pod.")
     commands = parser.add_subparsers(dest="command", required=True)
     of_settings = "Each setting can be given as a flag, which wins over the configuration."
@@ -97,6 +110,16 @@ def _parser(*, texts: bool) -> argparse.ArgumentParser:
         ("--cert-duration", "10m", "how long a certificate is valid, as Go writes durations"),
     ):
         generator.add_argument(flag, metavar="TEXT", default=default, help=f"{text} (default: %(default)s)")
+    webhook = commands.add_parser(
+        "webhook",
+        help="refuse networks that can't be used, and warn about pods, when they are applied",
+        usage="%(prog)s --cert FILE --key FILE [--port PORT] [--address ADDRESS] [--config FILE] [FLAG ...]",
+        allow_abbrev=False,
+    )
+    for name, text in (("--cert", "the server's certificate, PEM"), ("--key", "its key, PEM")):
+        webhook.add_argument(name, metavar="FILE", type=Path, required=True, help=f"{text}; read again when it changes")
+    webhook.add_argument("--port", type=_port, default=WEBHOOK_PORT, help="TCP port (default: %(default)s)")
+    webhook.add_argument("--address", default="", help="address that the port binds to (default: all of them)")
     check = commands.add_parser(
         "check-config",
         help="check a configuration and print the settings in force",
@@ -128,7 +151,7 @@ def _parser(*, texts: bool) -> argparse.ArgumentParser:
             default=HOST_BIN_DIR,
             help="the node's plugin directory (default: %(default)s)",
         )
-    for command in (run, approver, check, uninstall):
+    for command in (run, approver, webhook, check, uninstall):
         command.add_argument(
             "--config",
             metavar="FILE",
@@ -138,9 +161,17 @@ def _parser(*, texts: bool) -> argparse.ArgumentParser:
     for command in (run, check):
         flags.add_to(command, texts=texts)
     flags.add_to(approver, groups=("kubernetes", "logs"), texts=texts)
+    flags.add_to(webhook, groups=("kubernetes", "logs", "metrics"), texts=texts)
     flags.add_to(uninstall, keys=("socketDir", "cniDir", "cniConfigDir"), texts=texts)
     commands.add_parser("version", help="print the version")
     return parser
+
+
+def _port(text: str) -> int:
+    """Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:6]) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
 
 
 def _settings(path: Path | None, given: settings.Flags, *, optional: bool) -> Settings:
@@ -163,6 +194,8 @@ def _run(found: Settings, arguments: argparse.Namespace) -> int:
     try:
         if arguments.command == "cert-approver":
             daemon.approve_certificates(found)
+        elif arguments.command == "webhook":
+            daemon.serve_webhook(found, arguments.cert, arguments.key, arguments.port, arguments.address)
         else:
             if arguments.standalone is not None:
                 found = settings.in_directory(found, user.runtime_directory())

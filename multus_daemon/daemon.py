@@ -120,6 +120,47 @@ def generate_kubeconfig(settings: Settings, target: Path) -> None:
         raise StartError(str(error)) from error
 
 
+def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, address: str) -> None:
+    """Answer the API server's reviews until SIGTERM or SIGINT. Raises StartError."""
+    configure_logs(settings)
+    # It reads YAML, which the daemon has no use for.
+    from multus_daemon.diagnosis import admission
+    from multus_daemon.kube import client, connect, errors, informer, objects
+    from multus_daemon.server import webhook
+
+    try:
+        pair = webhook.Certificate(certificate, key)
+    except OSError as error:
+        raise StartError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
+
+    async def work() -> None:
+        metrics, gates = Metrics(version=__version__), Gates("networks")
+        async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
+            await api.load()
+            networks = informer.Informer(api, objects.networks(), gates, observer=metrics.cluster)
+
+            def answer(review: bytes) -> tuple[bytes, str, str]:
+                # Before all are known, nothing is said of those that are not there.
+                known = networks.known() if networks.synced.is_set() else {}
+                return admission.answer(review, settings, known)
+
+            tasks: dict[str, Coroutine[Any, Any, Any]] = {
+                "webhook": webhook.WebhookServer(answer, metrics, pair.context, port, address).run(),
+                "certificate": pair.run(),
+                "networks": networks.run(),
+            }
+            if settings.metrics.port is not None:
+                tasks["metrics"] = MetricsServer(metrics, settings.metrics.port, settings.metrics.address).run()
+            await _end(await _until_signal(tasks))
+
+    try:
+        asyncio.run(work())
+    except errors.ConfigurationError as error:
+        raise StartError(str(error)) from error
+    finally:
+        logs.close()
+
+
 def configure_logs(settings: Settings) -> None:
     """Log as the settings say. Raises StartError."""
     wanted = settings.logs
@@ -425,7 +466,12 @@ class _Orphans:
 
     async def look(self) -> Findings:
         """See `controllers.reconcile`."""
-        return await portal.run(Deadline(), functools.partial(reconcile.look, self._engine), name="reconcile")
+
+        def look() -> Findings:
+            fs.remove_left()
+            return reconcile.look(self._engine)
+
+        return await portal.run(Deadline(), look, name="reconcile")
 
     async def delete(self, orphan: Orphan, seconds: float) -> bool:
         """See `controllers.reconcile`."""

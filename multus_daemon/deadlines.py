@@ -71,6 +71,9 @@ CTL_SHIM_SECONDS = 300.0
 CTL_SECONDS = 2.0
 """For the daemon's answer to a question of `multusctl` that only looks. Then it says that there is none."""
 
+KUBECTL_NODE_SECONDS = 15.0
+"""For the answer of one node to `kubectl multus`, from its turn; the default of `--timeout`. Then it is named."""
+
 # --- the socket: `server` --------------------------------------------------------------------------------------------
 
 HEAD_SECONDS = 30.0
@@ -87,6 +90,14 @@ METRICS_SECONDS = 10.0
 
 METRICS_PAUSE_SECONDS = 1.0
 """Until the next connection to it is accepted, where descriptors are scarce."""
+
+WEBHOOK_REVIEW_SECONDS = 4.0
+"""For one review of the admission webhook, its body and its wait for a turn included. Below the `timeoutSeconds` of the
+manifests, so that the API server reads the answer.
+"""
+
+WEBHOOK_SECONDS = 8.0
+"""For one connection to the webhook, from its beginning to its end. Above WEBHOOK_REVIEW_SECONDS."""
 
 LINGER_SECONDS = 2.0
 """For reading what a client still sends after it was answered, so that it gets to reading the answer."""

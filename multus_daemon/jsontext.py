@@ -1,4 +1,4 @@
-"""What a JSON text says beside its value: where a fault in it is, which of its keys are there twice. Pure."""
+"""What a JSON text says beside its value: where a fault in it is, where its keys are, which are there twice. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 # As msgspec ends a message; it has no attribute for it. Counted from 0.
 _OFFSET: Final = re.compile(r" \(byte ([0-9]+)\)\Z")
 _CUT_OFF: Final = "Input data was truncated"
+_PLACE: Final = re.compile(r" \(line ([0-9]+), column ([0-9]+)\)")
+_TOKEN: Final = re.compile(r'[{}\[\],:]|"[^"\\]*(?:\\.[^"\\]*)*"|[^\s{}\[\],:"]+', re.DOTALL)
+
+Path = tuple[str | int, ...]
+"""From the top of a text to one of its values: keys of objects, positions in arrays."""
+
+
+class Span(NamedTuple):
+    """Where a value is, in characters from 0."""
+
+    key: int
+    """Its key; of an item of an array the value itself."""
+    start: int
+    end: int
 
 
 def fault(data: bytes | str, error: Exception) -> str:
@@ -26,6 +40,47 @@ def fault(data: bytes | str, error: Exception) -> str:
     start = raw.rfind(b"\n", 0, offset) + 1
     line = raw.count(b"\n", 0, offset) + 1
     return f"{message} (line {line}, column {len(raw[start:offset].decode('utf-8', 'replace')) + 1})"
+
+
+def place_of_fault(message: str) -> tuple[str, tuple[int, int] | None]:
+    """A message that `fault` has made, or one with more behind it, without line and column; and these."""
+    if (found := _PLACE.search(message)) is None:
+        return message, None
+    return message[: found.start()] + message[found.end() :], (int(found[1]), int(found[2]))
+
+
+def positions(text: str) -> dict[Path, Span]:
+    """Where each value of `text` is, by its path. `text` is JSON; of a key that is there twice the last one counts."""
+    found: dict[Path, Span] = {}
+    tokens = _TOKEN.finditer(text)
+
+    def read(token: re.Match[str], path: Path, key_at: int) -> None:
+        opening, end = token[0], token.end()
+        if opening in "{[":
+            index = 0
+            while (inner := next(tokens))[0] not in "}]":
+                if inner[0] == ",":
+                    inner = next(tokens)
+                at = inner.start()
+                if opening == "{":
+                    name: str | int = json.loads(inner[0])
+                    next(tokens)
+                    inner = next(tokens)
+                else:
+                    name, index = index, index + 1
+                read(inner, (*path, name), at)
+            end = inner.end()
+        found[path] = Span(key_at, token.start(), end)
+
+    first = next(tokens)
+    read(first, (), first.start())
+    return found
+
+
+def shown_path(path: Path) -> str:
+    """`a.b[0].c`."""
+    text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path)
+    return text.removeprefix(".")
 
 
 def repeated_keys(data: bytes, *, same: Callable[[str], str] = lambda key: key) -> list[str]:

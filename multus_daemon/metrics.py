@@ -28,6 +28,10 @@ DELEGATE_OUTCOMES: Final = frozenset(
 REQUESTS: Final = frozenset({"ips", "mac", "infiniband-guid", "bandwidth", "portMappings"})
 COLLECTED: Final = frozenset({"collected", "left", "failed"})
 REPLAYS: Final = frozenset({"served", "failed", "rejected"})
+REVIEWS: Final = frozenset({"allowed", "warned", "refused", "failed"})
+REVIEWED: Final = frozenset(
+    {"NetworkAttachmentDefinition", "Pod", "Deployment", "DaemonSet", "StatefulSet", "ReplicaSet", "Job", "CronJob"}
+)
 ORPHANS: Final = frozenset({"deleted", "failed"})
 HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz", "/admin"})
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "notify", "trace", "patch"})
@@ -95,6 +99,12 @@ class Metrics:
         )
         for outcome in COLLECTED:
             self._collected.labels(outcome)
+        self._reviews = Counter(
+            "multus_webhook_reviews_total",
+            "Objects that the admission webhook was asked about: allowed, warned of, refused, failed to judge",
+            ["kind", "outcome"],
+            registry=registry,
+        )
         self.cluster = ClusterMetrics(registry)
         """What the Kubernetes adapter counts."""
         self.processes = ProcessMetrics(registry)
@@ -130,6 +140,16 @@ class Metrics:
         self._delegates(self._known_type(plugin_type), _known(verb, VERBS), _known(outcome, DELEGATE_OUTCOMES)).observe(
             seconds
         )
+
+    def expect_reviews(self) -> None:
+        """This is the webhook's: the series of all kinds and outcomes are there from now on."""
+        for kind in (*REVIEWED, "other"):
+            for outcome in REVIEWS:
+                self._reviews.labels(kind, outcome)
+
+    def review(self, kind: str, outcome: str) -> None:
+        """The webhook has answered for an object of `kind`; `outcome` is one of `REVIEWS`."""
+        self._reviews.labels(kind if kind in REVIEWED else "other", _known(outcome, REVIEWS)).inc()
 
     def in_flight(self, verb: str) -> contextlib.AbstractContextManager[object]:
         """The block works on `verb`."""

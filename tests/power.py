@@ -213,15 +213,19 @@ class _File:
     versions: list[bytes] = field(default_factory=lambda: [b""])
     """What it held since the last fsync, the present content last."""
 
-    def candidates(self) -> list[bytes]:
-        """What a power failure may leave of it; what was synced first, the present content last."""
+    def candidates(self, *, few: bool = False) -> list[bytes]:
+        """What a power failure may leave of it; what was synced first, the present content last.
+
+        With `few` no more than what was synced, half of the rest, and all of it.
+        """
         found = [self.synced]
         for version in self.versions:
             tail = version[len(self.synced) :]
             half = len(tail) // 2
             cuts = [tail[:1], tail[:half], tail[:-1], bytes(half) + tail[half:]]
             # The length was on the disk before the data: zeros, or what was in the block before.
-            found += [self.synced + left for left in (*cuts, bytes(len(tail)), b"\xff" * len(tail), tail)]
+            lefts = (tail[:half], tail) if few else (*cuts, bytes(len(tail)), b"\xff" * len(tail), tail)
+            found += [self.synced + left for left in lefts]
         return list(dict.fromkeys(found))
 
 
@@ -280,12 +284,14 @@ class Disk:
             found[path] = file.synced + tail[: len(tail) // 2]
         return found
 
-    def outcomes(self) -> Iterator[Files]:
-        """Everything that a power failure may leave, each once."""
+    def outcomes(self, few: Callable[[str], bool] = lambda path: False) -> Iterator[Files]:
+        """Everything that a power failure may leave, each once; of the files that `few` names some contents only."""
         seen = set()
         for kept in itertools.product((False, True), repeat=len(self._unsafe)):
             names = sorted(_named(self._safe, itertools.compress(self._unsafe, kept)).items())
-            for contents in itertools.product(*(self._files[number].candidates() for _, number in names)):
+            for contents in itertools.product(
+                *(self._files[number].candidates(few=few(path)) for path, number in names)
+            ):
                 files = {path: data for (path, _), data in zip(names, contents, strict=True)}
                 if (key := tuple(files.items())) not in seen:
                     seen.add(key)

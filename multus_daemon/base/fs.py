@@ -23,6 +23,8 @@ StrPath: TypeAlias = str | os.PathLike[str]
 # What the kernel follows in one path (MAXSYMLINKS).
 _MAX_LINKS = 40
 DEFAULT_READ_LIMIT = 16 * 1024 * 1024
+# Temporary files of `write_atomic` that a failing disk kept, for `remove_left`.
+_left: set[str] = set()
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})-((?P<boot>[0-9a-f]{8})-)?[0-9a-f]{12}", re.DOTALL)
 
 
@@ -67,7 +69,8 @@ def write_atomic(path: StrPath, data: bytes, *, mode: int = 0o600, fsync: bool =
 
     The temporary file has a dot name without the target's suffix, in the same directory: directory scanners
     (libcni, containerd) pass it over, and the rename stays within one file system. Raises OSError; nothing is left
-    behind then. Only where the last step fails, the fsync of the directory, the new content is in place already.
+    behind then, but a temporary file that can't be removed (`remove_left`). Only where the last step fails, the fsync
+    of the directory, the new content is in place already.
 
     Without `fsync` a power failure may lose the new content, and the old with it. With it, but without `fsync_name`,
     the new content may be under the name of the temporary file then (`temporary_files`).
@@ -88,11 +91,21 @@ def write_atomic(path: StrPath, data: bytes, *, mode: int = 0o600, fsync: bool =
             os.close(descriptor)
         os.rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        try:
+            remove(temporary)
+        except OSError:
+            _left.add(temporary)
         raise
     if fsync and fsync_name:
         fsync_directory(directory or ".")
+
+
+def remove_left() -> None:
+    """Try again to remove the temporary files that failed writes of this process have left."""
+    for path in list(_left):
+        with contextlib.suppress(OSError):
+            remove(path)
+            _left.discard(path)
 
 
 def append(path: StrPath, data: bytes) -> None:

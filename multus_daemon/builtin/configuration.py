@@ -37,15 +37,27 @@ _MAC: Final = re.compile(
 _BOOLEANS: Final[Mapping[str, bool]] = {"0": False, "false": False, "1": True, "true": True}
 
 
+class UnknownKey(str):
+    """What `unknown_key` has found, as text, and what it is about."""
+
+    within: str
+    """Before the key: the objects that it is in."""
+    key: str
+    known: frozenset[str]
+    """The keys that there are in its place."""
+
+
 def unknown_key(fields: Mapping[str, Any], known: Iterable[str], *, within: str = "") -> str:
     """The first key of `fields`, with its value, that is not among `known` (in any case); empty if all are.
 
-    A key without a value (null) asks for nothing.
+    A key without a value (null) asks for nothing. What is found is an UnknownKey.
     """
     lower = {key.lower() for key in known}
     for key, value in fields.items():
         if key.lower() not in lower and value is not None:
-            return f"{within}{key}: {shown(value)}"
+            found = UnknownKey(f"{within}{key}: {shown(value)}")
+            found.within, found.key, found.known = within, key, frozenset(known)
+            return found
     return ""
 
 

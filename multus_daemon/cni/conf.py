@@ -62,7 +62,7 @@ class PluginConfig:
     """The capabilities that it declares as true."""
     ipam_type: str = ""
     """`ipam.type`, empty where there is none."""
-    derived: dict[tuple[str, str], PluginFields] = field(default_factory=dict, compare=False, repr=False)
+    derived: dict[tuple[str, str], PluginFields] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What the plugin is configured with where no pod asks for more, by name and version of the network."""
 
     @property

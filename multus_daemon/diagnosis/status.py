@@ -72,19 +72,21 @@ def entries_in(spool: Path) -> int:
 
 
 def errors(timelines: Iterable[Timeline]) -> list[dict[str, Any]]:
-    """The errors of the last requests by cause, the most frequent first.
-
-    The cause is the text without what it was for, which stands in brackets or behind a semicolon (`cni.errors`).
-    """
+    """The errors of the last requests by cause, the most frequent first."""
     found: dict[tuple[str, int, str], dict[str, Any]] = {}
     for item in timelines:
         if item.error is None:
             continue
         code, text = item.error
-        cause = text.partition(" (pod ")[0].partition("; ")[0]
+        cause = cause_of(text)
         verb = item.subject.get("verb", "")
         entry = found.setdefault((verb, code, cause), {"verb": verb, "code": code, "cause": cause, "count": 0})
         entry["count"] += 1
         entry["last"] = round(item.began, 3)
         entry["pod"] = item.subject.get("pod", "")
     return sorted(found.values(), key=lambda entry: (-entry["count"], -entry["last"]))[:ERRORS_MAX]
+
+
+def cause_of(text: str) -> str:
+    """The cause in an error's text: without what it was for, in brackets or behind a semicolon (`cni.errors`)."""
+    return text.partition(" (pod ")[0].partition("; ")[0]

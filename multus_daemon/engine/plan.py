@@ -64,7 +64,7 @@ def attachments(engine: Engine, request: CniRequest, pod: Pod, net_conf: NetConf
     """What to attach, in order; the cluster network first. Raises CniError whose first words are the cause."""
     try:
         chosen = networks.of_pod(engine, pod, net_conf)
-        ifnames = _interface_names(request.ifname, chosen)
+        ifnames = interface_names(request.ifname, chosen)
         device_ids = devices.deal(engine, pod, chosen)
         made: list[Attachment] = []
         room = REQUEST_MAX_BYTES
@@ -79,7 +79,7 @@ def attachments(engine: Engine, request: CniRequest, pod: Pod, net_conf: NetConf
                 ifname=ifname,
                 cluster_network=not made,
                 capability_args={**network.capability_args, **({devices.DEVICE_ID: device_id} if device_id else {})},
-                cni_args=args.for_delegate(request.args, _deprecated_args(element, network.config)),
+                cni_args=args.for_delegate(request.args, deprecated_args(element, network.config)),
                 auxiliary=network.auxiliary,
                 default_route=element.default_route if element else None,
                 resource_name=network.resource_name,
@@ -92,7 +92,7 @@ def attachments(engine: Engine, request: CniRequest, pod: Pod, net_conf: NetConf
         raise error.with_context(f"pod {pod}") from error
 
 
-def _interface_names(cluster_ifname: IfName, chosen: Sequence[Network]) -> list[IfName]:
+def interface_names(cluster_ifname: IfName, chosen: Sequence[Network]) -> list[IfName]:
     """`eth0` for the cluster network, `net<position>` for the others, but what a selection asks for comes first.
 
     The auxiliary chain gets the cluster network's interface; upstream gives it a `net<N>` of its own, which no plugin
@@ -173,7 +173,7 @@ def hot_plugged(request: DelegateRequest, config: NetworkConfig, namespace: str,
         ifname=ifname,
         capability_args=element.capability_args(),
         asked=frozenset(element.capability_args()),
-        cni_args=args.for_delegate(pod, _deprecated_args(element, config)),
+        cni_args=args.for_delegate(pod, deprecated_args(element, config)),
         hot_plugged=True,
     )
 
@@ -196,7 +196,7 @@ def _room_after(element: NetworkSelection | None, config: NetworkConfig, room: i
     return room
 
 
-def _deprecated_args(element: NetworkSelection | None, config: NetworkConfig) -> list[tuple[str, str]]:
+def deprecated_args(element: NetworkSelection | None, config: NetworkConfig) -> list[tuple[str, str]]:
     """MAC and IP in CNI_ARGS too: plugins of before capabilities read them only there (upstream does the same).
 
     Several addresses stand there only for a network that has no other way to get them: host-local, which takes one in

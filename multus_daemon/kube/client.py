@@ -13,7 +13,7 @@ import ssl
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from multus_daemon import __version__, deadlines
@@ -37,6 +37,8 @@ ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024
 """Of any other answer: the pods of a node come in one, some 5 MiB for 250 of them."""
 RELOAD_SECONDS: Final = 5.0
 """Credentials that the server refused, or that could not be read, are read again after this at the earliest."""
+CLOSE_SECONDS: Final = 1.0
+"""A websocket waits so long for the other side to say goodbye."""
 CREDENTIALS_MAX: Final = 3
 """So many may be refused in one request, where they are replaced while it is under way."""
 
@@ -52,7 +54,7 @@ _TRANSPORT_ERRORS: Final = (
 class _Transport:
     """Connections with one set of credentials; closed when it is retired and nobody uses it any more."""
 
-    def __init__(self, access: Access, tls: ssl.SSLContext) -> None:
+    def __init__(self, access: Access, tls: ssl.SSLContext, websockets: int) -> None:
         self.access = access
         configuration = access.configuration
         self._host = str(configuration.host).rstrip("/")
@@ -63,8 +65,10 @@ class _Transport:
             self._options["server_hostname"] = configuration.tls_server_name
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=CONCURRENT_REQUESTS + WATCHES, ssl=tls, keepalive_timeout=KEPT_SECONDS
+                limit=CONCURRENT_REQUESTS + WATCHES + websockets, ssl=tls, keepalive_timeout=KEPT_SECONDS
             ),
+            # Of websockets: `ws_connect` drops the body of a refusal, which says why.
+            raise_for_status=_refuse_upgrade,
             # No deadlines of its own.
             timeout=aiohttp.ClientTimeout(),
             # It looks for proxies, and for passwords in `~/.netrc`, in threads and with each request.
@@ -102,7 +106,26 @@ class _Transport:
     ) -> Any:
         """The response, its body not read yet."""
         url = f"{self._host}{path}?{urllib.parse.urlencode(query)}" if query else self._host + path
-        return await self._session.request(method, url, data=body, headers=headers, **self._options)
+        return await self._session.request(
+            method, url, data=body, headers=headers, raise_for_status=False, **self._options
+        )
+
+    async def upgrade(
+        self,
+        path: str,
+        query: Sequence[tuple[str, str]],
+        headers: Mapping[str, str],
+        protocols: Sequence[str],
+        message_max: int,
+    ) -> Any:
+        """The open websocket."""
+        return await self._session.ws_connect(
+            f"{self._host}{path}?{urllib.parse.urlencode(query)}",
+            headers=headers,
+            protocols=protocols,
+            max_msg_size=message_max,
+            **self._options,
+        )
 
 
 class ApiClient:
@@ -111,9 +134,15 @@ class ApiClient:
     Making one touches nothing; what the source says is read with the first request.
     """
 
-    def __init__(self, source: Source, *, on_unauthorized: Callable[[], None] | None = None) -> None:
-        """`on_unauthorized`: called where the server answers 401 to the newest credentials too; must not block."""
+    def __init__(
+        self, source: Source, *, on_unauthorized: Callable[[], None] | None = None, websockets: int = 0
+    ) -> None:
+        """`on_unauthorized`: called where the server answers 401 to the newest credentials too; must not block.
+
+        `websockets`: so many may be open at a time, beside requests and watches.
+        """
         self._source = source
+        self._websockets = websockets
         self._on_unauthorized = on_unauthorized
         self._transport: _Transport | None = None
         self._stale = False
@@ -210,6 +239,32 @@ class ApiClient:
                 yield line
 
     @contextlib.asynccontextmanager
+    async def websocket(
+        self, path: str, query: Sequence[tuple[str, str]], *, protocols: Sequence[str], message_max: int
+    ) -> AsyncIterator[Any]:
+        """An open websocket, aiohttp's, for the block. `protocols`: one of them is chosen by the server, or none.
+
+        `message_max`: bytes of one message. Deadlines are the caller's. Raises as `request` does; credentials that are
+        refused are not replaced.
+        """
+        with _as_unavailable(f"GET {path}", deadlines.API_REQUEST_SECONDS):
+            transport = await self._current()
+            async with transport.used():
+                headers = {"User-Agent": f"multus-daemon/{__version__}"}
+                if authorization := transport.access.header():
+                    headers["Authorization"] = authorization
+                opened = await transport.upgrade(path, query, headers, protocols, message_max)
+                patience = 0.0
+                try:
+                    yield opened
+                    patience = CLOSE_SECONDS
+                finally:
+                    # aiohttp reads on to the goodbye of a peer that may send for ever. Cancelled, it hangs up.
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(patience):
+                            await opened.close()
+
+    @contextlib.asynccontextmanager
     async def _answer(
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None, content_type: str
     ) -> AsyncIterator[Any]:
@@ -264,7 +319,7 @@ class ApiClient:
             old, self._loaded_at = self._transport, _now()
             self._stale = False
             try:
-                new = _Transport(*await asyncio.to_thread(_read, self._source))
+                new = _Transport(*await asyncio.to_thread(_read, self._source), self._websockets)
             except BaseException as error:
                 self._stale = True
                 if not isinstance(error, ConfigurationError | OSError):
@@ -309,6 +364,18 @@ def _let_go(response: Any) -> None:
         # for that: the connection would outlive the client.
         connection.transport.abort()
     response.release()
+
+
+async def _refuse_upgrade(response: Any) -> None:
+    """Raise what the answer to a request for a websocket says where it is none."""
+    if response.status == 101:
+        return
+    request = f"{response.method} {response.url.path}"
+    try:
+        body = await _whole(response, request)
+    finally:
+        _let_go(response)
+    raise from_answer(response.status, response.reason or "", body, response.headers, request=request)
 
 
 async def _whole(response: Any, what: str) -> bytes:

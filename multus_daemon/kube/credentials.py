@@ -8,9 +8,10 @@ minute, never after a 401, and with the file's newline in the header.)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -32,6 +33,7 @@ TOKEN_SECONDS: Final = 10.0
 """A token's file is read again when its content is older. It is on a tmpfs, a read takes microseconds."""
 TOKEN_MAX_BYTES: Final = 1024 * 1024
 KUBECONFIG_MAX_BYTES: Final = 4 * 1024 * 1024
+_PATHS: Final = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
 class TokenFile:
@@ -109,26 +111,49 @@ class InCluster:
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """The current context of a kubeconfig file; paths in it are relative to its directory."""
+    """A context of a kubeconfig file; paths in it are relative to its directory."""
 
     path: Path
     certificate: Path | None = None
     """A file with client certificate and key, in place of all credentials of the kubeconfig."""
+    context: str = ""
+    """Its name; empty: the current one."""
+    others: tuple[Path, ...] = ()
+    """Files that add what the ones before them do not have, as those of the variable KUBECONFIG do."""
 
     def load(self) -> Access:
         """See `Source`. Runs the exec plugin of the user, where it has one."""
+        with self._told():
+            return self._read(self._found())
+
+    def namespace(self) -> str:
+        """The namespace of the context; empty where it names none. Blocks. Raises ConfigurationError."""
+        with self._told():
+            return str(_context_of(self._found()).get("namespace") or "")
+
+    def _found(self) -> Any:
+        """What the files say together, its current context the one that is wanted."""
         # Not at the top: a daemon that has a service account needs no YAML.
         import yaml
 
+        paths = (self.path, *self.others)
+        read = [(path, yaml.safe_load(fs.read_limited(path, limit=KUBECONFIG_MAX_BYTES))) for path in paths]
+        found = read[0][1] if len(read) == 1 else _merged(read)
+        if self.context:
+            found["current-context"] = self.context
+        return found
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What is wrong within the block becomes a ConfigurationError."""
+        name = ":".join(str(path) for path in (self.path, *self.others))
         try:
-            found = yaml.safe_load(fs.read_limited(self.path, limit=KUBECONFIG_MAX_BYTES))
-            access = self._read(found)
+            yield
         except (ConfigException, OSError) as error:
-            raise ConfigurationError(f"kubeconfig {self.path} can't be used: {error}") from error
+            raise ConfigurationError(f"kubeconfig {name} can't be used: {error}") from error
         except Exception as error:
             # The loader trips over what is no kubeconfig in any way. YAML's messages quote the file, credentials too.
-            raise ConfigurationError(f"kubeconfig {self.path} can't be used: {type(error).__name__}") from None
-        return access
+            raise ConfigurationError(f"kubeconfig {name} can't be used: {type(error).__name__}") from None
 
     def for_certificate(self, certificate: Path) -> bytes:
         """A kubeconfig for the same cluster whose user has client certificate and key in the file `certificate`.
@@ -183,7 +208,7 @@ class Kubeconfig:
 
 def _current_user(found: Any) -> dict[str, Any]:
     """The user of the current context, to be changed in place; a new one without credentials where there is none."""
-    context = _named(found["contexts"], found["current-context"])["context"]
+    context = _context_of(found)
     users = found["users"] = found.get("users") or []
     for user in users:
         if user["name"] == context.get("user"):
@@ -199,6 +224,39 @@ def _current_user(found: Any) -> dict[str, Any]:
 def _named(items: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """The item of a kubeconfig's list that has the name. Raises StopIteration."""
     return next(item for item in items if item["name"] == name)
+
+
+def _context_of(found: Any) -> Any:
+    """The current context. Raises ConfigException where it is not there."""
+    name, contexts = found["current-context"], found["contexts"]
+    for item in contexts:
+        if item["name"] == name:
+            return item["context"]
+    raise ConfigException(f"it has no context {name!r}, but {', '.join(str(item['name']) for item in contexts)}")
+
+
+def _merged(read: Sequence[tuple[Path, Any]]) -> dict[str, Any]:
+    """The files' contents as one, each with its path: what a file has goes before what those after it have."""
+    merged: dict[str, Any] = {key: [] for key in ("clusters", "contexts", "users")}
+    for path, found in read:
+        directory = path.absolute().parent
+        merged["current-context"] = merged.get("current-context") or found.get("current-context")
+        for key in ("clusters", "contexts", "users"):
+            known = {item["name"] for item in merged[key]}
+            merged[key] += [_placed(item, directory) for item in found.get(key) or () if item["name"] not in known]
+    return merged
+
+
+def _placed(item: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The entry of a kubeconfig with its relative paths made absolute."""
+    for fields in filter(None, (item.get("cluster"), item.get("user"))):
+        for key in _PATHS:
+            if fields.get(key):
+                fields[key] = str(directory / fields[key])
+        command = (fields.get("exec") or {}).get("command") or ""
+        if "/" in command:
+            fields["exec"]["command"] = str(directory / command)
+    return item
 
 
 def _finish(work: Coroutine[Any, Any, None], *, awaits: bool) -> None:

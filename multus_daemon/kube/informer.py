@@ -119,6 +119,10 @@ class Informer(Generic[T]):
         """All objects as they were last heard of."""
         return list(self._objects.values())
 
+    def known(self) -> dict[Key, T]:
+        """All objects as they were last heard of, by namespace and name. From any thread, as `names`."""
+        return dict(self._objects)
+
     def names(self) -> list[Key]:
         """Namespace and name of all objects. From any thread: one step of the interpreter."""
         return list(self._objects)

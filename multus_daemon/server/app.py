@@ -1,4 +1,4 @@
-"""The HTTP edge: which path goes where, who may call, and the two listeners (the unix socket, the metrics port)."""
+"""The HTTP edge: which path goes where, who may call, the unix socket, the metrics port."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
-from multus_daemon.base import descriptors
 from multus_daemon.base.aio import SharedCalls
-from multus_daemon.base.backoff import backoff
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.errors import InternalError
 from multus_daemon.metrics import Metrics
@@ -30,13 +28,14 @@ from multus_daemon.server import admin_api, wire
 from multus_daemon.server.admin_api import AdminApi
 from multus_daemon.server.cni_api import CniApi, to_response
 from multus_daemon.server.health import Readiness, healthz
+from multus_daemon.server.tcp import TcpListener
 
 SOCKET_NAME: Final = "multus.sock"
 BODY_LIMIT: Final = 24 * 1024 * 1024
 """Bytes of a request's body: the 16 MiB of stdin that the shim takes, in base64, and its variables."""
 BACKLOG: Final = 1024
 METRICS_CONNECTIONS: Final = 16
-"""That are accepted at once on the port of the metrics, and that wait in the kernel."""
+"""That are accepted at once on the port of the metrics."""
 # sockaddr_un has 108 bytes, the last one a NUL.
 _MAX_SOCKET_PATH = 107
 _TURNS_TO_A_REQUEST: Final = 10
@@ -87,7 +86,7 @@ def application(
         app.router.add_route("*", admin_api.PATH, admin.handle, expect_handler=_expected)
     # So that what is nowhere goes through the same.
     app.router.add_route("*", "/{path:.*}", _nowhere, expect_handler=_expected)
-    app.on_response_prepare.append(_hide_server)
+    app.on_response_prepare.append(hide_server)
     return app
 
 
@@ -175,7 +174,8 @@ def peer(request: web.Request) -> Peer | None:
     return Peer(*layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)))
 
 
-async def _hide_server(_request: web.Request, response: web.StreamResponse) -> None:
+async def hide_server(_request: web.Request, response: web.StreamResponse) -> None:
+    """Say nothing of the libraries: for `on_response_prepare`."""
     response.headers.pop("Server", None)
 
 
@@ -194,8 +194,8 @@ class _ClientFaults(logging.Filter):
 _client_faults = _ClientFaults()
 
 
-def _runner(app: web.Application, *, head_timeout: float) -> web.AppRunner:
-    """`head_timeout`: seconds for a request's head to arrive."""
+def http_runner(app: web.Application, *, head_timeout: float) -> web.AppRunner:
+    """What serves `app`. `head_timeout`: seconds for a request's head to arrive."""
     _http_log.addFilter(_client_faults)
     return web.AppRunner(
         app,
@@ -245,7 +245,7 @@ class UnixServer:
             temporary, listener = await asyncio.to_thread(_bind, self.path)
         except OSError as error:
             raise ListenError(f"can't listen on {self.path}: {error.strerror or error}; check socketDir") from error
-        runner = _runner(self._app, head_timeout=self._head_timeout)
+        runner = http_runner(self._app, head_timeout=self._head_timeout)
         try:
             await runner.setup()
             self._site = web.SockSite(runner, listener, backlog=BACKLOG)
@@ -354,11 +354,7 @@ def _withdraw(path: Path, inode: tuple[int, int] | None) -> None:
 
 
 class MetricsServer:
-    """`/metrics` on a TCP port; a port that can't be had is tried again and again, the daemon works without.
-
-    Anybody may connect, so only METRICS_CONNECTIONS are accepted at once, each for METRICS_SECONDS, and none while the
-    last quarter of the descriptors is in use: that is for pods. The others wait in the kernel.
-    """
+    """`/metrics` on a TCP port, to which anybody may connect; the daemon works without."""
 
     def __init__(
         self,
@@ -374,117 +370,27 @@ class MetricsServer:
         `seconds`: for one connection, from its beginning to its end.
         """
         self._metrics = metrics
-        self._address = address
-        self._asked_port = port
-        self._retry = retry
         self._seconds = seconds
-        self._places = asyncio.Semaphore(METRICS_CONNECTIONS)
+        self._listener = TcpListener(
+            "metrics", port, address, connections=METRICS_CONNECTIONS, seconds=seconds, retry=retry
+        )
         self._rendering = SharedCalls()
-        self.port: int | None = None
+
+    @property
+    def port(self) -> int | None:
         """The port that is listened on; None while there is none."""
+        return self._listener.port
 
     async def run(self) -> None:
         """Serve until cancelled."""
         app = web.Application()
         app.router.add_get("/metrics", self._render)
-        app.on_response_prepare.append(_hide_server)
+        app.on_response_prepare.append(hide_server)
         # Prometheus keeps its connection between scrapes only if they are close together; neither is needed.
-        runner = _runner(app, head_timeout=self._seconds)
-        await runner.setup()
-        try:
-            with contextlib.closing(await self._bind()) as listener:
-                await self._accept(listener, runner)
-        finally:
-            self.port = None
-            await runner.cleanup()
-
-    async def _bind(self) -> socket.socket:
-        where = self._address or "any address"
-        for pause in backoff(*self._retry, jitter=0.1):
-            try:
-                listener = await asyncio.to_thread(_listen, self._address, self._asked_port)
-            except OSError as error:
-                log.error(
-                    "no metrics: can't listen on %s port %d: %s; next attempt in %.0f s",
-                    where, self._asked_port, error.strerror or error, pause,
-                )  # fmt: skip
-                await asyncio.sleep(pause)
-                continue
-            self.port = listener.getsockname()[1]
-            log.info("metrics on %s port %d", where, self.port)
-            return listener
-        raise AssertionError  # pauses do not end
-
-    async def _accept(self, listener: socket.socket, runner: web.AppRunner) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._places.acquire()
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                self._places.release()
-                log.warning("metrics: can't accept a connection: %s", error.strerror or error)
-                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
-                continue
-            if descriptors.are_scarce(connection.fileno()):
-                connection.close()
-                self._places.release()
-                log.warning("metrics: a connection is refused, descriptors are scarce")
-                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
-                continue
-            await loop.connect_accepted_socket(lambda: _Connection(runner, self._seconds, self._places), connection)
+        await self._listener.serve(http_runner(app, head_timeout=self._seconds))
 
     async def _render(self, _request: web.Request) -> web.Response:
         # Of several who ask at once all get the same: it takes processor time, and a thread.
         render = functools.partial(asyncio.to_thread, self._metrics.render)
         body, content_type = await self._rendering.of("metrics", render)
         return web.Response(body=body, headers={"Content-Type": content_type})
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    """Listen for both families where there is no address. Raises OSError."""
-    if address:
-        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((address, port), family=family, backlog=METRICS_CONNECTIONS)
-    elif socket.has_dualstack_ipv6():
-        listener = socket.create_server(
-            ("", port), family=socket.AF_INET6, backlog=METRICS_CONNECTIONS, dualstack_ipv6=True
-        )
-    else:
-        listener = socket.create_server(("", port), backlog=METRICS_CONNECTIONS)
-    listener.setblocking(False)
-    return listener
-
-
-class _Connection(asyncio.Protocol):
-    """A connection that holds one of a number of places, and not for ever; everything is the server's to do."""
-
-    def __init__(self, runner: web.AppRunner, seconds: float, places: asyncio.Semaphore) -> None:
-        assert runner.server is not None
-        self._server = runner.server()
-        self._seconds = seconds
-        self._places = places
-        self._end: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._end = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
-        self._server.connection_made(transport)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._places.release()
-        if self._end is not None:
-            self._end.cancel()
-        self._server.connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self._server.data_received(data)
-
-    def eof_received(self) -> None:
-        self._server.eof_received()
-
-    def pause_writing(self) -> None:
-        self._server.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._server.resume_writing()

@@ -73,7 +73,7 @@ def _documents(data: bytes, is_json: bool) -> list[Any]:
     if is_json:
         return [gojson.loads(data)]
     try:
-        _refuse_depth(data)
+        refuse_depth(data)
         return list(yaml.load_all(data, Loader=_Loader))
     except ManifestError:
         raise
@@ -81,8 +81,11 @@ def _documents(data: bytes, is_json: bool) -> list[Any]:
         raise ManifestError(f"not YAML: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
-def _refuse_depth(data: bytes) -> None:
-    """NB: PyYAML's C loader composes nested nodes by recursion without a limit; deep nesting ends the process."""
+def refuse_depth(data: bytes | str) -> None:
+    """Raises ManifestError, and what PyYAML raises.
+
+    NB: PyYAML's C loader composes nested nodes by recursion without a limit; deep nesting ends the process.
+    """
     depth = 0
     for event in yaml.parse(data, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):

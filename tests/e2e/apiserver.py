@@ -61,6 +61,8 @@ class ApiServer(Objects):
         self.authority = Authority(self.directory / "pki", ("IP:127.0.0.1", f"IP:{SERVICE_ADDRESS}", *names))
         self.ca_file = self.authority.certificate
         self._is_controlled = is_controlled
+        self.way_to_nodes = self.directory / "nodes.sock"
+        """Where it looks for the proxy by which it reaches kubelets (`cluster.way_in`), where `is_controlled`."""
         self.sign_key, verify_key = self.directory / "pki" / "sa.key", self.directory / "pki" / "sa.pub"
         tokens.new_signing_key(self.sign_key, verify_key)
         self.port = free_port()
@@ -114,7 +116,7 @@ class ApiServer(Objects):
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             # It wants each namespace's `default` account, which the controller manager makes.
-            *(() if self._is_controlled else ("--disable-admission-plugins=ServiceAccount",)),
+            *(self._node_flags() if self._is_controlled else ("--disable-admission-plugins=ServiceAccount",)),
             f"--service-account-issuer={ISSUER}",
             f"--service-account-signing-key-file={self.sign_key}",
             f"--service-account-key-file={verify_key}",
@@ -125,6 +127,25 @@ class ApiServer(Objects):
             f"--audit-log-path={self._audit_log}",
             "--audit-log-maxsize=10000",
             "--profiling=false",
+        ]
+
+    def _node_flags(self) -> list[str]:
+        """How kubelets are reached, and who it is to them."""
+        transport = {"uds": {"udsName": str(self.way_to_nodes)}}
+        connection = {"proxyProtocol": "HTTPConnect", "transport": transport}
+        selector = {
+            "apiVersion": "apiserver.k8s.io/v1beta1",
+            "kind": "EgressSelectorConfiguration",
+            "egressSelections": [{"name": "cluster", "connection": connection}],
+        }
+        path = self.directory / "egress.json"
+        path.write_text(json.dumps(selector))
+        pair = self.authority.client("kubelet-client", "kube-apiserver-kubelet-client", ("system:masters",))
+        return [
+            f"--egress-selector-config-file={path}",
+            f"--kubelet-client-certificate={pair.certificate}",
+            f"--kubelet-client-key={pair.key}",
+            "--kubelet-preferred-address-types=InternalIP",
         ]
 
     # --- its life ----------------------------------------------------------------------------------------------------

@@ -150,11 +150,11 @@ class Node:
         finally:
             connection.close()
 
-    def stop(self) -> int:
+    def stop(self, timeout: float = 30) -> int:
         """SIGTERM; the exit status."""
         assert self.daemon is not None
         self.daemon.send_signal(signal.SIGTERM)
-        return self.daemon.wait(timeout=30)
+        return self.daemon.wait(timeout)
 
     def kill(self) -> None:
         """SIGKILL, if it runs."""
@@ -177,6 +177,17 @@ class Node:
         name = Path(name_or_path).name
         subprocess.run(["ip", "netns", "delete", name], check=False)
         self._netns.remove(name)
+
+    def remove_netns_and_links(self, netns: str) -> None:
+        """Remove a namespace that nothing lives in, and wait until the kernel has taken the ends of its pairs, too.
+
+        It does so when it comes to it: behind all the namespaces of this machine that went before.
+        """
+        ends = {link["link_index"] for link in self.ip("link", netns=netns) if "link_index" in link}
+        self.remove_netns(netns)
+        self.wait_until(
+            lambda: not ends & {link["ifindex"] for link in self.ip("link")}, "the links of the namespace are gone"
+        )
 
     def environment(
         self, verb: str, container_id: str, netns: str, pod: str, namespace: str = "default", uid: str | None = None

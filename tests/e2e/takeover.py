@@ -170,7 +170,7 @@ class Takeover(Cluster):
 
     def die(self, pod: str) -> None:
         """The pod's namespace goes, and everything in it; so it is when its node has been started anew."""
-        self.node.remove_netns(self.spaces[pod])
+        self.node.remove_netns_and_links(self.spaces[pod])
         self.spaces[pod] = ""
 
     def attach(self, pods: dict[str, str | None]) -> None:

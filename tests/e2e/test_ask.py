@@ -386,3 +386,10 @@ def test_all_of_them_work_while_16_adds_run(node: Node) -> None:
     assert silent == {}
     expected = {words: int(words[:2] == ("explain", "default/b")) for words in statuses if words[0] != "doctor"}
     assert {words: each.returncode for words, each in statuses.items() if words in expected} == expected
+
+
+def test_plugins_are_those_of_the_node(node: Node) -> None:
+    done = multusctl(node, "plugins", "--json")
+    found = {item["type"]: item["servedBy"] for item in json.loads(done.stdout)["plugins"]}
+    assert found["ptp"] == "built-in"
+    assert "built-in" in multusctl(node, "plugins").stdout

@@ -200,7 +200,7 @@ def test_a_namespace_that_vanishes_is_an_orphan_and_others_live_on(make_node: Ca
     before, held = node.links(), node.leftovers()
     gone = node.add_netns()
     assert node.cni("ADD", "c2", gone, "gone").code == 0
-    node.remove_netns(gone)
+    node.remove_netns_and_links(gone)
     node.wait_until(lambda: node.leftovers() == held, "the record, the results and the addresses are gone")
     assert node.links() == before
     assert node.cni("CHECK", "c1", stays, "stays").code == 0
@@ -255,7 +255,7 @@ def test_an_add_that_a_crash_cut_off_and_nobody_repeats_is_undone(make_node: Cal
     shim.wait(timeout=30)
     node.kill()
     slow.unlink()
-    node.remove_netns(netns)
+    node.remove_netns_and_links(netns)
     node.start()
     node.wait_until(lambda: not node.leftovers(), "what it had attached is gone")
     assert node.links() == before

@@ -20,6 +20,7 @@ FOLDERS = [
     MANIFESTS / "base",
     *sorted((MANIFESTS / "overlays").iterdir()),
     MANIFESTS / "cert-approver",
+    MANIFESTS / "webhook",
     MANIFESTS / "uninstall" / "base",
     *sorted((MANIFESTS / "uninstall" / "overlays").iterdir()),
 ]

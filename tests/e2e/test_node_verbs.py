@@ -83,7 +83,7 @@ def test_no_address_is_left_after_del_nor_after_gc(
     gone = node.add_netns()
     assert node.cni("ADD", "c3", gone, "hello").code == 0
     assert len(addresses(node)) == 2
-    node.remove_netns(gone)
+    node.remove_netns_and_links(gone)
     assert ask(node, "GC", ["c2", "c3"]).code == 0
     assert len(addresses(node)) == 2
     answer = ask(node, "GC", [])

@@ -49,9 +49,9 @@ def test_the_proofs_see_whatever_is_left(make_node: MakeNode) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("mode", churn.MODES)
-def test_churn(mode: str, make_node: MakeNode, reference: Path) -> None:
-    outcome = churn.run(make_node(settings=churn.settings(mode)), 48, 8)
+@pytest.mark.parametrize(("mode", "disk"), [*((mode, "well") for mode in churn.MODES), ("prefer", "sick")])
+def test_churn(mode: str, disk: str, make_node: MakeNode, reference: Path) -> None:
+    outcome = churn.run(make_node(settings=churn.settings(mode)), 48, 8, disk=disk)
     assert outcome.wrong == [], outcome.summary
 
 

@@ -66,7 +66,8 @@ class RealHarness:
 
     async def clean(self) -> None:
         await asyncio.to_thread(self._server.delete_pod, "web-1", "web")
-        await asyncio.to_thread(self._server.delete, NAD["apiVersion"], KIND, "net1", "web")
+        for namespace, name in (("web", "net1"), ("infra", "net1"), ("other", "net2")):
+            await asyncio.to_thread(self._server.delete, NAD["apiVersion"], KIND, name, namespace)
 
     async def _until_known(self, informer: Any, key: tuple[str, str], expected: object) -> None:
         async with asyncio.timeout(10):
@@ -75,10 +76,13 @@ class RealHarness:
 
 
 def prepare(server: ApiServer, directory: Path) -> Path:
-    """The CRD, the rights, a namespace and a node; the daemon's kubeconfig."""
+    """The CRD, the rights, namespaces and a node; the daemon's kubeconfig."""
     (crd,) = manifests("crd.yaml")
     server.install_crd(crd)
-    server.apply(*manifests("rbac.yaml"), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "web"}})
+    namespaces = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("web", "infra", "other")
+    ]
+    server.apply(*manifests("rbac.yaml"), *namespaces)
     with contextlib.suppress(Exception):
         server.create_node(NODE)
     token = directory / "token"

@@ -303,7 +303,7 @@ def test_api_server_down(broken: Broken) -> None:
     broken.node.start(ready=False)
     broken.fails(
         "web",
-        r"the API server can't be asked: .*refused",
+        r"the API server can't be asked: .*(refused|Connect call failed)",
         "bring the API server back",
         broken.explain,
         broken.doctor,

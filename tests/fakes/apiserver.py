@@ -1,4 +1,4 @@
-"""A small Kubernetes API server in this process: pods, networks, events, nodes, by list, watch, merge patch and PUT.
+"""A small Kubernetes API server in this process: pods, networks, events, nodes, by list, watch, patch, PUT and `exec`.
 
 No smarter than the real one: what it answers to a wrong UID, an old resourceVersion or an expired page is what
 kube-apiserver answers. There is no RBAC and no validation beyond that.
@@ -13,11 +13,12 @@ import copy
 import json
 import ssl
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 PODS = "pods"
 NETWORKS = "network-attachment-definitions"
@@ -28,6 +29,45 @@ _KINDS = {PODS: "Pod", EVENTS: "Event", NODES: "Node", NETWORKS: "NetworkAttachm
 
 Object = dict[str, Any]
 Key = tuple[str, str]
+
+
+class Execution:
+    """A command that runs in a container: what it writes, and how it ends."""
+
+    def __init__(self, websocket: web.WebSocketResponse, container: str, words: list[str]) -> None:
+        self.container, self.words = container, words
+        self._websocket = websocket
+
+    async def write(self, data: bytes, *, channel: int = 1) -> None:
+        """Standard output; channel 2 is standard error."""
+        await self._websocket.send_bytes(bytes([channel]) + data)
+
+    async def end(self, status: int = 0) -> None:
+        found: Object = {"metadata": {}, "status": "Success"}
+        if status:
+            message = f"command terminated with non-zero exit code: exit status {status}"
+            causes = [{"reason": "ExitCode", "message": str(status)}]
+            details = {"causes": causes}
+            found |= {"status": "Failure", "message": message, "reason": "NonZeroExitCode", "details": details}
+        await self.write(json.dumps(found).encode(), channel=3)
+
+    async def fail(self, message: str) -> None:
+        """It can't be run."""
+        found = {"metadata": {}, "status": "Failure", "message": message, "reason": "InternalError", "code": 500}
+        await self.write(json.dumps(found).encode(), channel=3)
+
+    async def answer(self, found: Object, status: int = 0) -> None:
+        """All of a command that prints JSON."""
+        await self.write(json.dumps(found).encode())
+        await self.end(status)
+
+    async def hang(self) -> None:
+        """Until the client goes."""
+        async for message in self._websocket:
+            assert message.type is not WSMsgType.TEXT
+
+
+Program = Callable[[Execution], Awaitable[None]]
 
 
 @dataclass
@@ -63,6 +103,11 @@ class FakeApiServer:
         self.delay = 0.0
         self.silent = False
         """Watches are accepted and nothing is sent on them."""
+        self.programs: dict[Key, Program] = {}
+        """What runs in a pod, by its namespace and name."""
+        self.protocols = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+        self.executing = 0
+        self.most_executing = 0
         self.port = 0
         self._version = 100
         self._oldest = 0
@@ -222,7 +267,7 @@ class FakeApiServer:
         return _status(404, "NotFound", "the server could not find the requested resource")
 
     async def _serve(
-        self, request: web.Request, resource: str, namespace: str, name: str = "", _subresource: str = ""
+        self, request: web.Request, resource: str, namespace: str, name: str = "", subresource: str = ""
     ) -> web.StreamResponse:
         if request.method == "POST":
             item = await request.json()
@@ -236,6 +281,8 @@ class FakeApiServer:
         found = self.objects[resource].get((namespace, name))
         if found is None:
             return _status(404, "NotFound", f'{resource} "{name}" not found')
+        if request.method == "GET" and subresource == "exec":
+            return await self._exec(request, (namespace, name))
         if request.method == "GET":
             return web.json_response(found)
         if request.method == "PATCH" and request.content_type == "application/merge-patch+json":
@@ -251,9 +298,29 @@ class FakeApiServer:
             return web.json_response(self.put(resource, item))
         return _status(405, "MethodNotAllowed", request.method)
 
+    async def _exec(self, request: web.Request, pod: Key) -> web.StreamResponse:
+        if "upgrade" not in request.headers.get("Connection", "").lower():
+            return _status(400, "BadRequest", "Upgrade request required")
+        websocket = web.WebSocketResponse(protocols=self.protocols)
+        await websocket.prepare(request)
+        self.executing += 1
+        self.most_executing = max(self.most_executing, self.executing)
+        try:
+            with contextlib.suppress(ConnectionError):
+                words = request.query.getall("command")
+                await self.programs[pod](Execution(websocket, request.query["container"], words))
+                await websocket.close()
+        finally:
+            self.executing -= 1
+        return websocket
+
     def _list(self, request: web.Request, resource: str) -> web.Response:
-        node = _node_of(request)
-        items = [item for _, item in sorted(self.objects[resource].items()) if _selected(item, node)]
+        namespace = request.path.partition("/namespaces/")[2].partition("/")[0]
+        items = [
+            item
+            for key, item in sorted(self.objects[resource].items())
+            if namespace in ("", key[0]) and _matches(item, request)
+        ]
         metadata = {"resourceVersion": str(self._version)}
         # From memory (resourceVersion 0) everything comes at once.
         limit = int(request.query.get("limit", "0")) if request.query.get("resourceVersion") != "0" else 0
@@ -305,6 +372,23 @@ def _node_of(request: web.Request) -> str:
 
 def _selected(item: Object, node: str) -> bool:
     return not node or item.get("spec", {}).get("nodeName") == node
+
+
+def _matches(item: Object, request: web.Request) -> bool:
+    """`labelSelector` and `fieldSelector` of equalities."""
+    labels = item["metadata"].get("labels", {})
+    for pair in filter(None, request.query.get("labelSelector", "").split(",")):
+        key, _, value = pair.partition("=")
+        if labels.get(key) != value:
+            return False
+    for pair in filter(None, request.query.get("fieldSelector", "").split(",")):
+        path, _, value = pair.partition("=")
+        found: Any = item
+        for key in path.split("."):
+            found = found.get(key, {}) if isinstance(found, dict) else {}
+        if found != value:
+            return False
+    return True
 
 
 def _merged(target: Any, patch: Any) -> Any:

@@ -35,6 +35,7 @@ APPROVER = {
     ("certificates.k8s.io", "certificatesigningrequests/approval"): {"update"},
     ("certificates.k8s.io", "signers"): {"approve"},
 }
+WEBHOOK = {("k8s.cni.cncf.io", "network-attachment-definitions"): {"get", "list", "watch"}}
 REQUESTER = {("certificates.k8s.io", "certificatesigningrequests"): {"create", "get"}}
 
 
@@ -70,6 +71,7 @@ def subjects(binding: dict[str, Any]) -> set[tuple[str, str, str]]:
         ("base/rbac.yaml", "multus-daemon", DAEMON),
         ("cert-approver/rbac.yaml", "multus-cert-approver", APPROVER),
         ("cert-approver/rbac.yaml", "multus-certificate-requester", REQUESTER),
+        ("webhook/rbac.yaml", "multus-webhook", WEBHOOK),
     ],
 )
 def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str, str], set[str]]) -> None:
@@ -93,6 +95,12 @@ def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str
             "multus-certificate-requester",
             {("Group", "", "system:nodes"), ("Group", "", "system:multus")},
         ),
+        (
+            "webhook/rbac.yaml",
+            "multus-webhook",
+            "multus-webhook",
+            {("ServiceAccount", "kube-system", "multus-webhook")},
+        ),
     ],
 )
 def test_who_has_a_role(name: str, binding: str, role: str, wanted: set[tuple[str, str, str]]) -> None:
@@ -104,7 +112,7 @@ def test_who_has_a_role(name: str, binding: str, role: str, wanted: set[tuple[st
 def test_nothing_else_is_granted() -> None:
     names = {
         name: sorted((item["kind"], item["metadata"]["name"]) for item in documents(name))
-        for name in ("base/rbac.yaml", "cert-approver/rbac.yaml")
+        for name in ("base/rbac.yaml", "cert-approver/rbac.yaml", "webhook/rbac.yaml")
     }
     assert names == {
         "base/rbac.yaml": [
@@ -120,10 +128,15 @@ def test_nothing_else_is_granted() -> None:
             ("ClusterRoleBinding", "multus-per-node"),
             ("ServiceAccount", "multus-cert-approver"),
         ],
+        "webhook/rbac.yaml": [
+            ("ClusterRole", "multus-webhook"),
+            ("ClusterRoleBinding", "multus-webhook"),
+            ("ServiceAccount", "multus-webhook"),
+        ],
     }
 
 
-@pytest.mark.parametrize("name", ["base/rbac.yaml", "cert-approver/rbac.yaml"])
+@pytest.mark.parametrize("name", ["base/rbac.yaml", "cert-approver/rbac.yaml", "webhook/rbac.yaml"])
 def test_no_wildcards(name: str) -> None:
     for role in (item for item in documents(name) if item["kind"] == "ClusterRole"):
         for rule in role["rules"]:
@@ -131,7 +144,7 @@ def test_no_wildcards(name: str) -> None:
 
 
 def test_service_accounts_are_in_the_namespace_of_their_bindings() -> None:
-    for name in ("base/rbac.yaml", "cert-approver/rbac.yaml"):
+    for name in ("base/rbac.yaml", "cert-approver/rbac.yaml", "webhook/rbac.yaml"):
         accounts = {item["metadata"]["name"] for item in documents(name) if item["kind"] == "ServiceAccount"}
         assert {item["metadata"].get("namespace") for item in documents(name) if item["kind"] == "ServiceAccount"} == {
             "kube-system"
@@ -495,3 +508,65 @@ def test_certificates_come_with_the_files_that_they_need() -> None:
     # Nothing of the base is lost.
     base = container(MANIFESTS / "base")
     assert [item for item in daemon["volumeMounts"] if item in base["volumeMounts"]] == base["volumeMounts"]
+
+
+# --- the admission webhook -------------------------------------------------------------------------------------------
+
+
+def webhooks() -> list[dict[str, Any]]:
+    (found,) = documents("webhook/configuration.yaml")
+    hooks: list[dict[str, Any]] = found["webhooks"]
+    return hooks
+
+
+@pytest.mark.parametrize("hook", webhooks(), ids=lambda hook: hook["name"].partition(".")[0])
+def test_a_webhook_keeps_nobody_from_anything(hook: dict[str, Any]) -> None:
+    assert (hook["failurePolicy"], hook["sideEffects"]) == ("Ignore", "None")
+    assert hook["timeoutSeconds"] > deadlines.WEBHOOK_REVIEW_SECONDS
+    service = hook["clientConfig"]["service"]
+    (found,) = documents("webhook/service.yaml")
+    assert (service["namespace"], service["name"]) == (found["metadata"]["namespace"], found["metadata"]["name"])
+    assert (service["path"], found["spec"]["ports"][0]["port"]) == ("/validate", 443)
+
+
+def test_the_webhook_is_what_the_service_leads_to() -> None:
+    (deployment,), (service,) = documents("webhook/deployment.yaml"), documents("webhook/service.yaml")
+    template = deployment["spec"]["template"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (container,) = template["spec"]["containers"]
+    (port,) = container["ports"]
+    assert (port["name"], port["containerPort"]) == (service["spec"]["ports"][0]["targetPort"], cli.WEBHOOK_PORT)
+    words = cli.parser(texts=False).parse_args(container["args"])
+    (tls,) = [mount for mount in container["volumeMounts"] if mount["name"] == "tls"]
+    assert {str(words.cert.parent), str(words.key.parent)} == {tls["mountPath"]}
+    config = PurePosixPath(settings.DEFAULT_CONFIG_PATH)
+    assert str(config.parent) in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+def test_the_webhook_may_do_nothing_on_its_node() -> None:
+    (deployment,) = documents("webhook/deployment.yaml")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
+    (container,) = pod["containers"]
+    context = container["securityContext"]
+    assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
+    assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_with_cert_manager_it_is_the_same_webhook() -> None:
+    plain, managed = build(MANIFESTS / "webhook"), build(MANIFESTS / "webhook-cert-manager")
+    added = [item for item in managed if item["apiVersion"].startswith("cert-manager.io/")]
+    assert len(managed) == len(plain) + len(added)
+    (certificate,) = [item for item in added if item["kind"] == "Certificate"]
+    (deployment,) = [item for item in managed if item["kind"] == "Deployment"]
+    (tls,) = [volume for volume in deployment["spec"]["template"]["spec"]["volumes"] if volume["name"] == "tls"]
+    assert certificate["spec"]["secretName"] == tls["secret"]["secretName"]
+    (service,) = documents("webhook/service.yaml")
+    name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert name in certificate["spec"]["dnsNames"]
+    (configuration,) = [item for item in managed if item["kind"] == "ValidatingWebhookConfiguration"]
+    source = configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+    assert source == f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"

@@ -14,6 +14,7 @@ import threading
 import time
 import typing
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -315,6 +316,13 @@ def _start(request: pytest.FixtureRequest, items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and _OUTCOME not in item.stash:
             threads: ThreadPoolExecutor = request.getfixturevalue("_threads")
             item.stash[_OUTCOME] = threads.submit(_body, item, request.getfixturevalue("binary"))
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Wait for what has been started before a test of another folder: it counts its processes and descriptors."""
+    if nextitem is not None and pathlib.Path(__file__).parent not in nextitem.path.parents:
+        started = (other.stash.get(_OUTCOME, None) for other in item.session.items)
+        futures.wait([outcome for outcome in started if outcome is not None])
 
 
 def _body(item: pytest.Function, binary: pathlib.Path) -> None:

@@ -6,6 +6,8 @@ import itertools
 import json
 import random
 import shutil
+import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -45,6 +47,8 @@ class Load:
     """Makes a pod of a name and an annotation known; a manifest of the node where None."""
     call: Callable[[str, str, str, str], Answer] | None = None
     """One call of the shim (verb, container, namespace, pod); the node's own where None."""
+    shims_killed_one_in: float = 0
+    """Of so many calls of the node's own, the shim of one; 0: of none."""
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     """What must not be, a line each."""
@@ -52,6 +56,8 @@ class Load:
     """Messages of ADDs that failed, numbers left out."""
     kept: list[str] = field(default_factory=list)
     """Namespaces that have been left alone."""
+    disturbed: set[str] = field(default_factory=set)
+    """Containers whose ADD failed, or whose DEL was not done at once."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +69,16 @@ class Load:
                 declare(f"{kind.name}-{worker}", kind.networks)
 
     def _plain(self, verb: str, container_id: str, netns: str, pod: str) -> Answer:
-        return self.node.cni(verb, container_id, netns, pod, stdin=stdin(self.node), timeout=300)
+        """One in `shims_killed_one_in` is killed within half a second, and its answer is the signal."""
+        is_killed = self.shims_killed_one_in and random.random() * self.shims_killed_one_in < 1
+        timeout = random.uniform(0, 0.5) if is_killed else 300
+        try:
+            return self.node.cni(verb, container_id, netns, pod, stdin=stdin(self.node), timeout=timeout)
+        except subprocess.TimeoutExpired:
+            if not is_killed:
+                raise
+            self._count("shim killed")
+            return Answer(-signal.SIGKILL, b"", b"", timeout)
 
     def warm_up(self) -> None:
         """One pod of each kind, for what plugins make once for the whole node. Such as may fail does so quietly."""
@@ -98,8 +113,10 @@ class Load:
         self._count("ADD succeeded" if added.code == 0 else "ADD failed")
         if added.code == 0:
             self._expect_interfaces(kind, container_id, netns)
-        else:
+        elif added.code > 0:
             self._note_failure(added)
+        if added.code != 0:
+            self.disturbed.add(container_id)
         self._delete(container_id, netns, pod)
         if keep:
             self.kept.append(netns)
@@ -116,10 +133,13 @@ class Load:
         deadline = time.monotonic() + DEL_PATIENCE
         while (answer := self._call("DEL", container_id, netns, pod)).code != 0:
             self._count("DEL repeated")
+            self.disturbed.add(container_id)
             if time.monotonic() > deadline:
                 self.wrong.append(f"DEL of {container_id} fails: {answer.stdout.decode(errors='replace')}")
                 return
             time.sleep(0.2 + 0.3 * random.random())
+        if answer.stderr:
+            self.disturbed.add(container_id)
         self._count("DEL spooled" if answer.stderr else "DEL served")
 
     def _note_failure(self, answer: Answer) -> None:
@@ -160,6 +180,40 @@ def stdin(node: Node) -> bytes:
 
 def _local(node: Node, subnet: str) -> dict[str, Any]:
     return {"type": "host-local", "subnet": subnet, "dataDir": str(node.networks_dir)}
+
+
+def varied(node: Node, reference: Path, define: Callable[[str, dict[str, Any]], None], *, mode: str) -> list[Kind]:
+    """Those of `mixed`, and more: both families, `macvlan`, and `tuning` behind `ptp`.
+
+    `mode`: of `builtinPlugins`; with `off` the reference has a binary for each.
+    """
+    kinds = mixed(node, reference, define)
+    if mode == "off":
+        for name in ("bridge", "macvlan", "tuning"):
+            shutil.copy(reference / name, node.bin_dir)
+    # What a macvlan needs below it; both ends are up, so that it has a carrier.
+    ip = ["ip", "-n", Path(node.host).name, "link"]
+    subprocess.run([*ip, "add", "up0", "type", "veth", "peer", "name", "up1"], check=True)
+    for name in ("up0", "up1"):
+        subprocess.run([*ip, "set", name, "up"], check=True)
+    one = {"cniVersion": node.cni_version}
+    ranges = [[{"subnet": "10.95.0.0/16"}], [{"subnet": "fd00:95::/64"}]]
+    both = {"type": "bridge", "bridge": "both0", "isGateway": True, "ipMasq": True}
+    ipam = {"type": "host-local", "ranges": ranges, "dataDir": str(node.networks_dir)}
+    define("both", {**one, "name": "both", **both, "ipam": ipam})
+    ranges = [[{"subnet": "10.96.0.0/16"}], [{"subnet": "fd00:96::/64"}]]
+    ptp = {"type": "ptp", "ipMasq": True, "ipam": ipam | {"ranges": ranges}}
+    sysctls = {"net.ipv4.conf.IFNAME.arp_notify": "1"}
+    tuning = {"type": "tuning", "mtu": 1400, "sysctl": sysctls, "dataDir": str(node.networks_dir / "tuning")}
+    define("tuned", {**one, "name": "tuned", "plugins": [ptp, tuning]})
+    macvlan = {"type": "macvlan", "master": "up0", "mode": "bridge", "ipam": _local(node, "10.97.0.0/16")}
+    define("mac", {**one, "name": "mac", **macvlan})
+    return [
+        *kinds,
+        Kind("both", '[{"name": "both"}, {"name": "mac"}]', frozenset({"eth0", "net1", "net2"})),
+        Kind("tuned", '[{"name": "tuned"}]', frozenset({"eth0", "net1"})),
+        Kind("mac", '[{"name": "mac"}, {"name": "tuned"}]', frozenset({"eth0", "net1", "net2"})),
+    ]
 
 
 def mixed(node: Node, reference: Path, define: Callable[[str, dict[str, Any]], None]) -> list[Kind]:

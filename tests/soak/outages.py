@@ -1,6 +1,6 @@
 """As churn, in a cluster whose API server comes and goes, and with a plugin that misbehaves: nothing may be left.
 
-    python -m tests.soak.outages [--pairs 2000] [--at-once 16]
+    python -m tests.soak.outages [--pairs 2400] [--at-once 16] [--modes prefer fallback off]
 
 A real kube-apiserver is frozen, killed and started, or all connections to it are cut, at random; the daemon is killed
 every few seconds; a chained plugin fails, prints garbage or 100 MB, crashes, hangs, or leaves a child that keeps its
@@ -27,10 +27,10 @@ from tests.e2e.certificates import OpensslError
 from tests.e2e.conftest import REFERENCE
 from tests.e2e.node import Answer, Node
 from tests.e2e.test_kubernetes import Cluster
-from tests.soak.churn import Outcome, end_in_good_order, report
+from tests.soak.churn import MODES, Outcome, end_in_good_order, report
 from tests.soak.disturbance import Disturbance
 from tests.soak.killer import Killer
-from tests.soak.load import Kind, Load, mixed, stdin
+from tests.soak.load import Kind, Load, stdin, varied
 from tests.soak.remains import Remains
 
 SETTINGS: dict[str, Any] = {
@@ -94,9 +94,10 @@ def run(cluster: Cluster, pairs: int, at_once: int = 16) -> Outcome:
         answer: Answer = cluster.cni(verb, pod, netns, container_id, stdin=stdin(node), timeout=300)
         return answer
 
-    # Twice: a third of the pods.
+    # Twice: a quarter of the pods.
     moody = misbehaving(node, cluster)
-    kinds = mixed(node, REFERENCE, lambda name, config: cluster.definition(name, json.dumps(config)))
+    mode = str(node.settings["builtinPlugins"])
+    kinds = varied(node, REFERENCE, lambda name, config: cluster.definition(name, json.dumps(config)), mode=mode)
     load = Load(node, [*kinds, moody, replace(moody, name="moodier")], at_once, cluster.pod, call)
     node.start(timeout=60)
     load.warm_up()
@@ -119,26 +120,30 @@ def run(cluster: Cluster, pairs: int, at_once: int = 16) -> Outcome:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.outages", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=2000)
+    parser.add_argument("--pairs", type=int, default=2400)
     parser.add_argument("--at-once", type=int, default=16)
-    parser.add_argument("--keep-logs", type=Path, help="copy the daemon's log to this directory")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--keep-logs", type=Path, help="copy the daemon's logs to this directory")
     given = parser.parse_args()
     end_in_good_order()
-    try:
-        server = ApiServer()
-    except (ToolError, OpensslError) as error:
-        print(f"outages: not run: {error}")
-        return 1
-    with server, Node(settings=dict(SETTINGS), standalone=False) as node:
-        server.create_namespace("soak")
-        cluster = Cluster(server, node, "soak")
-        cluster.prepare()
-        with server.reachable_in(node.host):
-            outcome = run(cluster, given.pairs, given.at_once)
-            node.kill()
-        if given.keep_logs:
-            shutil.copy(node.log, given.keep_logs / "outages.log")
-    return report("outages", outcome)
+    status = 0
+    for mode in given.modes:
+        try:
+            server = ApiServer()
+        except (ToolError, OpensslError) as error:
+            print(f"outages: not run: {error}")
+            return 1
+        with server, Node(settings=SETTINGS | {"builtinPlugins": mode}, standalone=False) as node:
+            server.create_namespace("soak")
+            cluster = Cluster(server, node, "soak")
+            cluster.prepare()
+            with server.reachable_in(node.host):
+                outcome = run(cluster, given.pairs // len(given.modes), given.at_once)
+                node.kill()
+            status |= report(f"outages, builtinPlugins {mode}", outcome)
+            if given.keep_logs:
+                shutil.copy(node.log, given.keep_logs / f"outages-{mode}.log")
+    return status
 
 
 if __name__ == "__main__":

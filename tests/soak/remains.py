@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,17 +38,30 @@ class Remains:
             found += [f"link {name} in {Path(netns).name}" for name in node.links(netns) if name != "lo"]
         found += [f"route {route}" for route in set(routes(node)) - self.routes]
         found += [f"rule {rule}" for rule in set(rules(node)) - self.rules]
-        found += [f"file {name}" for name in node.leftovers()]
+        found += [f"file {name}{_content(node.root / name)}" for name in node.leftovers()]
         found += [f"process {name}" for name in processes(node)]
         return sorted(found)
 
-    def settled(self, namespaces: Iterable[str] = (), seconds: float = 180) -> list[str]:
-        """`now`, once it is empty or so much time is over: what waits in the spool is the daemon's to do."""
+    def settled(
+        self, namespaces: Iterable[str] = (), seconds: float = 180, *, stays: Callable[[str], bool] = lambda line: False
+    ) -> list[str]:
+        """`now`, once it is empty or so much time is over: what waits in the spool is the daemon's to do.
+
+        Lines for which `stays` is true are not waited for.
+        """
         kept = list(namespaces)
         deadline = time.monotonic() + seconds
-        while (found := self.now(kept)) and time.monotonic() < deadline:
+        while time.monotonic() < deadline and any(not stays(line) for line in self.now(kept)):
             time.sleep(1)
-        return found
+        return self.now(kept)
+
+
+def _content(path: Path) -> str:
+    """The beginning of an address file, whose name does not tell whose it is; empty for others."""
+    try:
+        return f": {path.read_bytes()[:80]!r}" if path.name[0].isdecimal() else ""
+    except OSError:
+        return ""
 
 
 def routes(node: Node) -> list[str]:

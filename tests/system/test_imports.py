@@ -141,7 +141,7 @@ def test_a_service_account_needs_no_yaml() -> None:
     assert loaded(modules, "yaml", "kubernetes_asyncio.config.kube_config", *GENERATED) == []
 
 
-@pytest.mark.parametrize("program", ["plugin", "probe", "ctl"])
+@pytest.mark.parametrize("program", ["plugin", "probe", "ctl", "kubectl"])
 def test_other_programs_load_no_large_library_before_they_need_it(program: str) -> None:
     assert loaded(loaded_by(f"import multus_daemon.{program}"), *UNUSED, "aiohttp", "kubernetes_asyncio") == []
 

@@ -50,6 +50,10 @@ def test_a_range_begins_with_the_smaller(name: str) -> None:
     assert first < last
 
 
+def test_a_review_is_answered_before_its_connection_ends() -> None:
+    assert d.WEBHOOK_REVIEW_SECONDS < d.WEBHOOK_SECONDS
+
+
 # --- a request, from the outside to the inside -----------------------------------------------------------------------
 
 

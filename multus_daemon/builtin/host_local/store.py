@@ -124,8 +124,9 @@ class LeaseDirectory:
         self._listed = True
 
     def _read_unread(self) -> None:
+        """Look up what has to be, but not twice what could not be read: for this call nobody knows whose it is."""
         if self._kept.unread:
-            for name in list(self._kept.unread):
+            for name in self._kept.unread - self._unreadable.keys():
                 self._look_up(name)
             # A set stays as large as it ever was, and is walked through from end to end.
             self._kept.unread = set(self._kept.unread)
@@ -162,13 +163,15 @@ class LeaseDirectory:
         self._write_beside(self._owner.content)
         try:
             os.link(BESIDE, address, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor, follow_symlinks=False)
-        except FileExistsError:
+        except OSError as error:
+            self.sweep()
+            if not isinstance(error, FileExistsError):
+                raise
             self._look_up(address)
             return False
-        finally:
-            os.unlink(BESIDE, dir_fd=self._descriptor)
         self._kept.put(address, self._owner.content)
         try:
+            self.sweep()
             self._mark(f"{LAST_RESERVED_PREFIX}{index}", address.encode())
         except BaseException:
             self.release(address)

@@ -6,7 +6,18 @@ imported by `run`, so that every command answers at once.
 
 from __future__ import annotations
 
-from multus_daemon.ctl.commands import attachments, completion, doctor, explain, graph, sandbox, status, trace
+from multus_daemon.ctl.commands import (
+    attachments,
+    completion,
+    doctor,
+    explain,
+    graph,
+    plugins,
+    sandbox,
+    status,
+    trace,
+    validate,
+)
 
-COMMANDS = (status, attachments, explain, trace, graph, doctor, sandbox, completion)
+COMMANDS = (status, attachments, explain, trace, graph, plugins, validate, doctor, sandbox, completion)
 """In the order of `--help`."""

@@ -1,8 +1,7 @@
 """A Kubernetes cluster of one real node: control plane beside the tests, containerd and kubelet in a scratch machine.
 
-There is no kube-proxy and no DNS. The API server doesn't reach into the machine, so there is no `kubectl exec` or
-`kubectl logs`: use `in_pod` and `container_log`. The service `kubernetes` leads to the API server for what runs in the
-node's network.
+There is no kube-proxy and no DNS. The API server reaches the kubelet (`way_in`), so there are `kubectl exec` and
+`kubectl logs`, but not pods. The service `kubernetes` leads to the API server for what runs in the node's network.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from tests.e2e.cluster.containerd import Containerd
 from tests.e2e.cluster.kubelet import Kubelet
 from tests.e2e.cluster.machine import Machine
 from tests.e2e.cluster.programs import NodeError
+from tests.e2e.cluster.way_in import WayIn
 from tests.e2e.kube_client import ApiError
 from tests.e2e.server_process import ServerProcess
 
@@ -52,6 +52,7 @@ class RealNode:
         programs.require()
         self._programs = {name: build_tools.find(name) for name in build_tools.NODE}
         self._relays = contextlib.ExitStack()
+        self._way_in = contextlib.ExitStack()
         self._controllers: list[ServerProcess] = []
         self.started_in: dict[str, float] = {}
         """Seconds from `start` to each step, for who measures."""
@@ -72,6 +73,7 @@ class RealNode:
 
     def __exit__(self, *_: object) -> None:
         self._relays.close()
+        self._way_in.close()
         try:
             self.machine.close()
         finally:
@@ -91,6 +93,7 @@ class RealNode:
         def done(step: str) -> None:
             self.started_in[step] = round(time.monotonic() - begin, 2)
 
+        self._way_in.enter_context(WayIn(self.server.way_to_nodes, lambda: self.machine.netns))
         with ThreadPoolExecutor(1) as beside:
             control_plane = beside.submit(self.server.__enter__)
             self.machine.boot()

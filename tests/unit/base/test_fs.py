@@ -102,6 +102,25 @@ def test_a_failure_leaves_the_old_content_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_temporary_file_that_could_not_be_removed_is_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", fail)
+        patched.setattr(os, "unlink", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            fs.write_atomic(tmp_path / "a", b"new")
+        assert len(list(tmp_path.iterdir())) == 1
+        fs.remove_left()
+        assert len(list(tmp_path.iterdir())) == 1
+    fs.remove_left()
+    assert list(tmp_path.iterdir()) == []
+    fs.remove_left()
+
+
 def test_a_failing_fsync_of_the_directory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> None:
         raise OSError(errno.EIO, "Input/output error", str(path))

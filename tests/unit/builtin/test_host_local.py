@@ -13,7 +13,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Invocation
-from multus_daemon.base import deadline, portal
+from multus_daemon.base import deadline, fs, portal
 from multus_daemon.base.deadline import Deadline, Interrupted
 from multus_daemon.base.threads import KeyedLock
 from multus_daemon.builtin.host_local import inotify, plugin
@@ -235,6 +235,51 @@ def test_a_lease_that_cannot_be_read_holds_up_nobody_else(node, monkeypatch, fun
     assert node.addresses() == ["10.0.0.2"]
     node.call("ADD", "c3")
     assert node.addresses() == ["10.0.0.2", "10.0.0.4"]
+
+
+@pytest.mark.parametrize(("is_known", "failing"), [(False, 1), (False, 2), (True, 1)])
+@pytest.mark.parametrize("recorded", [result_of("10.0.0.2/24"), None])
+def test_a_lease_that_can_be_read_only_later_in_the_same_del_fails_it(node, monkeypatch, is_known, failing, recorded):
+    """The disk is sick, not dead: each read may fail or not. `failing`: the one of this lease that does."""
+    node.call("ADD")
+    if is_known:
+        node.call("CHECK")
+    real, reads = fs.open_regular, []
+
+    def some(path, *arguments, **more):
+        if path == "10.0.0.2":
+            reads.append(path)
+            if len(reads) == failing:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real(path, *arguments, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fs, "open_regular", some)
+        with pytest.raises(IoFailureError, match=r"Input/output error: 10\.0\.0\.2"):
+            node.call("DEL", recorded=recorded)
+    node.call("DEL", recorded=recorded)
+    assert node.addresses() == []
+
+
+def test_an_add_that_cannot_tidy_up_gives_no_address_away(node, monkeypatch):
+    """The name beside stays, for the next call to remove; the address does not."""
+    real = os.unlink
+    calls: list[str] = []
+
+    def refuse_once(path, **more):
+        if path == ".new" and os.path.exists(node.directory / "10.0.0.2") and not calls:
+            calls.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        real(path, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse_once)
+        with pytest.raises(IoFailureError, match="Input/output error"):
+            node.call("ADD")
+    assert calls
+    assert node.addresses() == []
+    node.call("DEL")
+    assert sorted(node.files()) == ["lock"]
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe", "socket"])

@@ -180,3 +180,61 @@ def test_kubeconfigs_that_are_none(tmp_path, content):
 def test_no_kubeconfig(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file"):
         Kubeconfig(tmp_path / "k").load()
+
+
+# --- contexts, and several files ---
+
+
+def test_another_context(tmp_path):
+    contexts = [
+        {"name": "x", "context": {"cluster": "c", "user": "u"}},
+        {"name": "y", "context": {"cluster": "d", "user": "v", "namespace": "mine"}},
+    ]
+    clusters = [{"name": name, "cluster": {"server": f"https://{name}:6443"}} for name in "cd"]
+    users = [{"name": name, "user": {"token": f"of {name}"}} for name in "uv"]
+    path = write(tmp_path / "k", {}, contexts=contexts, clusters=clusters, users=users)
+    access = Kubeconfig(path, context="y").load()
+    assert (access.configuration.host, access.header()) == ("https://d:6443", "Bearer of v")
+    assert Kubeconfig(path).load().configuration.host == "https://c:6443"
+    assert (Kubeconfig(path, context="y").namespace(), Kubeconfig(path).namespace()) == ("mine", "")
+    for read in (Kubeconfig(path, context="z").load, Kubeconfig(path, context="z").namespace):
+        with pytest.raises(
+            ConfigurationError, match=rf"kubeconfig {path} can't be used: it has no context 'z', but x, y"
+        ):
+            read()
+
+
+def test_of_several_files_each_adds_what_is_not_there_yet(tmp_path):
+    """As kubectl reads the variable KUBECONFIG; paths are relative to the file that they are in."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    one = first / "k"
+    one.write_text(json.dumps({"contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}))
+    (second / "token").write_text("from the second")
+    (second / "ca").write_text("CA")
+    two = write(second / "k", {"tokenFile": "token"}, {"certificate-authority": "ca"})
+    three = write(tmp_path / "k", {"token": "of the last"}, {"server": "https://last"}, **{"current-context": "other"})
+    access = Kubeconfig(one, others=(two, three)).load()
+    assert access.header() == "Bearer from the second"
+    assert access.configuration.host == "https://10.0.0.1:6443"
+    assert access.configuration.ssl_ca_cert == str(second / "ca")
+
+
+def test_a_program_for_credentials_is_relative_to_its_file(tmp_path):
+    directory = tmp_path / "a"
+    directory.mkdir()
+    program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./login", "interactiveMode": "Never"}
+    path = write(directory / "k", {"exec": program})
+    other = write(tmp_path / "k", {"exec": {**program, "command": "login"}}, users=[])
+    found = Kubeconfig(path, others=(other,))._found()
+    assert found["users"][0]["user"]["exec"]["command"] == str(directory / "login")
+
+
+@pytest.mark.parametrize("content", ["5", "[]", '{"contexts": 5}', '{"contexts": [{}]}'])
+def test_a_second_file_that_is_none_is_named(tmp_path, content):
+    path = write(tmp_path / "k", {"token": "t"})
+    other = tmp_path / "other"
+    other.write_text(content)
+    with pytest.raises(ConfigurationError, match=rf"kubeconfig {path}:{other} can't be used"):
+        Kubeconfig(path, others=(other,)).load()

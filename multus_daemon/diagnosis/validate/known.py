@@ -1,0 +1,71 @@
+"""Types of plugins that there are, and the keys of those that are not built in: what a misspelt one is compared with.
+
+Facts of the reference plugins (containernetworking/plugins v1.9.1) and of the documentation of others.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from multus_daemon.builtin.runner import PLUGINS
+
+_NEAR: Final = 0.7
+"""How alike two names are, from 0 to 1, of which one may be meant by the other."""
+_NAME_MAX: Final = 64
+"""Characters; for what is longer no near name is looked for."""
+
+KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "bandwidth": frozenset({"ingressRate", "ingressBurst", "egressRate", "egressBurst"}),
+    "dummy": frozenset(),
+    "firewall": frozenset({"backend", "iptablesAdminChainName", "firewalldZone", "ingressPolicy"}),
+    "host-device": frozenset({"device", "hwaddr", "kernelpath"}),
+    "ipvlan": frozenset({"master", "mode", "mtu", "linkInContainer"}),
+    "portmap": frozenset(
+        {"snat", "masqAll", "markMasqBit", "externalSetMarkChain", "conditionsV4", "conditionsV6", "backend"}
+    ),
+    "sbr": frozenset({"table"}),
+    "tap": frozenset({"multiQueue", "mtu", "mac", "owner", "group", "selinuxContext", "bridge"}),
+    "vlan": frozenset({"master", "vlanId", "mtu", "linkInContainer"}),
+    "vrf": frozenset({"vrfname", "table"}),
+}
+"""Of reference plugins without a built-in: their own keys."""
+
+IPAM_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "dhcp": frozenset({"type", "daemonSocketPath", "provide", "request", "priority"})
+}
+"""The same of IPAM plugins: those of the section `ipam`."""
+
+READS_ARGS: Final[Mapping[str, frozenset[str]]] = {
+    "ips": frozenset({"host-local", "static"}),
+    "mac": frozenset({"bridge", "macvlan", "tap", "tuning"}),
+}
+"""Plugins that take a request from CNI_ARGS, without the capability."""
+
+_OTHERS: Final = frozenset(
+    {
+        *("accelerated-bridge", "afxdp", "antrea", "aws-cni", "azure-ipam", "azure-vnet", "bond", "calico"),
+        *("calico-ipam", "cilium-cni", "cnv-bridge", "cnv-tuning", "coordinator", "dpdk", "egress-cni", "galaxy"),
+        *("ib-sriov", "ib-sriov-cni", "istio-cni", "kube-ovn", "linkerd-cni", "multus", "multus-cni", "multus-shim"),
+        *("nv-ipam", "ovn-k8s-cni-overlay", "ovs", "ovs-mirror-consumer", "ovs-mirror-producer", "rdma"),
+        *("route-override", "spiderpool", "sriov", "sriov-cni", "tc-redirect-tap", "terway", "userspace", "weave-ipam"),
+        *("weave-net", "whereabouts", "win-bridge", "win-overlay"),
+    }
+)
+TYPES: Final = frozenset({*PLUGINS, *KEYS, *IPAM_KEYS, *_OTHERS})
+
+
+def near(name: str, names: Iterable[str], *, alike: float = _NEAR) -> str:
+    """The one of `names` that is most like `name`, in any case; empty where none is."""
+    if len(name) > _NAME_MAX:
+        return ""
+    spelling = {item.lower(): item for item in names}
+    found = difflib.get_close_matches(name.lower(), spelling, n=1, cutoff=alike)
+    return spelling[found[0]] if found else ""
+
+
+def meant(name: str, names: Iterable[str], *, alike: float = _NEAR) -> str:
+    """`is <near> meant?`; empty where nothing is near."""
+    found = near(name, names, alike=alike)
+    return f"is {found} meant?" if found else ""

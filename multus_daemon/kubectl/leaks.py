@@ -1,0 +1,58 @@
+"""What nobody will delete as it is, on all nodes.
+
+{"schema": "kubectl-multus.leaks/v1", "daemons": <how many have answered>,
+ "containers": [{"node": …, "daemon": …, "container": …, "pod": "default/web", "since": <Unix time>,
+                 "problem": <why nobody will delete it>, "failedDeletes": 0,
+                 "attachments": [{"network": …, "interface": …, "addresses": ["10.1.0.2/24"]}]}],
+ "unanswered": [{"node": …, "daemon": …, "problem": …}], "notes": [<what could not be looked at>]}
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from multus_daemon.kubectl.cluster import Cluster, NodeReply, unanswered
+
+SCHEMA: Final = "kubectl-multus.leaks/v1"
+_NODE_SCHEMA: Final = "multusctl.attachments/v1"
+
+
+class _Attachment(msgspec.Struct):
+    network: str
+    interface: str
+    addresses: list[str]
+
+
+class _Container(msgspec.Struct, rename="camel"):
+    container: str
+    pod: str
+    since: float
+    problem: str
+    failed_deletes: int
+    attachments: list[_Attachment]
+
+
+class _Reply(NodeReply):
+    """As `diagnosis.attachments` has it."""
+
+    containers: list[_Container]
+
+
+async def look(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
+    """`namespace`: of the pods; empty: all. Raises KubeError."""
+    answers = await cluster.ask_all("attachments", "--leaks", kind=_Reply, schema=_NODE_SCHEMA)
+    return {
+        "schema": SCHEMA,
+        "daemons": sum(item.reply is not None for item in answers),
+        "containers": [
+            {**item.daemon.at(), **msgspec.to_builtins(container)}
+            for item in answers
+            if item.reply is not None
+            for container in item.reply.containers
+            if not namespace or container.pod.startswith(f"{namespace}/")
+        ],
+        "unanswered": unanswered(answers),
+        "notes": cluster.notes,
+    }

@@ -1,0 +1,167 @@
+"""A TCP port that anybody may connect to, so that what comes in is bounded in number and in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+
+from aiohttp import web
+
+from multus_daemon import deadlines
+from multus_daemon.base import descriptors
+from multus_daemon.base.backoff import backoff
+
+log = logging.getLogger(__name__)
+
+
+class TcpListener:
+    """Connections to a port, for a server of aiohttp's.
+
+    A port that can't be had is tried again and again. Only so many connections are accepted at once, each for a time,
+    and none while the last quarter of the descriptors is in use: that is for pods. The others wait in the kernel.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        address: str,
+        *,
+        connections: int,
+        seconds: float,
+        retry: tuple[float, float] = (1, 60),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`name`: for the log. `address`: empty for all. `connections`: that are accepted at once.
+
+        `seconds`: for one connection, from its beginning to its end, the handshake of `tls` apart, which has as many.
+        `retry`: the first and the longest pause in seconds.
+        """
+        self._name = name
+        self._asked_port = port
+        self._address = address
+        self._backlog = connections
+        self._places = asyncio.Semaphore(connections)
+        self._seconds = seconds
+        self._retry = retry
+        self._tls = tls
+        self.port: int | None = None
+        """The port that is listened on; None while there is none."""
+
+    async def serve(self, runner: web.AppRunner) -> None:
+        """Give `runner` the connections, until cancelled; it is cleaned up then."""
+        await runner.setup()
+        try:
+            with contextlib.closing(await self._bind()) as listener:
+                async with asyncio.TaskGroup() as connecting:
+                    await self._accept(listener, runner, connecting)
+        finally:
+            self.port = None
+            await runner.cleanup()
+
+    async def _bind(self) -> socket.socket:
+        where = self._address or "any address"
+        for pause in backoff(*self._retry, jitter=0.1):
+            try:
+                listener = await asyncio.to_thread(_listen, self._address, self._asked_port, self._backlog)
+            except OSError as error:
+                log.error(
+                    "no %s: can't listen on %s port %d: %s; next attempt in %.0f s",
+                    self._name, where, self._asked_port, error.strerror or error, pause,
+                )  # fmt: skip
+                await asyncio.sleep(pause)
+                continue
+            self.port = listener.getsockname()[1]
+            log.info("%s on %s port %d", self._name, where, self.port)
+            return listener
+        raise AssertionError  # pauses do not end
+
+    async def _accept(self, listener: socket.socket, runner: web.AppRunner, connecting: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._places.acquire()
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                self._places.release()
+                log.warning("%s: can't accept a connection: %s", self._name, error.strerror or error)
+                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
+                continue
+            if descriptors.are_scarce(connection.fileno()):
+                connection.close()
+                self._places.release()
+                log.warning("%s: a connection is refused, descriptors are scarce", self._name)
+                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
+                continue
+            # A task, since a handshake waits for the other side.
+            connecting.create_task(self._connect(connection, runner), name=f"{self._name} connection")
+
+    async def _connect(self, connection: socket.socket, runner: web.AppRunner) -> None:
+        protocol = _Connection(runner, self._seconds, self._places)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._seconds if self._tls else None,
+                ssl_shutdown_timeout=self._seconds if self._tls else None,
+            )
+        except OSError as error:
+            log.debug("%s: no connection: %s", self._name, error)
+        finally:
+            # Else it has the place until its end.
+            if not protocol.is_made:
+                self._places.release()
+                connection.close()
+
+
+class _Connection(asyncio.Protocol):
+    """A connection that holds one of a number of places, and not for ever; everything is the server's to do."""
+
+    def __init__(self, runner: web.AppRunner, seconds: float, places: asyncio.Semaphore) -> None:
+        assert runner.server is not None
+        self._server = runner.server()
+        self._seconds = seconds
+        self._places = places
+        self._end: asyncio.TimerHandle | None = None
+        self.is_made = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.is_made = True
+        self._end = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
+        self._server.connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._places.release()
+        if self._end is not None:
+            self._end.cancel()
+        self._server.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._server.data_received(data)
+
+    def eof_received(self) -> None:
+        self._server.eof_received()
+
+    def pause_writing(self) -> None:
+        self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._server.resume_writing()
+
+
+def _listen(address: str, port: int, backlog: int) -> socket.socket:
+    """Listen for both families where there is no address. Raises OSError."""
+    if address:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((address, port), family=family, backlog=backlog)
+    elif socket.has_dualstack_ipv6():
+        listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    else:
+        listener = socket.create_server(("", port), backlog=backlog)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,180 @@
+"""`kubectl-multus` as a program: flags, the kubeconfig, exit statuses, what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from multus_daemon import kubectl
+from tests.unit.kubectl.conftest import Bench, benched, explain_reply, hang, status_reply, trace_reply
+
+PROGRAM = (sys.executable, "-m", "multus_daemon.kubectl")
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with benched(tmp_path) as made:
+        yield made
+
+
+async def run(*words: str, home: Path, **environment: str) -> tuple[int, str, str]:
+    """Exit status, standard output, standard error; the kubeconfig is that of `home`, if there is none in `words`."""
+    known = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "HOME"))}
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**known, "HOME": str(home), **environment},
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_status_as_json_and_its_exit_status(bench: Bench, tmp_path: Path) -> None:
+    bench.node("node-a", lambda execution: execution.answer(status_reply()))
+    config = str(tmp_path / "kubeconfig")
+    code, out, err = await run("status", "--json", "--kubeconfig", config, home=tmp_path)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["nodes"][0]["node"] == "node-a"
+    bench.node("node-b")
+    code, out, _ = await run("--kubeconfig", config, "--json", "status", home=tmp_path)
+    assert (code, json.loads(out)["unanswered"][0]["node"]) == (1, "node-b")
+    bench.server.delete("pods", "kube-system", "kube-multus-ds-node-a")
+    code, out, _ = await run("status", home=tmp_path, KUBECONFIG=config)
+    assert code == 3
+    assert "node-a" in out
+
+
+async def test_the_kubeconfig_is_found_as_kubectl_finds_it(bench: Bench, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / ".kube").mkdir(parents=True)
+    code, _, err = await run("status", home=home)
+    assert (code, err) == (1, f"kubectl-multus: kubeconfig {home}/.kube/config can't be used: [Errno 2] "
+                              f"No such file or directory: '{home}/.kube/config'\n")  # fmt: skip
+    config = bench.server.kubeconfig(home / ".kube" / "config")
+    assert (await run("pods", home=home))[0] == 0
+    assert (await run("pods", home=home, KUBECONFIG=f"{tmp_path}/none:{config}"))[0] == 0
+    code, _, err = await run("pods", "--context", "other", home=home)
+    assert code == 1
+    assert "it has no context 'other', but x" in err
+
+
+async def test_why_takes_the_namespace_of_flag_or_context(bench: Bench, tmp_path: Path) -> None:
+    async def program(execution):
+        found = explain_reply(problem="no such network") if execution.words[1] == "explain" else trace_reply()
+        await execution.answer(found)
+
+    bench.node("node-a", program)
+    bench.pod("web", "blue", namespace="mine")
+    path = tmp_path / "kubeconfig"
+    config = json.loads(path.read_text())
+    config["contexts"][0]["context"]["namespace"] = "mine"
+    path.write_text(json.dumps(config))
+    for words in (["web"], ["mine/web"], ["web", "-n", "mine"]):
+        code, out, err = await run("why", *words, home=tmp_path, KUBECONFIG=str(path))
+        assert (code, err) == (1, "")
+        assert "mine/web on node node-a: no such network" in out
+    code, out, err = await run("why", "other/web", home=tmp_path, KUBECONFIG=str(path))
+    assert (code, out, err) == (1, "", "kubectl-multus: there is no pod other/web\n")
+
+
+async def test_an_api_server_that_is_away(bench: Bench, tmp_path: Path) -> None:
+    await bench.server.stop()
+    code, out, err = await run("status", home=tmp_path, KUBECONFIG=str(tmp_path / "kubeconfig"))
+    assert (code, out) == (1, "")
+    assert err.startswith("kubectl-multus: GET /api/v1/pods: ")
+    assert "Traceback" not in err
+
+
+async def test_a_terminal_shows_how_many_have_answered(bench: Bench, tmp_path: Path) -> None:
+    bench.node("node-a", hang)
+    bench.node("node-b", lambda execution: execution.answer(status_reply()))
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *("status", "--timeout", "2s", "--kubeconfig", str(tmp_path / "kubeconfig")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    seen = b""
+    try:
+        while data := os.read(ours, 65536):
+            seen += data
+    except OSError:
+        # Linux says EIO at the end.
+        pass
+    os.close(ours)
+    assert process.returncode == 1
+    assert b"1/2" in seen
+    assert "node node-a: no answer within 2 s" in out.decode()
+
+
+async def test_an_interrupt_ends_it_at_once(bench: Bench, tmp_path: Path) -> None:
+    bench.node("node-a", hang)
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *("status", "--timeout", "10m", "--kubeconfig", str(tmp_path / "kubeconfig")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        while not bench.server.executing:
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["status", "--timeout", "soon"], "'soon' is no time"),
+        (["status", "--timeout", "0"], "'0' is no time"),
+        (["nonsense"], "invalid choice"),
+        (["why"], "the following arguments are required"),
+        ([], "the following arguments are required"),
+    ],
+)
+def test_usage(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        kubectl.main(words)
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["why", "a/b/c"], ["why", "/b"], ["networks", "a/"], ["networks", "a/b/c"]])
+def test_names_that_are_none(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        kubectl.main(words)
+    assert ended.value.code == 1
+    assert "is not of the form" in capsys.readouterr().err
+
+
+def test_it_answers_at_once_without_a_network() -> None:
+    """The best of some, for the machine may be busy; far above what it takes."""
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        subprocess.run([*PROGRAM, "--help"], check=True, capture_output=True)
+        took.append(time.monotonic() - began)
+    assert min(took) < 2

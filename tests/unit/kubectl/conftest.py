@@ -1,0 +1,189 @@
+"""A cluster of an API server in this process, with daemons that answer as a test wants."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multus_daemon.kube.client import ApiClient
+from multus_daemon.kube.credentials import Kubeconfig
+from multus_daemon.kubectl.cluster import AT_ONCE, Cluster
+from multus_daemon.kubectl.progress import Progress
+from tests.fakes.apiserver import EVENTS, NETWORKS, NODES, PODS, Execution, FakeApiServer, Object
+
+NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
+STATUS_ANNOTATION = "k8s.v1.cni.cncf.io/network-status"
+
+
+class Progressed(Progress):
+    """Counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected = self.done = 0
+
+    def expect(self, nodes: int) -> None:
+        self.expected += nodes
+
+    def one_done(self) -> None:
+        self.done += 1
+
+
+class Bench:
+    """What a test does to the cluster."""
+
+    def __init__(self, server: FakeApiServer, client: ApiClient) -> None:
+        self.server, self.client = server, client
+        self.asked: list[tuple[str, list[str]]] = []
+        """Nodes, and the commands that ran in the daemons' pods there."""
+        self.progress = Progressed()
+
+    def cluster(self, *, node_seconds: float = 10.0, selector: str = "app=multus", at_once: int = AT_ONCE) -> Cluster:
+        return Cluster(
+            self.client, selector=selector, node_seconds=node_seconds, progress=self.progress, at_once=at_once
+        )
+
+    def node(self, name: str, program: Callable[[Execution], Awaitable[None]] | None = None, **labels: str) -> None:
+        """A node, and with `program` a daemon."""
+        self.server.put(NODES, {"metadata": {"name": name, "labels": labels}})
+        if program is not None:
+            self.daemon(name, program)
+
+    def daemon(
+        self,
+        node: str,
+        program: Callable[[Execution], Awaitable[None]],
+        *,
+        name: str = "",
+        owner: str = "DaemonSet",
+        waiting: Object | None = None,
+        containers: tuple[str, ...] = ("kube-multus",),
+        **metadata: Any,
+    ) -> None:
+        """A pod of the DaemonSet on the node."""
+        name = name or f"kube-multus-ds-{node}"
+        found = {
+            "namespace": "kube-system",
+            "name": name,
+            "labels": {"app": "multus", "name": "multus"},
+            "ownerReferences": [{"kind": owner, "name": "kube-multus-ds"}],
+            **metadata,
+        }
+        state = {"waiting": waiting} if waiting else {"running": {}}
+        status = {"phase": "Running", "containerStatuses": [{"name": "kube-multus", "ready": True, "state": state}]}
+        spec = {"nodeName": node, "hostNetwork": True, "containers": [{"name": each} for each in containers]}
+        self.server.put(PODS, {"metadata": found, "spec": spec, "status": status})
+
+        async def noted(execution: Execution) -> None:
+            self.asked.append((node, execution.words))
+            await program(execution)
+
+        self.server.programs["kube-system", name] = noted
+
+    def pod(
+        self,
+        name: str,
+        networks: str | None = None,
+        *,
+        namespace: str = "default",
+        node: str = "node-a",
+        attached: str | None = None,
+        status: Object | None = None,
+        **fields: Any,
+    ) -> str:
+        """A pod; its UID. `attached`: JSON of its network-status; `fields`: of its spec."""
+        annotations = {NETWORKS_ANNOTATION: networks, STATUS_ANNOTATION: attached}
+        metadata = {
+            "namespace": namespace,
+            "name": name,
+            "annotations": {key: value for key, value in annotations.items() if value is not None},
+        }
+        spec = {"nodeName": node, "containers": [{"name": "main"}], **fields}
+        found = self.server.put(PODS, {"metadata": metadata, "spec": spec, "status": status or {"phase": "Pending"}})
+        uid: str = found["metadata"]["uid"]
+        return uid
+
+    def event(self, pod: str, uid: str, message: str, **fields: Any) -> None:
+        """A Warning of the daemon's about a pod of the namespace `default`."""
+        number = len(self.server.objects[EVENTS])
+        item = {
+            "metadata": {"namespace": "default", "name": f"{pod}.{number}"},
+            "involvedObject": {"kind": "Pod", "namespace": "default", "name": pod, "uid": uid},
+            "type": "Warning",
+            "reason": "NoNetworkFound",
+            "source": {"component": "multus"},
+            "lastTimestamp": f"2026-11-22T10:00:{number:02}Z",
+            "message": message,
+            **fields,
+        }
+        self.server.put(EVENTS, item)
+
+    def network(self, name: str, config: str, namespace: str = "default") -> None:
+        self.server.put(NETWORKS, {"metadata": {"namespace": namespace, "name": name}, "spec": {"config": config}})
+
+
+@contextlib.asynccontextmanager
+async def benched(tmp_path: Path) -> AsyncIterator[Bench]:
+    """For tests, and for those who run the program."""
+    server = FakeApiServer()
+    await server.start()
+    async with ApiClient(Kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), websockets=AT_ONCE) as client:
+        yield Bench(server, client)
+    await server.stop()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with benched(tmp_path) as made:
+        yield made
+
+
+def status_reply(**fields: Any) -> Object:
+    """What `multusctl status --json` prints."""
+    return {
+        "schema": "multusctl.status/v1",
+        "source": "daemon",
+        "version": "0.2.0",
+        "startedAt": 1.0,
+        "ready": True,
+        "gates": {},
+        "primary": {"wanted": False},
+        "cluster": {"kind": "kubernetes", "informers": [], "pendingStatuses": 0},
+        "requests": {"running": 0, "waiting": 0, "limit": 256},
+        "processes": {"running": 0, "waiting": 0, "limit": 8},
+        "spooled": 0,
+        "containers": 3,
+        "leftovers": 0,
+        "errors": [],
+        **fields,
+    }
+
+
+def explain_reply(pod: str = "default/web", problem: str = "", **fields: Any) -> Object:
+    """What `multusctl explain --json` prints."""
+    return {
+        "schema": "multusctl.explain/v1",
+        "pod": pod,
+        "container": "",
+        "problem": problem,
+        "code": 7 if problem else 0,
+        "steps": [{"what": "networks", "result": "", "problem": problem}],
+        "networks": [],
+        "attached": False,
+        "errors": [],
+        **fields,
+    }
+
+
+def trace_reply(*requests: Object) -> Object:
+    """What `multusctl trace --json` prints."""
+    return {"schema": "multusctl.trace/v1", "pod": "default/web", "requests": list(requests)}
+
+
+async def hang(execution: Execution) -> None:
+    """A daemon that never answers."""
+    await execution.hang()

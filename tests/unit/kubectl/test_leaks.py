@@ -1,0 +1,60 @@
+"""`kubectl multus leaks`."""
+
+from multus_daemon.kubectl import leaks, show
+from tests.unit.kubectl.conftest import hang
+
+
+def leak(pod, **fields):
+    attachment = {"network": "default/blue", "interface": "net1", "addresses": ["10.1.0.2/24"], "plugins": []}
+    return {
+        "container": "0123456789abcdef",
+        "pod": pod,
+        "podUid": "u",
+        "netns": "",
+        "since": 5.0,
+        "problem": "its pod is gone",
+        "failedDeletes": 2,
+        "attachments": [attachment],
+        **fields,
+    }
+
+
+def node_of(*containers):
+    found = {"schema": "multusctl.attachments/v1", "source": "daemon", "containers": list(containers)}
+    return lambda execution: execution.answer(found)
+
+
+async def test_of_all_nodes(bench):
+    bench.node("node-a", node_of(leak("default/web"), leak("")))
+    bench.node("node-b", node_of())
+    bench.node("node-c", hang)
+    found = await leaks.look(bench.cluster(node_seconds=0.3), namespace="")
+    assert (found["schema"], found["daemons"]) == (leaks.SCHEMA, 2)
+    assert found["containers"][0] == {
+        "node": "node-a",
+        "daemon": "kube-system/kube-multus-ds-node-a",
+        "container": "0123456789abcdef",
+        "pod": "default/web",
+        "since": 5.0,
+        "problem": "its pod is gone",
+        "failedDeletes": 2,
+        "attachments": [{"network": "default/blue", "interface": "net1", "addresses": ["10.1.0.2/24"]}],
+    }
+    assert len(found["containers"]) == 2
+    assert [item["node"] for item in found["unanswered"]] == ["node-c"]
+    assert bench.asked[0] == ("node-a", ["multusctl", "attachments", "--leaks", "--json"])
+
+
+async def test_of_one_namespace(bench):
+    bench.node("node-a", node_of(leak("default/web"), leak("other/web"), leak("")))
+    found = await leaks.look(bench.cluster(), namespace="other")
+    assert [item["pod"] for item in found["containers"]] == ["other/web"]
+
+
+async def test_what_people_see(bench, capsys):
+    bench.node("node-a", node_of(leak("", since=1e30)))
+    show.leaks(await leaks.look(bench.cluster(), namespace=""))
+    assert "0123456789" in capsys.readouterr().out
+    bench.daemon("node-a", node_of())
+    show.leaks(await leaks.look(bench.cluster(), namespace=""))
+    assert capsys.readouterr().out == "nothing is left over\n"

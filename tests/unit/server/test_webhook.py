@@ -1,0 +1,217 @@
+"""The webhook's port: TLS, its certificate, what it bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from multus_daemon import deadlines
+from multus_daemon.metrics import Metrics
+from multus_daemon.server import webhook
+from multus_daemon.server.webhook import Certificate, WebhookServer
+
+x509 = pytest.importorskip("cryptography.x509", reason="needs cryptography")
+
+
+class Pair:
+    """A certificate for localhost by itself, and its key, in files that can be replaced."""
+
+    def __init__(self, directory: Path) -> None:
+        self.certificate, self.key = directory / "tls.crt", directory / "tls.key"
+        self.renew()
+
+    def renew(self, serial: int = 1) -> None:
+        """Another certificate, with another key; both are there at once, as the kubelet does it."""
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+        now = datetime.datetime.now(datetime.UTC)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(serial)
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        form = serialization.PrivateFormat.PKCS8
+        self._replace(self.certificate, made.public_bytes(serialization.Encoding.PEM))
+        self._replace(self.key, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        beside = path.with_suffix(".new")
+        beside.write_bytes(data)
+        beside.rename(path)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def echo(review: bytes) -> tuple[bytes, str, str]:
+    if review == b"bad":
+        raise ValueError("it is bad")
+    if review == b"fault":
+        raise RuntimeError("a fault of ours")
+    return b'{"got": %d}' % len(review), "Pod", "allowed"
+
+
+@contextlib.asynccontextmanager
+async def serving(pair: Pair, answer=echo, metrics=None, **options) -> AsyncIterator[int]:
+    tls = await asyncio.to_thread(Certificate, pair.certificate, pair.key)
+    server = WebhookServer(answer, metrics or Metrics(), tls.context, 0, "127.0.0.1", **options)
+    tasks = [asyncio.create_task(server.run()), asyncio.create_task(tls.run(pause=0.01))]
+    try:
+        async with asyncio.timeout(10):
+            while server.port is None:
+                await asyncio.sleep(0.01)
+        yield server.port
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def connect(port: int, pair: Pair):
+    certificate = await asyncio.to_thread(pair.certificate.read_text)
+    context = await asyncio.to_thread(ssl.create_default_context, cadata=certificate)
+    return await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+
+
+async def post(port: int, pair: Pair, body: bytes, *, path: str = "/validate") -> tuple[int, bytes]:
+    reader, writer = await connect(port, pair)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    try:
+        writer.write(head.encode() + body)
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    start, _, content = answer.partition(b"\r\n\r\n")
+    assert b"Server:" not in start
+    return int(start.split()[1]), content
+
+
+async def test_a_review_is_answered_over_tls(pair: Pair) -> None:
+    metrics = Metrics()
+    async with serving(pair, metrics=metrics) as port:
+        assert await post(port, pair, b"x" * 3_000_000) == (200, b'{"got": 3000000}')
+        assert (await post(port, pair, b"bad"))[0] == 400
+        assert (await post(port, pair, b"fault"))[0] == 500
+        assert (await post(port, pair, b"", path="/other"))[0] == 404
+    shown = (await asyncio.to_thread(metrics.render))[0].decode()
+    assert 'multus_webhook_reviews_total{kind="Pod",outcome="allowed"} 1.0' in shown
+    assert 'multus_webhook_reviews_total{kind="other",outcome="failed"} 2.0' in shown
+    assert 'multus_webhook_reviews_total{kind="CronJob",outcome="refused"} 0.0' in shown
+
+
+async def test_a_body_has_a_limit(pair: Pair) -> None:
+    async with serving(pair) as port:
+        reader, writer = await connect(port, pair)
+        writer.write(f"POST /validate HTTP/1.1\r\nHost: a\r\nContent-Length: {webhook.BODY_LIMIT + 1}\r\n\r\n".encode())
+        sent = asyncio.create_task(_send(writer, webhook.BODY_LIMIT + 1))
+        async with asyncio.timeout(10):
+            assert b" 413 " in await reader.readline()
+        sent.cancel()
+        await asyncio.wait([sent])
+        writer.close()
+
+
+async def _send(writer: asyncio.StreamWriter, size: int) -> None:
+    with contextlib.suppress(OSError):
+        for _ in range(0, size, 65536):
+            writer.write(b"x" * 65536)
+            await writer.drain()
+
+
+async def test_a_review_has_a_deadline_and_does_not_hold_up_others_for_ever(pair: Pair) -> None:
+    leave = threading.Event()
+
+    def wait(review: bytes) -> tuple[bytes, str, str]:
+        if review == b"slow":
+            leave.wait(10)
+        return b"{}", "Pod", "allowed"
+
+    async with serving(pair, wait, seconds=0.2) as port:
+        slow = [asyncio.create_task(post(port, pair, b"slow")) for _ in range(webhook.AT_ONCE)]
+        await asyncio.sleep(0.1)
+        # All turns are taken.
+        assert (await post(port, pair, b"quick"))[0] == 504
+        leave.set()
+        assert {status for status, _ in await asyncio.gather(*slow)} == {504}
+        assert (await post(port, pair, b"quick"))[0] == 200
+
+
+async def test_a_new_certificate_is_shown_and_a_broken_one_is_not(pair: Pair, caplog) -> None:
+    async with serving(pair) as port:
+        await post(port, pair, b"x")
+        before = await asyncio.to_thread(pair.certificate.read_text)
+        await asyncio.to_thread(pair.renew, 2)
+        after = await asyncio.to_thread(pair.certificate.read_text)
+        assert before != after
+        await _until_it_shows(port, after)
+        assert (await post(port, pair, b"x"))[0] == 200
+        # A pair that does not fit.
+        await asyncio.to_thread(pair.certificate.write_text, before)
+        async with asyncio.timeout(10):
+            while "the old one stays" not in caplog.text:
+                await asyncio.sleep(0.01)
+        await _until_it_shows(port, after)
+        await asyncio.to_thread(pair.renew, 3)
+        await _until_it_shows(port, await asyncio.to_thread(pair.certificate.read_text))
+
+
+async def _until_it_shows(port: int, certificate: str) -> None:
+    async with asyncio.timeout(10):
+        while await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port)) != certificate:
+            await asyncio.sleep(0.01)
+
+
+async def test_who_does_not_speak_tls_holds_no_place(pair: Pair, monkeypatch) -> None:
+    monkeypatch.setattr(webhook, "CONNECTIONS", 2)
+    async with serving(pair) as port:
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            async with asyncio.timeout(10):
+                with contextlib.suppress(OSError):
+                    await reader.read()
+            writer.close()
+        assert (await post(port, pair, b"x"))[0] == 200
+
+
+async def test_who_says_nothing_holds_a_place_for_a_while_only(pair: Pair, monkeypatch) -> None:
+    monkeypatch.setattr(webhook, "CONNECTIONS", 2)
+    monkeypatch.setattr(deadlines, "WEBHOOK_SECONDS", 0.3)
+    async with serving(pair) as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        assert (await post(port, pair, b"x"))[0] == 200
+        for _, writer in silent:
+            writer.close()
+
+
+def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="tls.crt"):
+        Certificate(tmp_path / "tls.crt", tmp_path / "tls.key")
+
+
+def test_a_key_of_another_certificate(pair: Pair, tmp_path: Path) -> None:
+    os.makedirs(tmp_path / "other")
+    with pytest.raises(ssl.SSLError):
+        Certificate(pair.certificate, Pair(tmp_path / "other").key)
