@@ -49,7 +49,10 @@ class Example:
 def blocks(page: str) -> list[tuple[str, list[dict[str, Any]], str]]:
     """Text, objects and need of each YAML block that is meant for a cluster's networks."""
     found = [(match["text"], match["needs"] or "") for match in BLOCK.finditer((ROOT / page).read_text())]
-    read = [(text, [item for item in yaml.safe_load_all(text) if item], needs) for text, needs in found]
+    # Some are parts of objects: a patch, a list of rules.
+    read = [
+        (text, [item for item in yaml.safe_load_all(text) if isinstance(item, dict)], needs) for text, needs in found
+    ]
     return [
         (text, items, needs) for text, items, needs in read if any(is_network(item) or is_pod(item) for item in items)
     ]
