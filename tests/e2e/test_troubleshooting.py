@@ -138,7 +138,7 @@ class Broken(Cluster):
         """
         code, answer, logged = self.add(pod)
         assert code == 1, "the situation is not broken"
-        failed = Failed(pod, answer, first_problem(logged))
+        failed = Failed(pod, answer, first_problem(logged, f"{self.namespace}/{pod}"))
         told = (event or self.event)(failed)
         asked = [ask(failed) for ask in commands or (self.explain,)]
         self.are_told(cause, advice, told, failed.logged, *asked, answer=answer)
@@ -176,9 +176,10 @@ class Broken(Cluster):
         self.pod(pod, networks)
 
 
-def first_problem(log: str) -> str:
-    """The first line of the log that is a warning or an error."""
-    return next(line for line in log.splitlines() if "[error]" in line or "[warning]" in line)
+def first_problem(log: str, pod: str = "") -> str:
+    """The first line of the log that is a warning or an error, of those about the pod, where one is named."""
+    problems = [line for line in log.splitlines() if "[error]" in line or "[warning]" in line]
+    return next(line for line in problems if f"pod={pod}" in line or not pod)
 
 
 @pytest.fixture
@@ -303,7 +304,7 @@ def test_api_server_down(broken: Broken) -> None:
     broken.node.start(ready=False)
     broken.fails(
         "web",
-        r"the API server can't be asked: .*refused",
+        r"Cannot connect to host",
         "bring the API server back",
         broken.explain,
         broken.doctor,
