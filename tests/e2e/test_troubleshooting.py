@@ -458,9 +458,7 @@ def test_record_that_stays(broken: Broken) -> None:
     port = broken.node.root / "port"
     error = '{"cniVersion": "1.0.0", "code": 999, "msg": "port 7 of the switch is locked"}'
     fails = f"{{ echo '{error}'; exit 1; }}"
-    broken.node.plugin(
-        "fabric", f"[ $CNI_COMMAND != DEL ] && [ ! -e {port} ] || {fails}\ntouch {port}\necho '{RESULT}'"
-    )
+    broken.node.plugin("fabric", f"[ ! -e {port} ] || {fails}\n[ $CNI_COMMAND = DEL ] || touch {port}\necho '{RESULT}'")
     broken.pod("web", "storage")
     broken.node.start()
     netns = broken.node.add_netns()
