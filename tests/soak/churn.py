@@ -81,7 +81,7 @@ def run(
     if results:
         load.wrong += [] if ask(node, "GC", []).code == 0 else ["GC fails"]
         left += [line for line in remains.now() if _is_result(line)]
-    theirs = _left_by_reference(left, load.disturbed) if mode == "off" else []
+    theirs = left_by_reference(left, load.disturbed) if mode == "off" else []
     struck = ", ".join(f"{way} {number}" for way, number in sorted(killer.counts.items()))
     text = f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {load.summary()}"
     if results:
@@ -108,7 +108,7 @@ def _is_result(line: str) -> bool:
     return line.startswith("file cni/results/") and "/." not in line
 
 
-def _left_by_reference(left: list[str], disturbed: set[str]) -> list[str]:
+def left_by_reference(left: list[str], disturbed: set[str]) -> list[str]:
     """The rules, if all are of containers that were disturbed.
 
     A binary that is killed in its ADD or DEL asks the interface for the addresses next time, which may have gone. What
