@@ -218,15 +218,15 @@ def test_missing_network(broken: Broken) -> None:
 
     The pod's annotation names a NetworkAttachmentDefinition that is not there.
     """
-    broken.pod("web", "storage")
+    broken.pod("web", "archive")
     broken.node.start()
     broken.fails(
         "web",
-        r"network missing-network/storage does not exist"
-        r"|cannot find a network-attachment-definition \(storage\) in namespace \(missing-network\)",
+        r"network missing-network/archive does not exist"
+        r"|cannot find a network-attachment-definition \(archive\) in namespace \(missing-network\)",
         "create it, or correct the pod's annotation",
     )
-    broken.network("storage", "10.86.0.0/16")
+    broken.network("archive", "10.86.0.0/16")
     broken.starts("web", "Create the network.")
 
 
