@@ -49,6 +49,8 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "crd": {"install": False},
     },
     "certificates-k3s": {"distribution": "k3s", "perNodeCertificates": {"enabled": True, "duration": "1h"}},
+    "webhook": {"webhook": {"enabled": True, "replicas": 3, "tls": {"secretName": "own", "caBundle": "Q0E="}}},
+    "webhook-cert-manager": {"webhook": {"enabled": True, "certManager": {"enabled": True}}},
     "uninstall-openshift": {"distribution": "openshift", "uninstall": {"enabled": True, "purge": True}},
 }
 """Values by the name of the golden file."""

@@ -90,6 +90,17 @@ def test_certificates_are_the_component_and_the_approver() -> None:
     same(made, wanted)
 
 
+@pytest.mark.parametrize("managed", [False, True])
+def test_the_webhook_is_the_kustomization(managed: bool) -> None:
+    folder = MANIFESTS / ("webhook-cert-manager" if managed else "webhook")
+    values = {"webhook": {"enabled": True, "certManager": {"enabled": managed}}}
+    same(objects(values), [*build(MANIFESTS / "base"), *build(folder)])
+
+
+def test_the_webhook_is_off_by_default() -> None:
+    assert not [item for item in objects({}) if "webhook" in item["metadata"]["name"]]
+
+
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_uninstall_is_the_kustomization(distribution: str) -> None:
     made = objects({"distribution": distribution, "uninstall": {"enabled": True}})
@@ -187,8 +198,9 @@ def test_an_api_server_takes_what_it_renders(kubectl: Kubectl, distribution: str
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_api_server_takes_every_case(kubectl: Kubectl, name: str) -> None:
-    # The custom resource is the Prometheus operator's, which is not there.
-    items = [item for item in objects(CASES[name]) if item["kind"] != "PodMonitor"]
+    # These custom resources are the Prometheus operator's and cert-manager's, which are not there.
+    others = ("monitoring.coreos.com/", "cert-manager.io/")
+    items = [item for item in objects(CASES[name]) if not item["apiVersion"].startswith(others)]
     kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=yaml.safe_dump_all(items))
 
 
