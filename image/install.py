@@ -23,7 +23,7 @@ ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64", "ppc64le": "ppc64
 GLIBC_MINORS: Final = range(17, 37)
 """Of the wheels that may be taken: from manylinux2014 to the glibc 2.36 of the default base, Debian 12."""
 EXTRAS: Final = "devices,certificates"
-PROGRAMS: Final = ("multus-daemon", "multusctl", "multus-builtin", "multus-probe", "multus-shim")
+PROGRAMS: Final = ("multus-daemon", "multusctl", "kubectl-multus", "multus-builtin", "multus-probe", "multus-shim")
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
 

@@ -136,6 +136,8 @@ async def test_an_interrupt_ends_it_at_once(bench: Bench, tmp_path: Path) -> Non
         *("status", "--timeout", "10m", "--kubeconfig", str(tmp_path / "kubeconfig")),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        # What a shell starts in the background ignores it, the tests too then.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     async with asyncio.timeout(30):
         while not bench.server.executing:
