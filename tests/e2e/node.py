@@ -183,7 +183,9 @@ class Node:
 
         It does so when it comes to it: behind all the namespaces of this machine that went before.
         """
-        ends = {link["link_index"] for link in self.ip("link", netns=netns) if "link_index" in link}
+        links = self.ip("-details", "link", netns=netns)
+        # Not what a macvlan is on, which stays.
+        ends = {link["link_index"] for link in links if link.get("linkinfo", {}).get("info_kind") == "veth"}
         self.remove_netns(netns)
         self.wait_until(
             lambda: not ends & {link["ifindex"] for link in self.ip("link")}, "the links of the namespace are gone"

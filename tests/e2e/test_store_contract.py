@@ -19,6 +19,7 @@ from multus_daemon.kube.credentials import Kubeconfig
 from multus_daemon.kube.store import KubeStore
 from multus_daemon.nad import status
 from multus_daemon.nad.definition import KIND, NetworkAttachmentDefinition
+from tests.contract.conftest import of_the_loop
 from tests.contract.test_cluster_store import *  # noqa: F403  every test of the suite
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import NAD
@@ -34,7 +35,8 @@ class RealHarness:
 
     def __init__(self, server: ApiServer, store: KubeStore) -> None:
         self._server = server
-        self.store = store
+        self._kube = store
+        self.store = of_the_loop(store)
 
     async def put_pod(self, pod: Pod) -> Pod:
         await self.remove_pod(pod)
@@ -47,17 +49,17 @@ class RealHarness:
             hostNetwork=pod.host_network,
         )
         declared = replace(pod, uid=PodUid(made["metadata"]["uid"]), phase=made["status"]["phase"])
-        await self._until_known(self.store.pods, (pod.namespace, pod.name), declared)
+        await self._until_known(self._kube.pods, (pod.namespace, pod.name), declared)
         return declared
 
     async def put_network(self, network: NetworkAttachmentDefinition) -> None:
         metadata = {"namespace": network.namespace, "name": network.name, "annotations": dict(network.annotations)}
         await asyncio.to_thread(self._server.apply, {**NAD, "metadata": metadata, "spec": {"config": network.config}})
-        await self._until_known(self.store.networks, (network.namespace, network.name), network)
+        await self._until_known(self._kube.networks, (network.namespace, network.name), network)
 
     async def remove_pod(self, pod: Pod) -> None:
         await asyncio.to_thread(self._server.delete_pod, pod.name, pod.namespace)
-        await self._until_known(self.store.pods, (pod.namespace, pod.name), None)
+        await self._until_known(self._kube.pods, (pod.namespace, pod.name), None)
 
     async def read_status(self, pod: Pod) -> str | None:
         found = await asyncio.to_thread(self._server.get, "v1", "Pod", pod.name, pod.namespace)

@@ -87,7 +87,7 @@ def run(
     if results:
         text += f"; {len(results)} cached results and backups stayed with their DEL"
     if theirs:
-        text += f"; {len(theirs)} lines of rules are what the reference leaves"
+        text += f"; {len(theirs)} lines of rules and backups are what the reference leaves"
     return Outcome(text, [*load.wrong, *(line for line in left if line not in theirs)])
 
 
@@ -109,14 +109,17 @@ def _is_result(line: str) -> bool:
 
 
 def left_by_reference(left: list[str], disturbed: set[str]) -> list[str]:
-    """The rules, if all are of containers that were disturbed.
+    """Rules, and backups of tuning, if all are of containers that were disturbed.
 
     A binary that is killed in its ADD or DEL asks the interface for the addresses next time, which may have gone. What
-    the daemon removes then after a binary's DEL, it does not with `off`.
+    the daemon removes then after a binary's DEL, it does not with `off`. The reference tuning leaves its backup where
+    the namespace has gone before its DEL.
     """
     rules = [line for line in left if line.startswith("rule ")]
     owners = {owner[1] for line in rules if (owner := re.search(r'id: \\?"(\w+)', line))}
-    return rules if owners and owners <= disturbed else []
+    backups = {line: found[1] for line in left if (found := re.match(r"file networks/tuning/(\w+)_\w+\.json$", line))}
+    theirs = rules if owners and owners <= disturbed else []
+    return theirs + [line for line, owner in backups.items() if owner in disturbed]
 
 
 def _namespace(name: str) -> str:
