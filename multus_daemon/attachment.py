@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from multus_daemon.cni import args as cni_args
 from multus_daemon.cni import conf, gojson
@@ -13,6 +13,8 @@ from multus_daemon.cni.conf import NetworkConfig
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.cni.result import Result, to_object
 from multus_daemon.nad.device_info import DeviceInfo
+
+T = TypeVar("T")
 
 BUILT_IN: Final = "built-in"
 """Where a plugin in this process is, as others are at a path."""
@@ -195,6 +197,15 @@ class Invocation:
     """What built-ins have read in `fields`, by the function that read it; None: nothing is kept."""
     netns_override: bool = False
     """CNI_NETNS_OVERRIDE: `netns` may be the namespace that the plugin is started in."""
+
+    def once(self, key: Hashable, read: Callable[[], T]) -> T:
+        """What `read` makes of the call, under `key`; not made again where the planning of the ADD has done so."""
+        if self.parsed is None:
+            return read()
+        if key not in self.parsed:
+            self.parsed[key] = read()
+        found: T = self.parsed[key]
+        return found
 
     @cached_property
     def stdin(self) -> bytes:

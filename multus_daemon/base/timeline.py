@@ -64,10 +64,11 @@ class Timelines:
         return iter(tuple(self._kept))
 
     @contextlib.contextmanager
-    def of(self, subject: Mapping[str, str]) -> Iterator[Timeline]:
-        """The block is a new request. Its end is the block's, unless it has been told before."""
+    def of(self, subject: Mapping[str, str], *, keep: bool = True) -> Iterator[Timeline]:
+        """The block is a new request, which is kept, or not. Its end is the block's, unless it has been told before."""
         timeline = Timeline(subject)
-        self._kept.append(timeline)
+        if keep:
+            self._kept.append(timeline)
         token = _current.set(timeline)
         try:
             yield timeline

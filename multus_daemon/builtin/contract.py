@@ -44,13 +44,7 @@ class Call:
 
     def once(self, read: Callable[[Call], T]) -> T:
         """What `read` makes of the call's configuration; not read again where the planning of the ADD has."""
-        parsed = self.invocation.parsed
-        if parsed is None:
-            return read(self)
-        if read not in parsed:
-            parsed[read] = read(self)
-        found: T = parsed[read]
-        return found
+        return self.invocation.once(read, lambda: read(self))
 
     def on_host(self, path: str) -> Path:
         """An absolute path of the configuration, as seen from here; links in it are followed inside of the host's root.

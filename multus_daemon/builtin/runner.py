@@ -200,17 +200,9 @@ class BuiltinRunner:
 
 def _checked(invocation: Invocation) -> skel.Configuration:
     """As `skel.checked`; not again where that was done for the same verb. Raises as it does."""
-    return conf.once(invocation.fields, (_checked, invocation.verb), lambda: _checked_for_request(invocation))
-
-
-def _checked_for_request(invocation: Invocation) -> skel.Configuration:
-    if invocation.parsed is None:
-        return skel.checked(invocation.verb, invocation.fields)
-    key = (_checked, invocation.verb)
-    if key not in invocation.parsed:
-        invocation.parsed[key] = skel.checked(invocation.verb, invocation.fields)
-    found: skel.Configuration = invocation.parsed[key]
-    return found
+    verb, fields = invocation.verb, invocation.fields
+    key = (_checked, verb)
+    return conf.once(fields, key, lambda: invocation.once(key, lambda: skel.checked(verb, fields)))
 
 
 def _unsupported(plugin: Plugin, call: Call) -> str:

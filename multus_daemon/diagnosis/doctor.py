@@ -32,6 +32,10 @@ Severity = Literal["error", "warning", "info"]
 _RUNTIME_SUFFIXES: Final = (".conf", ".conflist", ".json")
 _CONF_MAX_BYTES: Final = 1024 * 1024
 _DAEMON_NAMES: Final = ("multus-daemon", "multus-daemon-thick")
+_OTHER_COMMANDS: Final = frozenset(
+    (b"cert-approver", b"webhook", b"kubeconfig-generator", b"install", b"uninstall", b"check-config", b"version")
+)
+"""Of the same program, and no daemon of a node."""
 _LEAST_FREE_BYTES: Final = 16 * 1024 * 1024
 _LEAST_FREE_INODES: Final = 1000
 _VETH: Final = re.compile(r"veth[0-9a-f]{8}")
@@ -219,9 +223,7 @@ def _shim(node: Node) -> Iterator[Finding]:
     except FileNotFoundError:
         problem = "is not there: the runtime can't call Multus"
     if problem:
-        yield Finding(
-            "shim", "error", path, problem, "kubectl -n kube-system rollout restart daemonset of the node's Multus"
-        )
+        yield Finding("shim", "error", path, problem, "kubectl -n kube-system rollout restart daemonset/kube-multus-ds")
 
 
 def _plugins(node: Node) -> Iterator[Finding]:
@@ -281,7 +283,7 @@ def _others(node: Node) -> Iterator[Finding]:
             except OSError:
                 continue
             words = [os.path.basename(os.fsdecode(word)) for word in command[:3]]
-            if any(word in _DAEMON_NAMES for word in words) and not {b"cert-approver", b"webhook"} & set(command):
+            if any(word in _DAEMON_NAMES for word in words) and not _OTHER_COMMANDS & set(command):
                 running.append(process.name)
     if len(running) > 1:
         evidence = f"{len(running)} daemons run on this node (processes {', '.join(sorted(running, key=int))})"

@@ -12,7 +12,7 @@ import os
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import ContainerRecord, Pod, SetAside
+from multus_daemon.attachment import ContainerRecord, Pod
 from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError, UnknownContainerError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import records
@@ -46,14 +46,6 @@ def set_aside_if_due(engine: Engine, container_id: ContainerId, error: CniError)
         "Warning", EVENT, f"container {container_id} of pod {rest.pod}: {text}"[:EVENT_MESSAGE_MAX]
     )
     return True
-
-
-def listed(engine: Engine) -> list[SetAside]:
-    """What is set aside, by container. Raises IoFailureError (5)."""
-    try:
-        return engine.store.aside()
-    except OSError as error:
-        raise IoFailureError(f"what is set aside can't be read: {error}") from error
 
 
 def forget(engine: Engine, container_id: ContainerId) -> ContainerRecord | None:

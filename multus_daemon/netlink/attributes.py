@@ -73,12 +73,6 @@ def to_number(value: bytes | None) -> int:
     return found
 
 
-def to_short(value: bytes) -> int:
-    """The number of 16 bits at the beginning of a value."""
-    found: int = _SHORT.unpack_from(value)[0]
-    return found
-
-
 def to_text(value: bytes | None) -> str:
     """The value of a string, without its NUL; empty where there is none."""
     return value.rstrip(b"\0").decode("utf-8", "replace") if value else ""

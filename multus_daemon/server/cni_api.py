@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol, TypeAlias, TypeVar
 
@@ -228,33 +228,22 @@ class CniApi:
         log.info("CNI %s started", verb)
         failure: CniError | None = None
         traceback: BaseException | None = None
-        try:
-            with slots.one_turn(), self._hurried(call.request), self._remembered(names):
-                return await self._perform(call, stdout)
-        except (Exception, asyncio.CancelledError) as error:
-            failure = to_cni_error(error)
-            traceback = None if isinstance(error, CniError | asyncio.CancelledError) else error
-            if told := _with_command(failure, call.request):
-                raise told from error
-            if failure is error:
-                raise
-            raise failure from error
-        finally:
-            self._finish(verb, time.monotonic() - started, failure, traceback)
-
-    @contextlib.contextmanager
-    def _remembered(self, names: Mapping[str, str]) -> Iterator[None]:
-        """The block is kept for those who ask later what became of a pod; what is of no container is not."""
-        if "container" not in names:
-            yield
-            return
-        with self._timelines.of(names) as kept:
+        # What is of no container nobody asks for later.
+        with self._timelines.of(names, keep="container" in names) as kept:
             try:
-                yield
+                with slots.one_turn(), self._hurried(call.request):
+                    return await self._perform(call, stdout)
             except (Exception, asyncio.CancelledError) as error:
                 failure = to_cni_error(error)
                 kept.end((failure.code, str(failure)))
-                raise
+                traceback = None if isinstance(error, CniError | asyncio.CancelledError) else error
+                if told := _with_command(failure, call.request):
+                    raise told from error
+                if failure is error:
+                    raise
+                raise failure from error
+            finally:
+                self._finish(verb, time.monotonic() - started, failure, traceback)
 
     def _hurried(self, request: CniRequest | wire.NodeRequest) -> contextlib.AbstractContextManager[None]:
         if self._hurry is not None and request.verb == "DEL" and isinstance(request, CniRequest):

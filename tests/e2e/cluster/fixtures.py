@@ -5,7 +5,10 @@ Where a program is missing the tests are skipped and say how to get it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -17,6 +20,8 @@ from tests.e2e.cluster.multus import MultusPod
 from tests.e2e.cluster.programs import NodeError
 from tests.e2e.cluster.real_node import LINKS, PRIMARY, RealNode
 from tests.e2e.cluster.workload import BRIDGE, forget_events
+
+Pod = TypeVar("Pod", bound=MultusPod)
 
 
 class _LogsOfTheNode:
@@ -57,18 +62,25 @@ def real_node(real_node_session: RealNode) -> Iterator[RealNode]:
     real_node_session.remove_pods()
 
 
-@pytest.fixture
-def multus_pod(real_node: RealNode) -> Iterator[MultusPod]:
-    """Our DaemonSet with our image, not started; what its pods leave on the node fails the test."""
+@contextlib.contextmanager
+def installed(node: RealNode, kind: Callable[[RealNode, Path], Pod]) -> Iterator[Pod]:
+    """Our DaemonSet with our image, by `kind` of installing it; what its pods leave on the node fails the test."""
     try:
-        made = MultusPod(real_node, daemon_image.find())
+        made = kind(node, daemon_image.find())
     except ToolError as error:
         pytest.skip(str(error))
     made.install()
-    forget_events(real_node)
+    forget_events(node)
     yield made
-    real_node.remove_pods()
+    node.remove_pods()
     made.uninstall()
-    if BRIDGE in real_node.links():
-        real_node.machine.run("ip", "link", "delete", BRIDGE)
-    assert real_node.links() == LINKS
+    if BRIDGE in node.links():
+        node.machine.run("ip", "link", "delete", BRIDGE)
+    assert node.links() == LINKS
+
+
+@pytest.fixture
+def multus_pod(real_node: RealNode) -> Iterator[MultusPod]:
+    """Our DaemonSet, not started."""
+    with installed(real_node, MultusPod) as made:
+        yield made

@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 from tests.e2e import build_tools
-from tests.e2e.build_tools import ToolError
 from tests.e2e.cluster import daemon_image
+from tests.e2e.cluster.fixtures import installed
 from tests.e2e.cluster.multus import GENERATED, SHIM, STORE, MultusPod, MultusRelease
-from tests.e2e.cluster.real_node import LINKS, NAME, RealNode
-from tests.e2e.cluster.workload import BRIDGE, failures, forget_events, leftovers, status, two_networks, wait_clean
+from tests.e2e.cluster.real_node import NAME, RealNode
+from tests.e2e.cluster.workload import failures, leftovers, status, two_networks, wait_clean
 from tests.repo.manifests import MANIFESTS, RENDERED
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,18 +38,8 @@ LIVES: Final = 20.0
 @pytest.fixture
 def release(real_node: RealNode) -> Iterator[MultusRelease]:
     """The chart, not installed; a link that its pods leave on the node fails the test."""
-    try:
-        made = MultusRelease(real_node, daemon_image.find())
-    except ToolError as error:
-        pytest.skip(str(error))
-    made.install()
-    forget_events(real_node)
-    yield made
-    real_node.remove_pods()
-    made.uninstall()
-    if BRIDGE in real_node.links():
-        real_node.machine.run("ip", "link", "delete", BRIDGE)
-    assert real_node.links() == LINKS
+    with installed(real_node, MultusRelease) as made:
+        yield made
 
 
 # --- an upgrade ------------------------------------------------------------------------------------------------------

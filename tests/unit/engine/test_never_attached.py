@@ -168,7 +168,7 @@ def test_after_a_day_it_is_set_aside_told_of_and_tried_no_more(engine: Engine) -
     engine.clock += 1
     assert tried(engine)
     assert engine.store.records == {}
-    (item,) = aside.listed(engine.verbs.engine)
+    (item,) = engine.verbs.engine.store.aside()
     assert (item.container_id, item.since) == ("c1", engine.clock)
     assert "no daemon of mine" in item.why
     assert item.record
@@ -189,7 +189,7 @@ def test_gc_sets_aside_what_reconcile_does_not_reach(engine: Engine) -> None:
     engine.clock += deadlines.SET_ASIDE_SECONDS
     gc(engine)
     assert engine.store.records == {}
-    assert [item.container_id for item in aside.listed(engine.verbs.engine)] == ["c1"]
+    assert [item.container_id for item in engine.verbs.engine.store.aside()] == ["c1"]
 
 
 def test_one_that_fails_keeps_gc_from_no_other(engine: Engine) -> None:
@@ -235,7 +235,7 @@ def test_what_is_forgotten_is_gone(engine: Engine) -> None:
     known = aside.forget(core, engine.request().container_id)
     assert known
     assert [item.name for item in known.attachments] == ["web/n1"]
-    assert aside.listed(core) == []
+    assert core.store.aside() == []
     with pytest.raises(UnknownContainerError, match="nothing is known of container c1"):
         aside.forget(core, engine.request().container_id)
 
