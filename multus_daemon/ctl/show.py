@@ -5,32 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from multus_daemon import terminal
 from multus_daemon.cni.errors import CniError
 from multus_daemon.ctl.sandbox import Outcome
+from multus_daemon.terminal import literal
 
 
 def cni_error(error: CniError) -> None:
     """On standard error: the cause first, then what else is known."""
-    console = Console(stderr=True, highlight=False)
-    console.print(f"[bold red]{escape(error.msg)}[/] [dim](CNI error {error.code})[/]", soft_wrap=True)
+    console = terminal.console(stderr=True)
+    console.print(f"[bold red]{literal(error.msg)}[/] [dim](CNI error {error.code})[/]", soft_wrap=True)
     if error.details:
-        console.print(f"  {escape(error.details)}", soft_wrap=True)
+        console.print(f"  {literal(error.details)}", soft_wrap=True)
 
 
 def outcome(verb: str, pod: str, found: Outcome) -> None:
     """The tables, or one line where there is nothing to show."""
-    console = Console(highlight=False)
+    console = terminal.console()
     words = {"up": "is up", "check": "is as it should be", "down": "is down"}[verb]
     if not found.container_id:
         console.print(f"pod {pod} was not up")
     else:
         console.print(f"[bold]pod {pod} {words}[/] [dim]({found.milliseconds:.1f} ms)[/]")
     if found.notes:
-        console.print(f"[yellow]{escape(found.notes)}[/]", soft_wrap=True)
+        console.print(f"[yellow]{literal(found.notes)}[/]", soft_wrap=True)
     if verb == "up":
         console.print(interfaces(found))
         console.print(routes(found))
@@ -43,9 +43,9 @@ def interfaces(found: Outcome) -> Table:
     entries: dict[str, dict[str, Any]] = {item.get("interface", ""): item for item in found.network_status}
     for item in found.pod["interfaces"]:
         entry = entries.get(item["name"], {})
-        network = escape(str(entry.get("name", "")))
+        network = literal(str(entry.get("name", "")))
         table.add_row(
-            f"[bold]{item['name']}[/]" + ("" if item["up"] else " [red]down[/]"),
+            f"[bold]{literal(item['name'])}[/]" + ("" if item["up"] else " [red]down[/]"),
             f"[green]{network}[/]" if entry.get("default") else network,
             "\n".join(item["addresses"]),
             item["mac"],
@@ -59,5 +59,5 @@ def routes(found: Outcome) -> Table:
     table = Table("destination", "gateway", "interface", title="routes", box=box.ROUNDED)
     for item in found.pod["routes"]:
         default = item["dst"] in ("0.0.0.0/0", "::/0")
-        table.add_row("[green]default[/]" if default else item["dst"], item["gw"], item["interface"])
+        table.add_row("[green]default[/]" if default else item["dst"], item["gw"], literal(item["interface"]))
     return table

@@ -7,14 +7,15 @@ from datetime import datetime
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+
+from multus_daemon import terminal
+from multus_daemon.terminal import literal
 
 
 def containers(found: Mapping[str, Any], *, leaks: bool) -> None:
     """One table: a row for each interface, a line for what is wrong with a container."""
-    console = Console(highlight=False)
+    console = terminal.console()
     if not found["containers"]:
         console.print("nothing is left over" if leaks else "nothing is attached")
         return
@@ -38,22 +39,22 @@ def containers(found: Mapping[str, Any], *, leaks: bool) -> None:
     for item in found["containers"]:
         for text, style in ((_problem(item), "yellow"), (item["check"], "red")):
             if text:
-                console.print(f"[{style}]{_pod(item)}: {escape(text)}[/]", soft_wrap=True)
+                console.print(f"[{style}]{_pod(item)}: {literal(text)}[/]", soft_wrap=True)
         if item["advice"]:
-            console.print(f"  [green]->[/] {escape(item['advice'])}", soft_wrap=True)
+            console.print(f"  [green]->[/] {literal(item['advice'])}", soft_wrap=True)
         if item["check"] == "":
             console.print(f"[green]{_pod(item)}: CHECK found everything as it should be[/]", soft_wrap=True)
 
 
 def forgotten(found: Mapping[str, Any]) -> None:
     """One line, and one for each network whose plugins may still hold something."""
-    console = Console(highlight=False)
-    pod = f" of pod {escape(found['pod'])}" if found["pod"] else ""
-    console.print(f"[bold]container {escape(found['container'])}{pod} is forgotten[/]", soft_wrap=True)
+    console = terminal.console()
+    pod = f" of pod {literal(found['pod'])}" if found["pod"] else ""
+    console.print(f"[bold]container {literal(found['container'])}{pod} is forgotten[/]", soft_wrap=True)
     for item in found["attachments"]:
         held = ", ".join([item["interface"], *item["addresses"]])
         plugins = ", ".join(plugin["type"] for plugin in item["plugins"])
-        console.print(f"  {escape(item['network'])} ({escape(held)}), by {escape(plugins)}", soft_wrap=True)
+        console.print(f"  {literal(item['network'])} ({literal(held)}), by {literal(plugins)}", soft_wrap=True)
 
 
 def _problem(item: Mapping[str, Any]) -> str:
@@ -66,20 +67,20 @@ def _moment(seconds: float) -> str:
 
 
 def _pod(item: Mapping[str, Any]) -> str:
-    return escape(item["pod"] or f"container {item['container'][:13]}")
+    return literal(item["pod"] or f"container {item['container'][:13]}")
 
 
 def _cells(item: Mapping[str, Any], attachment: Mapping[str, Any]) -> tuple[str, ...]:
-    network = escape(attachment["network"])
+    network = literal(attachment["network"])
     if attachment["clusterNetwork"]:
         network = f"[green]{network}[/]"
     state = "" if attachment["attached"] else " [yellow]begun[/]"
     plugins = "\n".join(
-        escape(plugin["type"]) + (" [dim]built-in[/]" if plugin["servedBy"] == "built-in" else "")
+        literal(plugin["type"]) + (" [dim]built-in[/]" if plugin["servedBy"] == "built-in" else "")
         for plugin in attachment["plugins"]
     )
     return (
-        f"[bold]{escape(attachment['interface'])}[/]{state}",
+        f"[bold]{literal(attachment['interface'])}[/]{state}",
         network,
         "\n".join([*attachment["addresses"], attachment["mac"]]).strip(),
         plugins,

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
+from multus_daemon import terminal
+from multus_daemon.terminal import literal
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 def findings(found: Mapping[str, Any]) -> None:
     """Three lines each: what, the evidence, what to do."""
-    console = Console(highlight=False)
+    console = terminal.console()
     if not found["findings"]:
         console.print("[green]nothing is wrong[/]")
     for item in found["findings"]:
         colour = _COLOURS[item["severity"]]
         console.print(
-            f"[bold {colour}]{item['severity']}[/] {escape(item['check'])}: [bold]{escape(item['subject'])}[/]",
+            f"[bold {colour}]{item['severity']}[/] {literal(item['check'])}: [bold]{literal(item['subject'])}[/]",
             soft_wrap=True,
         )
-        console.print(f"  {escape(item['evidence'])}", soft_wrap=True)
+        console.print(f"  {literal(item['evidence'])}", soft_wrap=True)
         safe = " [dim](--fix does it)[/]" if item["fix"] else ""
-        console.print(f"  [green]->[/] {escape(item['advice'])}{safe}", soft_wrap=True)
+        console.print(f"  [green]->[/] {literal(item['advice'])}{safe}", soft_wrap=True)

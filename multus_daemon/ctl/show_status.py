@@ -7,22 +7,23 @@ from datetime import datetime
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from multus_daemon import terminal
+from multus_daemon.terminal import literal
 
 
 def status(found: Mapping[str, Any]) -> None:
     """What is wrong first; then a table of the parts; then the errors of the last requests by cause."""
-    console = Console(highlight=False)
+    console = terminal.console()
     if found["ready"]:
         console.print(
-            f"[bold green]ready[/] multus-daemon {escape(found['version'])}, since {_time(found['startedAt'])}"
+            f"[bold green]ready[/] multus-daemon {literal(found['version'])}, since {_time(found['startedAt'])}"
         )
     else:
-        console.print(f"[bold red]not ready[/] multus-daemon {escape(found['version'])}")
+        console.print(f"[bold red]not ready[/] multus-daemon {literal(found['version'])}")
     for gate, reason in found["gates"].items():
-        console.print(f"  [red]{escape(gate)}[/]: {escape(reason)}", soft_wrap=True)
+        console.print(f"  [red]{literal(gate)}[/]: {literal(reason)}", soft_wrap=True)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -36,15 +37,15 @@ def status(found: Mapping[str, Any]) -> None:
 def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     primary = found["primary"]
     if primary["wanted"]:
-        yield "primary network", escape(primary["file"] or "none yet")
-        yield "placed", escape(primary["placed"] or "nothing yet")
+        yield "primary network", literal(primary["file"] or "none yet")
+        yield "placed", literal(primary["placed"] or "nothing yet")
         for item in primary["passedOver"]:
-            yield "passed over", escape(f"{item['file']}: {item['reason']}")
+            yield "passed over", literal(f"{item['file']}: {item['reason']}")
     cluster = found["cluster"]
     for informer in cluster["informers"]:
         stale = informer["staleSeconds"]
         age = "never heard of" if stale is None else "up to date" if not stale else f"{stale:g} s old"
-        problem = f" [red]{escape(informer['problem'])}[/]" if informer["problem"] else ""
+        problem = f" [red]{literal(informer['problem'])}[/]" if informer["problem"] else ""
         yield f"{cluster['kind']}: {informer['resource']}", f"{informer['objects']}, {age}{problem}"
     if cluster["pendingStatuses"]:
         yield "network-status", f"[yellow]{cluster['pendingStatuses']} wait for the API server[/]"
@@ -62,9 +63,9 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _errors(found: Mapping[str, Any]) -> Table:
     table = Table("count", "verb", "cause", "last", title="errors of the last requests", box=box.ROUNDED)
     for item in found["errors"]:
-        last = f"{_time(item['last'])}\n{escape(item['pod'])}"
+        last = f"{_time(item['last'])}\n{literal(item['pod'])}"
         table.add_row(
-            str(item["count"]), escape(item["verb"]), f"{escape(item['cause'])} [dim]({item['code']})[/]", last
+            str(item["count"]), literal(item["verb"]), f"{literal(item['cause'])} [dim]({item['code']})[/]", last
         )
     return table
 

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from multus_daemon import terminal
+from multus_daemon.terminal import literal
 
 
 def requests(found: Mapping[str, Any]) -> None:
     """A headline and a table of steps for each request."""
-    console = Console(highlight=False)
+    console = terminal.console()
     if not found["requests"]:
         of_whom = f" for pod {found['pod']}" if found["pod"] else ""
         console.print(
@@ -23,7 +24,7 @@ def requests(found: Mapping[str, Any]) -> None:
         console.print(_headline(item), soft_wrap=True)
         if item["error"]:
             console.print(
-                f"  [red]{escape(item['error']['text'])}[/] [dim](code {item['error']['code']})[/]", soft_wrap=True
+                f"  [red]{literal(item['error']['text'])}[/] [dim](code {item['error']['code']})[/]", soft_wrap=True
             )
         console.print(_steps(item))
 
@@ -33,7 +34,7 @@ def _headline(item: Mapping[str, Any]) -> str:
     took = "is running" if item["seconds"] is None else f"{item['seconds'] * 1000:.1f} ms"
     state = "[red]failed[/]" if item["error"] else "[green]done[/]" if item["seconds"] is not None else ""
     names = " ".join(filter(None, (item["pod"], item["network"], item["ifname"], item["container"][:13])))
-    return f"[bold]{escape(item['verb'])}[/] {escape(names)}  {when}  {took} {state}"
+    return f"[bold]{literal(item['verb'])}[/] {literal(names)}  {when}  {took} {state}"
 
 
 def _steps(item: Mapping[str, Any]) -> Table:
@@ -43,7 +44,7 @@ def _steps(item: Mapping[str, Any]) -> Table:
     table.add_column(overflow="fold")
     for step in item["steps"]:
         took = f"{step['seconds'] * 1000:.1f} ms" if step["seconds"] else ""
-        table.add_row(f"+{step['at'] * 1000:.1f}", took, escape(step["what"]))
+        table.add_row(f"+{step['at'] * 1000:.1f}", took, literal(step["what"]))
     if item["stepsNotKept"]:
         table.add_row("", "", f"and {item['stepsNotKept']} more, which were not kept")
     return table

@@ -1,0 +1,17 @@
+"""What programs for people print with: tables and colours of rich, and texts of others as they stand."""
+
+from __future__ import annotations
+
+from rich import markup
+from rich.console import Console
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Standard output or standard error; `width` in columns, the terminal's where None."""
+    # rich takes `:cd:`, which may be a part of a MAC address, for the name of a picture.
+    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+
+
+def literal(text: str) -> str:
+    """What others have written, for a console: on one line, neither markup nor a terminal's commands."""
+    return markup.escape("".join(letter if letter.isprintable() else " " for letter in text))
