@@ -310,7 +310,7 @@ class Daemon:
         self._statuses = StatusesAtStart(_Statuses(engine))
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
-            self._reconcile = Reconcile(_Orphans(engine), cluster, metrics.deletes, seconds=seconds)
+            self._reconcile = Reconcile(_Orphans(engine, self._store), cluster, metrics.deletes, seconds=seconds)
         self._primary: PrimaryConfig | None = None
         if PrimaryConfig.is_wanted(settings):
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
@@ -461,14 +461,18 @@ class Daemon:
 class _Orphans:
     """`engine.reconcile` for the event loop: each call in a thread of its own."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, store: FileStore) -> None:
         self._engine = engine
+        self._store = store
 
     async def look(self) -> Findings:
         """See `controllers.reconcile`."""
 
         def look() -> Findings:
-            fs.remove_left()
+            try:
+                self._store.tidy()
+            except OSError as error:
+                log.error("what was left in cniDir can't be removed: %s", error)
             return reconcile.look(self._engine)
 
         return await portal.run(Deadline(), look, name="reconcile")

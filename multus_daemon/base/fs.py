@@ -128,10 +128,11 @@ def append(path: StrPath, data: bytes) -> None:
         os.close(descriptor)
 
 
-def temporary_files(directory: Path, *, name: str = "") -> dict[Path, str]:
+def temporary_files(directory: Path, *, name: str = "", own: bool = True) -> dict[Path, str]:
     """The temporary files that writers left which a crash, or kill -9, ended; each with the name that it was for.
 
-    `name`: for that file only, in a directory that is not ours alone. A writer that lives, another daemon during a
+    `name`: for that file only, in a directory that is not ours alone. `own`: also those with this process' number,
+    which are of an earlier one for as long as this has written nothing. A writer that lives, another daemon during a
     hand-over for one, keeps its own; none lives of before the last boot, whoever has its number now. A name of more
     than 200 characters is cut. Raises OSError, but not for a directory that is not there.
     """
@@ -142,7 +143,8 @@ def temporary_files(directory: Path, *, name: str = "") -> dict[Path, str]:
             if not match or (name and match["name"] != name[:200]):
                 continue
             is_earlier = match["boot"] not in (None, boot())
-            if is_earlier or int(match["pid"]) == os.getpid() or not Path(f"/proc/{match['pid']}").exists():
+            pid = int(match["pid"])
+            if is_earlier or (own if pid == os.getpid() else not Path(f"/proc/{pid}").exists()):
                 found[Path(entry.path)] = match["name"]
     return found
 
@@ -158,9 +160,9 @@ def is_of_earlier_boot(status: os.stat_result) -> bool:
     return status.st_mtime < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def sweep(directory: Path, *, name: str = "") -> int:
+def sweep(directory: Path, *, name: str = "", own: bool = True) -> int:
     """Remove `temporary_files`; how many there were. Raises OSError."""
-    return sum(remove(path) for path in temporary_files(directory, name=name))
+    return sum(remove(path) for path in temporary_files(directory, name=name, own=own))
 
 
 def resolve(root: str, path: str, *, missing: bool = False) -> str:

@@ -110,9 +110,9 @@ class ResultCache:
     def __init__(self, cni_dir: Path) -> None:
         self._directory = f"{cni_dir}/results"
 
-    def sweep(self) -> None:
-        """Remove what writers left that were killed in the middle. Raises OSError."""
-        fs.sweep(Path(self._directory))
+    def sweep(self, *, own: bool = True) -> None:
+        """Remove what writers left that were killed in the middle; `own` as in `fs.temporary_files`. Raises OSError."""
+        fs.sweep(Path(self._directory), own=own)
 
     def _path(self, network: str, container_id: str, ifname: str) -> str:
         parts = (network, container_id, ifname)

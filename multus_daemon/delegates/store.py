@@ -85,31 +85,42 @@ class FileStore:
             except OSError as error:
                 log.error("%s is open to others, and its mode can't be changed: %s", directory, error)
         try:
-            self._adopt()
-            self._cache.sweep()
-            fs.sweep(self._aside)
-            fs.sweep(self._cni_dir)
+            self._tidy(own=True)
             self._remove_emptied()
         except OSError as error:
             log.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
 
-    def _adopt(self) -> None:
+    def tidy(self) -> None:
+        """Remove, while serving, what writers left that ended after `sweep`, or that the disk has kept. Raises OSError.
+
+        One such is the daemon that this one has relieved.
+        """
+        fs.remove_left()
+        self._tidy(own=False)
+
+    def _tidy(self, *, own: bool) -> None:
+        self._adopt(own=own)
+        self._cache.sweep(own=own)
+        fs.sweep(self._aside, own=own)
+        fs.sweep(self._cni_dir, own=own)
+
+    def _adopt(self, *, own: bool) -> None:
         """Put the records in place that were written and not yet renamed; remove what else writers have left.
 
         A power failure can lose a rename that nobody has waited for, and a removal before it: what is in place is then
         of an earlier ADD of the same container. Raises OSError.
         """
-        for path, name in fs.temporary_files(self._directory).items():
+        for path, name in fs.temporary_files(self._directory, own=own).items():
             try:
                 record = record_format.decode(fs.read_limited(path, follow=False))
             except (record_format.RecordFormatError, FileNotFoundError):
                 fs.remove(path)
                 continue
-            own = self._own_path(record.sandbox.container_id)
+            place = self._own_path(record.sandbox.container_id)
             # Not one that was cut.
-            if name == os.path.basename(own) and _is_newer(record, own):
+            if name == os.path.basename(place) and _is_newer(record, place):
                 log.warning("record of container %s is put in place: it had not been", record.sandbox.container_id)
-                path.rename(own)
+                path.rename(place)
             else:
                 fs.remove(path)
 

@@ -20,6 +20,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def run(
     with Killer(node, pause, ways=WAYS, starts=20) as killer:
         seconds = load.run(pairs, lambda: killer.has_failed)
     sick.unlink()
+    time.sleep(eio.LOOKS)
     stays = _stays_on_sick_disk if disk == "sick" else _never
     left = remains.settled(load.kept, stays=stays)
     load.drop_kept()

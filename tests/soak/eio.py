@@ -21,7 +21,7 @@ from typing import Any, Final
 _OF_PATHS: Final = ("open", "stat", "lstat", "scandir", "listdir", "mkdir", "rename", "replace", "unlink", "link")
 _OF_DESCRIPTORS: Final = ("read", "write", "fsync", "ftruncate")
 _DIRECTORIES: Final = ("dir_fd", "src_dir_fd", "dst_dir_fd")
-_LOOKS: Final = 0.5
+LOOKS: Final = 0.5
 """Seconds between two looks for the flag."""
 
 
@@ -70,7 +70,7 @@ class SickDisk:
 
     def _is_sick_now(self) -> bool:
         now = time.monotonic()
-        if now > self._looked + _LOOKS:
+        if now > self._looked + LOOKS:
             self._looked, self._is_sick = now, self._access(self._flag, os.F_OK)
         return self._is_sick
 

@@ -310,6 +310,9 @@ class TestSweep:
         others = [tmp_path / ".c3.json.1-0123456789ab", tmp_path / "c4.json", tmp_path / ".hidden"]
         for path in (gone, own, *others):
             path.write_bytes(b"")
+        assert fs.sweep(tmp_path, own=False) == 1
+        assert sorted(tmp_path.iterdir()) == sorted([own, *others])
+        gone.touch()
         assert fs.sweep(tmp_path) == 2
         assert sorted(tmp_path.iterdir()) == sorted(others)
 

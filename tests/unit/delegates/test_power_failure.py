@@ -344,7 +344,7 @@ def test_what_an_add_waits_for(tmp_path):
 
 
 def never_adopt(monkeypatch):
-    monkeypatch.setattr(FileStore, "_adopt", lambda self: fs.sweep(self._directory) and None)
+    monkeypatch.setattr(FileStore, "_adopt", lambda self, own: fs.sweep(self._directory, own=own) and None)
 
 
 def no_wait_for_names(monkeypatch):

@@ -600,6 +600,21 @@ def test_modes_are_put_right_at_start(store, cni_dir, caplog):
     assert caplog.records == []
 
 
+def test_what_a_daemon_left_that_ended_later_goes_while_serving(store, cni_dir):
+    """Of the daemon that this one has relieved."""
+    store.sweep()
+    store.save(small())
+    dead, lives = 2**22 + 1, os.getpid()
+    places = {cni_dir: ".c0ffee", cni_dir / "attachments": ".c0ffee.json", cni_dir / "results": ".n-c0ffee-eth0"}
+    for directory, name in places.items():
+        directory.mkdir(exist_ok=True)
+        for pid in (dead, lives):
+            (directory / f"{name}.{pid}-0123456789ab").touch()
+    store.tidy()
+    left = sorted(path.name for directory in places for path in directory.iterdir() if path.is_file())
+    assert left == sorted([*(f"{name}.{lives}-0123456789ab" for name in places.values()), "c0ffee.json"])
+
+
 @pytest.mark.parametrize("name", ["attachments", "results"])
 def test_a_directory_that_is_a_link_is_refused(store, cni_dir, tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
