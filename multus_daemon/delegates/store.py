@@ -108,9 +108,13 @@ class FileStore:
         """Put the records in place that were written and not yet renamed; remove what else writers have left.
 
         A power failure can lose a rename that nobody has waited for, and a removal before it: what is in place is then
-        of an earlier ADD of the same container. Raises OSError.
+        of an earlier ADD of the same container. A rename of since the boot was not lost: it was not made, so nothing
+        has been attached that this record tells of first. Raises OSError.
         """
         for path, name in fs.temporary_files(self._directory, own=own).items():
+            if f"-{fs.boot()}-" in path.name:
+                fs.remove(path)
+                continue
             try:
                 record = record_format.decode(fs.read_limited(path, follow=False))
             except (record_format.RecordFormatError, FileNotFoundError):

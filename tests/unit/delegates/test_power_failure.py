@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import unittest.mock
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -170,7 +171,8 @@ def recorded(root: Path, sequence: Callable[[Node], None], *, syncs: bool = True
     """The sequence, done in `root`; the recorder has seen all of it."""
     # Before the first pod there are directories: the model is of files.
     (root / "attachments").mkdir(parents=True, mode=0o700)
-    with power.Recorder(root, syncs=syncs) as recorder:
+    before_the_failure = unittest.mock.patch.object(fs, "boot", return_value="0" * 8)
+    with before_the_failure, power.Recorder(root, syncs=syncs) as recorder:
         node = Node(FileStore(root, ResultCache(root), upstream_too=upstream_too), recorder)
         sequence(node)
     assert recorder.disk().whole() == power.content(root)
@@ -317,7 +319,6 @@ def test_the_number_of_the_process_is_another_ones_after_the_restart(sequence, t
     """Temporary files of a writer that lives are its own; after a power failure it does not live."""
     with monkeypatch.context() as before:
         before.setattr(os, "getpid", lambda: 1)
-        before.setattr(fs, "boot", lambda: "0" * 8)
         node = recorded(tmp_path / "multus", sequence)
     check_power_failures(tmp_path / "multus", node, caplog)
 

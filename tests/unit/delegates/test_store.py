@@ -610,6 +610,9 @@ def test_what_a_daemon_left_that_ended_later_goes_while_serving(store, cni_dir):
         directory.mkdir(exist_ok=True)
         for pid in (dead, lives):
             (directory / f"{name}.{pid}-0123456789ab").touch()
+    # Whole, and of an ADD that failed on the disk before anything was attached.
+    record = (cni_dir / "attachments" / "c0ffee.json").read_bytes().replace(b"c0ffee", b"c0ffef")
+    (cni_dir / "attachments" / f".c0ffef.json.{dead}-{fs.boot()}-0123456789ab").write_bytes(record)
     store.tidy()
     left = sorted(path.name for directory in places for path in directory.iterdir() if path.is_file())
     assert left == sorted([*(f"{name}.{lives}-0123456789ab" for name in places.values()), "c0ffee.json"])
