@@ -19,7 +19,7 @@ from tests.e2e.cluster.images import ImageError
 from tests.e2e.cluster.multus import MultusPod
 from tests.e2e.cluster.programs import NodeError
 from tests.e2e.cluster.real_node import LINKS, PRIMARY, RealNode
-from tests.e2e.cluster.workload import BRIDGE, forget_events
+from tests.e2e.cluster.workload import BRIDGE, addresses, forget_events
 
 Pod = TypeVar("Pod", bound=MultusPod)
 
@@ -77,6 +77,8 @@ def installed(node: RealNode, kind: Callable[[RealNode, Path], Pod]) -> Iterator
     if BRIDGE in node.links():
         node.machine.run("ip", "link", "delete", BRIDGE)
     assert node.links() == LINKS
+    # Else the test that comes next is blamed.
+    assert addresses(node) == []
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.e2e.cluster import daemon_image, images
 from tests.e2e.cluster.images import ImageError
 from tests.e2e.cluster.multus import GENERATED, MultusPod, UpstreamPod
 from tests.e2e.cluster.real_node import LINKS, RealNode
-from tests.e2e.cluster.workload import BRIDGE, failures, forget_events, status, two_networks, wait_clean
+from tests.e2e.cluster.workload import BRIDGE, addresses, failures, forget_events, status, two_networks, wait_clean
 from tests.e2e.upstream_manifest import IMAGE
 
 pytestmark = pytest.mark.timeout(600)
@@ -41,6 +41,7 @@ def drop_in(real_node: RealNode) -> Iterator[UpstreamPod]:
         if BRIDGE in real_node.links():
             real_node.machine.run("ip", "link", "delete", BRIDGE)
     assert real_node.links() == LINKS
+    assert addresses(real_node) == []
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_a_burst_of_pods_with_the_memory_limit_that_the_documentation_says(drop_
     assert failures(node) == []
 
 
-def test_upstreams_daemon_ours_and_upstreams_again(upstream_pod: UpstreamPod, multus_pod: MultusPod) -> None:
+def test_upstreams_daemon_and_ours_in_turns(upstream_pod: UpstreamPod, multus_pod: MultusPod) -> None:
     node = multus_pod.node
     try:
         upstream_pod.start()
@@ -139,6 +140,10 @@ def test_upstreams_daemon_ours_and_upstreams_again(upstream_pod: UpstreamPod, mu
         (again,) = node.wait_running("again")
         assert node.links("again") == ["eth0", "fast", "lo", "net1"]
         assert [entry["name"] for entry in status(again)] == ["primary", "default/blue", "default/green"]
+        # Its own DEL of this cluster network fails, for it forgets the capability `ipRanges` that the ADD had.
+        multus_pod.start()
+        node.delete_pod("again")
+        wait_clean(node)
     except Exception:
         # The pods, and with them their logs, go with the clean-up.
         print(upstream_pod.log())
