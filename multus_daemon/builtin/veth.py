@@ -16,7 +16,7 @@ from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import absent_is_done, step
 from multus_daemon.cni.errors import InternalError, InvalidNetnsError
 from multus_daemon.cni.result import Interface
-from multus_daemon.netlink import sysctl
+from multus_daemon.netlink import removal, sysctl
 from multus_daemon.netlink.inet import IpInterface
 from multus_daemon.netlink.links import Link
 from multus_daemon.netlink.netns import NamespaceError
@@ -131,7 +131,7 @@ def _remove(session: Session, ifname: str, host_end: Interface | None, *, others
         with step(f'remove "{ifname}"'):
             found = {link.name: link for name in together if (link := session.pod.find_link(name))}
             before = {name: _addresses(session, link) for name, link in found.items()}
-            refused = session.pod.delete_links([link.index for link in found.values()])
+            refused = removal.remove([link.index for link in found.values()])
             session.removed |= {name: before[name] for name, link in found.items() if link.index not in refused}
             if ifname in found and found[ifname].index in refused:
                 raise refused[found[ifname].index]
@@ -149,7 +149,8 @@ def _remove_host_end(session: Session, reported: Interface) -> None:
     with step(f'remove "{reported.name}" on the host'):
         link = session.host.find_link(reported.name)
         if link is not None and (link.kind, link.mac) == ("veth", reported.mac.lower()):
-            session.host.delete_links([link.index])
+            with session.on_host():
+                removal.remove([link.index])
 
 
 def _addresses(session: Session, link: Link) -> tuple[IpInterface, ...]:

@@ -5,6 +5,7 @@ Format: rtnetlink(7), struct ifinfomsg, then attributes; linux/if_link.h, linux/
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -209,6 +210,15 @@ def _request(
 
 
 # --- descriptions ----------------------------------------------------------------------------------------------------
+
+
+def gone(body: bytes) -> int:
+    """Index of the link that is no more, from what comes behind the header of an RTM_DELLINK; 0 if it is still there.
+
+    Of a bridge's port the bridge tells by the same message, with its own family, that it is none any more.
+    """
+    family, _, index, _, _ = _LINK.unpack_from(body)
+    return int(index) if family == socket.AF_UNSPEC else 0
 
 
 def decode(body: bytes) -> Link:

@@ -6,7 +6,6 @@ Every method blocks and raises OSError with the kernel's errno and words; who ca
 from __future__ import annotations
 
 import errno
-import secrets
 import socket
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +16,6 @@ from multus_daemon.netlink.links import IFF_ALLMULTI, IFF_PROMISC, IFF_UP, Link
 from multus_daemon.netlink.transport import Request, Socket
 
 ANY_LINK: Final = 0
-_FIRST_GROUP: Final = 1 << 30
 
 
 class Rtnl:
@@ -115,31 +113,11 @@ class Rtnl:
         self._socket.request(links.set_master(index, master))
 
     def delete_link(self, index: int) -> None:
-        """Remove the link, and the other end where it is a veth; ENODEV where there is none. Takes 20 ms and more."""
-        self._socket.request(links.delete(index))
+        """Remove the link, and the other end where it is a veth; ENODEV where there is none.
 
-    def delete_links(self, indexes: Sequence[int]) -> dict[int, OSError]:
-        """Remove links, several as one group; what the kernel refused, by index. One that is absent is done.
-
-        Before the kernel lets go of a link it waits until nobody uses it any more, and for a group it does so once.
-        Measured: five veth pairs one by one 115 ms, as a group 26 ms. Pairs of several containers as one group, by
-        their ends on the host, were no faster than side by side.
+        Takes 20 ms and more: see `removal`.
         """
-        if len(indexes) > 1:
-            # Administrators' groups have small numbers, and this one is there for a moment.
-            group = _FIRST_GROUP + secrets.randbelow(_FIRST_GROUP)
-            chosen = [links.set_group(index, group) for index in indexes]
-            if not self.batch([*chosen, links.delete_group(group)]):
-                return {}
-        # One that is absent, or can't go with a group, leaves the others where they were.
-        errors: dict[int, OSError] = {}
-        for index in indexes:
-            try:
-                self.delete_link(index)
-            except OSError as error:
-                if error.errno != errno.ENODEV:
-                    errors[index] = error
-        return errors
+        self._socket.request(links.delete(index))
 
     # --- ports of a bridge; `vlans` brings pyroute2, which few nodes need --------------------------------------------
 

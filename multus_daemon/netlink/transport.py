@@ -179,20 +179,25 @@ class Socket:
                 bodies.append(message[_HEADER.size :])
 
     def _messages(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Sequence number, type, flags and the whole of each message of the next datagram."""
+        """Those of the next datagram."""
         try:
             data = self._socket.recv(_RECEIVE_BYTES)
         except BlockingIOError as error:
             raise TimeoutError(
                 errno.ETIMEDOUT, f"netlink: the kernel has not answered for {deadlines.NETLINK_SECONDS} s"
             ) from error
-        offset = 0
-        while offset + _HEADER.size <= len(data):
-            length, kind, flags, sequence, _ = _HEADER.unpack_from(data, offset)
-            if not _HEADER.size <= length <= len(data) - offset:
-                raise OSError(errno.EBADMSG, "netlink: a message of the kernel is cut off")
-            yield sequence, kind, flags, data[offset : offset + length]
-            offset += attributes.aligned(length)
+        return messages(data)
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Sequence number, type, flags and the whole of each message of a datagram. Raises OSError (EBADMSG)."""
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, offset)
+        if not _HEADER.size <= length <= len(data) - offset:
+            raise OSError(errno.EBADMSG, "netlink: a message of the kernel is cut off")
+        yield sequence, kind, flags, data[offset : offset + length]
+        offset += attributes.aligned(length)
 
 
 def _raise_for(message: bytes, kind: int, flags: int) -> None:
