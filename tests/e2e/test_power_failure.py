@@ -23,6 +23,7 @@ import msgspec
 import pytest
 
 import multus_shim
+from multus_daemon.base import fs
 from tests import power
 from tests.e2e import dying_daemon
 from tests.e2e.dying_daemon import Journal, Order, Start
@@ -102,7 +103,9 @@ class Daemons:
         """The power fails. (The daemon has been killed.)"""
         disk = msgspec.json.decode(self._journal.read_bytes(), type=Journal).disk
         assert disk.whole() == power.content(self.node.cni_dir), "the wrapper has not seen everything"
-        power.put(self.node.cni_dir, loss(disk))
+        # The machine has started again: what temporary files are called tells.
+        now, before = f"-{fs.boot()}-", f"-{'0' * 8}-"
+        power.put(self.node.cni_dir, {name.replace(now, before): data for name, data in loss(disk).items()})
 
     def survives(self, verb: str, container_id: str, netns: str) -> bytes | None:
         """Send the verb; what the runtime gets where the daemon lives to the end of it, None where it dies."""
