@@ -28,6 +28,7 @@ from multus_daemon.controllers.primary_config import PrimaryConfig
 from multus_daemon.controllers.reconcile import Reconcile
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.controllers.statuses import StatusesAtStart
+from multus_daemon.delegates import strays
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.conf_files import NodeConfFiles
@@ -40,7 +41,7 @@ from multus_daemon.delegates.tools import ToolRunner
 from multus_daemon.diagnosis import status
 from multus_daemon.diagnosis.answers import Answers
 from multus_daemon.engine import reconcile, statuses
-from multus_daemon.engine.engine import Engine
+from multus_daemon.engine.engine import LOCKS, Engine
 from multus_daemon.engine.reconcile import Findings, Orphan
 from multus_daemon.engine.request import CniRequest
 from multus_daemon.engine.verbs import Verbs
@@ -383,6 +384,7 @@ class Daemon:
             Chain(dispatcher, cache, paths.bin_dir),
             self._store,
             KernelLinks(),
+            locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / LOCKS),
             devices=portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way),
             device_files=NodeDeviceFiles(Path(paths.chroot_dir or "/")),
             gates=self._gates,
@@ -409,6 +411,7 @@ class Daemon:
         `tasks`: further root tasks.
         """
         try:
+            await asyncio.to_thread(strays.end)
             await asyncio.to_thread(self._store.sweep)
             await self._server.start()
         except (OSError, ListenError) as error:
@@ -456,6 +459,7 @@ class Daemon:
         self._gates.close("socket", "shutting down")
         await self._server.stop(deadlines.DRAIN_SECONDS)
         await _end(tasks)
+        await asyncio.to_thread(fs.remove_left)
 
 
 class _Orphans:

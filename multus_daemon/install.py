@@ -22,6 +22,7 @@ from multus_daemon import deadlines
 from multus_daemon.attachment import ContainerRecord
 from multus_daemon.base import elf, fs
 from multus_daemon.cni import gojson
+from multus_daemon.engine.engine import LOCKS
 from multus_daemon.netconf import generate
 from multus_daemon.ports import CorruptRecordError, DelegateStore
 
@@ -157,6 +158,7 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
             done.append(f"removed {path}")
         if fs.remove(node.socket_dir / SOCKET):
             done.append(f"removed {node.socket_dir / SOCKET}")
+        fs.remove(node.socket_dir / LOCKS)
         # Upstream's stays: this one is ours only if it is the same program as the shim beside it.
         if _is_same_program(node.bin_dir / PASSTHRU, node.bin_dir / SHIM):
             fs.remove(node.bin_dir / PASSTHRU)

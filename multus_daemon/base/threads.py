@@ -9,13 +9,21 @@ import collections
 import contextlib
 import contextvars
 import errno
+import fcntl
 import functools
+import hashlib
+import logging
+import os
+import struct
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent import futures
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
 
 from multus_daemon.base import deadline
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,6 +108,61 @@ class KeyedLock:
                 line.popleft().set_result(None)
             else:
                 del self._waiting[key]
+
+
+class SharedKeyedLock(KeyedLock):
+    """One that processes share: who has a key here has it for all that have the same file.
+
+    Each key is a byte of the file, locked for the file as opened here (fcntl(2), open file description locks), so that
+    whatever ends the process gives its keys back. Where the file can't be opened or locked it is as if nobody shared.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """`path`: need not be there, its directory does once a key is taken."""
+        super().__init__()
+        self._path = path
+        self._file = -1
+        self._told = False
+
+    def _take(self, key: str) -> None:
+        super()._take(key)
+        try:
+            while not self._set(fcntl.F_WRLCK, key):
+                deadline.pause(_SHARED_PAUSE)
+        except BaseException:
+            super()._give(key)
+            raise
+
+    def _give(self, key: str) -> None:
+        self._set(fcntl.F_UNLCK, key)
+        super()._give(key)
+
+    def _set(self, kind: int, key: str) -> bool:
+        """False where another process has the key."""
+        place = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) >> 2
+        try:
+            fcntl.fcntl(self._opened(), fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            if not self._told:
+                self._told = True
+                log.error("%s can't be locked, other processes may do the same work: %s", self._path, error)
+        return True
+
+    def _opened(self) -> int:
+        """Its descriptor. Raises OSError."""
+        with self._guard:
+            if self._file < 0:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                self._file = os.open(self._path, flags, 0o600)
+            return self._file
+
+
+_SHARED_PAUSE: Final = 0.02
+"""Seconds between two attempts."""
+_FLOCK: Final = struct.Struct("@hhqqi0q")
+"""struct flock."""
 
 
 class Barriers:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from multus_daemon import deadlines
+from multus_daemon.delegates import strays
 from multus_daemon.delegates.failure import STDERR_TAIL, Exit
 
 _CHUNK = 64 * 1024
@@ -56,7 +57,7 @@ class OutputTooLargeError(Exception):
 
 
 async def run(argv: Sequence[str], environ: Mapping[str, str], stdin: bytes, limits: Limits) -> Exit:
-    """Run a program to its end, in `/`, with exactly `environ`.
+    """Run a program to its end, in `/`, with exactly `environ` and the daemon's mark (`strays`).
 
     Raises OSError where it can't be started, DeadlineExceededError, OutputTooLargeError. In every case, cancellation
     included, the child has been reaped on return and its group has got SIGKILL, unless it ended by itself with its
@@ -93,7 +94,7 @@ def _popen(argv: list[str], environ: dict[str, str]) -> _Started:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd="/",
-        env=environ,
+        env={**environ, strays.VARIABLE: strays.mark()},
         start_new_session=True,
     )
     try:

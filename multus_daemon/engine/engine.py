@@ -30,6 +30,8 @@ from multus_daemon.ports import (
     LinkOps,
 )
 
+LOCKS: Final = "containers.lock"
+"""The file of the containers' locks, in the socket's directory."""
 INDICATOR_GATE: Final = "readiness-indicator"
 """While this gate is closed the primary network is not ready, and no pod is attached to it."""
 
@@ -172,7 +174,7 @@ class Engine:
     count_replaced_netns: Callable[[], None] = count_nothing
     """Called where a container is detached at whose namespace's path is something else by then."""
     locks: KeyedLock = field(default_factory=KeyedLock)
-    """Of the containers: whoever changes one holds its lock."""
+    """Of the containers: whoever changes one holds its lock. Shared with a daemon that takes over, or is relieved."""
     barriers: Barriers = field(default_factory=Barriers)
     """Of the networks, by name: closed while its plugins free what was not on record when that began."""
     gc_lock: KeyedLock = field(default_factory=KeyedLock)

@@ -243,7 +243,8 @@ async def test_what_the_plugin_gets(bench, monkeypatch):
         "CNI_ARGS": "K=V;IgnoreUnknown=1",
         "CNI_PATH": "/cni/path",
     }
-    assert {key for key in seen["env"] if not key.startswith("CNI_")} - {"LC_CTYPE"} == {"PATH", "LC_ALL", "GOMAXPROCS"}
+    own = {"PATH", "LC_ALL", "GOMAXPROCS", "MULTUS_DAEMON"}
+    assert {key for key in seen["env"] if not key.startswith("CNI_")} - {"LC_CTYPE"} == own
     assert seen["env"]["GOMAXPROCS"] == "1"
     assert seen["stdin"].encode() == call.stdin
     assert seen["cwd"] == "/"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 import subprocess
 import time
@@ -54,6 +56,36 @@ def test_killed_at_any_point_of_an_add_then_del_leaves_nothing(node: Node) -> No
         assert node.links() == before, f"round {number}"
         assert node.leftovers() == [], f"round {number}"
     assert unfinished >= ROUNDS // 4, "the daemon was hardly ever killed in the middle: the sweep shows nothing"
+
+
+def test_plugins_of_a_daemon_that_was_killed_end_before_the_next_one_serves(node: Node) -> None:
+    """Else they would go on to attach a pod after its DEL."""
+    late = node.root / "late"
+    detached = node.root / "detached"
+    background = f"setsid sh -c 'echo $$ > {detached}.new; mv {detached}.new {detached}; exec sleep 60'"
+    node.plugin("slow", f"{background} </dev/null >/dev/null 2>&1 & sleep 3; echo $CNI_COMMAND >> {late}")
+    node.network("slow", {"cniVersion": "1.0.0", "name": "slow", "type": "slow"}, "default")
+    node.pod("hello", "slow")
+    node.start()
+    environment = node.environment("ADD", "c1", netns := node.add_netns(), "hello")
+    shim = subprocess.Popen([str(multus_shim.binary())], env=environment, stdin=subprocess.PIPE)
+    assert shim.stdin is not None
+    shim.stdin.write(node.stdin)
+    shim.stdin.close()
+    node.wait_until(detached.exists, "the plugin runs")
+    node.kill()
+    shim.kill()
+    shim.wait(timeout=20)
+    try:
+        node.start()
+        node.plugin("slow", "echo $CNI_COMMAND")
+        assert node.cni("DEL", "c1", netns, "hello").code == 0
+        time.sleep(3)
+        assert not late.exists()
+        assert "was left by a daemon that was killed" in node.log.read_text()
+    finally:
+        # Has nothing to do with the daemon any more.
+        os.kill(int(detached.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.timeout(120)

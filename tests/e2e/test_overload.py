@@ -163,6 +163,29 @@ def test_a_successor_that_is_there_before_the_old_one_ends(node: Node, pairs: Pa
     expect_nothing_left(pairs)
 
 
+def test_a_del_by_the_successor_waits_for_the_add_of_the_old_one(make_node: Callable[..., Node]) -> None:
+    """Else what the ADD makes meanwhile is of a container that nobody knows."""
+    node = make_node()
+    dummy(node, "slow", 2)
+    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
+    node.pod("hello")
+    node.start()
+    netns = node.add_netns()
+    shim = start_shim(node, "ADD", "c1", netns)
+    node.wait_until(lambda: bool(marks(node, "marks")), "the plugin begins")
+    old, before = node.daemon, node.socket.stat().st_ino
+    assert old is not None
+    node.start()
+    node.wait_until(lambda: node.socket.stat().st_ino != before, "the successor has the socket")
+    old.send_signal(signal.SIGTERM)
+    shim.kill()
+    shim.communicate()
+    assert node.cni("DEL", "c1", netns, "hello").code == 0
+    assert marks(node, "marks") == ["begin ADD c1", "end ADD c1", "begin DEL c1", "end DEL c1"]
+    assert node.leftovers() == []
+    assert old.wait(timeout=30) == 0
+
+
 @pytest.mark.weak_spot(41)
 def test_a_stop_lets_an_add_finish(make_node: Callable[..., Node]) -> None:
     node = make_node()

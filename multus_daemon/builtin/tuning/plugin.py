@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from multus_daemon.base import fs
 from multus_daemon.builtin import interfaces
 from multus_daemon.builtin.contract import Call
 from multus_daemon.builtin.interfaces import step
@@ -79,7 +80,10 @@ def delete(call: Call, session: Session) -> None:
     path = backup.path_of(call, config.data_dir(call))
     try:
         content = backup.read(path)
-        if content is not None and _restored(call, session, backup.decode(content)):
+        if content is None:
+            # Its ADD may have ended as it wrote.
+            fs.sweep(path.parent, name=path.name)
+        elif _restored(call, session, backup.decode(content)):
             backup.write(path, None)
     except (OSError, CniError, gojson.JsonError) as error:
         log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -143,9 +144,10 @@ class Crowd:
         return len(self.locks._waiting.get(key, ()))
 
 
-@pytest.fixture
-def crowd() -> Iterator[Crowd]:
-    crowd = Crowd(threads.KeyedLock())
+@pytest.fixture(params=["of a process", "shared"])
+def crowd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Crowd]:
+    locks = threads.KeyedLock() if request.param == "of a process" else threads.SharedKeyedLock(tmp_path / "locks")
+    crowd = Crowd(locks)
     yield crowd
     crowd.leave(*crowd._leave)
 
@@ -322,6 +324,46 @@ def test_interruptions_under_load_lose_no_lock() -> None:
 
     together(*(work for _ in range(6)))
     assert len(locks) == 0
+
+
+def test_who_has_a_shared_key_has_it_for_all_with_the_file(tmp_path: Path) -> None:
+    # Two that have opened the file are to the kernel what two processes are.
+    mine, theirs = (threads.SharedKeyedLock(tmp_path / "locks") for _ in range(2))
+    for _ in range(3):
+        with mine.hold("a"):
+            with theirs.hold("b"), pytest.raises(ExpiredError), deadline.within(0.05), theirs.hold("a"):
+                pytest.fail("somebody else has it")
+            assert len(theirs) == 0
+        with deadline.within(0), theirs.hold("a"):
+            pass
+
+
+def test_a_shared_key_comes_when_the_other_process_gives_it_back(tmp_path: Path) -> None:
+    mine, theirs = (threads.SharedKeyedLock(tmp_path / "locks") for _ in range(2))
+    log: list[str] = []
+
+    def wait() -> None:
+        with theirs.hold("a"):
+            log.append("theirs")
+
+    with mine.hold("a"):
+        waiter = Aside(wait)
+        time.sleep(0.05)
+        log.append("mine")
+    waiter.result()
+    assert log == ["mine", "theirs"]
+
+
+def test_without_the_file_the_keys_are_the_process_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "locks").symlink_to(tmp_path / "elsewhere")
+    locks = threads.SharedKeyedLock(tmp_path / "locks")
+    for _ in range(2):
+        with locks.hold("a"), pytest.raises(ExpiredError), deadline.within(0.01), locks.hold("a"):
+            pytest.fail("it is held")
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        f"{tmp_path / 'locks'} can't be locked, other processes may do the same work"
+    ]
+    assert not (tmp_path / "elsewhere").exists()
 
 
 # --- Barriers --------------------------------------------------------------------------------------------------------

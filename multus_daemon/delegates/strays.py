@@ -1,0 +1,103 @@
+"""What a daemon that was killed has left running: plugins and programs that nobody waits for any more.
+
+Each process that a daemon starts carries the daemon's mark in its environment. One whose daemon has gone may still
+attach what the runtime has been told to be failed, after the DEL of it: so a daemon ends such before it serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from multus_daemon import deadlines
+
+log = logging.getLogger(__name__)
+
+VARIABLE: Final = "MULTUS_DAEMON"
+_OUTPUTS: Final = (1, 2)
+
+
+@functools.cache
+def mark() -> str:
+    """What tells this process from any other since the boot: its number and when it was started (proc_pid_stat(5))."""
+    return f"{os.getpid()}-{_started('self')}"
+
+
+def end() -> int:
+    """Kill what daemons that have gone left running, and wait until it has ended; how many there were. Blocks.
+
+    What detached itself properly, with its pipes closed, lives on. Where /proc does not tell there is nothing.
+    """
+    pidfds: list[int] = []
+    try:
+        for pid in _strays():
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(pid)
+                pidfds.append(pidfd)
+                # The number can have become another's in between.
+                if _is_stray(pid):
+                    log.warning("process %d was left by a daemon that was killed, and is ended: %s", pid, _command(pid))
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _wait(pidfds)
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)
+    return len(pidfds)
+
+
+def _strays() -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdecimal() and _is_stray(int(name)):
+                yield int(name)
+
+
+def _is_stray(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environ = file.read()
+        prefix = f"{VARIABLE}=".encode()
+        found = next((item for item in environ.split(b"\0") if item.startswith(prefix)), b"")
+        if not found:
+            return False
+        number, _, started = found.removeprefix(prefix).decode().partition("-")
+        if number.isdecimal() and _started(number) == started:
+            return False
+        outputs = [os.readlink(f"/proc/{pid}/fd/{output}") for output in _OUTPUTS]
+    except (OSError, ValueError):
+        return False
+    return any(output.startswith("pipe:") for output in outputs)
+
+
+def _started(pid: str) -> str:
+    """In the kernel's clock ticks; empty where there is no such process, or it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name, in parentheses, may hold anything.
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, started = fields[0], fields[19]
+    return "" if state in "ZX" else started
+
+
+def _command(pid: int) -> str:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read(200).replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _wait(pidfds: list[int]) -> None:
+    until = time.monotonic() + deadlines.KILLED_SECONDS
+    left = list(pidfds)
+    while left and (seconds := until - time.monotonic()) > 0:
+        ended, _, _ = select.select(left, [], [], seconds)
+        left = [pidfd for pidfd in left if pidfd not in ended]
+    if left:
+        log.error("%d processes that a daemon left can't be killed: the kernel holds them", len(left))
