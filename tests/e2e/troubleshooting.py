@@ -45,6 +45,7 @@ anew. Of `multusctl doctor` only the findings about the situation are shown, of 
 
 _ALWAYS: Final = (
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+[+-]\d\d:\d\d", "2026-01-01T12:00:00.000+00:00"),
+    (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-01-01T12:00:00Z"),
     (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "11111111-2222-3333-4444-555555555555"),
     (r"([0-9a-f]{2}:){5}[0-9a-f]{2}", "02:00:00:00:00:01"),
     # In a table each is on a line of its own.
