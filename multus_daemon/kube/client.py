@@ -19,7 +19,14 @@ from typing import Any, Final
 from multus_daemon import __version__, deadlines
 from multus_daemon.base import timeline
 from multus_daemon.kube.credentials import Access, Source
-from multus_daemon.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, KubeError, NoAnswerError, from_answer
+from multus_daemon.kube.errors import (
+    ApiError,
+    ApiUnavailableError,
+    ConfigurationError,
+    KubeError,
+    NoAnswerError,
+    from_answer,
+)
 from multus_daemon.kube.library import aiohttp
 
 log = logging.getLogger(__name__)

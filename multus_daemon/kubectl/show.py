@@ -71,9 +71,8 @@ def leaks(found: Mapping[str, Any]) -> None:
                 f"{literal(entry['network'])} {literal(' '.join(entry['addresses']))}" for entry in item["attachments"]
             ]
             who = literal(item["pod"] or f"container {item['container'][:13]}")
-            table.add_row(
-                literal(item["node"]), who, "\n".join(networks), _time(item["since"]), literal(item["problem"])
-            )
+            problem = "\n".join(filter(None, (literal(item["problem"]), _advice(item["advice"]))))
+            table.add_row(literal(item["node"]), who, "\n".join(networks), _time(item["since"]), problem)
         console.print(table)
     else:
         console.print("[green]nothing is left over[/]" if found["daemons"] else "nothing is known")
@@ -112,6 +111,9 @@ def why(found: Mapping[str, Any]) -> None:
         console.print(f"  [red]lacks[/] {literal(name)}", soft_wrap=True)
     for name in found["attached"]:
         console.print(f"  [green]has[/] {literal(name)}", soft_wrap=True)
+    for item in found["leftovers"]:
+        head = f"  [red]left over[/] of container {literal(item['container'][:13])}: {literal(item['problem'])}"
+        console.print("\n".join(filter(None, (head, _advice(item["advice"], indent="    ")))), soft_wrap=True)
     for step in found["steps"]:
         mark, text = ("[red]no[/]", step["problem"]) if step["problem"] else ("[green]ok[/]", step["result"])
         console.print(f"  {mark} {literal(step['what'])}: {literal(text)}", soft_wrap=True)
@@ -151,6 +153,10 @@ def _end(console: Console, found: Mapping[str, Any]) -> None:
         console.print(f"[red]node {literal(item['node'])}[/]: {literal(item['problem'])}", soft_wrap=True)
     for note in found["notes"]:
         console.print(f"[yellow]{literal(note)}[/]", soft_wrap=True)
+
+
+def _advice(text: str, *, indent: str = "") -> str:
+    return f"{indent}[green]->[/] {literal(text)}" if text else ""
 
 
 def _users(pods: list[str]) -> str:

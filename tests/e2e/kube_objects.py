@@ -48,7 +48,12 @@ class Objects:
         return self.client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
     def create_node(
-        self, name: str, *, address: str = "192.0.2.1", kubelet_port: int = 10250, labels: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        address: str = "192.0.2.1",
+        kubelet_port: int = 10250,
+        labels: Mapping[str, str] | None = None,
     ) -> Any:
         """A node that says Ready."""
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
