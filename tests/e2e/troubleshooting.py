@@ -31,9 +31,10 @@ COLUMNS: Final = 100
 INTRODUCTION: Final = """\
 # Troubleshooting
 
-A pod hangs in ContainerCreating. Begin with `kubectl multus why NS/POD`, from wherever you have kubectl: it asks the API
-server and the daemon of the pod's node, and names the cause and what to do ([kubectl-multus.md](kubectl-multus.md)). Where
-you may not run commands in the daemon's pods, the pod's Events (`kubectl describe pod`) name the same cause.
+A pod hangs in ContainerCreating. Begin with `kubectl multus why NS/POD`, from wherever you have kubectl: it asks the
+API server and the daemon of the pod's node, and names the cause and what to do
+([kubectl-multus.md](kubectl-multus.md)). Where you may not run commands in the daemon's pods, the pod's Events
+(`kubectl describe pod`) name the same cause.
 
 On the node itself, as root or in the daemon's pod (`kubectl -n kube-system exec DAEMON -- multusctl ...`, see
 [multusctl.md](multusctl.md)):
