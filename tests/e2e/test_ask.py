@@ -23,7 +23,6 @@ from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.store import FileStore
 from tests.e2e.node import Node
 
-
 OF_NO_NODE = ("completion",)
 """Commands that look at nothing."""
 
