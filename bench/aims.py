@@ -57,5 +57,13 @@ AIMS: Final[dict[str, dict[str, Aim]]] = {
         "attachments ADD 250/0": Aim(1.1, "ADD with 250 pods attached, against none"),
         "networks ADD 5000/0": Aim(1.1, "ADD with 5,000 networks declared, against none"),
     },
+    "asking": {
+        "ADD 1 at a time asked/quiet": Aim(
+            1.05, "ADD, 1 at a time, while `multusctl` asks each second, against ADD while nobody does"
+        ),
+        "ADD 16 at a time asked/quiet": Aim(
+            1.05, "ADD, 16 at a time, while `multusctl` asks each second, against ADD while nobody does"
+        ),
+    },
     "shim": {"ours time": Aim(2.0, "the shim alone, start to exit")},
 }

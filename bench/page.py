@@ -14,6 +14,8 @@ from typing import Final
 
 from bench import aims, figures, plot
 from bench.__main__ import RECORDED
+from bench.asking import AT_ONCE as ASKING
+from bench.asking import COMMANDS, TURNS
 from bench.burst import AT_ONCE
 from bench.figures import ROOT, Recording
 from bench.growth import ATTACHMENTS, LEASES, NETWORKS
@@ -259,6 +261,28 @@ def growth_table(found: Recordings) -> str:
     return table(("", "ADD", "DEL", "ADD, against the smallest"), rows)
 
 
+def asking_table(found: Recordings) -> str:
+    """ADD beside questions, and without."""
+    rows = []
+    for count in ASKING:
+        where = f"ADD {count} at a time"
+        pairs = [
+            (_get(found, "asking", f"{where} {turn}"), _get(found, "asking", f"{where} p99 {turn}")) for turn in TURNS
+        ]
+        texts = [f"{number(one.value)}, {number(worst.value)} ms" if one and worst else "–" for one, worst in pairs]
+        rows.append([f"{count} at a time", *texts, shown(_get(found, "asking", f"{where} asked/quiet"), interval=True)])
+    return table(("ADD median, p99", *TURNS, "asked/quiet"), rows)
+
+
+def answers_table(found: Recordings) -> str:
+    """How long each command takes, beside ADDs."""
+    rows = [
+        [f"`multusctl {command}`", shown(_get(found, "asking", f"answer {command}"), interval=True)]
+        for command in COMMANDS
+    ]
+    return table(("beside ADDs", "exec to exit"), rows)
+
+
 def shim_table(found: Recordings) -> str:
     """The shim alone."""
     names = ("ours", "peer", "true")
@@ -310,6 +334,8 @@ TABLES: Final[Mapping[str, Callable[[Recordings], str]]] = {
     "burst-del": _burst_verb("DEL"),
     "memory": memory_table,
     "growth": growth_table,
+    "asking": asking_table,
+    "answers": answers_table,
     "shim": shim_table,
     "readme": readme_table,
 }

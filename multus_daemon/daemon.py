@@ -21,7 +21,7 @@ from multus_daemon.base.portal import LoopPortal
 from multus_daemon.base.timeline import Timelines
 from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.cni.args import KubernetesArgs
-from multus_daemon.cni.errors import CniError
+from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.controllers import primary_config
 from multus_daemon.controllers.primary_config import PrimaryConfig
@@ -332,8 +332,13 @@ class Daemon:
         )
 
     def _runtime_configuration(self) -> bytes:
-        """What a runtime gives the shim: what we have placed; else what our own settings lay over it is all."""
+        """What a runtime gives the shim: what we have placed; else what our own settings lay over it is all.
+
+        Raises InvalidNetworkConfigError where there is nothing to be placed: then the runtime has no Multus.
+        """
         placed = self._primary.placed if self._primary else b""
+        if self._primary and not placed and (problem := self._primary.problem):
+            raise InvalidNetworkConfigError(problem, "the runtime has no configuration of Multus until that is mended")
         return placed or json.dumps({"cniVersion": "1.0.0", "name": "multus-cni-network"}).encode()
 
     def _engine(self, limit: ProcessLimit) -> Engine:

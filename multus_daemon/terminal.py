@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from rich import markup
+from rich import box, markup
 from rich.console import Console
+from rich.table import Column, Table
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Standard output or standard error; `width` in columns, the terminal's where None."""
     # rich takes `:cd:`, which may be a part of a MAC address, for the name of a picture.
     return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+
+
+def table(*headers: str, title: str | None = None) -> Table:
+    """A table with these columns. What is too wide is folded: a name that is cut can't be copied."""
+    return Table(*(Column(header, overflow="fold") for header in headers), title=title, box=box.ROUNDED)
 
 
 def literal(text: str) -> str:

@@ -114,6 +114,11 @@ class PrimaryConfig:
         placed = self._conf.placed
         return placed.data if placed else b""
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with the primary network or the configuration; empty: nothing. From any thread."""
+        return self._complaint
+
     def report(self) -> dict[str, Any]:
         """Which file is the primary network's and what was placed; for `diagnosis.status`. From any thread."""
         placed = self._conf.placed
@@ -121,7 +126,7 @@ class PrimaryConfig:
             "wanted": True,
             "file": str(self._good.source) if self._good else "",
             "placed": str(placed.target) if placed else "",
-            "problem": self._complaint,
+            "problem": self.problem,
             "passedOver": [{"file": name, "reason": reason} for name, reason in self._election.passed_over],
         }
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
 from multus_daemon import terminal
 from multus_daemon.terminal import literal
 
 
 def plugins(found: Mapping[str, Any]) -> None:
     """One row each."""
-    table = Table("plugin", "served by", "problem", box=box.ROUNDED)
+    table = terminal.table("plugin", "served by", "problem")
     for item in found["plugins"]:
         table.add_row(literal(item["type"]), literal(item["servedBy"]), f"[red]{literal(item['problem'])}[/]")
     terminal.console().print(table)

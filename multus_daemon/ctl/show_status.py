@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from multus_daemon import terminal
@@ -61,7 +60,7 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _errors(found: Mapping[str, Any]) -> Table:
-    table = Table("count", "verb", "cause", "last", title="errors of the last requests", box=box.ROUNDED)
+    table = terminal.table("count", "verb", "cause", "last", title="errors of the last requests")
     for item in found["errors"]:
         last = f"{_time(item['last'])}\n{literal(item['pod'])}"
         table.add_row(

@@ -31,7 +31,8 @@ class Answers:
         configuration: Callable[[], bytes],
         spool: Path,
     ) -> None:
-        """`parts`: what the daemon knows of itself; `configuration`: what the runtime gives the shim, as it is now.
+        """`parts`: what the daemon knows of itself; `configuration`: what the runtime gives the shim, as it is now, or
+        raises the CniError that keeps the runtime from having any.
 
         `spool`: the shim's directory of DELs.
         """
@@ -133,7 +134,7 @@ class Answers:
 
     def _explained(self, find: Callable[[], Pod], name: str) -> Mapping[str, Any]:
         try:
-            return explain.of(self._engine, self._configuration(), find, name, self._timelines)
+            return explain.of(self._engine, self._configuration, find, name, self._timelines)
         except OSError as error:
             raise IoFailureError(f"records can't be listed: {error}") from error
 

@@ -58,14 +58,15 @@ class _Steps:
 
 def of(
     engine: Engine,
-    configuration: bytes,
+    configuration: Callable[[], bytes],
     find: Callable[[], Pod],
     name: str,
     timelines: Iterable[Timeline],
 ) -> dict[str, Any]:
     """The explanation for the pod `name` (`namespace/name`), which `find` finds, or raises a CniError.
 
-    `configuration`: what the runtime would give the shim on standard input. Raises nothing that a pod or a network can
+    `configuration`: what the runtime would give the shim on standard input; raises a CniError where it would give none.
+    Raises nothing that a pod or a network can
     cause: what is wrong is in the answer. Raises OSError where the records can't be listed.
     """
     steps = _Steps()
@@ -93,12 +94,15 @@ def of(
     }
 
 
-def _planned(engine: Engine, configuration: bytes, find: Callable[[], Pod], steps: _Steps) -> Iterator[dict[str, Any]]:
+def _planned(
+    engine: Engine, configuration: Callable[[], bytes], find: Callable[[], Pod], steps: _Steps
+) -> Iterator[dict[str, Any]]:
     """The networks, as far as planning comes."""
     if reason := engine.gates.closed.get(INDICATOR_GATE):
         steps.fail("readiness indicator", _refusal(reason))
     try:
-        net_conf = load(configuration, engine.overlay)
+        stdin = configuration()
+        net_conf = load(stdin, engine.overlay)
         steps.take("configuration", f"cluster network {net_conf.cluster_network or _first(net_conf)}")
     except CniError as error:
         steps.fail("configuration", error)
@@ -119,7 +123,7 @@ def _planned(engine: Engine, configuration: bytes, find: Callable[[], Pod], step
         steps.fail("networks", error.with_context(f"pod {pod}"))
         return
     try:
-        attachments = plan.attachments(engine, _request(pod, configuration), pod, net_conf)
+        attachments = plan.attachments(engine, _request(pod, stdin), pod, net_conf)
         steps.take("interfaces and devices", ", ".join(f"{item.ifname}: {item.name}" for item in attachments))
     except CniError as error:
         steps.fail("interfaces and devices", error)

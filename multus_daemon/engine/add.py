@@ -209,8 +209,8 @@ def _save(engine: Engine, record: ContainerRecord, *, durable: bool = True) -> N
         engine.store.save(record, durable=durable)
     except OSError as error:
         raise IoFailureError(
-            f"record of container {record.sandbox.container_id} can't be written: {error}",
-            f"pod {record.pod}; check free space and permissions of the daemon's cniDir",
+            f"record of container {record.sandbox.container_id} can't be written: {error} (pod {record.pod})",
+            "check free space and permissions of the daemon's cniDir",
         ) from error
 
 

@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class MissingDefinitionError(LookupError):
-    """There is no such NetworkAttachmentDefinition; the message begins as upstream's event does."""
+    """There is no such NetworkAttachmentDefinition; the message is what upstream's event begins with."""
 
     def __init__(self, message: str, elsewhere: str) -> None:
         """`elsewhere`: where there is one of the name, to be put behind a message; may be empty."""
-        super().__init__(message + elsewhere)
+        super().__init__(message)
         self.elsewhere = elsewhere
 
 
@@ -221,7 +221,7 @@ def _definition(engine: Engine, namespace: str, name: str, net_conf: NetConf, *,
         definition = engine.cluster.network(namespace, name)
     except NetworkNotFoundError as error:
         raise MissingDefinitionError(
-            f"cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {error}",
+            f"cannot find a network-attachment-definition ({name}) in namespace ({namespace})",
             _elsewhere(engine, name, net_conf, asker),
         ) from error
     except StoreUnavailableError as error:

@@ -84,7 +84,7 @@ def telling_of_failure(engine: Engine, pod: Pod, reason: str) -> Iterator[None]:
     try:
         yield
     except CniError as error:
-        reason, message = _as_event(pod, error, reason)
+        reason, message = _as_event(error, reason)
         more = f"; on the node, `multusctl explain {pod}` says more"
         engine.cluster.event(pod, "Warning", reason, message[: EVENT_MESSAGE_MAX - len(more)] + more)
         raise
@@ -112,7 +112,7 @@ def _write_status(engine: Engine, pod: Pod, attachments: list[Attachment], keep:
     return ""
 
 
-def _as_event(pod: Pod, error: CniError, reason: str) -> tuple[str, str]:
+def _as_event(error: CniError, reason: str) -> tuple[str, str]:
     """Reason and message; a cause that has a reason of its own goes before `reason`."""
     if isinstance(error, StatusRequiredError):
         return NO_STATUS, str(error)
@@ -121,6 +121,7 @@ def _as_event(pod: Pod, error: CniError, reason: str) -> tuple[str, str]:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MissingDefinitionError):
-            return NO_NETWORK, f"{cause} (pod {pod})"
+            # Upstream's words, which people's alerts look for; then what everybody else is told.
+            return NO_NETWORK, f"{cause}: {error}"
         cause = cause.__cause__
     return reason, str(error)

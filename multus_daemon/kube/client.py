@@ -19,7 +19,14 @@ from typing import Any, Final
 from multus_daemon import __version__, deadlines
 from multus_daemon.base import timeline
 from multus_daemon.kube.credentials import Access, Source
-from multus_daemon.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, KubeError, from_answer
+from multus_daemon.kube.errors import (
+    ApiError,
+    ApiUnavailableError,
+    ConfigurationError,
+    KubeError,
+    NoAnswerError,
+    from_answer,
+)
 from multus_daemon.kube.library import aiohttp
 
 log = logging.getLogger(__name__)
@@ -398,7 +405,7 @@ def _as_unavailable(what: str, seconds: float) -> Iterator[None]:
     except _TRANSPORT_ERRORS as error:
         plain = isinstance(error, TimeoutError) and not str(error)
         reason = f"nothing heard within {seconds:g} s" if plain else str(error) or type(error).__name__
-        raise ApiUnavailableError(f"{what}: {reason}") from error
+        raise NoAnswerError(f"{what}: {reason}") from error
 
 
 def _now() -> float:

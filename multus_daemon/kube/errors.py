@@ -47,6 +47,10 @@ class ApiUnavailableError(KubeError):
         self.retry_after = retry_after
 
 
+class NoAnswerError(ApiUnavailableError):
+    """The API server can't be reached, or does not answer in time."""
+
+
 class _Cause(msgspec.Struct):
     field: str = ""
 

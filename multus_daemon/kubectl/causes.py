@@ -1,8 +1,8 @@
 """Why a pod lacks networks, in the words of its node's daemon, and what to do about it.
 
 The best source there is: what planning its ADD says now (`multusctl explain`); what the daemon has answered to the
-runtime; the pod's Events, the daemon's own before the kubelet's. They name the same cause, and with the same words but
-for a definition that is not there: its Event has upstream's.
+runtime; the pod's Events, the daemon's own before the kubelet's. They name the same cause, with the same words; the
+Event about a definition that is not there has upstream's before them.
 """
 
 from __future__ import annotations

@@ -2,18 +2,19 @@
 
 {"schema": "kubectl-multus.leaks/v1", "daemons": <how many have answered>,
  "containers": [{"node": …, "daemon": …, "container": …, "pod": "default/web", "since": <Unix time>,
-                 "problem": <why nobody will delete it>, "failedDeletes": 0,
+                 "problem": <why nobody will delete it>, "advice": <what to do>, "failedDeletes": 0,
                  "attachments": [{"network": …, "interface": …, "addresses": ["10.1.0.2/24"]}]}],
  "unanswered": [{"node": …, "daemon": …, "problem": …}], "notes": [<what could not be looked at>]}
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
-from multus_daemon.kubectl.cluster import Cluster, NodeReply, unanswered
+from multus_daemon.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, unanswered
 
 SCHEMA: Final = "kubectl-multus.leaks/v1"
 _NODE_SCHEMA: Final = "multusctl.attachments/v1"
@@ -32,6 +33,8 @@ class _Container(msgspec.Struct, rename="camel"):
     problem: str
     failed_deletes: int
     attachments: list[_Attachment]
+    advice: str = ""
+    """Of daemons that give one."""
 
 
 class _Reply(NodeReply):
@@ -47,12 +50,24 @@ async def look(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
         "schema": SCHEMA,
         "daemons": sum(item.reply is not None for item in answers),
         "containers": [
-            {**item.daemon.at(), **msgspec.to_builtins(container)}
-            for item in answers
-            if item.reply is not None
-            for container in item.reply.containers
-            if not namespace or container.pod.startswith(f"{namespace}/")
+            item for item in _containers(answers) if not namespace or item["pod"].startswith(f"{namespace}/")
         ],
         "unanswered": unanswered(answers),
         "notes": cluster.notes,
     }
+
+
+async def of_pod(cluster: Cluster, daemon: Daemon, pod: str) -> list[dict[str, Any]]:
+    """`containers` of a pod (`namespace/name`) on its node; a note where that is not to be had."""
+    answers = await cluster.ask([(daemon, ("attachments", pod, "--leaks"))], _Reply, _NODE_SCHEMA)
+    cluster.notes += [f"what is left over of the pod is not known: {item.problem}" for item in answers if item.problem]
+    return _containers(answers)
+
+
+def _containers(answers: Iterable[Answered[_Reply]]) -> list[dict[str, Any]]:
+    return [
+        {**item.daemon.at(), **msgspec.to_builtins(container)}
+        for item in answers
+        if item.reply is not None
+        for container in item.reply.containers
+    ]

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from multus_daemon import terminal
 from multus_daemon.terminal import literal
@@ -20,7 +18,7 @@ SHOWN: Final = 5
 def status(found: Mapping[str, Any]) -> None:
     """The nodes, those that are not ready first; errors by cause."""
     console = terminal.console()
-    table = Table("node", "state", "version", "containers", "spool", "left over", box=box.ROUNDED)
+    table = terminal.table("node", "state", "version", "containers", "spool", "left over")
     for node in sorted(found["nodes"], key=lambda node: node["ready"]):
         gates = [f"{literal(gate)}: {literal(reason)}" for gate, reason in node["gates"].items()]
         state = "[green]ready[/]" if node["ready"] else "\n".join(["[red]not ready[/]", *gates])
@@ -29,9 +27,7 @@ def status(found: Mapping[str, Any]) -> None:
     if found["nodes"]:
         console.print(table)
     if found["errors"]:
-        errors = Table(
-            "count", "verb", "cause", "nodes", "last pod", title="errors of the last requests", box=box.ROUNDED
-        )
+        errors = terminal.table("count", "verb", "cause", "nodes", "last pod", title="errors of the last requests")
         for item in found["errors"]:
             cause = f"{literal(item['cause'])} [dim]({item['code']})[/]"
             errors.add_row(str(item["count"]), literal(item["verb"]), cause, _some(item["nodes"]), literal(item["pod"]))
@@ -45,11 +41,11 @@ def pods(found: Mapping[str, Any]) -> None:
     """A table of causes, one of pods."""
     console = terminal.console()
     if found["pods"]:
-        reasons = Table("pods", "cause", "such as", box=box.ROUNDED)
+        reasons = terminal.table("pods", "cause", "such as")
         for item in found["causes"]:
             reasons.add_row(str(item["count"]), literal(item["cause"]), _some(item["pods"]))
         console.print(reasons)
-        table = Table("pod", "node", "lacks", box=box.ROUNDED)
+        table = terminal.table("pod", "node", "lacks")
         for item in found["pods"]:
             table.add_row(
                 f"[bold]{literal(item['pod'])}[/]", literal(item["node"]), "\n".join(map(literal, item["lacks"]))
@@ -65,15 +61,14 @@ def leaks(found: Mapping[str, Any]) -> None:
     """A row for each container."""
     console = terminal.console()
     if found["containers"]:
-        table = Table("node", "pod", "networks", "since", "problem", box=box.ROUNDED)
+        table = terminal.table("node", "pod", "networks", "since", "problem")
         for item in found["containers"]:
             networks = [
                 f"{literal(entry['network'])} {literal(' '.join(entry['addresses']))}" for entry in item["attachments"]
             ]
             who = literal(item["pod"] or f"container {item['container'][:13]}")
-            table.add_row(
-                literal(item["node"]), who, "\n".join(networks), _time(item["since"]), literal(item["problem"])
-            )
+            problem = "\n".join(filter(None, (literal(item["problem"]), _advice(item["advice"]))))
+            table.add_row(literal(item["node"]), who, "\n".join(networks), _time(item["since"]), problem)
         console.print(table)
     else:
         console.print("[green]nothing is left over[/]" if found["daemons"] else "nothing is known")
@@ -84,7 +79,7 @@ def networks(found: Mapping[str, Any]) -> None:
     """A row for each network."""
     console = terminal.console()
     if found["networks"]:
-        table = Table("network", "plugins", "pods", "nodes that can't serve it", box=box.ROUNDED)
+        table = terminal.table("network", "plugins", "pods", "nodes that can't serve it")
         for item in found["networks"]:
             plugins = "[dim]a file on each node[/]" if item["onNodes"] else literal(", ".join(item["plugins"]))
             if item["problem"]:
@@ -112,6 +107,9 @@ def why(found: Mapping[str, Any]) -> None:
         console.print(f"  [red]lacks[/] {literal(name)}", soft_wrap=True)
     for name in found["attached"]:
         console.print(f"  [green]has[/] {literal(name)}", soft_wrap=True)
+    for item in found["leftovers"]:
+        head = f"  [red]left over[/] of container {literal(item['container'][:13])}: {literal(item['problem'])}"
+        console.print("\n".join(filter(None, (head, _advice(item["advice"], indent="    ")))), soft_wrap=True)
     for step in found["steps"]:
         mark, text = ("[red]no[/]", step["problem"]) if step["problem"] else ("[green]ok[/]", step["result"])
         console.print(f"  {mark} {literal(step['what'])}: {literal(text)}", soft_wrap=True)
@@ -151,6 +149,10 @@ def _end(console: Console, found: Mapping[str, Any]) -> None:
         console.print(f"[red]node {literal(item['node'])}[/]: {literal(item['problem'])}", soft_wrap=True)
     for note in found["notes"]:
         console.print(f"[yellow]{literal(note)}[/]", soft_wrap=True)
+
+
+def _advice(text: str, *, indent: str = "") -> str:
+    return f"{indent}[green]->[/] {literal(text)}" if text else ""
 
 
 def _users(pods: list[str]) -> str:

@@ -5,6 +5,7 @@
      "cause": <short; empty: nothing is wrong with its networks>, "text": <all of it>,
      "source": "explain", "request", "event", "annotation", "pod" or "daemon"; empty: there is no cause,
      "advice": <what to do>, "lacks": ["default/blue", …], "attached": ["default/green@net1", …],
+     "leftovers": [<containers of the pod before, whose networks are not free: as `leaks` has them>],
      "steps": [{"what": …, "result": …, "problem": …}],
      "requests": [{"verb": "ADD", "began": <Unix time>, "seconds": <null: it runs>, "error": <empty: none>,
                    "step": <the last one>}],
@@ -18,15 +19,16 @@ first; the daemon's own have the component `multus`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from multus_daemon.kube.errors import ApiError, ApiUnavailableError
-from multus_daemon.kubectl import causes, lacking
+from multus_daemon.kubectl import causes, lacking, leaks
 from multus_daemon.kubectl.causes import Cause, Explanation
-from multus_daemon.kubectl.cluster import Cluster, EventObject, NodeReply, PodObject, unanswered
+from multus_daemon.kubectl.cluster import Cluster, Daemon, EventObject, NodeReply, PodObject, unanswered
 
 SCHEMA: Final = "kubectl-multus.why/v1"
 _TRACE_SCHEMA: Final = "multusctl.trace/v1"
@@ -75,6 +77,7 @@ async def look(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]
         **_of_cause(None),
         "lacks": list(networks.lacks),
         "attached": list(networks.attached),
+        "leftovers": [],
         "steps": [],
         "requests": [],
         "events": [_event(event) for event in events],
@@ -111,9 +114,8 @@ async def _asked(
     node = pod.spec.node_name
     daemon = (await cluster.daemons_of([node]))[node]
     (explained,) = await cluster.ask([(daemon, ("explain", str(pod)))], Explanation, causes.SCHEMA)
-    last = ("trace", str(pod), "--last", str(_REQUESTS))
-    (traced,) = await cluster.ask([(daemon, last)], _Trace, _TRACE_SCHEMA) if explained.reply else (explained,)
     reply = explained.reply
+    requests, leftovers = await _before(cluster, daemon, str(pod)) if reply else ([], [])
     cause = None
     if _is_wrong(pod, networks, reply):
         cause = causes.verdict(reply, events, pod, daemon) or causes.no_daemon(
@@ -125,11 +127,21 @@ async def _asked(
         **daemon.at(),
         "daemons": int(reply is not None),
         **_of_cause(cause),
+        "leftovers": leftovers,
         "steps": [msgspec.to_builtins(step) for step in reply.steps] if reply else [],
-        "requests": [_request(item) for item in traced.reply.requests] if isinstance(traced.reply, _Trace) else [],
+        "requests": requests,
         "unanswered": unanswered([explained]),
         "notes": cluster.notes,
     }
+
+
+async def _before(cluster: Cluster, daemon: Daemon, pod: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What its node knows of the pod and its predecessors of the name: the last requests, and what is left over."""
+    last = ("trace", pod, "--last", str(_REQUESTS))
+    (traced,), leftovers = await asyncio.gather(
+        cluster.ask([(daemon, last)], _Trace, _TRACE_SCHEMA), leaks.of_pod(cluster, daemon, pod)
+    )
+    return [_request(item) for item in traced.reply.requests] if traced.reply else [], leftovers
 
 
 def _is_wrong(pod: PodObject, networks: lacking.Networks, found: Explanation | None) -> bool:

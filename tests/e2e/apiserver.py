@@ -32,6 +32,13 @@ ISSUER: Final = "https://kubernetes.default.svc"
 SERVICE_ADDRESS: Final = "10.96.0.1"
 """Of the service `kubernetes`: the first of `--service-cluster-ip-range`."""
 AUDIT_MARK: Final = "/version?audit-mark="
+_ALONE: Final = (
+    # It wants each namespace's `default` account, which the controller manager makes.
+    "--disable-admission-plugins=ServiceAccount",
+    # Kubelets are `exec_kubelet`'s, which speak websocket only: without this the server would speak SPDY to them.
+    "--feature-gates=TranslateStreamCloseWebsocketRequests=false",
+)
+"""Flags of a server without controllers and real kubelets."""
 
 
 class ServerError(Exception):
@@ -115,8 +122,8 @@ class ApiServer(Objects):
             "--anonymous-auth=false",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
-            # It wants each namespace's `default` account, which the controller manager makes.
-            *(self._node_flags() if self._is_controlled else ("--disable-admission-plugins=ServiceAccount",)),
+            *(self._node_flags() if self._is_controlled else _ALONE),
+            "--kubelet-preferred-address-types=InternalIP",
             f"--service-account-issuer={ISSUER}",
             f"--service-account-signing-key-file={self.sign_key}",
             f"--service-account-key-file={verify_key}",
@@ -145,7 +152,6 @@ class ApiServer(Objects):
             f"--egress-selector-config-file={path}",
             f"--kubelet-client-certificate={pair.certificate}",
             f"--kubelet-client-key={pair.key}",
-            "--kubelet-preferred-address-types=InternalIP",
         ]
 
     # --- its life ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any
 
 from tests.e2e.kube_client import ApiError, Client
 
+_IMAGE = {"image": "registry.invalid/none", "imageID": "", "restartCount": 0}
+
 
 class Objects:
     """Objects of the cluster, made and changed as its administrator."""
@@ -45,7 +47,14 @@ class Objects:
         metadata = {"name": name, "labels": dict(labels or {})}
         return self.client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
-    def create_node(self, name: str, *, address: str = "192.0.2.1", labels: Mapping[str, str] | None = None) -> Any:
+    def create_node(
+        self,
+        name: str,
+        *,
+        address: str = "192.0.2.1",
+        kubelet_port: int = 10250,
+        labels: Mapping[str, str] | None = None,
+    ) -> Any:
         """A node that says Ready."""
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
@@ -53,6 +62,7 @@ class Objects:
         status = {
             "conditions": [_condition("Ready")],
             "addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet_port}},
         }
         return self.client.merge(self.client.path(node, "status"), {"status": status})
 
@@ -82,6 +92,22 @@ class Objects:
         if node and running:
             status = {"phase": "Running", "conditions": [_condition("Ready"), _condition("ContainersReady")]}
             pod = self.client.merge(f"{pods}/{name}/status", {"status": status})
+        return pod
+
+    def create_daemon_pod(self, name: str, node: str, *, namespace: str, container: str) -> dict[str, Any]:
+        """A pod of a DaemonSet of ours that runs on the node, as the manifests would have it there."""
+        owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "kube-multus-ds", "uid": "of-no-object"}
+        metadata = {"name": name, "labels": {"app": "multus", "name": "multus"}, "ownerReferences": [owner]}
+        spec = {
+            "nodeName": node,
+            "hostNetwork": True,
+            "containers": [{"name": container, "image": "registry.invalid/none"}],
+        }
+        pods = self.client.resource("v1", "Pod").path(namespace)
+        self.client.request("POST", pods, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        running = {"name": container, "ready": True, "state": {"running": {}}, **_IMAGE}
+        status = {"phase": "Running", "conditions": [_condition("Ready")], "containerStatuses": [running]}
+        pod: dict[str, Any] = self.client.merge(f"{pods}/{name}/status", {"status": status})
         return pod
 
     def delete_pod(self, name: str, namespace: str = "default", *, grace: int = 0) -> bool:

@@ -18,14 +18,19 @@ from typing import Any
 import pytest
 
 from multus_daemon.cni.names import ContainerId
+from multus_daemon.ctl.commands import COMMANDS
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.store import FileStore
 from tests.e2e.node import Node
 
+OF_NO_NODE = ("completion",)
+"""Commands that look at nothing."""
+
 
 def multusctl(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     """Run it with the node's configuration."""
-    command = [sys.executable, "-m", "multus_daemon.ctl", *words, "--config", str(node.config)]
+    of_the_node = () if words[0] in OF_NO_NODE else ("--config", str(node.config))
+    command = [sys.executable, "-m", "multus_daemon.ctl", *words, *of_the_node]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -299,8 +304,12 @@ READ_ONLY = (
     ("explain", "default/b"),
     ("explain", "--file", "MANIFEST"),
     ("trace",),
+    ("trace", "default/a", "--last", "5"),
     ("graph",),
     ("doctor",),
+    ("plugins",),
+    ("validate", "MANIFEST"),
+    ("completion", "bash"),
 )
 """Every command but for those whose name says that they change something."""
 
@@ -309,11 +318,12 @@ def commands(node: Node) -> Iterator[tuple[str, ...]]:
     """They, as text and as JSON; two of them fail."""
     manifest = node.root / "pod.yaml"
     if not manifest.exists():
-        manifest.write_text("{kind: Pod, metadata: {name: x}, spec: {}}")
+        manifest.write_text("{apiVersion: v1, kind: Pod, metadata: {name: x}, spec: {}}")
     for words in READ_ONLY:
         named = tuple(str(manifest) if word == "MANIFEST" else word for word in words)
         yield named
-        yield (*named, "--json")
+        if words[0] not in OF_NO_NODE:
+            yield (*named, "--json")
 
 
 def everything(node: Node, netns: str) -> dict[str, Any]:
@@ -338,6 +348,11 @@ def everything(node: Node, netns: str) -> dict[str, Any]:
                 text = subprocess.run([*inside, *tool], capture_output=True, text=True, check=False).stdout
                 found[f"{place} {tool[0]}"] = [line for line in text.splitlines() if line[:1] not in "#:"]
     return found
+
+
+def test_every_command_that_changes_nothing_is_among_them() -> None:
+    names = {module.__name__.rpartition(".")[2] for module in COMMANDS}
+    assert {words[0] for words in READ_ONLY} == names - {"sandbox"}
 
 
 def tentative(node: Node, netns: str) -> bool:

@@ -31,9 +31,13 @@ COLUMNS: Final = 100
 INTRODUCTION: Final = """\
 # Troubleshooting
 
-A pod hangs in ContainerCreating. Begin with its Events (`kubectl describe pod`): the Warning names the cause and the
-command that says more. That command runs on the node of the pod, as root or in the daemon's pod
-(`kubectl -n kube-system exec DAEMON -- multusctl ...`, see [multusctl.md](multusctl.md)).
+A pod hangs in ContainerCreating. Begin with `kubectl multus why NS/POD`, from wherever you have kubectl: it asks the
+API server and the daemon of the pod's node, and names the cause and what to do
+([kubectl-multus.md](kubectl-multus.md)). Where you may not run commands in the daemon's pods, the pod's Events
+(`kubectl describe pod`) name the same cause.
+
+On the node itself, as root or in the daemon's pod (`kubectl -n kube-system exec DAEMON -- multusctl ...`, see
+[multusctl.md](multusctl.md)):
 
 - `multusctl explain NS/POD`: a pod does not start.
 - `multusctl doctor`: many pods of one node do not start.
@@ -45,6 +49,7 @@ anew. Of `multusctl doctor` only the findings about the situation are shown, of 
 
 _ALWAYS: Final = (
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+[+-]\d\d:\d\d", "2026-01-01T12:00:00.000+00:00"),
+    (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-01-01T12:00:00Z"),
     (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "11111111-2222-3333-4444-555555555555"),
     (r"([0-9a-f]{2}:){5}[0-9a-f]{2}", "02:00:00:00:00:01"),
     # In a table each is on a line of its own.

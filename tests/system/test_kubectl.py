@@ -99,7 +99,8 @@ async def test_an_api_server_that_is_away(bench: Bench, tmp_path: Path) -> None:
     await bench.server.stop()
     code, out, err = await run("status", home=tmp_path, KUBECONFIG=str(tmp_path / "kubeconfig"))
     assert (code, out) == (1, "")
-    assert err.startswith("kubectl-multus: GET /api/v1/pods: ")
+    assert err.startswith("kubectl-multus: the API server can't be asked: GET /api/v1/pods: Cannot connect to host ")
+    assert err.endswith("; bring it back, or name another by --kubeconfig or --context\n")
     assert "Traceback" not in err
 
 

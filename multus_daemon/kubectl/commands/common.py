@@ -93,10 +93,14 @@ def ask(
     """What `look` finds, printed: as JSON, or by `show`. Raises CommandError."""
     import asyncio
 
-    from multus_daemon.kube.errors import KubeError
+    from multus_daemon.kube.errors import KubeError, NoAnswerError
 
     try:
         found = asyncio.run(_asked(arguments, look))
+    except NoAnswerError as error:
+        raise CommandError(
+            f"the API server can't be asked: {error}; bring it back, or name another by --kubeconfig or --context"
+        ) from error
     except KubeError as error:
         raise CommandError(str(error)) from error
     if arguments.json:

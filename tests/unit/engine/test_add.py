@@ -388,7 +388,8 @@ def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -> None
         engine.verbs.add(engine.request())
     ((pod, kind, reason, message),) = engine.cluster.events
     assert (pod, kind, reason) == ("web/p1", "Warning", "NoNetworkFound")
-    assert message.startswith("cannot find a network-attachment-definition (nope) in namespace (web)")
+    upstreams = "cannot find a network-attachment-definition (nope) in namespace (web)"
+    assert message.startswith(f"{upstreams}: network web/nope does not exist (pod web/p1); create it, or ")
 
 
 def test_a_missing_network_of_another_namespace_says_where_there_is_one(engine: Engine) -> None:
@@ -401,7 +402,7 @@ def test_a_missing_network_of_another_namespace_says_where_there_is_one(engine: 
     known = f"no NetworkAttachmentDefinition of that name is known in namespace web{where}"
     assert caught.value.details == f"create it, or correct the pod's annotation; {known}"
     [(reason, message)] = engine.warnings
-    assert (reason, message.endswith(f"{where} (pod web/p1){MORE}")) == ("NoNetworkFound", True)
+    assert (reason, message.endswith(f"(pod web/p1); {caught.value.details}{MORE}")) == ("NoNetworkFound", True)
 
 
 def test_under_namespace_isolation_no_namespace_is_named_that_is_out_of_reach(engine: Engine) -> None:
@@ -773,7 +774,8 @@ def test_an_unknown_namespace_or_network_keeps_upstreams_reason(engine: Engine, 
     namespace, name = network.split("/")
     [(reason, message)] = engine.warnings
     assert reason == "NoNetworkFound"
-    assert message.startswith(f"cannot find a network-attachment-definition ({name}) in namespace ({namespace}): ")
+    upstreams = f"cannot find a network-attachment-definition ({name}) in namespace ({namespace})"
+    assert message.startswith(f"{upstreams}: network {network} does not exist (pod web/p1)")
 
 
 @pytest.mark.conformance("verbs-13")

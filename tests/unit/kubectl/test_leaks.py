@@ -37,6 +37,7 @@ async def test_of_all_nodes(bench):
         "pod": "default/web",
         "since": 5.0,
         "problem": "its pod is gone",
+        "advice": "",
         "failedDeletes": 2,
         "attachments": [{"network": "default/blue", "interface": "net1", "addresses": ["10.1.0.2/24"]}],
     }
@@ -52,9 +53,11 @@ async def test_of_one_namespace(bench):
 
 
 async def test_what_people_see(bench, capsys):
-    bench.node("node-a", node_of(leak("", since=1e30)))
+    bench.node("node-a", node_of(leak("", since=1e30, advice="free it")))
     show.leaks(await leaks.look(bench.cluster(), namespace=""))
-    assert "0123456789" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "0123456789" in shown
+    assert "-> free it" in shown
     bench.daemon("node-a", node_of())
     show.leaks(await leaks.look(bench.cluster(), namespace=""))
     assert capsys.readouterr().out == "nothing is left over\n"

@@ -7,17 +7,20 @@ import pytest
 from multus_daemon.kube.errors import ApiUnavailableError
 from multus_daemon.kubectl import show, why
 from tests.unit.kubectl.conftest import explain_reply, hang, trace_reply
+from tests.unit.kubectl.test_leaks import leak
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
 ATTACHED = json.dumps([{"name": "cluster", "interface": "eth0"}, {"name": "default/blue", "interface": "net1"}])
 
 
-def node_of(explained, *requests):
-    """A daemon that explains, and traces."""
+def node_of(explained, *requests, leaks=()):
+    """A daemon that explains, traces, and knows what is left over."""
 
     async def program(execution):
         if execution.words[1] == "explain":
             await execution.answer(explained, 1 if explained["problem"] else 0)
+        elif execution.words[1] == "attachments":
+            await execution.answer({"schema": "multusctl.attachments/v1", "containers": list(leaks)})
         else:
             await execution.answer(trace_reply(*requests))
 
@@ -58,10 +61,45 @@ async def test_what_explain_says_is_the_cause(bench, look):
     assert found["steps"] == [{"what": "networks", "result": "", "problem": problem}]
     assert found["requests"] == [{"verb": "ADD", "began": 5.0, "seconds": 0.1, "error": problem, "step": "its turn"}]
     assert [event["reason"] for event in found["events"]] == ["NoNetworkFound", "Scheduled"]
-    assert bench.asked == [
-        ("node-a", ["multusctl", "explain", "default/web", "--json"]),
+    assert bench.asked[0] == ("node-a", ["multusctl", "explain", "default/web", "--json"])
+    assert sorted(bench.asked[1:]) == [
+        ("node-a", ["multusctl", "attachments", "default/web", "--leaks", "--json"]),
         ("node-a", ["multusctl", "trace", "default/web", "--last", "5", "--json"]),
     ]
+    assert (found["leftovers"], found["notes"]) == ([], [])
+
+
+async def test_what_a_container_before_has_left_is_told(bench, look, capsys):
+    """The port, or address, that the pod waits for is its predecessor's."""
+    left = leak("default/web", advice="free by hand what it holds, then: multusctl attachments forget 0123456789abcdef")
+    bench.node("node-a", node_of(explain_reply(errors=[failed("port 7 is taken")]), leaks=[left]))
+    bench.pod("web", "blue")
+    found = await look()
+    (entry,) = found["leftovers"]
+    assert (entry["container"], entry["problem"], entry["advice"]) == (
+        *("0123456789abcdef", "its pod is gone"),
+        left["advice"],
+    )
+    show.why(found)
+    assert (
+        "  left over of container 0123456789abc: its pod is gone\n"
+        "    -> free by hand what it holds, then: multusctl attachments forget 0123456789abcdef\n"
+    ) in capsys.readouterr().out
+
+
+async def test_a_daemon_that_does_not_tell_what_is_left(bench, look):
+    async def program(execution):
+        if execution.words[1] == "attachments":
+            await execution.end(1)
+        else:
+            found = explain_reply(problem=MISSING) if execution.words[1] == "explain" else trace_reply()
+            await execution.answer(found)
+
+    bench.node("node-a", program)
+    bench.pod("web", "blue")
+    found = await look()
+    assert (found["cause"], found["leftovers"]) == (MISSING, [])
+    assert found["notes"][0].startswith("what is left over of the pod is not known: ")
 
 
 @pytest.mark.parametrize(
