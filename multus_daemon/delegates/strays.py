@@ -1,7 +1,8 @@
 """What a daemon that was killed has left running: plugins and programs that nobody waits for any more.
 
 Each process that a daemon starts carries the daemon's mark in its environment. One whose daemon has gone may still
-attach what the runtime has been told to be failed, after the DEL of it: so a daemon ends such before it serves.
+attach what the runtime has been told to be failed, after the DEL of it: so a daemon ends such before it serves. A DEL
+that still runs is let be: it removes what the next one may not find any more, and two of them do no harm.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE: Final = "MULTUS_DAEMON"
 _OUTPUTS: Final = (1, 2)
+_REMOVING: Final = frozenset({b"CNI_COMMAND=DEL", b"CNI_COMMAND=GC"})
 
 
 @functools.cache
@@ -33,7 +35,7 @@ def mark() -> str:
 def end() -> int:
     """Kill what daemons that have gone left running, and wait until it has ended; how many there were. Blocks.
 
-    What detached itself properly, with its pipes closed, lives on. Where /proc does not tell there is nothing.
+    A DEL or GC, and what detached itself properly, with its pipes closed, lives on. Where /proc does not tell there is nothing.
     """
     pidfds: list[int] = []
     try:
@@ -62,10 +64,10 @@ def _strays() -> Iterator[int]:
 def _is_stray(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = file.read()
+            environ = file.read().split(b"\0")
         prefix = f"{VARIABLE}=".encode()
-        found = next((item for item in environ.split(b"\0") if item.startswith(prefix)), b"")
-        if not found:
+        found = next((item for item in environ if item.startswith(prefix)), b"")
+        if not found or not _REMOVING.isdisjoint(environ):
             return False
         number, _, started = found.removeprefix(prefix).decode().partition("-")
         if number.isdecimal() and _started(number) == started:

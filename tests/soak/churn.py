@@ -21,6 +21,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def run(
     if results:
         load.wrong += [] if ask(node, "GC", []).code == 0 else ["GC fails"]
         left += [line for line in remains.now() if _is_result(line)]
-    theirs = left_by_reference(left, load.disturbed) if mode == "off" else []
+    theirs = left_by_reference(left, load.disturbed | cut_off(node.log.read_text())) if mode == "off" else []
     struck = ", ".join(f"{way} {number}" for way, number in sorted(killer.counts.items()))
     text = f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {load.summary()}"
     if results:
@@ -115,6 +116,13 @@ def _stays_on_sick_disk(line: str) -> bool:
 def _is_result(line: str) -> bool:
     """Whether it tells of a cached result; not of a temporary file beside."""
     return line.startswith("file cni/results/") and "/." not in line
+
+
+def cut_off(log: str) -> set[str]:
+    """The containers of which a call was begun and not ended: its daemon was killed, and the shim has asked the next."""
+    calls = Counter(re.findall(r"CNI (?:ADD|DEL) started .*container=(\w+)", log))
+    calls.subtract(re.findall(r"CNI (?:ADD|DEL) (?:finished|failed).* container=(\w+)", log))
+    return {container for container, number in calls.items() if number > 0}
 
 
 def left_by_reference(left: list[str], disturbed: set[str]) -> list[str]:
