@@ -66,8 +66,8 @@ class SocketSettings:
     """Where the shim reaches the daemon."""
 
     directory: Text = _key("socketDir", "/run/multus/", old_flags=("multus-rundir",))
-    """Directory of `multus.sock` and `containers.lock`, as the daemon sees it. Made with mode 0700; the rest of it stays
-    as it is."""
+    """Directory of `multus.sock` and `containers.lock`, as the daemon sees it. Made with mode 0700; the rest of it
+    stays as it is."""
     shim_directory: str = _key("daemonSocketDir", "")
     """The same directory as the host sees it, for the shim. Empty: the shim's default, `/run/multus/`."""
     daemon_wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=deadlines.SHIM_LONGEST_SECONDS)] = _key(

@@ -35,7 +35,8 @@ def mark() -> str:
 def end() -> int:
     """Kill what daemons that have gone left running, and wait until it has ended; how many there were. Blocks.
 
-    A DEL or GC, and what detached itself properly, with its pipes closed, lives on. Where /proc does not tell there is nothing.
+    A DEL or GC, and what detached itself properly, with its pipes closed, lives on. Where /proc does not tell there
+    is nothing.
     """
     pidfds: list[int] = []
     try:

@@ -119,7 +119,7 @@ def _is_result(line: str) -> bool:
 
 
 def cut_off(log: str) -> set[str]:
-    """The containers of which a call was begun and not ended: its daemon was killed, and the shim has asked the next."""
+    """The containers of which a call was begun and not ended: its daemon was killed, and the shim asked the next."""
     calls = Counter(re.findall(r"CNI (?:ADD|DEL) started .*container=(\w+)", log))
     calls.subtract(re.findall(r"CNI (?:ADD|DEL) (?:finished|failed).* container=(\w+)", log))
     return {container for container, number in calls.items() if number > 0}
