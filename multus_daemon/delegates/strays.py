@@ -28,8 +28,15 @@ _REMOVING: Final = frozenset({b"CNI_COMMAND=DEL", b"CNI_COMMAND=GC"})
 
 @functools.cache
 def mark() -> str:
-    """What tells this process from any other since the boot: its number and when it was started (proc_pid_stat(5))."""
-    return f"{os.getpid()}-{_started('self')}"
+    """What tells this process from any other since the boot: its number, when it was started, whose number it is.
+
+    See proc_pid_stat(5) and pid_namespaces(7): nodes that are containers have numbers of their own.
+    """
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return f"{os.getpid()}-{_started('self')}-{namespace}"
 
 
 def end() -> int:
@@ -70,8 +77,8 @@ def _is_stray(pid: int) -> bool:
         found = next((item for item in environ if item.startswith(prefix)), b"")
         if not found or not _REMOVING.isdisjoint(environ):
             return False
-        number, _, started = found.removeprefix(prefix).decode().partition("-")
-        if number.isdecimal() and _started(number) == started:
+        number, started, namespace = found.removeprefix(prefix).decode().split("-")
+        if namespace != mark().rpartition("-")[2] or _started(str(int(number))) == started:
             return False
         outputs = [os.readlink(f"/proc/{pid}/fd/{output}") for output in _OUTPUTS]
     except (OSError, ValueError):

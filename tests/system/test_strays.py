@@ -1,0 +1,57 @@
+"""Which processes a daemon takes for what a killed one has left, and ends."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from multus_daemon.delegates import strays
+
+NUMBER, STARTED, NAMESPACE = strays.mark().split("-")
+GONE = f"{NUMBER}-{int(STARTED) - 1}-{NAMESPACE}"
+"""Of a daemon that had this process' number before."""
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def lives(stack: ExitStack, mark: str, *, output: int = subprocess.PIPE, **environ: str) -> bool:
+    """Whether a process with this mark outlives the look for strays."""
+    process = stack.enter_context(
+        subprocess.Popen(
+            ["/bin/sleep", "30"],
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": "/bin", strays.VARIABLE: mark, **environ},
+        )
+    )
+    stack.callback(process.kill)
+    strays.end()
+    return process.poll() is None
+
+
+def test_what_a_daemon_that_has_gone_left_is_ended(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    assert not lives(stack, GONE, CNI_COMMAND="ADD")
+    assert not lives(stack, GONE)
+    assert "and is ended: /bin/sleep 30" in caplog.text
+
+
+@pytest.mark.parametrize("mark", [strays.mark(), "", "x", "1-2", "1-2-x", f"x-1-{NAMESPACE}", f"{NUMBER}-1-7"])
+def test_what_is_a_living_daemons_or_of_other_numbers_is_let_be(mark: str, stack: ExitStack) -> None:
+    """Of a node that is a container the numbers are others: its daemon lives, though nobody here has its number."""
+    assert lives(stack, mark, CNI_COMMAND="ADD")
+
+
+@pytest.mark.parametrize("verb", ["DEL", "GC"])
+def test_a_removal_goes_on(verb: str, stack: ExitStack) -> None:
+    assert lives(stack, GONE, CNI_COMMAND=verb)
+
+
+def test_what_has_detached_itself_lives_on(stack: ExitStack) -> None:
+    assert lives(stack, GONE, output=subprocess.DEVNULL, CNI_COMMAND="ADD")
