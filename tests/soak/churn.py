@@ -80,6 +80,9 @@ def run(
     stays = _stays_on_sick_disk if disk == "sick" else _never
     left = remains.settled(load.kept, stays=stays)
     load.drop_kept()
+    if disk == "sick" and any(not stays(line) for line in left):
+        # That a DEL was given up could not be written down either: that the namespace goes tells.
+        left = remains.settled(stays=stays)
     results = [line for line in left if stays(line)]
     left = [line for line in left if not stays(line)]
     if results:
