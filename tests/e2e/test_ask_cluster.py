@@ -17,6 +17,7 @@ from tests.e2e.node import Node
 from tests.e2e.test_ask import asked, commands, everything, multusctl, tentative
 from tests.e2e.test_kubernetes import Cluster
 
+pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 READ_ONLY = {

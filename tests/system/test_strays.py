@@ -42,10 +42,18 @@ def test_what_a_daemon_that_has_gone_left_is_ended(stack: ExitStack, caplog: pyt
     assert "and is ended: /bin/sleep 30" in caplog.text
 
 
-@pytest.mark.parametrize("mark", [strays.mark(), "", "x", "1-2", "1-2-x", f"x-1-{NAMESPACE}", f"{NUMBER}-1-7"])
-def test_what_is_a_living_daemons_or_of_other_numbers_is_let_be(mark: str, stack: ExitStack) -> None:
+MARKS = {
+    "its own": strays.mark(),
+    "another namespace's": f"{NUMBER}-1-7",
+    **{name: name for name in ("", "x", "1-2", "1-2-x")},
+    "no number": f"x-1-{NAMESPACE}",
+}
+
+
+@pytest.mark.parametrize("kind", MARKS)
+def test_what_is_a_living_daemons_or_of_other_numbers_is_let_be(kind: str, stack: ExitStack) -> None:
     """Of a node that is a container the numbers are others: its daemon lives, though nobody here has its number."""
-    assert lives(stack, mark, CNI_COMMAND="ADD")
+    assert lives(stack, MARKS[kind], CNI_COMMAND="ADD")
 
 
 @pytest.mark.parametrize("verb", ["DEL", "GC"])
