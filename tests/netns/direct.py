@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -39,3 +41,11 @@ def in_pod(path: str, work: Callable[[Session], T]) -> T:
     """What `work` returns or raises, done inside the namespace at `path`."""
     with ops.session(path) as session, session.inside():
         return work(session)
+
+
+def wait_for_removals() -> None:
+    """Until the kernel has let go of all links that were removed: threads and sockets of their own wait for that."""
+    end = time.monotonic() + 30
+    while any(thread.name == "links" for thread in threading.enumerate()):
+        assert time.monotonic() < end, "the kernel does not let go of a link"
+        time.sleep(0.01)

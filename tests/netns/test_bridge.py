@@ -38,7 +38,7 @@ from multus_daemon.netlink.rtnl import Rtnl
 from multus_daemon.ports import HostTools, ToolNotFoundError
 from tests.aside import PATIENCE, Aside, together
 from tests.netns.conftest import remove_netns
-from tests.netns.direct import Direct
+from tests.netns.direct import Direct, wait_for_removals
 
 MakeCall = Callable[..., Call]
 
@@ -897,6 +897,7 @@ async def test_nothing_leaks_and_the_event_loop_is_not_blocked(
     await run(BRIDGE.delete, "DEL")
     # The last thread has told its result and may be on its last step.
     await asyncio.sleep(0.05)
+    await asyncio.to_thread(wait_for_removals)
     before = (len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks()))
     times: dict[str, list[float]] = {"add": [], "delete": []}
     with blockbuster.blockbuster_ctx():
@@ -908,6 +909,7 @@ async def test_nothing_leaks_and_the_event_loop_is_not_blocked(
             times["add"].append(middle - began)
             times["delete"].append(time.perf_counter() - middle)
     await asyncio.sleep(0.05)
+    await asyncio.to_thread(wait_for_removals)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks())) == before
     for verb, taken in times.items():
         record_property(f"{verb}_ms", statistics.median(taken) * 1000)

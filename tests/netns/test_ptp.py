@@ -37,7 +37,7 @@ from multus_daemon.netlink.transport import Socket
 from multus_daemon.portals import Tools
 from tests.aside import Aside, together
 from tests.netns import reference
-from tests.netns.direct import Direct
+from tests.netns.direct import Direct, wait_for_removals
 
 MakeCall = Callable[..., Call]
 
@@ -568,6 +568,7 @@ def test_nothing_leaks_and_the_daemon_stays_in_its_namespace(
     Aside(PTP.delete, make_call("DEL", netns.path)).result()
     # The last thread has told its result and may be on its last step.
     time.sleep(0.05)
+    wait_for_removals()
     before = (len(os.listdir("/proc/self/fd")), threading.active_count(), home())
     add_times, delete_times = [], []
     for _ in range(15):
@@ -578,6 +579,7 @@ def test_nothing_leaks_and_the_daemon_stays_in_its_namespace(
         add_times.append(middle - began)
         delete_times.append(time.perf_counter() - middle)
     time.sleep(0.05)
+    wait_for_removals()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count(), home()) == before
     record_property("add_ms", statistics.median(add_times) * 1000)
     record_property("delete_ms", statistics.median(delete_times) * 1000)

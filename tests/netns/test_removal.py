@@ -7,7 +7,6 @@ import ipaddress
 import os
 import socket
 import threading
-import time
 from concurrent import futures
 from typing import Any
 
@@ -17,7 +16,7 @@ from multus_daemon.base import deadline, threads
 from multus_daemon.netlink import links, removal
 from multus_daemon.netlink.ops import Session
 from multus_daemon.netlink.transport import Request, Socket
-from tests.netns.direct import in_pod
+from tests.netns.direct import in_pod, wait_for_removals
 
 AF_BRIDGE = 7
 ADDRESS = ipaddress.ip_interface("10.214.1.1/24")
@@ -44,16 +43,6 @@ def host_has(session: Session) -> list[str]:
     ]
 
 
-def no_threads_left() -> bool:
-    """Wait for them."""
-    end = time.monotonic() + 30
-    while any(thread.name == "links" for thread in threading.enumerate()):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def test_all_of_a_link_is_gone_on_return(netns: Any) -> None:
     def work(session: Session) -> None:
         before = host_has(session)
@@ -66,7 +55,7 @@ def test_all_of_a_link_is_gone_on_return(netns: Any) -> None:
             assert session.pod.find_link("eth0") is None
 
     in_pod(netns.path, work)
-    assert no_threads_left()
+    wait_for_removals()
 
 
 def test_nobody_waits_for_the_memory_of_a_link(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +82,7 @@ def test_nobody_waits_for_the_memory_of_a_link(netns: Any, monkeypatch: pytest.M
         assert any(thread.name == "links" for thread in threading.enumerate())
     finally:
         hold.set_result(None)
-    assert no_threads_left()
+    wait_for_removals()
 
 
 def test_several_go_together_and_one_that_is_refused_stays(netns: Any) -> None:
@@ -161,7 +150,7 @@ def test_the_wait_for_a_kernel_that_does_nothing_has_an_end(netns: Any, monkeypa
         in_pod(netns.path, work)
     finally:
         hold.set_result(None)
-    assert no_threads_left()
+    wait_for_removals()
 
 
 def test_a_port_that_leaves_its_bridge_is_still_there() -> None:

@@ -27,7 +27,7 @@ from tests.e2e.certificates import OpensslError
 from tests.e2e.conftest import REFERENCE
 from tests.e2e.node import Answer, Node
 from tests.e2e.test_kubernetes import Cluster
-from tests.soak.churn import MODES, Outcome, end_in_good_order, left_by_reference, report
+from tests.soak.churn import MODES, Outcome, cut_off, end_in_good_order, left_by_reference, report
 from tests.soak.disturbance import Disturbance
 from tests.soak.killer import Killer
 from tests.soak.load import Kind, Load, stdin, varied
@@ -110,7 +110,7 @@ def run(cluster: Cluster, pairs: int, at_once: int = 16) -> Outcome:
         seconds = load.run(pairs, lambda: killer.has_failed)
     left = remains.settled(load.kept)
     load.drop_kept()
-    theirs = left_by_reference(left, load.disturbed) if mode == "off" else []
+    theirs = left_by_reference(left, load.disturbed | cut_off(node.log.read_text())) if mode == "off" else []
     text = (
         f"{seconds:.0f} s, API server away {outages.strikes} times, daemon killed {killer.strikes} times, "
         f"load {os.getloadavg()[0]:.1f}; {load.summary()}"
