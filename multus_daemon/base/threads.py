@@ -28,6 +28,11 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_SHARED_PAUSE: Final = 0.02
+"""Seconds between two attempts at a key that another process has."""
+_FLOCK: Final = struct.Struct("@hhqqi0q")
+"""struct flock of fcntl(2)."""
+
 
 def start(work: Callable[[], T], *, name: str = "") -> futures.Future[T]:
     """Run `work` in a new thread, in a copy of the calling context; what it returns or raises.
@@ -157,12 +162,6 @@ class SharedKeyedLock(KeyedLock):
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
                 self._file = os.open(self._path, flags, 0o600)
             return self._file
-
-
-_SHARED_PAUSE: Final = 0.02
-"""Seconds between two attempts."""
-_FLOCK: Final = struct.Struct("@hhqqi0q")
-"""struct flock."""
 
 
 class Barriers:

@@ -66,6 +66,19 @@ def start_shim(node: Node, verb: str, container_id: str, netns: str) -> subproce
     return shim
 
 
+def in_a_slow_add(make_node: Callable[..., Node]) -> tuple[Node, str, subprocess.Popen[bytes]]:
+    """A node whose plugin works on the ADD of `c1` for two seconds; the pod's namespace, and the shim that waits."""
+    node = make_node()
+    dummy(node, "slow", 2)
+    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
+    node.pod("hello")
+    node.start()
+    netns = node.add_netns()
+    shim = start_shim(node, "ADD", "c1", netns)
+    node.wait_until(lambda: bool(marks(node, "marks")), "the plugin begins")
+    return node, netns, shim
+
+
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
@@ -165,14 +178,7 @@ def test_a_successor_that_is_there_before_the_old_one_ends(node: Node, pairs: Pa
 
 def test_a_del_by_the_successor_waits_for_the_add_of_the_old_one(make_node: Callable[..., Node]) -> None:
     """Else what the ADD makes meanwhile is of a container that nobody knows."""
-    node = make_node()
-    dummy(node, "slow", 2)
-    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
-    node.pod("hello")
-    node.start()
-    netns = node.add_netns()
-    shim = start_shim(node, "ADD", "c1", netns)
-    node.wait_until(lambda: bool(marks(node, "marks")), "the plugin begins")
+    node, netns, shim = in_a_slow_add(make_node)
     old, before = node.daemon, node.socket.stat().st_ino
     assert old is not None
     node.start()
@@ -188,13 +194,7 @@ def test_a_del_by_the_successor_waits_for_the_add_of_the_old_one(make_node: Call
 
 @pytest.mark.weak_spot(41)
 def test_a_stop_lets_an_add_finish(make_node: Callable[..., Node]) -> None:
-    node = make_node()
-    dummy(node, "slow", 2)
-    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
-    node.pod("hello")
-    node.start()
-    shim = start_shim(node, "ADD", "c1", node.add_netns())
-    node.wait_until(lambda: bool(marks(node, "marks")), "the plugin begins")
+    node, _, shim = in_a_slow_add(make_node)
     assert node.stop() == 0
     assert shim.wait(timeout=20) == 0
     shim.communicate()
@@ -206,14 +206,7 @@ def test_a_stop_lets_an_add_finish(make_node: Callable[..., Node]) -> None:
 
 @pytest.mark.weak_spot(34)
 def test_a_del_after_a_killed_shim_waits_for_the_add(make_node: Callable[..., Node]) -> None:
-    node = make_node()
-    dummy(node, "slow", 2)
-    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
-    node.pod("hello")
-    node.start()
-    netns = node.add_netns()
-    shim = start_shim(node, "ADD", "c1", netns)
-    node.wait_until(lambda: bool(marks(node, "marks")), "the plugin begins")
+    node, netns, shim = in_a_slow_add(make_node)
     shim.kill()
     shim.communicate()
     answer = node.cni("DEL", "c1", netns, "hello")
