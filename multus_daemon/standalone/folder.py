@@ -52,6 +52,8 @@ class Folder:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.directories: tuple[Path, ...] = (directory,)
+        """Where the last scan has looked for manifests."""
         self._files: dict[str, _File] = {}
         self._reported: dict[str, str] = {}
 
@@ -73,6 +75,7 @@ class Folder:
 
     def _walk(self) -> Iterator[tuple[str, Path]]:
         pending = [self._directory]
+        read = []
         count = 0
         while pending:
             directory = pending.pop()
@@ -82,6 +85,7 @@ class Folder:
                 if directory == self._directory:
                     raise
                 continue
+            read.append(directory)
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
@@ -96,6 +100,7 @@ class Folder:
                         raise OSError(f"{self._directory} holds more than {FILES_MAX} manifests")
                     path = Path(entry.path)
                     yield str(path.relative_to(self._directory)), path
+        self.directories = tuple(sorted(read))
 
     def _read(self, name: str, path: Path, changed: bool) -> _File | None:
         """The file as it counts now, None if it has gone."""

@@ -114,21 +114,30 @@ class StandaloneStore:
 
     async def _watch_until_failure(self) -> None:
         await asyncio.to_thread(self.refresh)
+        while await self._watch(self._folder.directories):
+            pass
+
+    async def _watch(self, directories: tuple[Path, ...]) -> bool:
+        """Follow changes in `directories` until there are others to follow; False where the watch has ended."""
+        # Each for itself, not what is below them: our own status files are three changes for each ADD.
         # An empty batch every few seconds: that scan catches what changed before the watch stood, or was lost to it.
         changes = watchfiles.awatch(
-            self._directory,
+            *directories,
             watch_filter=self._concerns_us,
             yield_on_timeout=True,
+            recursive=False,
             ignore_permission_denied=True,
         )
         async with contextlib.aclosing(changes):
             async for batch in changes:
                 await asyncio.to_thread(self.refresh, {self._relative(path) for _, path in batch})
+                if self._folder.directories != directories:
+                    return True
+        return False
 
     def _concerns_us(self, _change: watchfiles.Change, path: str) -> bool:
-        # By strings: our own status files are three changes for each ADD.
         relative = self._relative(path)
-        if not relative or relative.partition("/")[0] == STATUS_DIRECTORY:
+        if not relative or relative == STATUS_DIRECTORY:
             return False
         # A name without suffix may be a directory that was moved in.
         name = relative.rpartition("/")[2]

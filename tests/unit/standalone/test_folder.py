@@ -26,7 +26,10 @@ def test_which_files_count(tmp_path: pathlib.Path) -> None:
     for path in (".hidden.yaml", ".git/x.yaml", "status/web/x.yaml", "x.txt", "x.yaml~", "yaml"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(pod("x"))
-    assert names(Folder(tmp_path)) == ["a", "b", "c", "d"]
+    folder = Folder(tmp_path)
+    assert names(folder) == ["a", "b", "c", "d"]
+    # What `store` watches: not where our own status files are, of which each ADD makes one.
+    assert folder.directories == tuple(tmp_path / path for path in ("", "sub", "sub/deep", "sub/status"))
 
 
 def test_a_mounted_config_map(tmp_path: pathlib.Path) -> None:
