@@ -187,20 +187,25 @@ def _settings(path: Path | None, given: settings.Flags, *, optional: bool) -> Se
 
 
 def _run(found: Settings, arguments: argparse.Namespace) -> int:
-    # Imported here: `version` and `check-config` do not need aiohttp.
-    with _no_system_certificates():
-        from multus_daemon import daemon
+    from multus_daemon.root import StartError
 
     try:
+        # Imported here: `version` and `check-config` do not need aiohttp, and no program all that another one does.
         if arguments.command == "cert-approver":
-            daemon.approve_certificates(found)
+            with _no_system_certificates():
+                from multus_daemon import companions
+            companions.approve_certificates(found)
         elif arguments.command == "webhook":
-            daemon.serve_webhook(found, arguments.cert, arguments.key, arguments.port, arguments.address)
+            with _no_system_certificates():
+                from multus_daemon import companions
+            companions.serve_webhook(found, arguments.cert, arguments.key, arguments.port, arguments.address)
         else:
             if arguments.standalone is not None:
                 found = settings.in_directory(found, user.runtime_directory())
+            with _no_system_certificates():
+                from multus_daemon import daemon
             daemon.run(found, standalone=arguments.standalone)
-    except daemon.StartError as error:
+    except StartError as error:
         print(f"multus-daemon: {error}", file=sys.stderr)
         return 3
     return 0
@@ -256,11 +261,12 @@ def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
         "command line",
     )
     with _no_system_certificates():
-        from multus_daemon import daemon
+        from multus_daemon import companions
+    from multus_daemon.root import StartError
 
     try:
-        daemon.generate_kubeconfig(found, Path(arguments.kubeconfig))
-    except daemon.StartError as error:
+        companions.generate_kubeconfig(found, Path(arguments.kubeconfig))
+    except StartError as error:
         print(f"multus-daemon kubeconfig-generator: {error}", file=sys.stderr)
         return 3
     return 0

@@ -7,13 +7,12 @@ import functools
 import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multus_daemon import __version__, deadlines, logs, portals
+from multus_daemon import __version__, deadlines, logs, portals, root
 from multus_daemon.base import cgroup, descriptors, fs, malloc, portal, threads, timeline
 from multus_daemon.base.deadline import Deadline
 from multus_daemon.base.gates import Gates
@@ -60,115 +59,16 @@ log = logging.getLogger(__name__)
 _STDOUT = 1
 
 
-class StartError(Exception):
-    """The daemon can't start; the message says why and what to do."""
-
-
 def run(settings: Settings, *, standalone: Path | None) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
     malloc.settle()
-    configure_logs(settings)
+    root.configure_logs(settings)
     try:
         if standalone is not None and not standalone.is_dir():
-            raise StartError(f"--standalone {standalone}: no such directory")
+            raise root.StartError(f"--standalone {standalone}: no such directory")
         asyncio.run(serve(settings, standalone))
     finally:
         logs.close()
-
-
-def approve_certificates(settings: Settings) -> None:
-    """Approve the nodes' certificate requests until SIGTERM or SIGINT. Raises StartError."""
-    configure_logs(settings)
-
-    try:
-        from multus_daemon.kube import approver
-    except ImportError as error:
-        raise StartError(f"cert-approver: {error}; install multus-daemon[certificates]") from error
-    from multus_daemon.kube import client, connect, errors
-
-    async def work() -> None:
-        async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
-            await api.load()
-            await _end(await _until_signal({"approver": approver.run_approver(api)}))
-
-    try:
-        asyncio.run(work())
-    except errors.ConfigurationError as error:
-        raise StartError(str(error)) from error
-    finally:
-        logs.close()
-
-
-def generate_kubeconfig(settings: Settings, target: Path) -> None:
-    """Keep a kubeconfig at `target` with the node's own certificate, until SIGTERM or SIGINT. Raises StartError."""
-    configure_logs(settings)
-
-    from multus_daemon.kube import errors
-    from multus_daemon.kube.connect import Connection
-
-    async def work() -> None:
-        connection = Connection(settings.kubernetes, Gates(), os.environ)
-        tasks = {"credentials": connection.run(), "kubeconfig": connection.publish_kubeconfig(target)}
-        try:
-            await _end(await _until_signal(tasks))
-        finally:
-            fs.remove(target)
-            log.info("%s is removed", target)
-
-    try:
-        asyncio.run(work())
-    except (errors.ConfigurationError, OSError) as error:
-        raise StartError(str(error)) from error
-
-
-def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, address: str) -> None:
-    """Answer the API server's reviews until SIGTERM or SIGINT. Raises StartError."""
-    configure_logs(settings)
-    # It reads YAML, which the daemon has no use for.
-    from multus_daemon.diagnosis import admission
-    from multus_daemon.kube import client, connect, errors, informer, objects
-    from multus_daemon.server import webhook
-
-    try:
-        pair = webhook.Certificate(certificate, key)
-    except OSError as error:
-        raise StartError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
-
-    async def work() -> None:
-        metrics, gates = Metrics(version=__version__), Gates("networks")
-        async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
-            await api.load()
-            networks = informer.Informer(api, objects.networks(), gates, observer=metrics.cluster)
-
-            def answer(review: bytes) -> tuple[bytes, str, str]:
-                # Before all are known, nothing is said of those that are not there.
-                known = networks.known() if networks.synced.is_set() else {}
-                return admission.answer(review, settings, known)
-
-            tasks: dict[str, Coroutine[Any, Any, Any]] = {
-                "webhook": webhook.WebhookServer(answer, metrics, pair.context, port, address).run(),
-                "certificate": pair.run(),
-                "networks": networks.run(),
-            }
-            if settings.metrics.port is not None:
-                tasks["metrics"] = MetricsServer(metrics, settings.metrics.port, settings.metrics.address).run()
-            await _end(await _until_signal(tasks))
-
-    try:
-        asyncio.run(work())
-    except errors.ConfigurationError as error:
-        raise StartError(str(error)) from error
-    finally:
-        logs.close()
-
-
-def configure_logs(settings: Settings) -> None:
-    """Log as the settings say. Raises StartError."""
-    wanted = settings.logs
-    try:
-        logs.configure(wanted.level, wanted.to_stderr, file=wanted.file, options=wanted.options)
-    except (OSError, ValueError) as error:
-        raise StartError(f"logFile: {error}") from error
 
 
 async def serve(settings: Settings, standalone: Path | None) -> None:
@@ -216,33 +116,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
     except (errors.ConfigurationError, NodeNameError) as error:
-        raise StartError(str(error)) from error
-
-
-async def _until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
-    """Run root tasks until SIGTERM, SIGINT, or the end of one of them; the tasks, which the caller ends."""
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    named = {"signals": stopping.wait(), **tasks}
-    running = [asyncio.create_task(work, name=name) for name, work in named.items()]
-    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    return running
-
-
-async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs and wait for it. Raises the first failure of a task."""
-    for task in tasks:
-        task.cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    failed = []
-    for task, result in zip(tasks, results, strict=True):
-        if isinstance(result, Exception):
-            log.error("root task %s failed", task.get_name(), exc_info=result)
-            failed.append(result)
-    if failed:
-        raise failed[0]
+        raise root.StartError(str(error)) from error
 
 
 def _allowance(settings: Settings) -> Allowance:
@@ -356,7 +230,7 @@ class Daemon:
             )
             tools = ToolRunner(chroot_dir=paths.chroot_dir)
         except (OSError, ValueError) as error:
-            raise StartError(str(error)) from error
+            raise root.StartError(str(error)) from error
         way = LoopPortal()
         binaries = portals.Binaries(process, way)
         builtin = BuiltinRunner(Path(paths.chroot_dir or "/"), tools=portals.Tools(tools, way))
@@ -422,11 +296,11 @@ class Daemon:
         except (OSError, ListenError) as error:
             for work in tasks.values():
                 work.close()
-            raise StartError(str(error)) from error
+            raise root.StartError(str(error)) from error
         self._gates.open("socket")
         running: list[asyncio.Task[Any]] = []
         try:
-            running = await _until_signal(self._root_tasks() | dict(tasks))
+            running = await root.until_signal(self._root_tasks() | dict(tasks))
         finally:
             await self._stop(running)
 
@@ -463,7 +337,7 @@ class Daemon:
         log.info("multus-daemon stops")
         self._gates.close("socket", "shutting down")
         await self._server.stop(deadlines.DRAIN_SECONDS)
-        await _end(tasks)
+        await root.end(tasks)
         await asyncio.to_thread(fs.remove_left)
 
 

@@ -141,6 +141,13 @@ def test_a_service_account_needs_no_yaml() -> None:
     assert loaded(modules, "yaml", "kubernetes_asyncio.config.kube_config", *GENERATED) == []
 
 
+def test_the_programs_beside_the_daemon_load_nothing_of_what_attaches_pods() -> None:
+    modules = loaded_by("import multus_daemon.companions")
+    assert loaded(modules, "multus_daemon.kube.client")
+    unwanted = [f"multus_daemon.{package}" for package in ("engine", "builtin", "delegates", "netlink", "daemon")]
+    assert loaded(modules, *unwanted, *UNUSED, *GENERATED) == []
+
+
 @pytest.mark.parametrize("program", ["plugin", "probe", "ctl", "kubectl"])
 def test_other_programs_load_no_large_library_before_they_need_it(program: str) -> None:
     assert loaded(loaded_by(f"import multus_daemon.{program}"), *UNUSED, "aiohttp", "kubernetes_asyncio") == []

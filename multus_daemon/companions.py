@@ -1,0 +1,100 @@
+"""The programs beside the daemon: the approver of the nodes' certificates, the kubeconfig, the webhook.
+
+Apart from `daemon`, so that none of them loads what attaches pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from multus_daemon import __version__, logs, root
+from multus_daemon.base import fs
+from multus_daemon.base.gates import Gates
+from multus_daemon.kube import client, connect, errors, informer, objects
+from multus_daemon.metrics import Metrics
+from multus_daemon.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def approve_certificates(settings: Settings) -> None:
+    """Approve the nodes' certificate requests until SIGTERM or SIGINT. Raises StartError."""
+    try:
+        from multus_daemon.kube import approver
+    except ImportError as error:
+        raise root.StartError(f"cert-approver: {error}; install multus-daemon[certificates]") from error
+
+    async def work() -> None:
+        async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
+            await api.load()
+            await root.end(await root.until_signal({"approver": approver.run_approver(api)}))
+
+    _run(settings, work)
+
+
+def generate_kubeconfig(settings: Settings, target: Path) -> None:
+    """Keep a kubeconfig at `target` with the node's own certificate, until SIGTERM or SIGINT. Raises StartError."""
+
+    async def work() -> None:
+        connection = connect.Connection(settings.kubernetes, Gates(), os.environ)
+        tasks = {"credentials": connection.run(), "kubeconfig": connection.publish_kubeconfig(target)}
+        try:
+            await root.end(await root.until_signal(tasks))
+        finally:
+            fs.remove(target)
+            log.info("%s is removed", target)
+
+    try:
+        _run(settings, work)
+    except OSError as error:
+        raise root.StartError(str(error)) from error
+
+
+def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, address: str) -> None:
+    """Answer the API server's reviews until SIGTERM or SIGINT. Raises StartError."""
+    # It reads YAML, which the others have no use for.
+    from multus_daemon.diagnosis import admission
+    from multus_daemon.server import webhook
+    from multus_daemon.server.app import MetricsServer
+
+    try:
+        pair = webhook.Certificate(certificate, key)
+    except OSError as error:
+        raise root.StartError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
+
+    async def work() -> None:
+        metrics, gates = Metrics(version=__version__), Gates("networks")
+        async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
+            await api.load()
+            networks = informer.Informer(api, objects.networks(), gates, observer=metrics.cluster)
+
+            def answer(review: bytes) -> tuple[bytes, str, str]:
+                # Before all are known, nothing is said of those that are not there.
+                known = networks.known() if networks.synced.is_set() else {}
+                return admission.answer(review, settings, known)
+
+            tasks: dict[str, Coroutine[Any, Any, Any]] = {
+                "webhook": webhook.WebhookServer(answer, metrics, pair.context, port, address).run(),
+                "certificate": pair.run(),
+                "networks": networks.run(),
+            }
+            if settings.metrics.port is not None:
+                tasks["metrics"] = MetricsServer(metrics, settings.metrics.port, settings.metrics.address).run()
+            await root.end(await root.until_signal(tasks))
+
+    _run(settings, work)
+
+
+def _run(settings: Settings, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    root.configure_logs(settings)
+    try:
+        asyncio.run(work())
+    except errors.ConfigurationError as error:
+        raise root.StartError(str(error)) from error
+    finally:
+        logs.close()

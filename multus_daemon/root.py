@@ -1,0 +1,53 @@
+"""What every program that runs until a signal has in common: its logs, its root tasks, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from multus_daemon import logs
+from multus_daemon.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The program can't start; the message says why and what to do."""
+
+
+def configure_logs(settings: Settings) -> None:
+    """Log as the settings say. Raises StartError."""
+    wanted = settings.logs
+    try:
+        logs.configure(wanted.level, wanted.to_stderr, file=wanted.file, options=wanted.options)
+    except (OSError, ValueError) as error:
+        raise StartError(f"logFile: {error}") from error
+
+
+async def until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
+    """Run root tasks until SIGTERM, SIGINT, or the end of one of them; the tasks, which the caller ends."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    named = {"signals": stopping.wait(), **tasks}
+    running = [asyncio.create_task(work, name=name) for name, work in named.items()]
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    return running
+
+
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs and wait for it. Raises the first failure of a task."""
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    failed = []
+    for task, result in zip(tasks, results, strict=True):
+        if isinstance(result, Exception):
+            log.error("root task %s failed", task.get_name(), exc_info=result)
+            failed.append(result)
+    if failed:
+        raise failed[0]
