@@ -5,7 +5,7 @@ remove what the other made. Different on purpose: an ADD that fails leaves nothi
 is found before the IPAM plugin is asked; an address without gateway is refused before a link is made; a gateway
 outside the address's network, and one that several addresses share, work. And IPv6 addresses are added without
 duplicate address detection, which the key `dad` brings back: the only neighbour on the pair is the host, and the
-reference waits one to two seconds for each pod.
+reference waits one to two seconds for each pod. The same for the link-local address of the host's end.
 """
 
 from __future__ import annotations
@@ -151,6 +151,9 @@ def _connect(config: _Config, session: Session, *, ifname: str, wanted: Result, 
     with session.on_host():
         interfaces.enable_forwarding(wanted.ips)
     host, container = veth.make(session, ifname, pair, mtu=config.mtu)
+    if not config.dad and any(not ip.is_ipv4 for ip in wanted.ips):
+        with session.on_host():
+            veth.skip_detection(host.name)
     interfaces.bring_up(session, container, wanted, _container_routes(container, wanted), dad=config.dad)
     interfaces.apply(session.host, list(_host_side(host, wanted.ips, dad=config.dad)))
     return host, container

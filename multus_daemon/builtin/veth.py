@@ -67,6 +67,17 @@ def ignore_advertisements(ifname: str) -> None:
         sysctl.write("ipv6", "conf", ifname, "accept_ra", value="0")
 
 
+def skip_detection(ifname: str) -> None:
+    """Nobody is asked whether the link's link-local address is a duplicate. In the host's namespace.
+
+    For a host's end that is up and has no carrier yet: from that address the kernel asks for the neighbour to which it
+    passes something on, and until the detection has ended, two seconds, it asks nobody.
+    """
+    # Without IPv6 there is nothing to detect, and where it can't be written the neighbour is heard later.
+    with contextlib.suppress(OSError):
+        sysctl.write("ipv6", "conf", ifname, "accept_dad", value="0")
+
+
 def add(kernel: Rtnl, ifname: str, peer_netns: int, pair: Pair, *, mtu: int, mac: str = "") -> Link | None:
     """A pair, its other end in `peer_netns` under a random name, which is in `pair`; the end that is here, if told."""
     peer = ""

@@ -107,8 +107,11 @@ def test_ptp_leaves_the_same_state_and_result(
     PTP.add(make_call("ADD", second.path, ipam=section, dad=True, **keys))
     assert whole_state(host, second) == expected_state
     PTP.delete(make_call("DEL", second.path, ipam=section, **keys))
-    # Without the key the one difference is that nobody looks for duplicates of an IPv6 address.
+    # Without the key the one difference is that nobody looks for duplicates of an IPv6 address, and on the
+    # host's end of the link-local one.
     result = to_object(PTP.add(make_call("ADD", third.path, ipam=section, **keys)), "1.0.0")
+    if any(":" in item["address"] for item in addresses):
+        expected_state = [text.replace("host: accept_dad: 1", "host: accept_dad: 0") for text in expected_state]
     assert [text.replace(" nodad True", "") for text in whole_state(host, third)] == expected_state
 
     for item in (expected, result):

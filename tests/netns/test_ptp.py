@@ -126,6 +126,8 @@ def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, make_ca
         }
         PTP.add(make_call("ADD", pod.path))
         assert tentative(pod) == tentative(host) == set()
+    # It is from its link-local address that the host asks where the other pod is.
+    assert [host.sysctl(f"net/ipv6/conf/{link}/accept_dad") for link in host.links()] == ["0", "0"]
     assert "1 received" in pods[0].run("ping", "-c1", "-W3", "fd21:7::3")
     assert "1 received" in pods[1].run("ping", "-c1", "-W3", "10.213.7.2")
     assert host.sysctl("net/ipv6/conf/all/forwarding") == "1"
@@ -148,6 +150,8 @@ def test_duplicate_address_detection_where_it_is_asked_for(
     [link] = netns.ip("addr", "show", "dev", "eth0")
     found = {item["local"]: "nodad" in item for item in link["addr_info"] if item["scope"] == "global"}
     assert found == {"10.213.7.2": False, "fd21:7::2": False}
+    (link,) = host.links()
+    assert host.sysctl(f"net/ipv6/conf/{link}/accept_dad") == "1"
 
 
 def test_delete_removes_both_ends_and_can_be_repeated(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
