@@ -74,9 +74,11 @@ class SocketSettings:
         "daemonWaitSeconds", deadlines.SHIM_DAEMON_WAIT_SECONDS
     )
     """How long the shim tries to reach the daemon for ADD, CHECK and GC."""
-    connection_limit: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = _key("connectionLimit", 256)
+    connection_limit: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = _key("connectionLimit", 0)
     """CNI requests, `/cni` and `/delegate`, that are worked on at once, each by a thread. Others wait, DEL first;
-    health probes never do.
+    health probes never do. 0: from the memory limit of the daemon's pod.
+
+    With 0: 256; below 112 MiB four for each MiB beyond 48, at least 8 ([operations.md](operations.md#probes-and-resources)).
 
     Namespaces and networks take turns, and from 8 on an eighth is for DEL alone and an eighth out of reach of each
     ([security.md](security.md#fairness)). Upstream's key against too many plugins at once: `maxDelegateProcesses`
