@@ -6,7 +6,6 @@ once, each with its key; a key that only upstream's other programs or documents 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -489,6 +488,8 @@ def from_object(found: Mapping[str, Any], source: str, flags: Flags | None = Non
 
 
 def _unknown(key: str, spelling: Mapping[str, str], prefix: str = "") -> str:
+    import difflib  # 0.1 MB, for who has mistyped something
+
     near = difflib.get_close_matches(key.lower(), spelling, n=1)
     return f"{prefix}{key}: unknown key" + (f", is {spelling[near[0]]} meant?" if near else "")
 
