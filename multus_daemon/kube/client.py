@@ -40,8 +40,8 @@ closed there while a request is on its way."""
 READ_BUFFER_BYTES: Final = 2 * 1024 * 1024
 """Of a connection; an event of a watch comes in few pieces."""
 TLS_BUFFER_BYTES: Final = 32 * 1024
-"""Of a connection, for what comes encrypted: two records of TLS. asyncio's own takes 256 KiB, all of them touched, and in
-a burst of pods there are CONCURRENT_REQUESTS connections."""
+"""Of a connection, for what comes encrypted: two records of TLS. asyncio takes 256 KiB and touches all of it, and in a
+burst of pods there are up to CONCURRENT_REQUESTS connections."""
 LINE_MAX_BYTES: Final = 8 * 1024 * 1024
 """Of a watch. An object has at most 1.5 MiB (etcd's limit)."""
 ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024

@@ -116,8 +116,8 @@ class CniApi:
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
-        `at_once`: how many verbs, and `at_once_reason`, for people; `hurry`: used while a DEL of a container is there, since it
-        waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as far as
+        `at_once`: how many verbs, and `at_once_reason`, for people; `hurry`: used while a DEL of a container is there,
+        since it waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as far as
         that is known; it neither blocks nor raises.
         `timelines`: where each request is kept, for those who ask later.
         """

@@ -11,8 +11,8 @@ MOST: Final = 256
 FEWEST: Final = KEPT
 """Of fewer no place is for DEL alone."""
 REQUEST_BYTES: Final = MIB // 4
-"""What one needs that is worked on: 110 KiB of the process's memory have been seen, and 40 of the kernel's for its thread.
-One that waits has 28 KiB."""
+"""What one needs that is worked on: 110 KiB of the process's memory have been seen, and 40 of the kernel's for its
+thread. One that waits has 28 KiB."""
 OWN_BYTES: Final = 48 * MIB
 """What the daemon needs beside them, and the kernel for the links of some dozen pods."""
 

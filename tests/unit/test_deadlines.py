@@ -211,7 +211,9 @@ def test_what_follows_the_drain_takes_20_seconds_at_most() -> None:
 
 
 def test_every_verb_has_its_deadlines() -> None:
-    assert set(d.VERB_SECONDS) == set(d.SLOT_WAIT_SECONDS) == set(d.REQUEST_WAIT_SECONDS) == set(SHIM_REPLY) == set(VERBS)
+    assert (
+        set(d.VERB_SECONDS) == set(d.SLOT_WAIT_SECONDS) == set(d.REQUEST_WAIT_SECONDS) == set(SHIM_REPLY) == set(VERBS)
+    )
 
 
 def test_defaults_of_settings() -> None:
