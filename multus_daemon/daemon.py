@@ -27,13 +27,14 @@ from multus_daemon.controllers.primary_config import PrimaryConfig
 from multus_daemon.controllers.reconcile import Reconcile
 from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.controllers.statuses import StatusesAtStart
+from multus_daemon.delegates import limit as processes
 from multus_daemon.delegates import strays
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.conf_files import NodeConfFiles
 from multus_daemon.delegates.device_files import NodeDeviceFiles
 from multus_daemon.delegates.dispatch import Dispatcher
-from multus_daemon.delegates.limit import Allowance, ProcessLimit, automatic
+from multus_daemon.delegates.limit import Allowance, ProcessLimit
 from multus_daemon.delegates.process import MINIMAL_ENVIRON, ProcessRunner
 from multus_daemon.delegates.store import FileStore
 from multus_daemon.delegates.tools import ToolRunner
@@ -48,6 +49,7 @@ from multus_daemon.kubelet.source import KubeletDevices
 from multus_daemon.metrics import Metrics
 from multus_daemon.netlink.ops import KernelLinks
 from multus_daemon.ports import ClusterStore
+from multus_daemon.server import limit as requests
 from multus_daemon.server import wire
 from multus_daemon.server.admin_api import AdminApi
 from multus_daemon.server.app import ListenError, MetricsServer, UnixServer
@@ -119,15 +121,20 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
         raise root.StartError(str(error)) from error
 
 
-def _allowance(settings: Settings) -> Allowance:
-    """How many plugin processes may run at once. Reads a few files of the kernel's."""
+def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
+    """How many plugin processes, and how many requests, may run at once. Reads a few files of the kernel's."""
+    memory_limit, host_memory = cgroup.memory_limit(), cgroup.host_memory()
     if asked := settings.plugins.max_processes:
-        allowance = Allowance(asked, "maxDelegateProcesses")
+        of_processes = Allowance(asked, "maxDelegateProcesses")
     else:
-        cores = len(os.sched_getaffinity(0))
-        allowance = automatic(cgroup.memory_limit(), cgroup.host_memory(), cores)
-    log.info("at most %d plugin processes at once: %s", allowance.processes, allowance.reason)
-    return allowance
+        of_processes = processes.automatic(memory_limit, host_memory, len(os.sched_getaffinity(0)))
+    if asked := settings.socket.connection_limit:
+        of_requests = Allowance(asked, "connectionLimit")
+    else:
+        of_requests = requests.automatic(memory_limit, host_memory)
+    for what, allowance in (("plugin processes", of_processes), ("requests", of_requests)):
+        log.info("at most %d %s at once: %s", allowance.number, what, allowance.reason)
+    return of_processes, of_requests
 
 
 def _passed_on(names: Sequence[str]) -> dict[str, str]:
@@ -158,13 +165,15 @@ class Daemon:
         self._gates = gates
         self._metrics = metrics
         self._cluster = cluster
-        limit = ProcessLimit(_allowance(settings), observer=metrics.processes)
+        of_processes, of_requests = _allowances(settings)
+        limit = ProcessLimit(of_processes, observer=metrics.processes)
         engine = self._engine(limit)
         timelines = Timelines()
         self._api = CniApi(
             Verbs(engine),
             self._metrics,
-            at_once=settings.socket.connection_limit,
+            at_once=of_requests.number,
+            at_once_reason=of_requests.reason,
             hurry=limit.hurried,
             timelines=timelines,
             asked_networks=asked_networks,

@@ -110,9 +110,16 @@ its bound is KUBELET_STOP_SANDBOX_SECONDS.
 """
 
 SLOT_WAIT_SECONDS = MappingProxyType({"DEL": 20.0, "STATUS": 5.0, "GC": 20.0, "ADD": 40.0, "CHECK": 40.0})
-"""For a slot, by CNI_COMMAND: of `connectionLimit` for the request, and of `maxDelegateProcesses` for each plugin.
+"""For a slot of `maxDelegateProcesses` for each plugin, by CNI_COMMAND.
 
 With the time of one plugin it is below VERB_SECONDS: a node that is busy answers `node is busy`, no deadline.
+"""
+
+REQUEST_WAIT_SECONDS = MappingProxyType({"DEL": 20.0, "STATUS": 5.0, "GC": 20.0, "ADD": 100.0, "CHECK": 100.0})
+"""For the request's own turn, before all that, by CNI_COMMAND: see `connectionLimit`.
+
+A hundred pods at once, of which 0.1 of a core attaches two in a second, are not sent away. With SLOT_WAIT_SECONDS below
+VERB_SECONDS: there is time left for a plugin.
 """
 
 # --- the verbs: `engine` ---------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def add_to(
         wanted = [item for item in fields(kind) if keys is None or item.metadata["key"] in keys]
         if not wanted:
             continue
-        group = parser.add_argument_group(name, (kind.__doc__ or "").partition("\n")[0])
+        group = parser.add_argument_group(name, described.get((kind.__name__, ""), [""])[0])
         hints = get_type_hints(kind)
         for item in wanted:
             sort = _sort(hints[item.name])
@@ -121,11 +121,14 @@ def _value(sort: str | tuple[str, ...] | None, text: str) -> Any:
 def descriptions() -> dict[tuple[str, str], list[str]]:
     """The paragraphs of the docstrings below the fields of `settings`, by class and field: only its source has them.
 
-    The first says what the setting does, and is the help; the others are for the page of the documentation.
+    The first says what the setting does, and is the help; the others are for the page of the documentation. That of a
+    class itself is with an empty name.
     """
     found = {}
     for kind in ast.parse(inspect.getsource(settings)).body:
         if isinstance(kind, ast.ClassDef):
+            paragraphs = (ast.get_docstring(kind) or "").split("\n\n")
+            found[kind.name, ""] = [" ".join(item.split()) for item in paragraphs]
             for before, after in zip(kind.body, kind.body[1:], strict=False):
                 if not (isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)):
                     continue

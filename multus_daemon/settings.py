@@ -6,7 +6,6 @@ once, each with its key; a key that only upstream's other programs or documents 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -74,9 +73,12 @@ class SocketSettings:
         "daemonWaitSeconds", deadlines.SHIM_DAEMON_WAIT_SECONDS
     )
     """How long the shim tries to reach the daemon for ADD, CHECK and GC."""
-    connection_limit: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = _key("connectionLimit", 256)
+    connection_limit: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = _key("connectionLimit", 0)
     """CNI requests, `/cni` and `/delegate`, that are worked on at once, each by a thread. Others wait, DEL first;
-    health probes never do.
+    health probes never do. 0: from the memory limit of the daemon's pod.
+
+    With 0: 256; below 112 MiB four for each MiB beyond 48, at least 8
+    ([operations.md](operations.md#probes-and-resources)).
 
     Namespaces and networks take turns, and from 8 on an eighth is for DEL alone and an eighth out of reach of each
     ([security.md](security.md#fairness)). Upstream's key against too many plugins at once: `maxDelegateProcesses`
@@ -487,6 +489,8 @@ def from_object(found: Mapping[str, Any], source: str, flags: Flags | None = Non
 
 
 def _unknown(key: str, spelling: Mapping[str, str], prefix: str = "") -> str:
+    import difflib  # 0.1 MB, for who has mistyped something
+
     near = difflib.get_close_matches(key.lower(), spelling, n=1)
     return f"{prefix}{key}: unknown key" + (f", is {spelling[near[0]]} meant?" if near else "")
 

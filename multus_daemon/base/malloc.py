@@ -26,7 +26,7 @@ pairs, by any thread. Twelve threads that take such parts in turn grew by 1.9 Mi
 pairs; set like this, by nothing.
 """
 
-TRIM_SECONDS: Final = 60.0
+TRIM_SECONDS: Final = 10.0
 
 
 def settle() -> bool:

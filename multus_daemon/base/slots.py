@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from multus_daemon.base import timeline
+
 URGENT = 0
 """The rank that comes first, and the only one that may have the reserved slots."""
 
@@ -83,9 +85,13 @@ class Slots:
     many: whatever hangs there, there are slots for others. Of three slots or fewer only the latter holds, for `kept`.
     """
 
-    def __init__(self, size: int, *, reserved: int = 0, kept: int = 0) -> None:
-        """`size`: at least 1; one slot is for everybody, however many are `reserved` or `kept`."""
+    def __init__(self, size: int, *, reserved: int = 0, kept: int = 0, name: str = "slots") -> None:
+        """`size`: at least 1; one slot is for everybody, however many are `reserved` or `kept`.
+
+        `name`: what has a slot, in the plural; for the timeline of who waits.
+        """
         self.size = size
+        self._name = name
         self._kept = kept
         self._ordinary_size = max(1, size - reserved)
         # By groups and by key.
@@ -135,6 +141,9 @@ class Slots:
         self._grant()
         if not slot.granted:
             slot.event = asyncio.get_running_loop().create_future()
+            timeline.note(
+                f"waits for its turn: {self._taken} of at most {self.size} {self._name} run, {len(self._waiting)} wait"
+            )
             try:
                 await asyncio.wait((slot.event,), timeout=timeout)
             except BaseException:

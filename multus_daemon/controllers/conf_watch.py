@@ -10,18 +10,20 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-import watchfiles
+from multus_daemon.base.inotify import Watcher
 
 log = logging.getLogger(__name__)
 
-_STEP_MS: Final = 100
+_STEP_SECONDS: Final = 0.1
 """Changes that follow each other faster are one: an agent writes several files."""
-_HASTY_STEP_MS: Final = 2
-"""The same in haste. 0.7 % of a core, and 4 ms until a change is seen instead of 170."""
+_HASTY_STEP_SECONDS: Final = 0.002
+"""The same in haste."""
+_LOOK_SECONDS: Final = 5.0
+"""Whether the directories are still the same is looked at as often as that, and a change is told of."""
 
 
 class ConfWatch:
@@ -48,14 +50,12 @@ class ConfWatch:
 
     async def run(self) -> None:
         """Watch, for ever."""
-        # It counts every change on INFO.
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)
         complaint = ""
         while True:
             problem = ""
             try:
                 await self._watch_until_replaced()
-            except (OSError, RuntimeError) as error:
+            except OSError as error:
                 problem = str(error)
             if problem and problem != complaint:
                 log.info("changes are found every %s s only: %s", self._poll_seconds, problem)
@@ -69,21 +69,22 @@ class ConfWatch:
         if not identities:
             raise OSError("no directory to watch is there")
         in_haste = self._in_haste()
-        step = _HASTY_STEP_MS if in_haste else _STEP_MS
-        changes = watchfiles.awatch(
-            *identities,
-            watch_filter=self._concerns_us,
-            debounce=10 * step,
-            step=step,
-            yield_on_timeout=True,
-            recursive=False,
-            ignore_permission_denied=True,
-        )
-        async with contextlib.aclosing(changes):
-            async for _ in changes:
-                self._changed()
-                if self._in_haste() != in_haste or await asyncio.to_thread(self._identities) != identities:
-                    return
+        watcher = Watcher()
+        watched = await asyncio.to_thread(_begin, watcher, identities)
+        while self._in_haste() == in_haste and await asyncio.to_thread(self._identities) == identities:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._until_changed(watcher, watched, _HASTY_STEP_SECONDS if in_haste else _STEP_SECONDS)
+            self._changed()
+
+    async def _until_changed(self, watcher: Watcher, watched: Mapping[int, Path], step: float) -> None:
+        """Wait for a change that concerns us; those that follow within `step` seconds are part of it."""
+        concerned = False
+        while not concerned:
+            await _readable(watcher)
+            await asyncio.sleep(step)
+            for change in watcher.changes():
+                concerned |= change.lost or change.gone or self._concerns_us(watched.get(change.watch), change.name)
 
     def _identities(self) -> dict[Path, tuple[int, int]]:
         """The directories that are there, each with what tells it from another of the same name."""
@@ -95,10 +96,33 @@ class ConfWatch:
                 found[path] = (status.st_dev, status.st_ino)
         return found
 
-    def _concerns_us(self, _change: watchfiles.Change, path: str) -> bool:
+    def _concerns_us(self, directory: Path | None, name: str) -> bool:
         """Not temporary files, and of a busy directory like /run the indicator only."""
-        if self._indicator is not None and Path(path) == self._indicator:
+        if directory is None or not name:
+            return False
+        if directory / name == self._indicator:
             return True
-        directory, name = os.path.split(path)
         # `..data` is what changes in a mounted ConfigMap.
-        return Path(directory) in self._directories and (not name.startswith(".") or name.startswith(".."))
+        return directory in self._directories and (not name.startswith(".") or name.startswith(".."))
+
+
+def _begin(watcher: Watcher, directories: Collection[Path]) -> dict[int, Path]:
+    """Watch the directories; each by its watch. Raises OSError."""
+    watched = {}
+    for path in directories:
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            watched[watcher.watch(descriptor)] = path
+        finally:
+            os.close(descriptor)
+    return watched
+
+
+async def _readable(watcher: Watcher) -> None:
+    """Wait until the watcher has changes."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(watcher, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(watcher)

@@ -80,9 +80,9 @@ class _Nobody:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many processes, and why, for people."""
+    """How many run at once, and why, for people."""
 
-    processes: int
+    number: int
     reason: str
 
 
@@ -121,10 +121,10 @@ class ProcessLimit:
         self._allowance = allowance
         self._observer = observer or _Nobody()
         self._wait_seconds = wait_seconds
-        kept = max(1, allowance.processes // KEPT)
-        self._slots = slots.Slots(allowance.processes, reserved=1, kept=kept)
+        kept = max(1, allowance.number // KEPT)
+        self._slots = slots.Slots(allowance.number, reserved=1, kept=kept, name="plugin processes")
         self._lines = KeyedLock()
-        self._observer.allowed(allowance.processes)
+        self._observer.allowed(allowance.number)
 
     @property
     def load(self) -> dict[str, int]:
@@ -190,6 +190,6 @@ class ProcessLimit:
             )
         return TryAgainLaterError(
             f"node is busy: {verb} of plugin {plugin_type!r} has waited {seconds:g} s to be run, with {error.waiting} "
-            f"calls waiting and at most {allowed.processes} plugin processes at once",
+            f"calls waiting and at most {allowed.number} plugin processes at once",
             details,
         )

@@ -13,6 +13,7 @@ import ssl
 import time
 import urllib.parse
 import urllib.request
+from asyncio import sslproto
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -38,6 +39,9 @@ KEPT_SECONDS: Final = 60.0
 closed there while a request is on its way."""
 READ_BUFFER_BYTES: Final = 2 * 1024 * 1024
 """Of a connection; an event of a watch comes in few pieces."""
+TLS_BUFFER_BYTES: Final = 32 * 1024
+"""Of a connection, for what comes encrypted: two records of TLS. asyncio takes 256 KiB and touches all of it, and in a
+burst of pods there are up to CONCURRENT_REQUESTS connections."""
 LINE_MAX_BYTES: Final = 8 * 1024 * 1024
 """Of a watch. An object has at most 1.5 MiB (etcd's limit)."""
 ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024
@@ -64,6 +68,7 @@ class _Transport:
     def __init__(self, access: Access, tls: ssl.SSLContext, websockets: int) -> None:
         self.access = access
         configuration = access.configuration
+        sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         self._host = str(configuration.host).rstrip("/")
         self._options: dict[str, Any] = {}
         if configuration.proxy:

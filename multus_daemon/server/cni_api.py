@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _DECODED_HERE: Final = 64 * 1024
 """Bytes of a request that take a millisecond to read, at most; that of an ordinary pod has two thousand."""
+_RANKS: Final = {**RANKS, "CHECK": RANKS["ADD"]}
+"""Who has a memory limit of 50 MiB waits here, not for plugins: a CHECK must not wait for the last of all ADDs."""
 # How often a drain looks whether the last request has ended, in seconds.
 _DRAIN_STEP = 0.02
 
@@ -107,14 +109,15 @@ class CniApi:
         verb_seconds: Mapping[str, float] = deadlines.VERB_SECONDS,
         body_timeout: float = deadlines.BODY_SECONDS,
         at_once: int = 256,
+        at_once_reason: str = "connectionLimit",
         hurry: Hurry | None = None,
         timelines: Timelines | None = None,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
-        `at_once`: how many verbs; `hurry`: used while a DEL of a container is there, since it
-        waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as far as
+        `at_once`: how many verbs, and `at_once_reason`, for people; `hurry`: used while a DEL of a container is there,
+        since it waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as far as
         that is known; it neither blocks nor raises.
         `timelines`: where each request is kept, for those who ask later.
         """
@@ -122,7 +125,8 @@ class CniApi:
         self._metrics = metrics
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
-        self._slots = slots.Slots(at_once, reserved=at_once // KEPT, kept=at_once // KEPT)
+        self._slots = slots.Slots(at_once, reserved=at_once // KEPT, kept=at_once // KEPT, name="requests")
+        self._at_once_reason = at_once_reason
         self._hurry = hurry
         self._timelines = Timelines() if timelines is None else timelines
         self._asked_networks = asked_networks
@@ -257,16 +261,17 @@ class CniApi:
         if isinstance(request, CniRequest):
             network = request.network if isinstance(request, DelegateRequest) else self._asked_networks(request.args)
             key, groups = request.container_id, (request.args.namespace, network)
-        patience = deadlines.SLOT_WAIT_SECONDS[verb]
+        patience = deadlines.REQUEST_WAIT_SECONDS[verb]
         try:
             with self._metrics.queued(verb):
-                slot = await self._slots.take(key, RANKS.get(verb, RANKS["CHECK"]), patience, groups)
+                slot = await self._slots.take(key, _RANKS[verb], patience, groups)
         except slots.NoSlotError as error:
             share = f"its namespace or networks have the {error.share} that they may have; " if error.share else ""
             raise TryAgainLaterError(
                 f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
                 f"requests waiting and at most {self._slots.size} worked on at once",
-                f"{share}that is what connectionLimit says: raise it",
+                f"{share}the number comes from {self._at_once_reason}; raise the memory limit of the daemon's pod, or "
+                "connectionLimit",
             ) from error
         timeline.note("its turn has come")
         return slot

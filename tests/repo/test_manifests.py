@@ -357,7 +357,7 @@ def test_the_memory_limit_lets_several_plugins_run_at_once() -> None:
     assert memory
     amount = int(memory[1]) * limit.MIB
     # The figure in the manifest's comment.
-    assert limit.automatic(amount, 64 * 1024 * limit.MIB, 64).processes == 6
+    assert limit.automatic(amount, 64 * 1024 * limit.MIB, 64).number == 6
 
 
 # --- the image's name ------------------------------------------------------------------------------------------------

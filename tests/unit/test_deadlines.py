@@ -96,6 +96,16 @@ def test_a_busy_node_and_one_slow_plugin_are_no_deadline_of_the_verb(verb: str) 
 
 
 @pytest.mark.weak_spot(33, 34)
+@pytest.mark.parametrize("verb", ["ADD", "CHECK", "GC", "DEL"])
+def test_who_has_waited_for_a_turn_may_still_wait_for_a_plugin(verb: str) -> None:
+    assert d.REQUEST_WAIT_SECONDS[verb] + d.SLOT_WAIT_SECONDS[verb] < d.VERB_SECONDS[verb]
+
+
+def test_a_status_is_told_that_the_node_is_busy() -> None:
+    assert d.REQUEST_WAIT_SECONDS["STATUS"] < d.VERB_SECONDS["STATUS"]
+
+
+@pytest.mark.weak_spot(33, 34)
 def test_the_same_for_del_and_status() -> None:
     assert d.SLOT_WAIT_SECONDS["DEL"] + d.DELEGATE_DEL_SECONDS < d.DETACH_SECONDS < d.VERB_SECONDS["DEL"]
     assert d.SLOT_WAIT_SECONDS["STATUS"] < d.STATUS_PLUGINS_SECONDS < d.VERB_SECONDS["STATUS"]
@@ -201,7 +211,9 @@ def test_what_follows_the_drain_takes_20_seconds_at_most() -> None:
 
 
 def test_every_verb_has_its_deadlines() -> None:
-    assert set(d.VERB_SECONDS) == set(d.SLOT_WAIT_SECONDS) == set(SHIM_REPLY) == set(VERBS)
+    assert (
+        set(d.VERB_SECONDS) == set(d.SLOT_WAIT_SECONDS) == set(d.REQUEST_WAIT_SECONDS) == set(SHIM_REPLY) == set(VERBS)
+    )
 
 
 def test_defaults_of_settings() -> None:

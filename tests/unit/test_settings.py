@@ -77,7 +77,7 @@ DEFAULTS: dict[str, Any] = {
     "upstreamRecords": True,
     "cniVersion": "",
     "confDir": "/etc/cni/multus/net.d",
-    "connectionLimit": 256,
+    "connectionLimit": 0,
     "daemonSocketDir": "",
     "daemonWaitSeconds": 60.0,
     "defaultNetworks": (),

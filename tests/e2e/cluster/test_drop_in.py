@@ -90,19 +90,16 @@ def test_the_image_alone_is_changed(drop_in: UpstreamPod) -> None:
     assert failures(node) == []
 
 
-def test_a_burst_of_pods_with_the_memory_limit_that_the_documentation_says(drop_in: UpstreamPod) -> None:
+def burst(drop_in: UpstreamPod, *networks: str) -> None:
+    """A hundred pods at once with these networks each come, and go; none fails, and the daemon is never ended."""
     node = drop_in.node
-    limits = ("--limits=memory=128Mi,cpu=100m", "--requests=memory=64Mi,cpu=100m")
-    node.kubectl("-n", "kube-system", "set", "resources", "daemonset/kube-multus-ds", "-c", "kube-multus", *limits)
-    drop_in.wait_rolled_out()
-    drop_in.wait_ready()
     two_networks(node)
     names = [f"p{number}" for number in range(PODS)]
     for name in names:
-        node.pod(name, networks="blue,green")
+        node.pod(name, networks=",".join(networks))
     pods = node.wait_running(*names, timeout=400)
     for pod in pods:
-        assert [entry["name"] for entry in status(pod)] == ["primary", "default/blue", "default/green"]
+        assert [entry["name"] for entry in status(pod)] == ["primary", *(f"default/{name}" for name in networks)]
     found = container(node)
     assert (found["restartCount"], found.get("lastState")) == (0, {})
     node.remove_pods(timeout=240)
@@ -110,6 +107,20 @@ def test_a_burst_of_pods_with_the_memory_limit_that_the_documentation_says(drop_
     found = container(node)
     assert (found["restartCount"], found.get("lastState")) == (0, {})
     assert failures(node) == []
+
+
+def test_a_burst_of_pods_with_the_limits_of_the_manifest(drop_in: UpstreamPod) -> None:
+    assert drop_in.log().count("at most 8 requests at once: the memory limit of 50 MiB") == 1
+    burst(drop_in, "blue")
+
+
+def test_a_burst_of_pods_with_the_memory_limit_that_the_documentation_says(drop_in: UpstreamPod) -> None:
+    limits = ("--limits=memory=128Mi,cpu=100m", "--requests=memory=64Mi,cpu=100m")
+    set_resources = ("set", "resources", "daemonset/kube-multus-ds", "-c", "kube-multus")
+    drop_in.node.kubectl("-n", "kube-system", *set_resources, *limits)
+    drop_in.wait_rolled_out()
+    drop_in.wait_ready()
+    burst(drop_in, "blue", "green")
 
 
 def test_upstreams_daemon_and_ours_in_turns(upstream_pod: UpstreamPod, multus_pod: MultusPod) -> None:

@@ -73,3 +73,23 @@ async def test_a_directory_that_comes_late(tmp_path: Path) -> None:
         late.mkdir()
         await asyncio.sleep(0.2)
         assert await told.of((late / "10-net.conf").touch)
+
+
+async def test_a_directory_that_is_replaced(tmp_path: Path) -> None:
+    told = Told(tmp_path / "net.d")
+    (tmp_path / "net.d").mkdir()
+    async with running(told):
+        assert await told.of(lambda: (tmp_path / "net.d").rename(tmp_path / "old"))
+        (tmp_path / "net.d").mkdir()
+        await asyncio.sleep(0.2)
+        assert await told.of((tmp_path / "net.d" / "10-net.conf").touch)
+
+
+async def test_what_is_written_or_removed(tmp_path: Path) -> None:
+    path = tmp_path / "10-net.conf"
+    path.touch()
+    told = Told(tmp_path)
+    async with running(told):
+        assert await told.of(lambda: path.write_text("{}"))
+        await asyncio.sleep(0.1)
+        assert await told.of(path.unlink)

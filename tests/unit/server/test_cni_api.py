@@ -9,10 +9,12 @@ import threading
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from multus_daemon.base.timeline import Timelines
 from multus_daemon.cni.errors import CniError, UnknownContainerError
 from multus_daemon.cni.result import Result
 from multus_daemon.server.app import UnixServer, application
 from multus_daemon.server.cni_api import CniApi
+from multus_daemon.server.limit import FEWEST
 from tests.unit.server.harness import (
     EXCHANGES,
     RESULT,
@@ -389,18 +391,54 @@ async def test_probes_are_not_queued(metrics, gates, tmp_path):
 
 @pytest.mark.weak_spot(35)
 async def test_a_request_that_waits_in_vain_never_begins(metrics, monkeypatch):
-    monkeypatch.setattr("multus_daemon.deadlines.SLOT_WAIT_SECONDS", {"ADD": 0.1})
+    monkeypatch.setattr("multus_daemon.deadlines.REQUEST_WAIT_SECONDS", {"ADD": 0.1})
     verbs = FakeVerbs(gate=threading.Event())
-    api = CniApi(verbs, metrics, at_once=1)
+    api = CniApi(verbs, metrics, at_once=1, at_once_reason="the memory limit of 50 MiB")
     first = asyncio.create_task(api.call(one("ADD", "c1")))
     await verbs.begun()
     with pytest.raises(CniError, match=r"^node is busy: ADD has waited 0.1 s to begin, with 1 requests") as caught:
         await api.call(one("ADD", "c2"))
     assert caught.value.code == 11
-    assert "connectionLimit" in caught.value.details
+    advice = "the number comes from the memory limit of 50 MiB; raise the memory limit of the daemon's pod, or connectionLimit"
+    assert advice in caught.value.details
     verbs.gate.set()
     await first
     assert len(verbs.calls) == 1
+
+
+async def test_a_request_that_waits_tells_for_what(metrics):
+    verbs, timelines = FakeVerbs(gate=threading.Event()), Timelines()
+    api = CniApi(verbs, metrics, at_once=1, timelines=timelines)
+    tasks = [asyncio.create_task(api.call(one("ADD", "c1")))]
+    await verbs.begun()
+    tasks += [asyncio.create_task(api.call(one("ADD", name))) for name in ("c2", "c3")]
+    await wait_for(lambda: api.load["waiting"] == 2)
+    first, *others = [[what for what, _, _ in timeline.steps] for timeline in timelines]
+    assert first == ["its turn has come"]
+    assert others == [[f"waits for its turn: 1 of at most 1 requests run, {number} wait"] for number in (1, 2)]
+    verbs.gate.set()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.weak_spot(35)
+async def test_among_few_places_nobody_starves(metrics):
+    """As many as a memory limit of 50 MiB allows: all that ADDs of one network may have are taken, others go on."""
+    verbs = CountingVerbs()
+    api = CniApi(verbs, metrics, at_once=FEWEST)
+    adds = [asyncio.create_task(api.call(one("ADD", f"c{number}"))) for number in range(50)]
+    # The others are out of reach of one network of one namespace, one of them is for DEL alone.
+    await wait_for(lambda: verbs.running == FEWEST - 3)
+    others = [asyncio.create_task(api.call(one(verb, f"{verb}-1"))) for verb in ("STATUS", "GC", "DEL")]
+    await wait_for(lambda: {verb for verb, _ in verbs.calls} == {"ADD", "DEL", "STATUS", "GC"})
+    check = asyncio.create_task(api.call(one("CHECK", "c0")))
+    await wait_for(lambda: api.load["waiting"] == 50 - (FEWEST - 3) + 1)
+    adds += [asyncio.create_task(api.call(one("ADD", f"d{number}"))) for number in range(50)]
+    await wait_for(lambda: api.load["waiting"] == 100 - (FEWEST - 3) + 1)
+    verbs.gate.set()
+    assert {(await task).status for task in (*adds, *others, check)} == {200}
+    order = [verb for verb, _ in verbs.calls]
+    # Behind the ADDs that came before it, and before those that came later.
+    assert order.index("CHECK") < len(order) * 2 // 3
 
 
 async def test_the_wait_counts_towards_the_deadline(metrics):

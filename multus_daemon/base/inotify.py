@@ -53,6 +53,10 @@ class Watcher:
         self._descriptor = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
         weakref.finalize(self, os.close, self._descriptor)
 
+    def fileno(self) -> int:
+        """Readable where there are changes, which `changes` then returns."""
+        return self._descriptor
+
     def watch(self, directory: int) -> int:
         """Begin to watch an open directory, whatever its path leads to by now.
 
