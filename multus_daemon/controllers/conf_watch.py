@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.base.inotify import Watcher
+from multus_daemon.base import watching
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +21,6 @@ _STEP_SECONDS: Final = 0.1
 """Changes that follow each other faster are one: an agent writes several files."""
 _HASTY_STEP_SECONDS: Final = 0.002
 """The same in haste."""
-_LOOK_SECONDS: Final = 5.0
-"""Whether the directories are still the same is looked at as often as that, and a change is told of."""
 
 
 class ConfWatch:
@@ -69,22 +66,13 @@ class ConfWatch:
         if not identities:
             raise OSError("no directory to watch is there")
         in_haste = self._in_haste()
-        watcher = Watcher()
-        watched = await asyncio.to_thread(_begin, watcher, identities)
-        while self._in_haste() == in_haste and await asyncio.to_thread(self._identities) == identities:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._until_changed(watcher, watched, _HASTY_STEP_SECONDS if in_haste else _STEP_SECONDS)
-            self._changed()
-
-    async def _until_changed(self, watcher: Watcher, watched: Mapping[int, Path], step: float) -> None:
-        """Wait for a change that concerns us; those that follow within `step` seconds are part of it."""
-        concerned = False
-        while not concerned:
-            await _readable(watcher)
-            await asyncio.sleep(step)
-            for change in watcher.changes():
-                concerned |= change.lost or change.gone or self._concerns_us(watched.get(change.watch), change.name)
+        step = _HASTY_STEP_SECONDS if in_haste else _STEP_SECONDS
+        changes = watching.changes(identities, self._concerns_us, step=step)
+        async with contextlib.aclosing(changes):
+            async for _ in changes:
+                self._changed()
+                if self._in_haste() != in_haste or await asyncio.to_thread(self._identities) != identities:
+                    return
 
     def _identities(self) -> dict[Path, tuple[int, int]]:
         """The directories that are there, each with what tells it from another of the same name."""
@@ -96,33 +84,9 @@ class ConfWatch:
                 found[path] = (status.st_dev, status.st_ino)
         return found
 
-    def _concerns_us(self, directory: Path | None, name: str) -> bool:
+    def _concerns_us(self, directory: Path, name: str) -> bool:
         """Not temporary files, and of a busy directory like /run the indicator only."""
-        if directory is None or not name:
-            return False
         if directory / name == self._indicator:
             return True
         # `..data` is what changes in a mounted ConfigMap.
         return directory in self._directories and (not name.startswith(".") or name.startswith(".."))
-
-
-def _begin(watcher: Watcher, directories: Collection[Path]) -> dict[int, Path]:
-    """Watch the directories; each by its watch. Raises OSError."""
-    watched = {}
-    for path in directories:
-        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            watched[watcher.watch(descriptor)] = path
-        finally:
-            os.close(descriptor)
-    return watched
-
-
-async def _readable(watcher: Watcher) -> None:
-    """Wait until the watcher has changes."""
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(watcher, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(watcher)

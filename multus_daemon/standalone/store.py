@@ -10,11 +10,10 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import watchfiles
+from typing import Any, Final, NoReturn
 
 from multus_daemon.attachment import Pod
+from multus_daemon.base import watching
 from multus_daemon.base.gates import Gates
 from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.nad.definition import NetworkAttachmentDefinition
@@ -32,6 +31,8 @@ log = logging.getLogger(__name__)
 GATE: Final = "manifests"
 EVENTS_KEPT: Final = 1000
 _SHOWN: Final = 10
+_STEP_SECONDS: Final = 0.05
+"""Changes that follow each other faster are one."""
 POLL_SECONDS: Final = 2.0
 """How often the directory is looked at where it can't be watched."""
 
@@ -54,7 +55,6 @@ class StandaloneStore:
         self._gates = gates or Gates()
         self._gates.close(GATE, "not read yet")
         self._directory = directory
-        self._roots = (f"{directory}/", f"{directory.absolute()}/")
         self._poll_seconds = poll_seconds
         self._folder = Folder(directory)
         self._view = View()
@@ -98,56 +98,37 @@ class StandaloneStore:
 
     async def run(self) -> None:
         """Follow the directory's changes for ever; polls where it can't be watched. Ends only by cancellation."""
-        # It counts every change on INFO, our own status files included.
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)
         complaint = ""
         while True:
             try:
                 await self._watch_until_failure()
-                problem = "the watch ended"
-            except (OSError, RuntimeError, StoreUnavailableError) as error:
+            except (OSError, StoreUnavailableError) as error:
                 problem = str(error)
             if problem != complaint:
                 complaint = problem
                 log.warning("%s is looked at every %s s: %s", self._directory, self._poll_seconds, problem)
             await asyncio.sleep(self._poll_seconds)
 
-    async def _watch_until_failure(self) -> None:
+    async def _watch_until_failure(self) -> NoReturn:
         await asyncio.to_thread(self.refresh)
-        while await self._watch(self._folder.directories):
-            pass
+        while True:
+            await self._watch(self._folder.directories)
 
-    async def _watch(self, directories: tuple[Path, ...]) -> bool:
-        """Follow changes in `directories` until there are others to follow; False where the watch has ended."""
-        # Each for itself, not what is below them: our own status files are three changes for each ADD.
-        # An empty batch every few seconds: that scan catches what changed before the watch stood, or was lost to it.
-        changes = watchfiles.awatch(
-            *directories,
-            watch_filter=self._concerns_us,
-            yield_on_timeout=True,
-            recursive=False,
-            ignore_permission_denied=True,
-        )
+    async def _watch(self, directories: tuple[Path, ...]) -> None:
+        """Follow changes in `directories`, until there are others to follow."""
+        # Not those below the status directory, of which each ADD makes three.
+        changes = watching.changes(directories, self._concerns_us, step=_STEP_SECONDS)
         async with contextlib.aclosing(changes):
-            async for batch in changes:
-                await asyncio.to_thread(self.refresh, {self._relative(path) for _, path in batch})
+            async for changed in changes:
+                await asyncio.to_thread(self.refresh, {str(path.relative_to(self._directory)) for path in changed})
                 if self._folder.directories != directories:
-                    return True
-        return False
+                    return
 
-    def _concerns_us(self, _change: watchfiles.Change, path: str) -> bool:
-        relative = self._relative(path)
-        if not relative or relative == STATUS_DIRECTORY:
+    def _concerns_us(self, directory: Path, name: str) -> bool:
+        if directory == self._directory and name == STATUS_DIRECTORY:
             return False
         # A name without suffix may be a directory that was moved in.
-        name = relative.rpartition("/")[2]
-        return path.endswith(SUFFIXES) or "." not in name or name.startswith("..")
-
-    def _relative(self, path: str) -> str:
-        for directory in self._roots:
-            if f"{path}/".startswith(directory):
-                return path[len(directory) :]
-        return path
+        return name.endswith(SUFFIXES) or "." not in name or name.startswith("..")
 
     # --- ports.ClusterStore: it blocks, without a way over the event loop ---
 
