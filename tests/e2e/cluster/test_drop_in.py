@@ -110,7 +110,7 @@ def burst(drop_in: UpstreamPod, *networks: str) -> None:
 
 
 def test_a_burst_of_pods_with_the_limits_of_the_manifest(drop_in: UpstreamPod) -> None:
-    assert drop_in.log().count("at most 8 requests at once: the memory limit of 50 MiB") == 1
+    assert drop_in.log().count("at most 5 requests at once: the memory limit of 50 MiB") == 1
     burst(drop_in, "blue")
 
 
