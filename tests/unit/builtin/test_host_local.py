@@ -13,10 +13,10 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Invocation
-from multus_daemon.base import deadline, fs, portal
+from multus_daemon.base import deadline, fs, inotify, portal
 from multus_daemon.base.deadline import Deadline, Interrupted
 from multus_daemon.base.threads import KeyedLock
-from multus_daemon.builtin.host_local import inotify, plugin
+from multus_daemon.builtin.host_local import plugin
 from multus_daemon.builtin.host_local.index import Index
 from multus_daemon.builtin.runner import BuiltinRunner
 from multus_daemon.cni import result

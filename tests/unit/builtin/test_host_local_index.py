@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from multus_daemon.base import inotify
 from multus_daemon.builtin.host_local import index as index_module
-from multus_daemon.builtin.host_local import inotify, store
+from multus_daemon.builtin.host_local import store
 from multus_daemon.builtin.host_local.index import Index
 
 MINE = store.Owner("c1", "eth0")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import watchfiles
 
 from multus_daemon import settings
 from multus_daemon.base import fs
@@ -498,7 +497,7 @@ async def test_changes_are_seen_by_the_watch(node: Node) -> None:
 
 
 async def test_changes_are_seen_without_a_watch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchfiles, "awatch", raising(OSError(28, "inotify limit")))
+    monkeypatch.setattr("multus_daemon.controllers.conf_watch.Watcher", raising(OSError(28, "inotify limit")))
     async with running(node.restarted(poll_seconds=0.05)):
         await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
         node.put()
