@@ -123,15 +123,15 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
 
 def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
     """How many plugin processes, and how many requests, may run at once. Reads a few files of the kernel's."""
-    memory_limit, host_memory = cgroup.memory_limit(), cgroup.host_memory()
     if asked := settings.plugins.max_processes:
         of_processes = Allowance(asked, "maxDelegateProcesses")
     else:
-        of_processes = processes.automatic(memory_limit, host_memory, len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0))
+        of_processes = processes.automatic(cgroup.memory_limit(), cgroup.host_memory(), cores)
     if asked := settings.socket.connection_limit:
         of_requests = Allowance(asked, "connectionLimit")
     else:
-        of_requests = requests.automatic(memory_limit, host_memory)
+        of_requests = requests.automatic(cgroup.memory_limit(), cgroup.host_memory())
     for what, allowance in (("plugin processes", of_processes), ("requests", of_requests)):
         log.info("at most %d %s at once: %s", allowance.number, what, allowance.reason)
     return of_processes, of_requests

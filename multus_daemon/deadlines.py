@@ -115,10 +115,11 @@ SLOT_WAIT_SECONDS = MappingProxyType({"DEL": 20.0, "STATUS": 5.0, "GC": 20.0, "A
 With the time of one plugin it is below VERB_SECONDS: a node that is busy answers `node is busy`, no deadline.
 """
 
-REQUEST_WAIT_SECONDS = MappingProxyType({"DEL": 20.0, "STATUS": 5.0, "GC": 20.0, "ADD": 100.0, "CHECK": 100.0})
+REQUEST_WAIT_SECONDS = MappingProxyType({"DEL": 60.0, "STATUS": 5.0, "GC": 20.0, "ADD": 100.0, "CHECK": 100.0})
 """For the request's own turn, before all that, by CNI_COMMAND: see `connectionLimit`.
 
-A hundred pods at once, of which 0.1 of a core attaches two in a second, are not sent away. With SLOT_WAIT_SECONDS below
+A hundred pods at once, of which 0.1 of a core attaches two in a second, are not sent away; that of DEL is above
+SHIM_DEL_REPLY_SECONDS, after which it is in the spool and nobody waits for it. With SLOT_WAIT_SECONDS below
 VERB_SECONDS: there is time left for a plugin.
 """
 

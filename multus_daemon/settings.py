@@ -77,12 +77,12 @@ class SocketSettings:
     """CNI requests, `/cni` and `/delegate`, that are worked on at once, each by a thread. Others wait, DEL first;
     health probes never do. 0: from the memory limit of the daemon's pod.
 
-    With 0: 256; below 112 MiB four for each MiB beyond 48, at least 8
+    With 0: 256; below 114 MiB four for each MiB beyond 50, at least 5
     ([operations.md](operations.md#probes-and-resources)).
 
-    Namespaces and networks take turns, and from 8 on an eighth is for DEL alone and an eighth out of reach of each
-    ([security.md](security.md#fairness)). Upstream's key against too many plugins at once: `maxDelegateProcesses`
-    does that without it.
+    Namespaces and networks take turns, and from 5 on an eighth, one at least, is for DEL alone and as many are out of
+    reach of each ([security.md](security.md#fairness)). Upstream's key against too many plugins at once:
+    `maxDelegateProcesses` does that without it.
     """
 
 

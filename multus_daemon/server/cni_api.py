@@ -29,9 +29,10 @@ from multus_daemon.cni.errors import (
     from_code,
 )
 from multus_daemon.cni.result import Result
-from multus_daemon.delegates.limit import KEPT, RANKS
+from multus_daemon.delegates.limit import RANKS
 from multus_daemon.engine.request import CniRequest, DelegateRequest
 from multus_daemon.metrics import Metrics
+from multus_daemon.server import limit as requests
 from multus_daemon.server import wire
 
 T = TypeVar("T")
@@ -117,15 +118,16 @@ class CniApi:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: how many verbs, and `at_once_reason`, for people; `hurry`: used while a DEL of a container is there,
-        since it waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as far as
-        that is known; it neither blocks nor raises.
+        since it waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as
+        far as that is known; it neither blocks nor raises.
         `timelines`: where each request is kept, for those who ask later.
         """
         self._verbs = verbs
         self._metrics = metrics
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
-        self._slots = slots.Slots(at_once, reserved=at_once // KEPT, kept=at_once // KEPT, name="requests")
+        kept = requests.kept(at_once)
+        self._slots = slots.Slots(at_once, reserved=kept, kept=kept, name="requests")
         self._at_once_reason = at_once_reason
         self._hurry = hurry
         self._timelines = Timelines() if timelines is None else timelines

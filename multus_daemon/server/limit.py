@@ -8,13 +8,18 @@ from multus_daemon.delegates.limit import KEPT, MIB, Allowance
 
 MOST: Final = 256
 """Without a memory limit, or with a large one."""
-FEWEST: Final = KEPT
-"""Of fewer no place is for DEL alone."""
+FEWEST: Final = 5
+"""Of so many or more, one of KEPT, one at least, is for DEL alone, and as many are out of reach of each network."""
 REQUEST_BYTES: Final = MIB // 4
 """What one needs that is worked on: 110 KiB of the process's memory have been seen, and 40 of the kernel's for its
 thread. One that waits has 28 KiB."""
-OWN_BYTES: Final = 48 * MIB
+OWN_BYTES: Final = 50 * MIB
 """What the daemon needs beside them, and the kernel for the links of some dozen pods."""
+
+
+def kept(at_once: int) -> int:
+    """How many of so many places are for DEL alone, and how many out of reach of each network and namespace."""
+    return max(1, at_once // KEPT) if at_once >= FEWEST else 0
 
 
 def automatic(memory_limit: int | None, host_memory: int | None) -> Allowance:

@@ -267,6 +267,7 @@ async def _measure(folder: Path, netns: str, annotation: str, network: str) -> M
         "cniDir": str(folder / "cni"),
         "binDir": str(folder / "bin"),
         "maxDelegateProcesses": 4,
+        "connectionLimit": 256,
         "socketDir": str(folder / "run"),
         "clusterNetwork": "cluster",
     }

@@ -85,6 +85,7 @@ def make(tmp_path: Path) -> Callable[[], tuple[Daemon, Store]]:
             "multusAutoconfigDir": "",
             "builtinPlugins": "prefer",
             "maxDelegateProcesses": 4,
+            "connectionLimit": 256,
         }
         store = Store({name: network(name, number) for number, name in enumerate(("cluster", *NETWORKS))})
         parsed = settings.parse(json.dumps(found).encode(), "the test")

@@ -20,7 +20,7 @@ def one(*values: float) -> str:
     return f"{value:g}"
 
 
-VERB, SLOT = d.VERB_SECONDS, d.SLOT_WAIT_SECONDS
+VERB, SLOT, TURN = d.VERB_SECONDS, d.SLOT_WAIT_SECONDS, d.REQUEST_WAIT_SECONDS
 FIRST_RETRY, LAST_RETRY = d.SPOOL_RETRY_SECONDS
 FIRST_RESTORE, LAST_RESTORE = d.RESTORE_SECONDS
 LIFE_OF_A_STATUS: Final = one(d.NETWORK_STATUS_PATIENCE_SECONDS)
@@ -39,6 +39,11 @@ PHRASES: Final = [
         PROTOCOL,
         f"ADD, CHECK {one(SLOT['ADD'], SLOT['CHECK'])} s; DEL, GC {one(SLOT['DEL'], SLOT['GC'])} s; "
         f"STATUS {SLOT['STATUS']:g} s; then code 11",
+    ),
+    (
+        PROTOCOL,
+        f"ADD, CHECK {one(TURN['ADD'], TURN['CHECK'])} s; DEL {TURN['DEL']:g} s; GC {TURN['GC']:g} s; "
+        f"STATUS {TURN['STATUS']:g} s; then the same",
     ),
     (PROTOCOL, f"serves whoever had connected before, for {d.DRAIN_SECONDS:g} s."),
     (

@@ -101,6 +101,10 @@ def test_who_has_waited_for_a_turn_may_still_wait_for_a_plugin(verb: str) -> Non
     assert d.REQUEST_WAIT_SECONDS[verb] + d.SLOT_WAIT_SECONDS[verb] < d.VERB_SECONDS[verb]
 
 
+def test_a_del_that_waits_for_its_turn_goes_to_the_spool_before_it_fails() -> None:
+    assert d.REQUEST_WAIT_SECONDS["DEL"] > d.SHIM_DEL_REPLY_SECONDS
+
+
 def test_a_status_is_told_that_the_node_is_busy() -> None:
     assert d.REQUEST_WAIT_SECONDS["STATUS"] < d.VERB_SECONDS["STATUS"]
 

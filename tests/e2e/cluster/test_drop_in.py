@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.timeout(600)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 PODS = 100
+CPUS_MAX = 4
+"""The kernel makes queues for each CPU in each veth pair, in memory that counts for the daemon (docs/scaling.md)."""
 
 
 @pytest.fixture
@@ -109,8 +112,12 @@ def burst(drop_in: UpstreamPod, *networks: str) -> None:
     assert failures(node) == []
 
 
+@pytest.mark.skipif(
+    (os.cpu_count() or 1) > CPUS_MAX,
+    reason=f"needs a machine with {CPUS_MAX} CPUs at most: the links take more with more",
+)
 def test_a_burst_of_pods_with_the_limits_of_the_manifest(drop_in: UpstreamPod) -> None:
-    assert drop_in.log().count("at most 8 requests at once: the memory limit of 50 MiB") == 1
+    assert drop_in.log().count("at most 5 requests at once: the memory limit of 50 MiB") == 1
     burst(drop_in, "blue")
 
 

@@ -2,7 +2,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import ssl
 import time
+from asyncio import sslproto
 
 import pytest
 
@@ -375,6 +377,17 @@ async def test_a_replaced_kubeconfig_is_read_again_after_a_401(server, tmp_path,
                 await client.request("GET", "/api/v1/pods")
         # Not every one of them reads the file and asks again.
         assert len(server.requests) - before == 5
+
+
+async def test_a_connection_with_tls_has_a_small_buffer(server, tmp_path, monkeypatch):
+    """Of what asyncio sets aside for each, all is touched."""
+    monkeypatch.setattr(sslproto.SSLProtocol, "max_size", 256 * 1024)
+    async with ApiClient(Kubeconfig(server.kubeconfig(tmp_path / "k"))) as client:
+        await client.load()
+        loop, context = asyncio.get_running_loop(), ssl.create_default_context()
+        made = sslproto.SSLProtocol(loop, asyncio.Protocol(), context, loop.create_future())
+        assert len(made.get_buffer(-1)) == 32 * 1024
+        made.connection_lost(None)
 
 
 async def test_in_cluster_by_its_files(tmp_path, monkeypatch):

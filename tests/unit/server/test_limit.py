@@ -12,11 +12,11 @@ GIB = 1024 * MIB
 @pytest.mark.parametrize(
     ("memory", "host", "requests", "reason"),
     [
-        (20 * MIB, 8 * GIB, 8, "the memory limit of 20 MiB"),
-        (50 * MIB, 8 * GIB, 8, "the memory limit of 50 MiB"),
-        (64 * MIB, 8 * GIB, 64, "the memory limit of 64 MiB"),
-        (64 * MIB, None, 64, "the memory limit of 64 MiB"),
-        (112 * MIB, 8 * GIB, 256, "the memory limit of 112 MiB"),
+        (20 * MIB, 8 * GIB, 5, "the memory limit of 20 MiB"),
+        (50 * MIB, 8 * GIB, 5, "the memory limit of 50 MiB"),
+        (66 * MIB, 8 * GIB, 64, "the memory limit of 66 MiB"),
+        (66 * MIB, None, 64, "the memory limit of 66 MiB"),
+        (114 * MIB, 8 * GIB, 256, "the memory limit of 114 MiB"),
         (512 * MIB, 8 * GIB, 256, "the memory limit of 512 MiB"),
         (None, 8 * GIB, 256, "no memory limit"),
         (None, None, 256, "no memory limit"),
