@@ -165,7 +165,7 @@ async def _garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-async def test_a_directory_with_odd_characters(tmp_path: Path) -> None:
+async def test_an_odd_path(tmp_path: Path) -> None:
     odd = tmp_path / "a %41 b"
     kubelet = FakeKubelet(odd)
     kubelet.add("p1", container("c", {VF: ["x"]}))
