@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from multus_daemon import __version__, flags, settings
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for warning in found.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return
-    sys.exit(_uninstall(found, arguments) if arguments.command == "uninstall" else _run(found, arguments))
+    others = {"uninstall": _uninstall, "cert-approver": _run_companion, "webhook": _run_companion}
+    sys.exit(others.get(arguments.command, _run)(found, arguments))
 
 
 def _upstream_spelling(argv: list[str]) -> list[str]:
@@ -187,26 +189,34 @@ def _settings(path: Path | None, given: settings.Flags, *, optional: bool) -> Se
 
 
 def _run(found: Settings, arguments: argparse.Namespace) -> int:
+    # Imported here: `version` and `check-config` do not need aiohttp.
+    with _no_system_certificates():
+        from multus_daemon import daemon
+
+    if arguments.standalone is not None:
+        found = settings.in_directory(found, user.runtime_directory())
+    return _until_ended(functools.partial(daemon.run, found, standalone=arguments.standalone))
+
+
+def _run_companion(found: Settings, arguments: argparse.Namespace) -> int:
+    # Not the daemon, of which it needs little.
+    with _no_system_certificates():
+        from multus_daemon import companions
+
+    if arguments.command == "cert-approver":
+        return _until_ended(functools.partial(companions.approve_certificates, found))
+    given = (arguments.cert, arguments.key, arguments.port, arguments.address)
+    return _until_ended(functools.partial(companions.serve_webhook, found, *given))
+
+
+def _until_ended(run: Callable[[], None], name: str = "multus-daemon") -> int:
+    """The exit status; where it can't start, why is said on standard error, in the name of the program."""
     from multus_daemon.root import StartError
 
     try:
-        # Imported here: `version` and `check-config` do not need aiohttp, and no program all that another one does.
-        if arguments.command == "cert-approver":
-            with _no_system_certificates():
-                from multus_daemon import companions
-            companions.approve_certificates(found)
-        elif arguments.command == "webhook":
-            with _no_system_certificates():
-                from multus_daemon import companions
-            companions.serve_webhook(found, arguments.cert, arguments.key, arguments.port, arguments.address)
-        else:
-            if arguments.standalone is not None:
-                found = settings.in_directory(found, user.runtime_directory())
-            with _no_system_certificates():
-                from multus_daemon import daemon
-            daemon.run(found, standalone=arguments.standalone)
+        run()
     except StartError as error:
-        print(f"multus-daemon: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 3
     return 0
 
@@ -262,14 +272,9 @@ def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
     )
     with _no_system_certificates():
         from multus_daemon import companions
-    from multus_daemon.root import StartError
 
-    try:
-        companions.generate_kubeconfig(found, Path(arguments.kubeconfig))
-    except StartError as error:
-        print(f"multus-daemon kubeconfig-generator: {error}", file=sys.stderr)
-        return 3
-    return 0
+    run = functools.partial(companions.generate_kubeconfig, found, Path(arguments.kubeconfig))
+    return _until_ended(run, "multus-daemon kubeconfig-generator")
 
 
 def _uninstall(found: Settings, arguments: argparse.Namespace) -> int:

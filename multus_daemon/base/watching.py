@@ -29,11 +29,7 @@ async def changes(
         found: set[Path] = set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
-                is_over = False
-                while not (found or is_over):
-                    await _readable(watcher)
-                    await asyncio.sleep(step)
-                    is_over = _take(watcher, watched, concerns, found)
+                await _until_changed(watcher, watched, concerns, step, found)
         yield found
 
 
@@ -49,6 +45,25 @@ def _begin(watcher: Watcher, directories: Collection[Path]) -> dict[int, Path]:
     return watched
 
 
+async def _until_changed(
+    watcher: Watcher,
+    watched: Mapping[int, Path],
+    concerns: Callable[[Path, str], bool],
+    step: float,
+    found: set[Path],
+) -> None:
+    """Wait for something to be in `found`, or for what the kernel does not name: directories gone, changes dropped."""
+    is_unnamed = False
+    while not (found or is_unnamed):
+        await _readable(watcher)
+        await asyncio.sleep(step)
+        for change in watcher.changes():
+            directory = watched.get(change.watch)
+            is_unnamed |= change.gone or change.lost
+            if directory is not None and change.name and concerns(directory, change.name):
+                found.add(directory / change.name)
+
+
 async def _readable(watcher: Watcher) -> None:
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(watcher, readable.set)
@@ -56,16 +71,3 @@ async def _readable(watcher: Watcher) -> None:
         await readable.wait()
     finally:
         loop.remove_reader(watcher)
-
-
-def _take(
-    watcher: Watcher, watched: Mapping[int, Path], concerns: Callable[[Path, str], bool], found: set[Path]
-) -> bool:
-    """Add what counts to `found`; whether something has happened of which the kernel does not tell the name."""
-    is_over = False
-    for change in watcher.changes():
-        directory = watched.get(change.watch)
-        is_over |= change.gone or change.lost
-        if directory is not None and change.name and concerns(directory, change.name):
-            found.add(directory / change.name)
-    return is_over

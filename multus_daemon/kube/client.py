@@ -68,6 +68,7 @@ class _Transport:
     def __init__(self, access: Access, tls: ssl.SSLContext, websockets: int) -> None:
         self.access = access
         configuration = access.configuration
+        # Of all connections of the process: asyncio has no parameter for it.
         sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         self._host = str(configuration.host).rstrip("/")
         self._options: dict[str, Any] = {}

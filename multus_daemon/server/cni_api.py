@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 _DECODED_HERE: Final = 64 * 1024
 """Bytes of a request that take a millisecond to read, at most; that of an ordinary pod has two thousand."""
 _RANKS: Final = {**RANKS, "CHECK": RANKS["ADD"]}
-"""Who has a memory limit of 50 MiB waits here, not for plugins: a CHECK must not wait for the last of all ADDs."""
+"""As for plugins, but CHECK beside ADD: where memory is scarce all wait here, and it would come behind every ADD."""
 # How often a drain looks whether the last request has ended, in seconds.
 _DRAIN_STEP = 0.02
 
@@ -109,7 +109,7 @@ class CniApi:
         *,
         verb_seconds: Mapping[str, float] = deadlines.VERB_SECONDS,
         body_timeout: float = deadlines.BODY_SECONDS,
-        at_once: int = 256,
+        at_once: int = requests.MOST,
         at_once_reason: str = "connectionLimit",
         hurry: Hurry | None = None,
         timelines: Timelines | None = None,

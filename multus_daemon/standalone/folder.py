@@ -52,8 +52,8 @@ class Folder:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.directories: tuple[Path, ...] = (directory,)
-        """Where the last scan has looked for manifests."""
+        self.directories: Mapping[Path, int] = {}
+        """Where the last scan has looked for manifests, each with its inode: another may come under the same name."""
         self._files: dict[str, _File] = {}
         self._reported: dict[str, str] = {}
 
@@ -75,17 +75,18 @@ class Folder:
 
     def _walk(self) -> Iterator[tuple[str, Path]]:
         pending = [self._directory]
-        read = []
+        read = {}
         count = 0
         while pending:
             directory = pending.pop()
             try:
+                inode = os.stat(directory).st_ino
                 entries = list(os.scandir(directory))
             except OSError:
                 if directory == self._directory:
                     raise
                 continue
-            read.append(directory)
+            read[directory] = inode
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
@@ -100,7 +101,7 @@ class Folder:
                         raise OSError(f"{self._directory} holds more than {FILES_MAX} manifests")
                     path = Path(entry.path)
                     yield str(path.relative_to(self._directory)), path
-        self.directories = tuple(sorted(read))
+        self.directories = read
 
     def _read(self, name: str, path: Path, changed: bool) -> _File | None:
         """The file as it counts now, None if it has gone."""

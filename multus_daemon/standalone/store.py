@@ -114,7 +114,7 @@ class StandaloneStore:
         while True:
             await self._watch(self._folder.directories)
 
-    async def _watch(self, directories: tuple[Path, ...]) -> None:
+    async def _watch(self, directories: Mapping[Path, int]) -> None:
         """Follow changes in `directories`, until there are others to follow."""
         # Not those below the status directory, of which each ADD makes three.
         changes = watching.changes(directories, self._concerns_us, step=_STEP_SECONDS)

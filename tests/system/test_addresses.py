@@ -60,8 +60,8 @@ def test_no_file_says_where_packages_come_from(what: str, pattern: str) -> None:
         ("a download address in a lock file", 'resol{} "https://x/y.tgz"'.format("ved")),
         ("a download address in a lock file", '{{ {} = "https://x/y.whl" }}'.format("url")),
         ("a proxy for Go modules", "export GO{}=http://x".format("PROXY")),
-        ("a host of a package registry", "https://files.{}.org/packages".format("pythonhosted")),
-        ("a host of a package registry", "https://{}.org/simple".format("pypi")),
+        ("a host of a package registry", "files.{}.org/packages".format("pythonhosted")),
+        ("a host of a package registry", "{}.org/simple".format("pypi")),
     ],
 )
 def test_the_patterns_find_what_they_are_for(what: str, text: str) -> None:

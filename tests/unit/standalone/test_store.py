@@ -118,6 +118,25 @@ async def test_watch_follows_changes(tmp_path: pathlib.Path) -> None:
         await until(lambda: ("web", "a") not in store._view.pods)
 
 
+async def test_watch_follows_a_directory_that_is_replaced(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multus_daemon.base.watching.LOOK_SECONDS", 60)  # without it nothing is seen but by the watch
+    (tmp_path / "sub").mkdir()
+    declare(tmp_path / "sub", "a", note="1")
+    (tmp_path / ".new").mkdir()
+    declare(tmp_path / ".new", "a", note="2")
+    store = StandaloneStore(tmp_path)
+    async with watching(store):
+        await asyncio.sleep(0.3)
+        (tmp_path / "sub").rename(tmp_path / ".old")
+        (tmp_path / ".new").rename(tmp_path / "sub")
+        await until(lambda: store._view.pods["web", "a"].annotations["note"] == "2")
+        await asyncio.sleep(0.3)
+        declare(tmp_path / "sub", "a", note="3")
+        await until(lambda: store._view.pods["web", "a"].annotations["note"] == "3")
+
+
 async def test_watch_survives_a_directory_that_comes_later(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
