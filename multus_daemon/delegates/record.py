@@ -70,6 +70,10 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
     netns_id: str = ""
 
 
+_decode_envelope: Final = msgspec.json.Decoder(_Envelope).decode
+_decode_record: Final = msgspec.json.Decoder(_Record).decode
+
+
 def encode(record: ContainerRecord) -> bytes:
     """One state of the container, as a line without its end."""
     body = msgspec.json.encode(
@@ -123,7 +127,7 @@ def decode(data: bytes) -> ContainerRecord:
 
 def _decode_state(data: bytes) -> ContainerRecord:
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = _decode_envelope(data)
         if envelope.format > FORMAT:
             raise RecordFormatError(
                 f"written by a newer version of the daemon: format {envelope.format}, this one reads up to {FORMAT}"
@@ -133,7 +137,7 @@ def _decode_state(data: bytes) -> ContainerRecord:
         body = bytes(envelope.record)
         if hashlib.sha256(body).hexdigest() != envelope.sha256:
             raise RecordFormatError("its checksum does not fit its content")
-        fields = msgspec.json.decode(body, type=_Record)
+        fields = _decode_record(body)
         return ContainerRecord(
             sandbox=Sandbox(ContainerId(fields.container_id), fields.netns),
             ifname=IfName(fields.ifname),

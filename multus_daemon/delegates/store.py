@@ -52,6 +52,9 @@ class _Head(msgspec.Struct, frozen=True):
     why: str
 
 
+_decode_head: Final = msgspec.json.Decoder(_Head).decode
+
+
 class FileStore:
     """The DelegateStore in a directory."""
 
@@ -292,7 +295,7 @@ class FileStore:
         path = self._aside_path(container_id)
         try:
             first, _, rest = fs.read_limited(path, follow=False).partition(b"\n")
-            head = msgspec.json.decode(first, type=_Head)
+            head = _decode_head(first)
             return SetAside(container_id, head.since, head.why, record_format.decode(rest))
         except (OSError, msgspec.MsgspecError, record_format.RecordFormatError) as error:
             return SetAside(container_id, 0.0, f"can't be read: {path}: {error}", None)

@@ -142,6 +142,9 @@ class CertificateSigningRequest(msgspec.Struct, frozen=True):
         return self.status.certificate or b""
 
 
+decode_request: Final = msgspec.json.Decoder(CertificateSigningRequest).decode
+
+
 @contextlib.contextmanager
 def long_names() -> Iterator[None]:
     """In here a name of more than 64 characters, X.520's bound, gives no warning: node names may be longer."""
@@ -277,7 +280,7 @@ class Approver:
 
     async def round(self) -> None:
         """List, decide, watch and decide until the watch ends. Raises what the client raises."""
-        listing = msgspec.json.decode(await self._client.request("GET", CSR_PATH, query=self._selector), type=_List)
+        listing = _decode_list(await self._client.request("GET", CSR_PATH, query=self._selector))
         for item in listing.items or ():
             await self.decide(item)
         query = {
@@ -292,7 +295,7 @@ class Approver:
             if isinstance(lines, AsyncGenerator):
                 await stack.enter_async_context(contextlib.aclosing(lines))
             async for line in lines:
-                event = msgspec.json.decode(line, type=_Event)
+                event = _decode_event(line)
                 if event.type == "ERROR":
                     log.info("the watch has ended, everything is listed again: %s", event.object.get("message"))
                     return
@@ -349,6 +352,10 @@ class _List(msgspec.Struct):
 class _Event(msgspec.Struct):
     type: str
     object: dict[str, Any]
+
+
+_decode_list: Final = msgspec.json.Decoder(_List).decode
+_decode_event: Final = msgspec.json.Decoder(_Event).decode
 
 
 def _decided(found: Mapping[str, Any], name: str, verdict: Approve | Deny) -> dict[str, Any]:

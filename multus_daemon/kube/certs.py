@@ -205,7 +205,7 @@ async def ask(client: Client, pending: Pending, node: str, seconds: int) -> byte
         log.info("CertificateSigningRequest %s exists already, its certificate is waited for", name)
     for delay in backoff(0.25, 10.0, jitter=0.2):
         answer = await client.request("GET", f"{approver.CSR_PATH}/{name}", timeout=deadlines.APPROVER_REQUEST_SECONDS)
-        if chain := msgspec.json.decode(answer, type=approver.CertificateSigningRequest).issued():
+        if chain := approver.decode_request(answer).issued():
             return chain
         if _loop_time() - now > deadlines.CERTIFICATE_SECONDS:
             break

@@ -68,12 +68,15 @@ class _Status(msgspec.Struct):
     details: _Details | None = None
 
 
+_decode_status: Final = msgspec.json.Decoder(_Status).decode
+
+
 def from_answer(
     status: int, phrase: str, body: bytes, headers: Mapping[str, str] | None = None, *, request: str
 ) -> ApiError | ApiUnavailableError:
     """The error that an answer with `status` is; `phrase` is HTTP's reason, `request` names what was asked."""
     try:
-        found = msgspec.json.decode(body, type=_Status)
+        found = _decode_status(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = _Status(message=body[:200].decode("utf-8", "replace"))
     reason, message = found.reason or phrase, found.message[:_MESSAGE_MAX].strip()
@@ -89,7 +92,7 @@ def from_answer(
 def from_watch_event(status_object: bytes, *, request: str) -> ApiError | ApiUnavailableError:
     """The error that a watch's ERROR event carries."""
     try:
-        code = msgspec.json.decode(status_object, type=_Status).code
+        code = _decode_status(status_object).code
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         code = 0
     return from_answer(code or 500, "watch error", status_object, request=request)

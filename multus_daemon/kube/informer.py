@@ -19,9 +19,9 @@ import msgspec
 from multus_daemon import deadlines
 from multus_daemon.base.backoff import backoff
 from multus_daemon.base.gates import Gates
-from multus_daemon.kube import errors
+from multus_daemon.kube import errors, objects
 from multus_daemon.kube.errors import ApiUnavailableError, GoneError, KubeError
-from multus_daemon.kube.objects import DECODE_ERRORS, Found, Key, Page, Resource, Versioned, WatchEvent
+from multus_daemon.kube.objects import DECODE_ERRORS, Found, Key, Resource
 from multus_daemon.kube.observer import NullObserver, Observer
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class Informer(Generic[T]):
             )
             self._mark_connected()
             with self._decoding():
-                page = msgspec.json.decode(body, type=Page)
+                page = objects.decode_page(body)
             for raw in page.items or ():
                 if item := self._decode(raw):
                     present = self._objects.get(item.key)
@@ -263,7 +263,7 @@ class Informer(Generic[T]):
     def _take(self, line: bytes) -> None:
         """One line of the watch. Raises KubeError."""
         with self._decoding():
-            event = msgspec.json.decode(line, type=WatchEvent)
+            event = objects.decode_event(line)
         match event.type:
             case "ADDED" | "MODIFIED" | "DELETED":
                 item = self._decode(event.object)
@@ -277,7 +277,7 @@ class Informer(Generic[T]):
                 self._observer.received(self._resource.name)
             case "BOOKMARK":
                 with self._decoding():
-                    version = msgspec.json.decode(event.object, type=Versioned).metadata.resource_version
+                    version = objects.decode_versioned(event.object).metadata.resource_version
                 self._version = version or self._version
             case "ERROR":
                 raise errors.from_watch_event(bytes(event.object), request=f"watch of {self._resource.path}")
@@ -291,7 +291,7 @@ class Informer(Generic[T]):
         except DECODE_ERRORS as error:
             name = ""
             with contextlib.suppress(*DECODE_ERRORS):
-                metadata = msgspec.json.decode(raw, type=Versioned).metadata
+                metadata = objects.decode_versioned(raw).metadata
                 name = f"{metadata.namespace}/{metadata.name}"
             log.warning("one of %s is passed over: %s: %s", self._resource.name, name, error)
             self._observer.malformed(self._resource.name)

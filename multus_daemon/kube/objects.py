@@ -113,6 +113,13 @@ class _Network(msgspec.Struct):
     spec: _NetworkSpec | None = None
 
 
+decode_page: Final = msgspec.json.Decoder(Page).decode
+decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
+decode_versioned: Final = msgspec.json.Decoder(Versioned).decode
+_decode_pod: Final = msgspec.json.Decoder(_Pod).decode
+_decode_network: Final = msgspec.json.Decoder(_Network).decode
+
+
 @dataclass(frozen=True, slots=True)
 class Found(Generic[T]):
     """One object, and the resourceVersion that it came with."""
@@ -141,7 +148,7 @@ class Resource(Generic[T]):
 
 def decode_pod(data: bytes | msgspec.Raw) -> Found[Pod]:
     """A core/v1 Pod. Raises one of `DECODE_ERRORS`."""
-    item = msgspec.json.decode(data, type=_Pod)
+    item = _decode_pod(data)
     meta = item.metadata
     pod = Pod(
         Namespace(sys.intern(meta.namespace)),
@@ -157,7 +164,7 @@ def decode_pod(data: bytes | msgspec.Raw) -> Found[Pod]:
 
 def decode_network(data: bytes | msgspec.Raw) -> Found[NetworkAttachmentDefinition]:
     """A k8s.cni.cncf.io/v1 NetworkAttachmentDefinition. Raises one of `DECODE_ERRORS`."""
-    item = msgspec.json.decode(data, type=_Network)
+    item = _decode_network(data)
     meta = item.metadata
     config = (item.spec.config if item.spec else None) or ""
     network = NetworkAttachmentDefinition(sys.intern(meta.namespace), meta.name, config, meta.kept_annotations())

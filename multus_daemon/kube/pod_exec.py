@@ -54,6 +54,9 @@ class _Status(msgspec.Struct):
     details: _Details | None = None
 
 
+_decode_status: Final = msgspec.json.Decoder(_Status).decode
+
+
 async def run(
     client: ApiClient, namespace: str, pod: str, container: str, words: Sequence[str], *, stdout_max: int
 ) -> Ended:
@@ -87,7 +90,7 @@ async def run(
 
 def _ended(stdout: bytes, stderr: str, error: bytes) -> Ended:
     try:
-        found = msgspec.json.decode(error, type=_Status)
+        found = _decode_status(error)
     except objects.DECODE_ERRORS:
         raise ApiUnavailableError("the connection ended before the command did") from None
     if found.status == "Success":

@@ -17,7 +17,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -289,7 +289,7 @@ def _with_annotation(body: bytes, pod: Pod, value: str) -> bytes:
     Raises _RefusedError for another pod of the name, ApiUnavailableError for what is not a pod.
     """
     try:
-        found = msgspec.json.decode(body, type=dict[str, Any])
+        found = msgspec.json.decode(body)
         metadata = found["metadata"]
         uid = metadata["uid"]
         metadata["annotations"] = {**(metadata.get("annotations") or {}), ANNOTATION: value}

@@ -34,10 +34,13 @@ class _Checkpoint(msgspec.Struct, rename="pascal"):
     data: _Data
 
 
+_decode: Final = msgspec.json.Decoder(_Checkpoint).decode
+
+
 def read(path: Path, pod: Pod) -> list[tuple[str, str]]:
     """(resource, device id) of every device of the pod. Blocks. Raises DevicesUnavailableError."""
     try:
-        entries = msgspec.json.decode(fs.read_limited(path, limit=MAX_BYTES), type=_Checkpoint).data.pod_device_entries
+        entries = _decode(fs.read_limited(path, limit=MAX_BYTES)).data.pod_device_entries
     except OSError as error:
         raise DevicesUnavailableError(
             f"neither the kubelet's podresources socket nor its checkpoint can be had: {path}: "
