@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import functools
 import json
 import os
@@ -213,6 +214,9 @@ def _until_ended(run: Callable[[], None], name: str = "multus-daemon") -> int:
     """The exit status; where it can't start, why is said on standard error, in the name of the program."""
     from multus_daemon.root import StartError
 
+    if sys.__stderr__ is not None:
+        # A crash of the interpreter, or of a library in C, says in which threads what was done.
+        faulthandler.enable(sys.__stderr__)
     try:
         run()
     except StartError as error:

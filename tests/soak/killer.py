@@ -58,6 +58,7 @@ class Killer(Disturbance):
             "relieve": self._relieve,
         }
         try:
+            assert self._node.daemon is None or self._node.daemon.poll() is None, "the daemon has ended by itself"
             ways[way]()
             self.counts[way] += 1
         except BaseException as error:
@@ -83,7 +84,7 @@ class Killer(Disturbance):
             self._node.daemon.send_signal(signal.SIGCONT)
 
     def _end(self) -> None:
-        self._node.stop(timeout=90)
+        _require_no_crash(self._node.stop(timeout=90))
         self._start()
 
     def _relieve(self) -> None:
@@ -105,7 +106,7 @@ class Killer(Disturbance):
             time.sleep(random.uniform(0, 0.5))
         finally:
             old.send_signal(signal.SIGTERM)
-            old.wait(timeout=90)
+            _require_no_crash(old.wait(timeout=90))
 
     def _start(self) -> None:
         for left in range(self._starts - 1, -1, -1):
@@ -125,3 +126,8 @@ class Killer(Disturbance):
                 continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+
+
+def _require_no_crash(status: int) -> None:
+    """Raise AssertionError where a daemon that was asked to end was ended by a signal."""
+    assert status >= 0, f"the daemon has crashed: {signal.Signals(-status).name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -245,6 +246,16 @@ def said(process: subprocess.Popen[str]) -> str:
 def test_a_daemon_that_is_ready_says_where(tmp_path: Path) -> None:
     with running("--config", config(tmp_path), "--standalone", str(tmp_path)) as process:
         assert said(process) == f"multus-daemon: ready, {tmp_path}/run/multus.sock\n"
+
+
+def test_a_crash_tells_where_it_was(tmp_path: Path) -> None:
+    with running("--config", config(tmp_path), "--standalone", str(tmp_path)) as process:
+        assert said(process).startswith("multus-daemon: ready")
+        process.send_signal(signal.SIGSEGV)
+        _, told = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault\n" in told
+    assert "multus_daemon/daemon.py" in told
 
 
 @pytest.mark.parametrize("fault", ["closed", "full"])
