@@ -279,6 +279,10 @@ class Node:
             assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
             time.sleep(0.02)
 
+    def wait_for_log(self, text: str) -> None:
+        """Wait for it in the daemon's log, which a thread writes, later than what it tells of."""
+        self.wait_until(lambda: text in self.log.read_text(), f"{text!r} in the log")
+
     def links(self, netns: str = "") -> list[str]:
         """Names of the links in a namespace, or on the host."""
         return sorted(link["ifname"] for link in self.ip("link", netns=netns))

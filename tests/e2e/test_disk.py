@@ -229,9 +229,8 @@ def test_a_full_disk_under_the_log(make_node: Callable[..., Node], small_disk: P
     assert said.count("No space left on device; lines are lost until it can be written again") == 1
     filler.unlink()
     assert node.cni("ADD", "one", netns, "one").code == 0
-    text = file.read_text()
-    assert "lines are missing here, they could not be written" in text
-    assert text.rstrip().splitlines()[-1].endswith("seconds=" + text.rstrip().rpartition("seconds=")[2])
+    missing = "lines are missing here, they could not be written\n"
+    node.wait_until(lambda: "CNI ADD finished" in file.read_text().partition(missing)[2], "the log goes on")
     assert node.cni("DEL", "one", netns, "one").code == 0
 
 
@@ -327,7 +326,7 @@ def test_a_damaged_spool_entry(small: Node) -> None:
     small.wait_until(lambda: not list((small.cni_dir / "spool").glob("*.json")), "the good entry is served")
     assert addresses(small) == []
     assert small.links(netns) == ["lo"]
-    assert "00000000000000000001-1.json is no DEL that could be served" in small.log.read_text()
+    small.wait_for_log("00000000000000000001-1.json is no DEL that could be served")
 
 
 # --- slowness --------------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_poison_is_set_aside_told_of_and_keeps_nobody_waiting(make_node: Callabl
     node.wait_until(lambda: not list(spool.glob("*.json")), "the DEL is served")
     assert node.links(netns) == ["lo"]
     assert secret.read_text() == "not ours"
-    assert said(node, "event for the node: SpoolEntryRejected") == 3
+    node.wait_until(lambda: said(node, "event for the node: SpoolEntryRejected") == 3, "the three are told of")
     assert metric(node, 'multus_spool_replays_total{outcome="rejected"}') == 3
     assert metric(node, 'multus_spool_replays_total{outcome="served"}') == 1
     assert metric(node, "multus_spool_entries") == 0
@@ -124,6 +124,7 @@ def test_a_del_of_before_the_add_that_lives_is_dropped(node: Node) -> None:
     node.wait_until(lambda: not list(spool.iterdir()), "the entry is gone")
     assert "eth0" in node.links(netns)
     assert node.cni("CHECK", "c1", netns, "hello").code == 0
+    node.wait_for_log("spooled DEL of container c1 is dropped")
     assert said(node, "spooled DEL of container c1 is dropped") == 1
 
 
@@ -167,6 +168,7 @@ def test_a_plugin_that_never_works_lets_the_pod_go_and_what_is_left_is_deleted_l
     assert node.cni("ADD", "c1", netns, "hello").code == 0
     broken.touch()
     assert [node.cni("DEL", "c1", netns, "hello").code for _ in range(3)] == [1, 1, 0]
+    node.wait_for_log("event for default/hello: NetworkNotReleased")
     assert said(node, "event for default/hello: NetworkNotReleased") == 1
     assert metric(node, "multus_deletes_given_up_total") == 1
     (record,) = (node.cni_dir / "attachments").iterdir()

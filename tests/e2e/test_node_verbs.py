@@ -107,7 +107,7 @@ def test_a_container_with_a_process_keeps_its_networks(node: Node) -> None:
         assert ask(node, "GC", []).code == 0
         assert node.leftovers() == held
         assert node.links(netns) == ["eth0", "lo"]
-        assert "processes run in them: left alone: default/hello (c1)" in node.log.read_text()
+        node.wait_for_log("processes run in them: left alone: default/hello (c1)")
     finally:
         process.kill()
         process.wait(timeout=10)

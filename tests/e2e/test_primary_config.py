@@ -114,9 +114,8 @@ def test_what_cilium_renames_is_put_back(cni: CniDirectory) -> None:
     cni.node.wait_until(cni.ours.exists, "00-multus.conf is put back", 5)
     assert cni.ours.read_bytes() == good
     cni.node.wait_until(lambda: "multus_cni_config_restored_total 1.0" in cni.node.metrics(9091), "counted")
-    log = cni.node.log.read_text()
-    assert "event for the node: CNIConfigRestored" in log
-    assert "set cni.exclusive to false" in log
+    cni.node.wait_for_log("event for the node: CNIConfigRestored")
+    cni.node.wait_for_log("set cni.exclusive to false")
 
 
 def test_a_primary_that_comes_late(cni: CniDirectory) -> None:
@@ -208,4 +207,4 @@ def test_nothing_is_written_where_no_directory_is_set(cni: CniDirectory) -> None
     cni.put()
     cni.node.start()
     assert [path.name for path in cni.path.iterdir()] == [PRIMARY]
-    assert "no CNI configuration is generated: multusAutoconfigDir or cniConfigDir is empty" in cni.node.log.read_text()
+    cni.node.wait_for_log("no CNI configuration is generated: multusAutoconfigDir or cniConfigDir is empty")

@@ -106,11 +106,10 @@ def test_what_no_plugin_takes_is_told(plugged: Node) -> None:
     plugged.start()
     netns = plugged.add_netns()
     assert plugged.cni("ADD", "c1", netns, "hello").code == 0
-    log = plugged.log.read_text()
-    assert (
-        'bandwidth {"ingressRate":1000} can\'t be met: no plugin of network default/lan declares the capability' in log
+    plugged.wait_for_log(
+        'bandwidth {"ingressRate":1000} can\'t be met: no plugin of network default/lan declares the capability'
     )
-    assert "ips 10.84.1.7/16 not met: net1 of network default/lan has 10.84.1.7/24" in log
+    plugged.wait_for_log("ips 10.84.1.7/16 not met: net1 of network default/lan has 10.84.1.7/24")
     metrics = plugged.metrics(9460)
     for request, number in (("ips", 1), ("bandwidth", 1), ("mac", 0)):
         assert f'multus_requests_unmet_total{{request="{request}"}} {number}.0\n' in metrics

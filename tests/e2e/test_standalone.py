@@ -365,7 +365,7 @@ def test_plugins_get_those_variables_of_the_daemon_that_are_named(node: Node) ->
     assert (found["VENDOR_MODE"], found["LC_ALL"], found["CNI_COMMAND"]) == ("fast", "C", "ADD")
     assert found["PATH"].startswith("/mine:")
     assert "VENDOR_SECRET" not in found
-    assert "pluginEnv: not in the daemon's environment, so plugins do not have them: NOT_SET" in node.log.read_text()
+    node.wait_for_log("pluginEnv: not in the daemon's environment, so plugins do not have them: NOT_SET")
 
 
 @pytest.mark.parametrize("cluster_network", [True, False])
