@@ -65,6 +65,11 @@ class FastLoop(asyncio.SelectorEventLoop):
     def _thread_done(self, _: Any) -> None:
         self.in_threads -= 1
 
+    async def shutdown_default_executor(self, *arguments: Any) -> None:
+        # From Python 3.12 on it waits with a time-out, of which nothing may pass.
+        self.in_threads += 1
+        await super().shutdown_default_executor(*arguments)
+
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     with asyncio.Runner(loop_factory=FastLoop) as runner:
