@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,11 @@ def lives(stack: ExitStack, mark: str, *, output: int = subprocess.PIPE, **envir
         )
     )
     stack.callback(process.kill)
+    # Popen returns in the midst of exec, a moment before the environment can be read.
+    until = time.monotonic() + 10
+    while strays.VARIABLE.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.001)
     strays.end()
     return process.poll() is None
 
