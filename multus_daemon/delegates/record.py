@@ -70,6 +70,7 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
     netns_id: str = ""
 
 
+# Not made where they are used: msgspec lays a type out at its first use, which several threads can't share.
 _decode_envelope: Final = msgspec.json.Decoder(_Envelope).decode
 _decode_record: Final = msgspec.json.Decoder(_Record).decode
 

@@ -8,7 +8,6 @@ from typing import Final
 
 PROGRAM: Final = """
 import importlib, sys, threading
-from pathlib import Path
 
 from multus_daemon.attachment import ContainerRecord, Sandbox
 from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
