@@ -39,14 +39,35 @@ _SCOPE_MAX: Final = 255
 @contextlib.contextmanager
 def inside(call: Call, session: Session) -> Iterator[None]:
     """The thread is in the pod's namespace for the block. Raises InvalidNetnsError (8); place added to CniErrors."""
-    try:
-        with session.inside():
-            yield
-    except NamespaceError as error:
-        raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
-    except CniError as error:
-        place = call.invocation
-        raise error.with_context(f'interface "{place.ifname}" in netns "{place.netns}"') from error
+    with _place_added(call), session.inside():
+        yield
+
+
+@contextlib.contextmanager
+def reached(call: Call, session: Session) -> Iterator[None]:
+    """As `inside`, for what needs only the sockets of `session`: the thread stays where it is."""
+    with _place_added(call):
+        session.require()
+        yield
+
+
+class _place_added:  # noqa: N801  as `step`
+    """Turn a NamespaceError of the block into an InvalidNetnsError, and add the place to a CniError."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self, call: Call) -> None:
+        self._place = call.invocation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, NamespaceError):
+            raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
+        if isinstance(error, CniError):
+            place = self._place
+            raise error.with_context(f'interface "{place.ifname}" in netns "{place.netns}"') from error
 
 
 class step:  # noqa: N801  a class, as a generator takes four times as long, and there are ten of them to an ADD
@@ -122,7 +143,8 @@ def bring_up(
     """
     ips = _ips_of(link.name, result)
     if any(not ip.is_ipv4 for ip in ips):
-        enable_ipv6(link.name)
+        with session.inside():
+            enable_ipv6(link.name)
     addresses = [
         Change(
             f'add IP address {ip.address} to "{link.name}"',
@@ -243,14 +265,17 @@ def host_network(address: IpAddress) -> inet.IpInterface:
     return inet.interface_of(address)
 
 
-def enable_forwarding(ips: tuple[IpConfig, ...]) -> None:
-    """Have the kernel forward the families of `ips`, where it does not yet. In the host's namespace."""
-    if any(ip.is_ipv4 for ip in ips):
-        with step("enable IPv4 forwarding on the host"):
-            sysctl.ensure("ipv4", "ip_forward", value="1")
-    if any(not ip.is_ipv4 for ip in ips):
-        with step("enable IPv6 forwarding on the host"):
-            sysctl.ensure("ipv6", "conf", "all", "forwarding", value="1")
+def enable_forwarding(session: Session, ips: tuple[IpConfig, ...]) -> None:
+    """Have the host forward the families of `ips`, where it does not yet."""
+    missing = {ip.is_ipv4 for ip in ips} - session.forwarded
+    with session.on_host():
+        if True in missing:
+            with step("enable IPv4 forwarding on the host"):
+                sysctl.ensure("ipv4", "ip_forward", value="1")
+        if False in missing:
+            with step("enable IPv6 forwarding on the host"):
+                sysctl.ensure("ipv6", "conf", "all", "forwarding", value="1")
+    session.forwarded |= missing
 
 
 @contextlib.contextmanager

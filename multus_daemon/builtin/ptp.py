@@ -85,7 +85,7 @@ def add(call: Call, session: Session) -> Result:
         wanted = _with_container(ipam.add(call), call)
         pair = veth.Pair()
         undo.arm("remove the veth pair", functools.partial(veth.undo, pair, session))
-        with interfaces.inside(call, session):
+        with interfaces.reached(call, session):
             host, container = _connect(config, session, ifname=call.invocation.ifname, wanted=wanted, pair=pair)
         if config.masquerade:
             addresses = [inet.interface_of(ip.address) for ip in wanted.ips]
@@ -143,13 +143,12 @@ def _with_container(answer: Result, call: Call) -> Result:
     )
 
 
-# --- in the pod's namespace ------------------------------------------------------------------------------------------
+# --- in the kernel ---------------------------------------------------------------------------------------------------
 
 
 def _connect(config: _Config, session: Session, *, ifname: str, wanted: Result, pair: veth.Pair) -> tuple[Link, Link]:
     """Everything that an ADD changes in the kernel; the host's and the container's end."""
-    with session.on_host():
-        interfaces.enable_forwarding(wanted.ips)
+    interfaces.enable_forwarding(session, wanted.ips)
     host, container = veth.make(session, ifname, pair, mtu=config.mtu)
     if not config.dad and any(not ip.is_ipv4 for ip in wanted.ips):
         with session.on_host():

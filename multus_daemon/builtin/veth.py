@@ -46,18 +46,24 @@ class Removed:
 
 
 def make(session: Session, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -> tuple[Link, Link]:
-    """The pair, `ifname` with `mac` in the pod, the other end up on the host; the host's end and the pod's."""
-    told = add(session.pod, ifname, session.host_netns, pair, mtu=mtu, mac=mac)
-    peer = pair.host_name
-    with step(f'find "{ifname}"'):
-        container = told or session.pod.link(ifname)
-    with step(f'find the host\'s end "{peer}"'):
-        host = session.host.link(peer)
-    with step(f'set "{peer}" up on the host'):
-        session.host.set_up(host.index)
+    """The pair, up on the host, and `ifname` in the pod, down, with `mac` or a random one; both ends as they are."""
+    # Chosen here, so that the pod's end need not be read.
+    mac = mac or _random_mac()
+    told = add(session.host, ifname, session.pod, session.pod_netns, pair, mtu=mtu, mac=mac)
+    with step(f'find the host\'s end "{pair.host_name}"'):
+        host = told or session.host.link(pair.host_name)
     with session.on_host():
-        ignore_advertisements(peer)
-    return host, container
+        ignore_advertisements(host.name)
+    # Kernels that leave the other end's index out do so where it is the same number.
+    index = host.peer or host.index
+    return host, Link(index, ifname, mac, host.mtu, is_up=False, operstate="DOWN", kind="veth", peer=host.index)
+
+
+def _random_mac() -> str:
+    """Of one link, administered locally, as the kernel's own are."""
+    octets = bytearray(secrets.token_bytes(6))
+    octets[0] = octets[0] & 0xFE | 0x02
+    return octets.hex(":")
 
 
 def ignore_advertisements(ifname: str) -> None:
@@ -78,27 +84,30 @@ def skip_detection(ifname: str) -> None:
         sysctl.write("ipv6", "conf", ifname, "accept_dad", value="0")
 
 
-def add(kernel: Rtnl, ifname: str, peer_netns: int, pair: Pair, *, mtu: int, mac: str = "") -> Link | None:
-    """A pair, its other end in `peer_netns` under a random name, which is in `pair`; the end that is here, if told."""
-    peer = ""
+def add(host: Rtnl, ifname: str, there: Rtnl, netns: int, pair: Pair, *, mtu: int, mac: str = "") -> Link | None:
+    """A pair: up on the host, under a random name, which is in `pair`, and `ifname` `there`, where `netns` is open.
+
+    The host's end, where the kernel tells of it.
+    """
+    name = ""
     for _ in range(_NAME_ATTEMPTS):
-        peer = f"veth{secrets.token_hex(4)}"
+        name = f"veth{secrets.token_hex(4)}"
         # Before it is there: whether a request was done that failed otherwise is not always known.
-        pair.host_name = peer
+        pair.host_name = name
         try:
-            return kernel.add_veth(ifname, peer, peer_netns, mtu=mtu, mac=mac)
+            return host.add_veth(name, ifname, netns, mtu=mtu, peer_mac=mac)
         except FileExistsError as error:
             # Somebody else's.
             pair.host_name = ""
             with step(f'find "{ifname}"'):
-                taken = kernel.find_link(ifname) is not None
+                taken = there.find_link(ifname) is not None
             if taken:
                 raise InternalError(
-                    f'container veth name ("{ifname}") peer provided ("{peer}") already exists'
+                    f'container veth name ("{ifname}") peer provided ("{name}") already exists'
                 ) from error
         except OSError as error:
-            raise InternalError(f'failed to make veth pair "{ifname}" - "{peer}": {error.strerror}') from error
-    raise InternalError(f'failed to find a free name for the host\'s end of "{ifname}"', f"the last one was {peer!r}")
+            raise InternalError(f'failed to make veth pair "{ifname}" - "{name}": {error.strerror}') from error
+    raise InternalError(f'failed to find a free name for the host\'s end of "{ifname}"', f"the last one was {name!r}")
 
 
 def undo(pair: Pair, session: Session) -> None:

@@ -75,7 +75,7 @@ class Link:
     master: int = 0
     """Index of the bridge that it is a port of; 0: of none."""
     peer: int = 0
-    """Of a veth: index of the other end, in that end's namespace."""
+    """Of a veth: index of the other end, in that end's namespace; 0 where the kernel does not tell."""
     is_promiscuous: bool = False
     """As somebody has set it: a packet capture does not count."""
     is_allmulti: bool = False
@@ -100,12 +100,18 @@ def look_up_at(index: int) -> Request:
     return _request(RTM_GETLINK, index, attrs=(number(_IFLA_EXT_MASK, _EXT_MASK_SKIP_STATS),))
 
 
-def add_veth(name: str, peer: str, peer_netns: int, *, mtu: int, mac: str) -> Request:
+def add_veth(name: str, peer: str, peer_netns: int, *, mtu: int, peer_mac: str) -> Request:
     """See `Rtnl.add_veth`."""
     common = number(_IFLA_MTU, mtu) if mtu > 0 else b""
-    other_end = (_LINK.pack(0, 0, 0, 0, 0), text(_IFLA_IFNAME, peer), number(_IFLA_NET_NS_FD, peer_netns), common)
-    own = (common, attributes.mac(_IFLA_ADDRESS, mac) if mac else b"")
-    return _new(name, own, "veth", nested(_VETH_INFO_PEER, other_end), NLM_F_ECHO)
+    other_end = (
+        _LINK.pack(0, 0, 0, 0, 0),
+        text(_IFLA_IFNAME, peer),
+        number(_IFLA_NET_NS_FD, peer_netns),
+        common,
+        attributes.mac(_IFLA_ADDRESS, peer_mac) if peer_mac else b"",
+    )
+    # Of the two ends only this one can be made up: the kernel has no other end yet when it makes that.
+    return _new(name, (common,), "veth", nested(_VETH_INFO_PEER, other_end), NLM_F_ECHO, flags=IFF_UP)
 
 
 def add_bridge(name: str, *, mtu: int, vlan_filtering: bool) -> Request:
@@ -189,11 +195,12 @@ def set_port(index: int, *, hairpin: bool, isolated: bool) -> Request:
     return _request(RTM_SETLINK, index, family=_AF_BRIDGE, attrs=(nested(_IFLA_PROTINFO | _NLA_F_NESTED, settings),))
 
 
-def _new(name: str, own: Iterable[bytes], kind: str, data: bytes, more_flags: int = 0) -> Request:
-    """A link that must not be there yet."""
+def _new(name: str, own: Iterable[bytes], kind: str, data: bytes, more_flags: int = 0, *, flags: int = 0) -> Request:
+    """A link that must not be there yet; `flags`: IFF_…."""
     info = text(_IFLA_INFO_KIND, kind) + (attribute(_IFLA_INFO_DATA, data) if data else b"")
     attrs = (text(_IFLA_IFNAME, name), *own, attribute(_IFLA_LINKINFO, info))
-    return _request(RTM_NEWLINK, attrs=attrs, request_flags=NLM_F_CREATE | NLM_F_EXCL | more_flags)
+    request_flags = NLM_F_CREATE | NLM_F_EXCL | more_flags
+    return _request(RTM_NEWLINK, flags=flags, change=flags, attrs=attrs, request_flags=request_flags)
 
 
 def _request(

@@ -35,6 +35,8 @@ class Session:
         """Those that have gone with others, by name, with the addresses that they had."""
         self.absent: set[IfName] = set()
         """Names that were looked for before the first plugin ran, and that no link had."""
+        self.forwarded: set[bool] = set()
+        """True: a plugin of this request has seen to it that the host forwards IPv4; False: IPv6."""
         self._opened = contextlib.ExitStack()
         self._is_inside = False
 
@@ -79,14 +81,22 @@ class Session:
         self._opened.callback(kernel.close)
         return kernel
 
-    def inside(self) -> _At:
-        """The thread is in the pod's namespace for the duration of the block.
+    def require(self) -> None:
+        """Have the namespace open.
 
-        Raises NamespaceError where the namespace can't be entered, is the daemon's own (errno EINVAL; but see
-        `netns.allow_own`), or is not at its path any more.
+        Raises NamespaceError where it can't be opened, is the daemon's own (errno EINVAL; but see `netns.allow_own`),
+        or is not at its path any more.
         """
-        if not self._is_inside and "_netns" in self.__dict__:
+        if self._is_inside:
+            return
+        if "_netns" in self.__dict__:
             namespaces.require_at(self.path, self.pod_netns)
+        else:
+            _ = self._netns
+
+    def inside(self) -> _At:
+        """The thread is in the pod's namespace for the duration of the block. Raises as `require` does."""
+        self.require()
         return _At(self, True)
 
     def on_host(self) -> _At:
@@ -222,8 +232,9 @@ class KernelLinks:
 
     def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
         """Those of `ifnames` that the namespace has. Raises OSError if the namespace can't be entered."""
-        with session(netns) as opened, opened.inside():
-            found = [name for name in ifnames if opened.pod.find_link(name)]
+        with session(netns) as opened:
+            opened.require()
+            found = opened.pod.existing(ifnames)
             opened.absent.update(set(ifnames).difference(found))
             return found
 

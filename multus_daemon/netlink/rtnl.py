@@ -10,6 +10,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
+from multus_daemon.cni.names import IfName
 from multus_daemon.netlink import inet, links
 from multus_daemon.netlink.inet import TABLE_MAIN, Address, IpInterface, Route
 from multus_daemon.netlink.links import IFF_ALLMULTI, IFF_PROMISC, IFF_UP, Link
@@ -51,13 +52,22 @@ class Rtnl:
                 return None
             raise
 
-    def add_veth(self, name: str, peer: str, peer_netns: int, *, mtu: int = 0, mac: str = "") -> Link | None:
-        """A veth pair, `name` here and `peer` in the namespace of that descriptor; `mtu` of both in bytes, 0: default.
+    def existing(self, names: Sequence[IfName]) -> list[IfName]:
+        """Those of the names that a link has, in one request."""
+        errors = self.batch([links.look_up(name) for name in names])
+        for error in errors.values():
+            if error.errno != errno.ENODEV:
+                raise error
+        return [name for position, name in enumerate(names) if position not in errors]
 
-        `mac`: of `name`, `aa:bb:cc:dd:ee:ff`; a random one where it is empty. EEXIST where one of the names is taken.
-        Returns the end that is here, as it was made; None where the kernel does not tell (before 6.2).
+    def add_veth(self, name: str, peer: str, peer_netns: int, *, mtu: int = 0, peer_mac: str = "") -> Link | None:
+        """A veth pair: `name` here, up, and `peer` in the namespace of that descriptor, down.
+
+        `mtu`: of both in bytes, 0: default; `peer_mac`: `aa:bb:cc:dd:ee:ff`, a random one where it is empty. EEXIST
+        where one of the names is taken. Returns the end that is here, as it was made; None where the kernel does not
+        tell (before 6.2).
         """
-        told = self._socket.request(links.add_veth(name, peer, peer_netns, mtu=mtu, mac=mac))
+        told = self._socket.request(links.add_veth(name, peer, peer_netns, mtu=mtu, peer_mac=peer_mac))
         return links.decode(told[0]) if told else None
 
     def add_bridge(self, name: str, *, mtu: int = 0, vlan_filtering: bool = False) -> None:

@@ -600,7 +600,6 @@ EVERYTHING: dict[str, Any] = {"isGateway": True, "ipMasq": True, "macspoofchk": 
         (Rtnl, "add_address"),
         (Rtnl, "batch"),
         (Rtnl, "set_mac"),
-        (Rtnl, "set_up"),
         (kernel, "_until_forwarding"),
         (kernel, "_set_up_gateways"),
         (veth, "ignore_advertisements"),
@@ -619,7 +618,7 @@ def test_a_failing_step_leaves_nothing_of_the_container(
     ipam: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The bridge is there, as of the second ADD on: the first set_up would be its own.
+    # The bridge is there, as of the second ADD on.
     host.run("sh", "-c", "ip link add br-test type bridge && ip link set br-test up")
     before = rules(host)
     real = getattr(owner, name)

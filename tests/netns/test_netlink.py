@@ -24,6 +24,7 @@ from multus_daemon.netlink import inet, ops, sysctl
 from multus_daemon.netlink import netns as namespaces
 from multus_daemon.netlink.netns import NamespaceError
 from multus_daemon.netlink.ops import KernelLinks, Session
+from multus_daemon.netlink.transport import Socket
 from tests.aside import Aside
 from tests.netns.direct import in_pod
 
@@ -193,8 +194,7 @@ def test_a_dump_survives_changes_meanwhile(netns: Any) -> None:
 
 def test_routes_are_read_as_they_were_added(netns: Any) -> None:
     def work(session: Session) -> None:
-        session.pod.add_veth("eth0", "veth1", session.host_netns, mtu=1400)
-        session.host.set_up(session.host.link("veth1").index)
+        session.host.add_veth("veth1", "eth0", session.pod_netns, mtu=1400)
         link = session.pod.link("eth0")
         assert (link.mtu, link.kind, link.is_up) == (1400, "veth", False)
         session.pod.add_address(link.index, ipaddress.ip_interface("10.213.7.2/24"))
@@ -370,13 +370,37 @@ def test_a_large_batch_of_which_all_fail(netns: Any) -> None:
 
 def test_a_new_pair_is_told_of_as_it_is(netns: Any) -> None:
     def work(session: Session) -> None:
-        told = session.pod.add_veth("eth0", "veth1", session.host_netns, mtu=1400, mac="02:00:00:00:00:0a")
+        told = session.host.add_veth("veth1", "eth0", session.pod_netns, mtu=1400, peer_mac="02:00:00:00:00:0a")
+        host, pod = session.host.link("veth1"), session.pod.link("eth0")
+        assert (host.is_up, pod.is_up, pod.mac) == (True, False, "02:00:00:00:00:0a")
         # Kernels before 6.2 do not tell.
         if told is not None:
-            found = session.pod.link("eth0")
-            assert (told.index, told.name, told.mac, told.mtu, told.kind, told.peer) == (
-                *(found.index, "eth0", "02:00:00:00:00:0a", 1400, "veth"),
-                session.host.link("veth1").index,
+            assert (told.index, told.name, told.mac, told.mtu, told.kind, told.is_up, told.peer) == (
+                *(host.index, "veth1", host.mac, 1400, "veth", True),
+                pod.index,
             )
 
     in_pod(netns.path, work)
+
+
+def test_which_of_several_links_are_there(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [IfName(f"net{number}") for number in range(40)]
+    sent: list[int] = []
+    real = Socket._send
+
+    def send(*given: Any) -> int:
+        sent.append(len(given[1]))
+        return real(*given)
+
+    monkeypatch.setattr(Socket, "_send", send)
+    assert in_pod(netns.path, lambda session: session.pod.existing(names)) == []
+    netns.run("ip", "link", "add", "net7", "type", "veth", "peer", "name", "net39")
+    assert in_pod(netns.path, lambda session: session.pod.existing(names)) == ["net7", "net39"]
+    assert in_pod(netns.path, lambda session: session.pod.existing([])) == []
+    # One datagram each, however many names.
+    assert sent == [40, 40]
+
+
+def test_a_name_that_the_kernel_refuses_is_not_taken_for_absent(netns: Any) -> None:
+    with pytest.raises(OSError, match="Attribute failed policy validation"):
+        in_pod(netns.path, lambda session: session.pod.existing([IfName("lo"), IfName("x" * 20)]))

@@ -32,12 +32,15 @@ from multus_daemon.cni.errors import (
 )
 from multus_daemon.cni.result import Dns, to_object
 from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon.netlink import sysctl
+from multus_daemon.netlink.links import Link
+from multus_daemon.netlink.ops import Session
 from multus_daemon.netlink.rtnl import Rtnl
 from multus_daemon.netlink.transport import Socket
 from multus_daemon.portals import Tools
 from tests.aside import Aside, together
 from tests.netns import reference
-from tests.netns.direct import Direct, wait_for_removals
+from tests.netns.direct import Direct, in_pod, wait_for_removals
 
 MakeCall = Callable[..., Call]
 
@@ -302,8 +305,44 @@ def test_a_kernel_that_does_not_tell_of_a_new_pair(
     assert result.interfaces[1].mac == netns.ip("link", "show", "eth0")[0]["address"]
 
 
-# The link is looked for, made, found and brought up on the host; the container's address and routes; the host's.
-REQUESTS = 6
+def test_a_kernel_that_does_not_tell_the_same_index_twice(
+    host: Any, netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Rtnl.add_veth
+
+    def without_peer(*arguments: Any, **keywords: Any) -> Link:
+        told = real(*arguments, **keywords)
+        # Both namespaces are new, so that their first links have the same number.
+        assert told is None or told.index == told.peer
+        return replace(told or arguments[0].link(arguments[1]), peer=0)
+
+    monkeypatch.setattr(Rtnl, "add_veth", without_peer)
+    PTP.add(make_call("ADD", netns.path))
+    assert netns.ip("address", "show", "eth0")[0]["addr_info"][0]["local"] == "10.213.7.2"
+
+
+def test_the_containers_mac_is_of_one_link_and_of_no_maker(netns: Any, make_call: MakeCall) -> None:
+    made = PTP.add(make_call("ADD", netns.path)).interfaces[1].mac
+    assert made == netns.ip("link", "show", "eth0")[0]["address"]
+    assert int(made[:2], 16) & 0b11 == 0b10
+
+
+def test_forwarding_is_looked_at_once_a_request(
+    netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(sysctl, "ensure", lambda *parts, value: asked.append(parts))
+
+    def work(session: Session) -> None:
+        for verb in (ptp.add, ptp.delete, ptp.add):
+            verb(make_call(verb.__name__[:3].upper(), netns.path), session)
+
+    in_pod(netns.path, work)
+    assert asked == [("ipv4", "ip_forward")]
+
+
+# The link is looked for, and made, up on the host; the container's address and routes; the host's.
+REQUESTS = 4
 
 
 @pytest.mark.parametrize("at", range(1, REQUESTS + 2))

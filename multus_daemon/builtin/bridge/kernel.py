@@ -39,13 +39,6 @@ class Links:
 
 def connect(session: Session, *, config: BridgeConfig, ifname: str, pair: veth.Pair) -> Links:
     """The bridge, and the pair with its host end as a port. The container's end is down."""
-    with step("look for the interface"):
-        found = session.pod.find_link(ifname)
-    if found is not None:
-        raise InternalError(
-            f'container veth name ("{ifname}") already exists',
-            "an earlier ADD of this container was not followed by DEL, or two networks ask for the same name",
-        )
     bridge = _ensure_bridge(session, config)
     host, container = veth.make(session, ifname, pair, mtu=config.mtu, mac=config.mac)
     _make_port(session, bridge, host, config)
@@ -167,8 +160,7 @@ def _set_up_gateways(session: Session, bridge: Link, config: BridgeConfig, wante
     for ip in sorted(wanted.ips, key=lambda ip: not ip.is_ipv4):
         gateway = inet.interface_of(f"{ip.gateway}/{ip.address.partition('/')[2]}")
         _ensure_address(session, in_vlan or bridge, gateway, force=config.force_address)
-    with session.on_host():
-        interfaces.enable_forwarding(wanted.ips)
+    interfaces.enable_forwarding(session, wanted.ips)
     return in_vlan
 
 
@@ -210,7 +202,7 @@ def _ensure_vlan_interface(session: Session, bridge: Link, config: BridgeConfig)
         if found is not None:
             return found
         try:
-            veth.add(kernel, name, session.host_netns, pair, mtu=bridge.mtu)
+            veth.add(kernel, name, kernel, session.host_netns, pair, mtu=bridge.mtu)
         except InternalError:
             if found := kernel.find_link(name):
                 # Another ADD was quicker.
@@ -218,7 +210,6 @@ def _ensure_vlan_interface(session: Session, bridge: Link, config: BridgeConfig)
             raise
         try:
             link, port = kernel.link(name), kernel.link(pair.host_name)
-            kernel.set_up(port.index)
             with session.on_host():
                 veth.ignore_advertisements(port.name)
             kernel.set_master(port.index, bridge.index)

@@ -44,6 +44,7 @@ def add(call: Call, session: Session) -> Result:
     settings = call.once(config.read)
     ifname = call.invocation.ifname
     with Undo() as undo:
+        interfaces.require_absent(call, session, kind="veth")
         pair = veth.Pair()
         undo.arm("remove the veth pair", functools.partial(veth.undo, pair, session))
         with interfaces.inside(call, session):

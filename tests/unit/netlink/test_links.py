@@ -25,10 +25,11 @@ def encoded(**fields: Any) -> bytes:
     return bytes(message.data[16:])
 
 
-def veth(mtu: list[Any], own: list[Any]) -> bytes:
-    peer = {"attrs": [("IFLA_IFNAME", "veth1"), ("IFLA_NET_NS_FD", 7), *mtu]}
+def veth(mtu: list[Any], others: list[Any]) -> bytes:
+    peer = {"attrs": [("IFLA_IFNAME", "eth0"), ("IFLA_NET_NS_FD", 7), *mtu, *others]}
     info = [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", peer)]})]
-    return encoded(attrs=[("IFLA_IFNAME", "eth0"), *mtu, *own, ("IFLA_LINKINFO", {"attrs": info})])
+    attrs = [("IFLA_IFNAME", "veth1"), *mtu, ("IFLA_LINKINFO", {"attrs": info})]
+    return encoded(flags=1, change=1, attrs=attrs)
 
 
 def bridge(name: str, own: list[Any], data: list[Any]) -> bytes:
@@ -45,9 +46,9 @@ NEW = NLM_F_CREATE | NLM_F_EXCL
     [
         (links.look_up("eth0"), 18, 0, encoded(attrs=[("IFLA_IFNAME", "eth0"), SKIP_STATS])),
         (links.look_up_at(9), 18, 0, encoded(index=9, attrs=[SKIP_STATS])),
-        (links.add_veth("eth0", "veth1", 7, mtu=0, mac=""), 16, NEW | NLM_F_ECHO, veth([], [])),
+        (links.add_veth("veth1", "eth0", 7, mtu=0, peer_mac=""), 16, NEW | NLM_F_ECHO, veth([], [])),
         (
-            links.add_veth("eth0", "veth1", 7, mtu=1400, mac=MAC),
+            links.add_veth("veth1", "eth0", 7, mtu=1400, peer_mac=MAC),
             16,
             NEW | NLM_F_ECHO,
             veth([("IFLA_MTU", 1400)], [("IFLA_ADDRESS", MAC)]),
