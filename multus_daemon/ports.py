@@ -281,7 +281,10 @@ class DelegateRunner(Protocol):
         ...
 
     def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
-        """ADD, plugins in order. Raises CniError; what has been made until then is left for `delete`."""
+        """ADD, plugins in order; the result is for `remember`, once there is nothing more to be changed in it.
+
+        Raises CniError; what has been made until then is left for `delete`.
+        """
         ...
 
     def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
@@ -296,7 +299,7 @@ class DelegateRunner(Protocol):
         ...
 
     def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        """Write the attachment's result, changed since its ADD, to where CHECK and DEL find it. Raises CniError."""
+        """Write the attachment's result to where libcni has it. Raises CniError."""
         ...
 
     def status(self, config: NetworkConfig) -> None:

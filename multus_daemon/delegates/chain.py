@@ -120,8 +120,7 @@ class Chain:
     def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
         """ADD in the list's order, each plugin with the result of the one before. The first failure ends it.
 
-        Raises CniError, also where the result can't be written to the cache: DEL would lack it. What has been made
-        until then is left for `delete`.
+        Raises CniError. What has been made until then is left for `delete`.
         """
         config = attachment.config
         previous: Result | None = None
@@ -135,7 +134,6 @@ class Chain:
                 if attachment.progress:
                     attachment.progress.failed_at, attachment.progress.failure = position, error.msg
                 raise _placed(error, plugin, attachment, "ADD") from error
-        self.remember(sandbox, attachment.with_result(current))
         return current
 
     def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from multus_daemon import deadlines
 from multus_daemon.attachment import Attachment, ContainerRecord
@@ -66,11 +66,11 @@ def add(engine: Engine, request: CniRequest) -> Result:
         )
         with report.telling_of_failure(engine, pod, report.FAILED):
             unsupported.before_add(engine, pod, attachments, strict=net_conf.strict_requests)
-            with attached(engine, base, attachments, netns, completes=True) as record:
-                unsupported.after_add(engine, pod, record.attachments, strict=net_conf.strict_requests)
-                report.attached(engine, pod, record, functools.partial(keep, engine, record))
+            with attached(engine, base, attachments, netns, completes=True) as made:
+                unsupported.after_add(engine, pod, made.record.attachments, strict=net_conf.strict_requests)
+                report.attached(engine, pod, made.record, functools.partial(keep, engine, made))
                 timeline.note("results recorded, network-status handed over")
-        return _cluster_result(record)
+        return _cluster_result(made.record)
 
 
 def _lives(engine: Engine, record: ContainerRecord, netns: str, ifname: str) -> bool:
@@ -107,11 +107,21 @@ def _cluster_result(record: ContainerRecord) -> Result:
     return (attachments[0].result if attachments else None) or Result()
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What `attached` has come to."""
+
+    record: ContainerRecord
+    """With every result in it."""
+    changed: tuple[Attachment, ...]
+    """Those of it whose results are not where libcni has them, or others than there."""
+
+
 @contextlib.contextmanager
 def attached(
     engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns: str, *, completes: bool
-) -> Iterator[ContainerRecord]:
-    """Run ADD for each of `new`, then the block with the record, every result in it, which the block is to `keep`.
+) -> Iterator[Made]:
+    """Run ADD for each of `new`, then the block with what came of it, which the block is to `keep`.
 
     Those that have nothing to do with each other run side by side (`engine.schedule`); whatever is told and kept
     has the order of the list. The caller holds the container's lock.
@@ -135,8 +145,8 @@ def attached(
         # On record before, plugins begin after: so GC of a network sees each attachment, or is over.
         engine.barriers.passed(attachment.config.name for attachment in planned.new)
         begun: set[int] = set()
-        undo.callback(_undo_all, engine, base, planned, begun, undo_failed)
         made = list(planned.new)
+        undo.callback(_undo_all, engine, base, planned, begun, made, undo_failed)
         errors = schedule.in_order(
             functools.partial(_add_one, engine, planned, begun, made),
             planned.before,
@@ -148,12 +158,15 @@ def attached(
             log.error("another network of pod %s has failed too: %s", base.pod, error)
         if errors:
             raise next(iter(errors.values()))
-        present = (*base.attachments, *made)
+        before = present = (*base.attachments, *made)
         if completes:
-            before, present = present, gateway.moved(engine.links, planned.sandbox, base.pod, present)
+            present = gateway.moved(engine.links, planned.sandbox, base.pod, before)
             base = replace(base, attachments=present[: len(base.attachments)])
-            gateway.remembered(engine.runner, planned.sandbox, base.pod, before, present)
-        yield replace(base, attachments=present, complete=base.complete or completes)
+        later = {len(base.attachments) + number for number in planned.here}
+        yield Made(
+            replace(base, attachments=present, complete=base.complete or completes),
+            tuple(now for at, now in enumerate(present) if now is not before[at] or at in later),
+        )
         undo.pop_all()
 
 
@@ -164,20 +177,29 @@ def _add_one(engine: Engine, planned: Plan, begun: set[int], made: list[Attachme
     try:
         devices.prepare(engine, attachment)
         result = engine.runner.add(planned.sandbox, attachment)
-        device_info = devices.info(engine, attachment)
+        made[number] = replace(attachment, result=result, device_info=devices.info(engine, attachment))
+        # At once, where the pod's other networks may take seconds more and the daemon may be killed meanwhile.
+        if number not in planned.here:
+            engine.runner.remember(planned.sandbox, made[number])
     except CniError as error:
         raise error.with_context(f"pod {planned.pod}") from error
     except Exception as error:
         raise InternalError(
             f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {planned.pod}"
         ) from error
-    made[number] = replace(attachment, result=result, device_info=device_info)
 
 
-def _undo_all(engine: Engine, base: ContainerRecord, planned: Plan, begun: set[int], failed: list[str]) -> None:
+def _undo_all(
+    engine: Engine,
+    base: ContainerRecord,
+    planned: Plan,
+    begun: set[int],
+    made: Sequence[Attachment],
+    failed: list[str],
+) -> None:
     """Run DEL for those of the new attachments that are `begun`, in reverse; one that fails stops no other."""
     for number in sorted(begun, reverse=True):
-        attachment = planned.new[number]
+        attachment = made[number]
         # Whatever became of the request: a deadline of its own.
         with deadline.given(Deadline()):
             error = detach.delete(engine, planned.sandbox, base, attachment, deadlines.UNDO_SECONDS)
@@ -198,8 +220,14 @@ def _put_back(engine: Engine, base: ContainerRecord, undo_failed: list[str]) -> 
         log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
 
 
-def keep(engine: Engine, record: ContainerRecord) -> None:
+def keep(engine: Engine, made: Made) -> None:
     """Store what `attached` has given. Raises IoFailureError (5)."""
+    record = made.record
+    try:
+        for attachment in made.changed:
+            engine.runner.remember(record.sandbox, attachment)
+    except CniError as error:
+        raise error.with_context(f"pod {record.pod}") from error
     _save(engine, record, durable=False)
 
 

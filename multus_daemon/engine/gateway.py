@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from multus_daemon.attachment import Attachment, Sandbox
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
 from multus_daemon.cni.result import Route
-from multus_daemon.ports import DelegateRunner, LinkOps
+from multus_daemon.ports import LinkOps
 
 log = logging.getLogger(__name__)
 
@@ -60,22 +60,6 @@ def moved(links: LinkOps, sandbox: Sandbox, pod: str, attachments: tuple[Attachm
         raise _refused(error, chosen, sandbox, links).with_context(f"pod {pod}") from error
     log.info("default route of pod %s: %s via %s", pod, chosen.ifname, ", ".join(route.gw for route in routes))
     return tuple(_with_routes(item, routes if item is chosen else (), routes) for item in attachments)
-
-
-def remembered(
-    runner: DelegateRunner,
-    sandbox: Sandbox,
-    pod: str,
-    before: tuple[Attachment, ...],
-    attachments: tuple[Attachment, ...],
-) -> None:
-    """Have CHECK and DEL find the results of those of `attachments` that are others than `before`. Raises CniError."""
-    for was, attachment in zip(before, attachments, strict=True):
-        if attachment is not was:
-            try:
-                runner.remember(sandbox, attachment)
-            except CniError as error:
-                raise error.with_context(f"pod {pod}") from error
 
 
 def _with_routes(attachment: Attachment, own: Sequence[Route], all_routes: Sequence[Route]) -> Attachment:

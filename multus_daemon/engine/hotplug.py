@@ -92,10 +92,10 @@ def _add(
         ifname = request.ifname or _free_name(engine, request, base)
         new = plan.hot_plugged(request, config, pod.namespace, ifname)
         unsupported.before_add(engine, pod, (new,), strict=strict)
-        with add.attached(engine, base, (new,), request.netns, completes=False) as stored:
-            done = stored.attachments[-1]
+        with add.attached(engine, base, (new,), request.netns, completes=False) as made:
+            done = made.record.attachments[-1]
             unsupported.after_add(engine, pod, (done,), strict=strict)
-            add.keep(engine, stored)
+            add.keep(engine, made)
             report.added(engine, pod, done)
     return done.result or Result()
 

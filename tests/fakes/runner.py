@@ -151,10 +151,10 @@ class FakeDelegateRunner:
     """`results`: attachment name to what its ADD returns (else an empty result).
 
     `fail`: (verb, attachment name) to what it raises each time; `fail_at`: the number of a call, from 1, to what it
-    raises; verbs are PLAN, ADD, DEL, CHECK, REMEMBER, numbers count all but PLAN. `attached` is what (name,
-    interface) has had an ADD and no DEL since; `most_at_once` the largest number of calls under way together.
-    What is in `built_in`, by attachment name, runs in the calling thread. STATUS and GC are in `network_calls`, not
-    counted, and fail by the network's name.
+    raises; verbs are PLAN, ADD, DEL, CHECK and REMEMBER, numbers count ADD, DEL and CHECK. `attached` is what (name,
+    interface) has had an ADD and no DEL since, `remembered` what `remember` was called with, `most_at_once` the largest
+    number of calls under way together. What is in `built_in`, by attachment name, runs in the calling thread. STATUS
+    and GC are in `network_calls`, not counted, and fail by the network's name.
     """
 
     def __init__(self, results: Mapping[str, Result] | None = None, *, pause: float = 0.0) -> None:
@@ -166,6 +166,7 @@ class FakeDelegateRunner:
         self.planned: list[Attachment] = []
         self.built_in: set[str] = set()
         self.attached: set[tuple[str, str]] = set()
+        self.remembered: list[Attachment] = []
         self.pause = pause
         self.most_at_once = 0
         self._running = 0
@@ -206,7 +207,10 @@ class FakeDelegateRunner:
         self._call("CHECK", sandbox, attachment)
 
     def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        self._call("REMEMBER", sandbox, attachment)
+        with self._guard:
+            self.remembered.append(attachment)
+        if error := self.fail.get(("REMEMBER", attachment.name)):
+            raise error
 
     def status(self, config: NetworkConfig) -> None:
         self._call_network("STATUS", config, ())

@@ -56,6 +56,13 @@ def chain(runner, cache):
     return Chain(runner, cache, "/a:/b")
 
 
+def add_and_remember(chain, whole, sandbox=SANDBOX):
+    """As the engine does; the result."""
+    result = chain.add(sandbox, whole)
+    chain.remember(sandbox, whole.with_result(result))
+    return result
+
+
 def _echo(stdin):
     """As chained plugins do: the previous result is theirs."""
     return json.dumps(json.loads(stdin)["prevResult"]).encode()
@@ -112,7 +119,7 @@ class TestAdd:
         runner.answers["bridge", "ADD"] = b'{"ip4":{"ip":"10.1.0.2/24"}}'
         raw = b'{"name":"n1","plugins":[{"type":"bridge"},{"type":"portmap"}]}'
         whole = Attachment("web/n1", conf.parse(raw), IfName("net1"))
-        assert (chain.add(SANDBOX, whole)).ips == RESULT.ips
+        assert add_and_remember(chain, whole).ips == RESULT.ips
         assert runner.calls[1].config["cniVersion"] == "0.1.0"
         assert runner.calls[1].config["prevResult"]["ip4"]["ip"] == "10.1.0.2/24"
         assert cache.entries("c0ffee")[0].result["ip4"]["ip"] == "10.1.0.2/24"
@@ -121,7 +128,7 @@ class TestAdd:
         """Without addresses there is no 0.2.0 result; the network works all the same."""
         runner.answers["bridge", "ADD"] = b'{"cniVersion":"1.0.0","interfaces":[{"name":"net1"}]}'
         runner.answers["portmap", "ADD"] = b'{"cniVersion":"1.0.0","interfaces":[{"name":"net1"}]}'
-        result = chain.add(SANDBOX, attachment("0.2.0", ["bridge", "portmap"]))
+        result = add_and_remember(chain, attachment("0.2.0", ["bridge", "portmap"]))
         assert result == Result((Interface("net1"),))
         assert "prevResult" not in runner.calls[1].config
         assert cache.read_result("n1", "c0ffee", "net1", "0.2.0") == result
@@ -147,26 +154,27 @@ class TestAdd:
         with pytest.raises(DecodingFailureError, match=r'plugin type="bridge" network="web/n1" interface="net1", ADD'):
             chain.add(SANDBOX, attachment())
 
-    def test_cached(self, chain, cache):
+    def test_remembered(self, chain, cache):
         whole = attachment(plugins=["bridge", "portmap"])
-        chain.add(SANDBOX, whole)
+        assert cache.entries("c0ffee") == []
+        add_and_remember(chain, whole)
         [entry] = cache.entries("c0ffee")
         assert entry.config == whole.config.raw
         assert (entry.network, entry.ifname, entry.netns) == ("n1", "net1", "/run/netns/a")
         assert entry.cni_args == whole.cni_args
         assert entry.result == json.loads(BRIDGE_RESULT)
 
-    def test_a_cache_that_can_not_be_written_fails_the_add(self, chain, tmp_path):
+    def test_a_cache_that_can_not_be_written(self, chain, tmp_path):
         (tmp_path / "results").write_text("in the way")
         with pytest.raises(IoFailureError, match=r"^the result could not be stored: "):
-            chain.add(SANDBOX, attachment())
+            add_and_remember(chain, attachment())
 
 
 class TestDelete:
     @pytest.mark.conformance("verbs-16")
     def test_in_reverse_each_with_the_stored_result(self, chain, runner, cache):
         whole = attachment(plugins=["bridge", "portmap"])
-        chain.add(SANDBOX, whole)
+        add_and_remember(chain, whole)
         runner.calls.clear()
         chain.delete(SANDBOX, whole)
         assert runner.order == [("portmap", "DEL"), ("bridge", "DEL")]
@@ -192,7 +200,7 @@ class TestDelete:
 
     def test_goes_on_past_failures_and_keeps_the_cache(self, chain, runner, cache):
         whole = attachment(plugins=["bridge", "portmap"])
-        chain.add(SANDBOX, whole)
+        add_and_remember(chain, whole)
         runner.calls.clear()
         runner.answers["portmap", "DEL"] = TryAgainLaterError("locked", "A")
         runner.answers["bridge", "DEL"] = IoFailureError("broken", "B")
@@ -306,7 +314,7 @@ class TestCheck:
         assert [call.config["prevResult"] for call in runner.calls] == [json.loads(BRIDGE_RESULT)] * 3
 
     def test_from_the_cache(self, chain, runner):
-        chain.add(SANDBOX, attachment(plugins=["bridge"]))
+        add_and_remember(chain, attachment(plugins=["bridge"]))
         chain.check(SANDBOX, attachment(plugins=["bridge"]))
         assert runner.calls[1].config["prevResult"] == json.loads(BRIDGE_RESULT)
 
@@ -345,7 +353,7 @@ class TestPlan:
 
     def test_who_serves_is_told_with_each_call(self, chain, runner):
         planned = chain.plan(SANDBOX, attachment())
-        chain.add(SANDBOX, planned)
+        add_and_remember(chain, planned)
         chain.check(SANDBOX, planned)
         chain.delete(SANDBOX, planned)
         assert [call.invocation.served_by for call in runner.calls] == [planned.served_by] * 9
@@ -395,7 +403,7 @@ class TestPlan:
         sandbox = Sandbox(container_id, "/n")
         fits, long = (replace(attachment(name="n" * length), ifname=ifname) for length in (most, most + 1))
         chain.plan(sandbox, fits)
-        chain.add(sandbox, fits)
+        add_and_remember(chain, fits, sandbox)
         with pytest.raises(InvalidNetworkConfigError) as caught:
             chain.plan(sandbox, long)
         assert caught.value.code == 7
@@ -403,7 +411,7 @@ class TestPlan:
 
     def test_what_has_too_long_a_name_is_let_go_of_all_the_same(self, chain, runner, caplog):
         # So that there are cached results to look through.
-        chain.add(SANDBOX, attachment(plugins=["bridge"]))
+        add_and_remember(chain, attachment(plugins=["bridge"]))
         runner.calls.clear()
         long = attachment("1.1.0", name="n" * 250)
         chain.delete(SANDBOX, long)

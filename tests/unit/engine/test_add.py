@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import BUILT_IN, Attachment, Sandbox
+from multus_daemon.attachment import BUILT_IN, Attachment, Pod, Sandbox
 from multus_daemon.base import deadline
 from multus_daemon.base.deadline import Interrupted
 from multus_daemon.cni import conf
@@ -101,6 +101,39 @@ def test_a_failure_undoes_in_reverse_the_failed_one_included(
     assert [name.split("/")[1] for verb, name in engine.runner.order if verb == "DEL"] == undone
     assert attached(engine) == []
     assert engine.store.records == {}
+
+
+def test_the_undoing_knows_the_results(engine: Engine) -> None:
+    engine.declare("n1,n2")
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    engine.runner.fail["ADD", "web/n2"] = CniError("no address left")
+    with pytest.raises(CniError, match="^no address left"):
+        engine.verbs.add(engine.request())
+    undone = {call.attachment.name: call.attachment.result for call in engine.runner.calls if call.verb == "DEL"}
+    assert undone["web/n1"] == engine.runner.results["web/n1"]
+    assert undone["web/n2"] is None
+
+
+def test_results_of_binaries_are_told_at_once_and_those_of_built_ins_beside_the_status(engine: Engine) -> None:
+    engine.runner.built_in.add("web/n2")
+    engine.declare("n2,n1")
+    before: list[list[str]] = []
+
+    def told() -> list[str]:
+        return [item.name for item in engine.runner.remembered]
+
+    write = engine.cluster.write_network_status
+
+    def noting(pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+        before.append(told())
+        write(pod, value, meanwhile, keep_trying=keep_trying)
+
+    engine.cluster.write_network_status = noting  # type: ignore[method-assign]
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    engine.verbs.add(engine.request())
+    assert before == [["kube-system/cluster", "web/n1"]]
+    assert told() == ["kube-system/cluster", "web/n1", "web/n2"]
+    assert [item.result for item in engine.runner.remembered[:1]] == [engine.runner.results["kube-system/cluster"]]
 
 
 def test_where_the_undoing_fails_the_record_stays_for_a_del(engine: Engine) -> None:

@@ -173,15 +173,11 @@ def test_every_result_says_what_the_kernel_was_told(
     assert routes(engine) == {CLUSTER: cluster, "web/n1": n1, "web/n2": n2}
     assert returned == engine.store.records["c1"].attachments[0].result
     assert engine.store.records["c1"].complete
-    # What is remembered is what is on record; who has not changed is not written anew.
-    remembered = {
-        call.attachment.name: call.attachment for call in engine.runner.calls if call.verb == "REMEMBER"
-    }  # fmt: skip
+    # What is remembered at last is what is on record; who has not changed is not written anew.
+    remembered = {item.name: item for item in engine.runner.remembered}
+    assert list(remembered.values()) == list(engine.store.records["c1"].attachments)
     changed = {CLUSTER, "web/n1"} | ({"web/n2"} if n2 == (Route("10.9.0.0/16"),) else set())
-    assert set(remembered) == changed
-    assert [remembered.get(item.name, item) for item in engine.store.records["c1"].attachments] == list(
-        engine.store.records["c1"].attachments
-    )
+    assert {item.name for item in engine.runner.remembered[3:]} == changed
 
 
 @pytest.mark.conformance("routes-5", "routes-6")
@@ -229,7 +225,9 @@ def test_what_was_plugged_in_before_gives_its_default_route_too(engine: Engine) 
     engine.verbs.add_network(engine.plug())
     engine.verbs.add(engine.request())
     assert routes(engine)["web/hot"] == ()
-    assert ("REMEMBER", "web/hot") in engine.runner.order
+    told = [item.result for item in engine.runner.remembered if item.name == "web/hot"]
+    assert told[-1] is not None
+    assert told[-1].routes == ()
 
 
 # --- the annotation of the default network ---------------------------------------------------------------------------
@@ -307,8 +305,10 @@ def test_a_namespace_that_has_gone_meanwhile_is_named(engine: Engine, monkeypatc
 
 
 @pytest.mark.weak_spot(7)
-def test_a_result_that_can_not_be_remembered_undoes_everything(engine: Engine) -> None:
+@pytest.mark.parametrize("built_in", [False, True])
+def test_a_result_that_can_not_be_remembered_undoes_everything(engine: Engine, built_in: bool) -> None:
     engine.declare(asking("10.1.0.254"))
+    engine.runner.built_in |= {CLUSTER, "web/n1"} if built_in else set()
     engine.runner.fail["REMEMBER", "web/n1"] = IoFailureError("the result could not be stored")
     with pytest.raises(IoFailureError, match=r"^the result could not be stored .pod web/p1"):
         engine.verbs.add(engine.request())
@@ -398,8 +398,8 @@ def test_the_cached_results_of_every_version_say_the_same(
         for name, ifname, asked in (("a", "eth0", None), ("b", "net1", ("10.1.0.9" if ipv4 else "fd01::9",)))
     )
     sandbox = Sandbox(ContainerId("c1"), NETNS)
-    after = gateway.moved(FakeLinks({NETNS: []}), sandbox, "web/p1", attachments)
-    gateway.remembered(runner, sandbox, "web/p1", attachments, after)
+    for after in gateway.moved(FakeLinks({NETNS: []}), sandbox, "web/p1", attachments):
+        runner.remember(sandbox, after)
     cached = {
         name: cache.read_result(name, "c1", ifname, version) for name, ifname in (("a", "eth0"), ("b", "net1"))
     }  # fmt: skip
