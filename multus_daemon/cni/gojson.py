@@ -59,6 +59,9 @@ def _number(text: str) -> int | float:
 
 
 _DECODER: Final = msgspec.json.Decoder(float_hook=_number)
+# Made once: `json.dumps` makes one for each call, which takes as long as the encoding.
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_sorted: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
 def containers(data: bytes | str) -> int:
@@ -203,8 +206,7 @@ def get_flag(fields: Mapping[str, Any], key: str) -> bool:
 
 def dumps(value: Any, *, sort_keys: bool = True) -> bytes:
     """Compact JSON, as `json.Marshal` writes a map (sorted) or a struct (not sorted)."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
-    return _escape(text)
+    return _escape(_encode_sorted(value) if sort_keys else _encode(value))
 
 
 def dumps_indented(value: Any, *, sort_keys: bool = True) -> bytes:

@@ -223,7 +223,6 @@ class LeaseDirectory:
 
     def _write_beside(self, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.sweep()
         descriptor = os.open(BESIDE, flags, 0o600, dir_fd=self._descriptor)
         try:
             os.write(descriptor, data)
