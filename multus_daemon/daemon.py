@@ -131,7 +131,7 @@ def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
     if asked := settings.socket.connection_limit:
         of_requests = Allowance(asked, "connectionLimit")
     else:
-        of_requests = requests.automatic(cgroup.memory_limit(), cgroup.host_memory())
+        of_requests = requests.automatic(cgroup.memory_limit(), cgroup.host_memory(), cgroup.cpu_limit())
     for what, allowance in (("plugin processes", of_processes), ("requests", of_requests)):
         log.info("at most %d %s at once: %s", allowance.number, what, allowance.reason)
     return of_processes, of_requests

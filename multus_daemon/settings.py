@@ -75,9 +75,9 @@ class SocketSettings:
     """How long the shim tries to reach the daemon for ADD, CHECK and GC."""
     connection_limit: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = _key("connectionLimit", 0)
     """CNI requests, `/cni` and `/delegate`, that are worked on at once, each by a thread. Others wait, DEL first;
-    health probes never do. 0: from the memory limit of the daemon's pod.
+    health probes never do. 0: from the limits of the daemon's pod.
 
-    With 0: 256; below 114 MiB four for each MiB beyond 50, at least 5
+    With 0: 256; below 114 MiB four for each MiB beyond 50, below 1.28 cores 200 for each core, at least 5
     ([operations.md](operations.md#probes-and-resources)).
 
     Namespaces and networks take turns, and from 5 on an eighth, one at least, is for DEL alone and as many are out of

@@ -1,8 +1,8 @@
-"""How much memory the control groups of this process allow it, all levels that can be seen taken together.
+"""How much memory and processor time the control groups of this process allow it, all levels that can be seen.
 
-https://docs.kernel.org/admin-guide/cgroup-v2.html (`memory.max`, `memory.high`), and cgroup-v1/memory.html
-(`memory.limit_in_bytes`, `hierarchical_memory_limit`). Which group it is, and where it is mounted: cgroups(7),
-proc_pid_cgroup(5) and proc_pid_mountinfo(5). All functions block.
+https://docs.kernel.org/admin-guide/cgroup-v2.html (`memory.max`, `memory.high`, `cpu.max`), cgroup-v1/memory.html
+(`memory.limit_in_bytes`, `hierarchical_memory_limit`) and scheduler/sched-bwc.html (`cpu.cfs_quota_us`). Which group it
+is, and where it is mounted: cgroups(7), proc_pid_cgroup(5) and proc_pid_mountinfo(5). All functions block.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     Of groups above a container's own only what the kernel tells inside of it counts. What can't be read counts as no
     limit. `root`: where `/proc` and `/sys` are, for tests.
     """
-    limits = [limit for group, top, version in _memory_groups(root) for limit in _limits(group, top, version)]
+    limits = [limit for group in _groups(root, "memory") for limit in _memory_limits(*group)]
+    return min(limits, default=None)
+
+
+def cpu_limit(root: Path = Path("/")) -> float | None:
+    """As `memory_limit`: how many cores' time may be used, such as 0.1; None without a limit."""
+    limits = [limit for group in _groups(root, "cpu") for limit in _cpu_limits(*group)]
     return min(limits, default=None)
 
 
@@ -43,16 +49,16 @@ def host_memory(root: Path = Path("/")) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _memory_groups(root: Path) -> Iterator[tuple[Path, Path, int]]:
+def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:
     """The directory of the group, the mount point above it, and the version; of a hybrid host those of both."""
     mounts = list(_mounts(root))
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         version = 2 if number == "0" and not controllers else 1
-        if version == 1 and "memory" not in controllers.split(","):
+        if version == 1 and controller not in controllers.split(","):
             continue
-        fitting = [mount for mount in mounts if _has_memory(mount, version)]
+        fitting = [mount for mount in mounts if _has(mount, controller, version)]
         # A mount of what is above this process's namespace, such as the host's in a container, is the last choice.
         fitting.sort(key=lambda mount: ".." in mount.root.parts)
         tops = [root / mount.point.relative_to("/") for mount in fitting]
@@ -66,8 +72,8 @@ def _memory_groups(root: Path) -> Iterator[tuple[Path, Path, int]]:
                 yield top, top, version
 
 
-def _has_memory(mount: _Mount, version: int) -> bool:
-    return mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and "memory" in mount.options
+def _has(mount: _Mount, controller: str, version: int) -> bool:
+    return mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and controller in mount.options
 
 
 def _directory(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Path | None:
@@ -78,14 +84,31 @@ def _directory(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Path |
     return directory if directory.is_dir() else None
 
 
-def _limits(group: Path, top: Path, version: int) -> Iterator[int]:
+def _levels(group: Path, top: Path) -> Iterator[Path]:
+    """The group and those above it."""
     for directory in (group, *group.parents):
+        yield directory
+        if directory == top:
+            break
+
+
+def _cpu_limits(group: Path, top: Path, version: int) -> Iterator[float]:
+    for directory in _levels(group, top):
+        if version == 2:
+            fields = _read(directory / "cpu.max").split()
+        else:
+            fields = [_read(directory / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        # Without a limit the quota is `max`, or -1.
+        if len(fields) == 2 and all(field.isdecimal() and int(field) for field in fields):
+            yield int(fields[0]) / int(fields[1])
+
+
+def _memory_limits(group: Path, top: Path, version: int) -> Iterator[int]:
+    for directory in _levels(group, top):
         for name in _LIMITS_V2 if version == 2 else _LIMITS_V1:
             text = _read(directory / name).strip()
             if text.isdecimal() and int(text) < _NO_LIMIT:
                 yield int(text)
-        if directory == top:
-            break
     if version == 1:
         # With `memory.use_hierarchy` this knows of groups above the container's, which are not mounted in it.
         found = re.search(r"(?m)^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"))

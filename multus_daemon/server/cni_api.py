@@ -272,7 +272,7 @@ class CniApi:
             raise TryAgainLaterError(
                 f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
                 f"requests waiting and at most {self._slots.size} worked on at once",
-                f"{share}the number comes from {self._at_once_reason}; raise the memory limit of the daemon's pod, or "
+                f"{share}the number comes from {self._at_once_reason}; raise the limits of the daemon's pod, or "
                 "connectionLimit",
             ) from error
         timeline.note("its turn has come")

@@ -127,6 +127,7 @@ def test_a_burst_of_pods_with_the_memory_limit_that_the_documentation_says(drop_
     drop_in.node.kubectl("-n", "kube-system", *set_resources, *limits)
     drop_in.wait_rolled_out()
     drop_in.wait_ready()
+    assert drop_in.log().count("at most 20 requests at once: the CPU limit of 0.1 cores") == 1
     burst(drop_in, "blue", "green")
 
 

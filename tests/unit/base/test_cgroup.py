@@ -220,3 +220,43 @@ def test_this_machine() -> None:
     assert total > 1 << 28
     limit = cgroup.memory_limit()
     assert limit is None or limit > 1 << 24
+
+
+# --- processor time --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("levels", "smallest"),
+    [
+        ({"": "10000 100000"}, 0.1),
+        ({"": "max 100000"}, None),
+        ({"": ""}, None),
+        ({"": "10000"}, None),
+        ({"": "10000 0"}, None),
+        ({"kubepods": "150000 100000", "kubepods/pod1": "max 100000"}, 1.5),
+        ({"kubepods": "50000 100000", "kubepods/pod1": "20000 50000"}, 0.4),
+    ],
+)
+def test_cpu_limit_of_version_2(host: Host, levels: dict[str, str], smallest: float | None) -> None:
+    group = max(levels, key=len)
+    host.groups(f"0::/{group}\n", V2_MOUNT)
+    for level, text in levels.items():
+        host.write(f"/sys/fs/cgroup/{level}/cpu.max", f"{text}\n")
+    assert cgroup.cpu_limit(host.root) == smallest
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("10000", 0.1), ("-1", None), ("", None)])
+def test_cpu_limit_of_version_1(host: Host, quota: str, expected: float | None) -> None:
+    mounts = (
+        "31 25 0:27 /kubepods/pod1/c /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n"
+        "32 25 0:28 /kubepods/pod1/c /sys/fs/cgroup/cpuset ro - cgroup cgroup rw,cpuset\n"
+    )
+    host.groups("4:cpuset:/kubepods/pod1/c\n3:cpu,cpuacct:/kubepods/pod1/c\n0::/\n", mounts)
+    host.write("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", f"{quota}\n")
+    host.write("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n")
+    assert cgroup.cpu_limit(host.root) == expected
+
+
+def test_what_this_process_may_use_is_told() -> None:
+    limit = cgroup.cpu_limit()
+    assert limit is None or limit > 0

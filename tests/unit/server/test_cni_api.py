@@ -399,7 +399,7 @@ async def test_a_request_that_waits_in_vain_never_begins(metrics, monkeypatch):
     with pytest.raises(CniError, match=r"^node is busy: ADD has waited 0.1 s to begin, with 1 requests") as caught:
         await api.call(one("ADD", "c2"))
     assert caught.value.code == 11
-    assert "the number comes from the memory limit of 50 MiB; raise the memory limit of the" in caught.value.details
+    assert "the memory limit of 50 MiB; raise the limits of the daemon's pod" in caught.value.details
     assert "or connectionLimit" in caught.value.details
     verbs.gate.set()
     await first
