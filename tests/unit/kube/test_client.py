@@ -385,7 +385,7 @@ async def test_a_connection_with_tls_has_a_small_buffer(server, tmp_path, monkey
     async with ApiClient(Kubeconfig(server.kubeconfig(tmp_path / "k"))) as client:
         await client.load()
         loop, context = asyncio.get_running_loop(), ssl.create_default_context()
-        made = sslproto.SSLProtocol(loop, asyncio.Protocol(), context, loop.create_future())
+        made = sslproto.SSLProtocol(loop, asyncio.Protocol(), context, loop.create_future(), server_hostname="server")
         assert len(made.get_buffer(-1)) == 32 * 1024
         made.connection_lost(None)
 
