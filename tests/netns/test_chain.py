@@ -125,6 +125,7 @@ def test_add_check_delete(
     netns = os.path.basename(sandbox.netns)
     try:
         result = chain.add(sandbox, whole)
+        chain.remember(sandbox, whole.with_result(result))
         [link] = ip("-n", netns, "addr", "show", "net1")
         assert [f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"] if item["family"] == "inet"] == [
             item.address for item in result.ips

@@ -139,6 +139,7 @@ def test_lists(case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_pa
     adding = chain(first)
     planned = adding.plan(sandbox, whole)
     result = adding.add(sandbox, planned)
+    adding.remember(sandbox, planned.with_result(result))
     assert (set(planned.served_by.values()) - {str(reference.DIRECTORY / "portmap")} == {"built-in"}) is (
         first == "prefer"
     )
