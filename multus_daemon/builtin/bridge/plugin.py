@@ -47,7 +47,7 @@ def add(call: Call, session: Session) -> Result:
         interfaces.require_absent(call, session, kind="veth")
         pair = veth.Pair()
         undo.arm("remove the veth pair", functools.partial(veth.undo, pair, session))
-        with interfaces.inside(call, session):
+        with interfaces.reached(call, session):
             links = kernel.connect(session, config=settings, ifname=ifname, pair=pair)
         if settings.spoof_check:
             undo.arm("remove the rules against other MAC addresses", functools.partial(spoofing.remove, call))
