@@ -1,4 +1,4 @@
-"""Find, or build once, the programs that the end-to-end tests run: Kubernetes, upstream's daemon, actionlint, helm.
+"""Find, or build once, the programs that the end-to-end tests run: Kubernetes, upstream's daemon, plugins, helm, ...
 
     python -m tests.e2e.build_tools                          # what the tests need
     python -m tests.e2e.build_tools kubelet kube-scheduler   # these
@@ -42,7 +42,16 @@ LINTER: Final = MODULE / "actionlint"
 HELM: Final = MODULE / "helm"
 """That of the program that lints, renders and installs `charts/`."""
 
+PLUGINS: Final = MODULE / "plugins"
+"""Directory of the `go.mod` with the release of the reference plugins that our built-ins follow."""
+
 _MULTUS: Final = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
+_CNI_PLUGINS: Final = "github.com/containernetworking/plugins"
+_KINDS_OF_PLUGINS: Final = {
+    "main": ("bridge", "dummy", "host-device", "ipvlan", "loopback", "macvlan", "ptp", "tap", "vlan"),
+    "meta": ("bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf"),
+    "ipam": ("dhcp", "host-local", "static"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,12 @@ TOOLS: Final[dict[str, Tool]] = {
     ),
     # What it renders depends on its release.
     "helm": Tool("helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3", HELM, on_path=False),
+    # The names of the plugins are too common for the PATH.
+    **{
+        f"plugin-{name}": Tool(f"{_CNI_PLUGINS}/plugins/{kind}/{name}", _CNI_PLUGINS, PLUGINS, on_path=False)
+        for kind, names in _KINDS_OF_PLUGINS.items()
+        for name in names
+    },
 }
 
 CONTROL_PLANE: Final = ("etcd", "kube-apiserver")
@@ -98,7 +113,17 @@ CHARTS: Final = ("helm",)
 WORKFLOWS: Final = ("actionlint",)
 """What `test_workflows` runs."""
 
-DEFAULT: Final = CONTROL_PLANE + PREDECESSORS_IMAGE + NODE + WORKFLOWS + CHARTS
+REFERENCE_PLUGINS: Final = tuple(name for names in _KINDS_OF_PLUGINS.values() for name in names)
+"""Names of the reference plugins; each is built as `plugin-NAME`, for `test_check`."""
+
+DEFAULT: Final = (
+    CONTROL_PLANE
+    + PREDECESSORS_IMAGE
+    + NODE
+    + WORKFLOWS
+    + CHARTS
+    + tuple(f"plugin-{name}" for name in REFERENCE_PLUGINS)
+)
 """What the tests need that `make e2e` runs."""
 
 PROGRESS_SECONDS: Final = 15.0
