@@ -1,0 +1,225 @@
+"""CHECK as CRI-O calls it in every start of a pod: it fails if something is missing, not because a plugin says so."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.apiserver import ApiServer
+from tests.e2e.build_tools import ToolError
+from tests.e2e.check_matrix import CASES, THIRD_PARTY, Case, Lab, Pod, our_lab, third_party, upstream_lab
+from tests.e2e.node import Answer
+
+pytest_plugins = ["tests.e2e.kube_fixtures"]
+
+START = ("ADD", "CHECK", "CHECK", "DEL")
+
+
+class Labs:
+    """The nodes of this module, each made when it is first asked for."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+        self._stack = ExitStack()
+        self._made: dict[str, Lab] = {}
+
+    def get(self, kind: str, *, with_server: bool = False) -> Lab:
+        """The node of `upstream`, or of our daemon with built-in plugins `prefer` or `off`."""
+        key = f"{kind} {with_server}"
+        if key not in self._made:
+            server: ApiServer | None = None
+            if with_server or kind == "upstream":
+                server = self._request.getfixturevalue("api_server_session")
+            try:
+                if kind == "upstream":
+                    assert server is not None
+                    made = upstream_lab(server, "check-upstream")
+                else:
+                    made = our_lab(kind, server)
+                self._made[key] = self._stack.enter_context(made)
+            except ToolError as error:
+                pytest.skip(str(error))
+        return self._made[key]
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def labs(request: pytest.FixtureRequest) -> Iterator[Labs]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: run as root, or under `unshare -Urnm`")
+    if not shutil.which("ip"):
+        pytest.skip("needs the ip program: install iproute2")
+    made = Labs(request)
+    yield made
+    made.close()
+
+
+@functools.cache
+def kernel_lacks(kind: str) -> bool:
+    if kind == "tun":
+        return not Path("/dev/net/tun").exists()
+    probe = ["unshare", "-n", "ip", "link", "add", "probe", "type", kind]
+    done = subprocess.run(probe, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}, check=False)
+    return "Unknown device type" in done.stderr
+
+
+def skip_without(case: Case) -> None:
+    if case.needs == "busybox" and not shutil.which("busybox"):
+        pytest.skip("needs a DHCP server: install busybox-static")
+    if case.needs in ("whereabouts", "route-override") and not third_party(case.needs):
+        pytest.skip(
+            f"needs {case.needs}: build it from github.com/k8snetworkplumbingwg/{case.needs} and set {THIRD_PARTY} to "
+            "its directory, with the CRDs of whereabouts as *.yaml"
+        )
+    if case.kind and kernel_lacks(case.kind):
+        pytest.skip(f"needs a kernel with the device kind {case.kind}")
+
+
+def said(answer: Answer) -> str:
+    """Return the words of a failure."""
+    text: str = (answer.stdout or answer.stderr).decode(errors="replace")
+    with contextlib.suppress(ValueError):
+        text = str(json.loads(text)["msg"])
+    # Upstream's shim puts its whole call before and behind the cause.
+    return text.partition("ERRORED: ")[2].partition("StdinData:")[0].strip() or text.strip()
+
+
+def succeed(lab: Lab, verb: str, pod: Pod) -> None:
+    answer = lab.call(verb, pod)
+    assert answer.code == 0, f"{verb} with {pod.case.name}, {pod.version}: {said(answer)}"
+
+
+class Left:
+    """What the ADD of a pod's network has left in its namespace; each is taken away and put back."""
+
+    def __init__(self, lab: Lab, pod: Pod) -> None:
+        self._lab, self._pod = lab, pod
+        self._ifname = "lo" if "loopback" in pod.case.types else pod.ifname
+        self._files = {family: lab.node.root / f"{pod.name}-routes-{family}" for family in ("-4", "-6")}
+        for family, path in self._files.items():
+            self._ip(f"{family} route save table all >{path}")
+
+    def _ip(self, words: str) -> None:
+        inside = ["ip", "netns", "exec", Path(self._pod.netns).name, "sh", "-c", f"ip {words}"]
+        subprocess.run(inside, check=True, capture_output=True)
+
+    def things(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yield each address and route: how to take it away, as words of `ip`, and a function that puts it back."""
+        node, netns, ifname = self._lab.node, self._pod.netns, self._ifname
+        for family in ("-4", "-6"):
+            for route in node.ip(family, "-details", "route", "show", "table", "all", netns=netns):
+                table = route.get("table", "main")
+                if route.get("dev") != ifname or table == "local" or route["dst"].startswith(("fe80:", "ff00:")):
+                    continue
+                yield (
+                    f"{family} route delete {route['dst']} dev {ifname} table {table}",
+                    partial(self._ip, f"{family} route restore <{self._files[family]}"),
+                )
+        (link,) = node.ip("address", "show", ifname, netns=netns)
+        for item in link["addr_info"]:
+            # Link-local addresses of IPv6 are the kernel's own.
+            if not item["local"].startswith("fe80:"):
+                address = f"{item['local']}/{item['prefixlen']}"
+                family = "-4" if item["family"] == "inet" else "-6"
+                scope = f"scope {item['scope']}" + (" nodad" if family == "-6" else "")
+                yield f"address delete {address} dev {ifname}", partial(self._put_back, address, scope)
+
+    def _put_back(self, address: str, scope: str) -> None:
+        self._ip(f"address add {address} dev {self._ifname} {scope}")
+        for family, path in self._files.items():
+            self._ip(f"{family} route restore <{path}")
+
+    def take(self, words: str) -> None:
+        """Run `ip` in the pod's namespace."""
+        self._ip(words)
+
+
+def require_finds_what_is_missing(lab: Lab, pod: Pod) -> None:
+    left = Left(lab, pod)
+    unnoticed = []
+    for words, put_back in left.things():
+        left.take(words)
+        if lab.call("CHECK", pod).code == 0:
+            unnoticed.append(words)
+        put_back()
+    assert not unnoticed, f"{pod.case.name}, {pod.version}: CHECK succeeds after `ip {'`, `ip '.join(unnoticed)}`"
+    succeed(lab, "CHECK", pod)
+
+
+def require_finds_that_the_link_is_gone(lab: Lab, pod: Pod) -> None:
+    Left(lab, pod).take(f"link delete {pod.ifname}")
+    answer = lab.call("CHECK", pod)
+    assert answer.code == 1, f"CHECK without the link succeeds with {pod.case.name}, {pod.version}"
+    answer = lab.call("DEL", pod)
+    # host-device takes the device back.
+    assert answer.code == 0 or pod.case.device, f"DEL without the link: {said(answer)}"
+
+
+# --- the matrix ------------------------------------------------------------------------------------------------------
+
+
+def life(lab: Lab, case: Case, version: str) -> str:
+    """Call all verbs of a pod's life; the first failure, or an empty string. DEL is called in any case."""
+    failure = ""
+    with lab.pod(case, version) as pod:
+        for verb in ("ADD", "CHECK", "CHECK", "DEL"):
+            if failure and verb != "DEL":
+                continue
+            answer = lab.call(verb, pod)
+            if answer.code and not failure:
+                failure = f"{verb}: {said(answer)}"
+    return failure
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("builtins", ["prefer", "off"])
+@pytest.mark.parametrize(
+    ("case", "version"),
+    [pytest.param(case, version, id=f"{case.name}-{version}") for case in CASES.values() for version in case.versions],
+)
+def test_a_pod_that_starts_under_upstream_starts_here(labs: Labs, case: Case, version: str, builtins: str) -> None:
+    skip_without(case)
+    lab = labs.get(builtins, with_server=case.needs == "whereabouts")
+    if failure := life(lab, case, version):
+        upstreams = life(labs.get("upstream"), case, version)
+        assert upstreams, f"{case.name}, {version}, built-ins {builtins}: {failure}\nUnder upstream the pod starts.\n"
+        assert not case.starts, f"it starts under neither daemon: {failure}\n{upstreams}"
+        return
+    assert case.starts, f"{case.name} starts: say so in the table, so that the next test looks for what is missing"
+    assert lab.leftovers() == []
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("builtins", ["prefer", "off"])
+@pytest.mark.parametrize(
+    ("case", "version"),
+    [
+        pytest.param(case, version, id=f"{case.name}-{version}")
+        for case in CASES.values()
+        if case.starts
+        for version in case.versions
+    ],
+)
+def test_what_is_really_missing_is_found(labs: Labs, case: Case, version: str, builtins: str) -> None:
+    skip_without(case)
+    lab = labs.get(builtins, with_server=case.needs == "whereabouts")
+    with lab.pod(case, version) as pod:
+        succeed(lab, "ADD", pod)
+        if case.has_interface:
+            require_finds_what_is_missing(lab, pod)
+        if case.has_link:
+            require_finds_that_the_link_is_gone(lab, pod)
+        else:
+            succeed(lab, "DEL", pod)
