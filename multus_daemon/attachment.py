@@ -81,6 +81,8 @@ class Attachment:
     cni_args: cni_args.Pairs = ()
     result: Result | None = None
     """What ADD returned; None until it has."""
+    observed: Result | None = None
+    """What of `result` the kernel had when the ADD was done; None if nobody looked, as after built-ins alone."""
     hot_plugged: bool = False
     """True where it was attached to a running container, apart from the runtime's ADD."""
     auxiliary: bool = False
@@ -111,9 +113,14 @@ class Attachment:
         made = self.result.interfaces if self.result else ()
         return not self.auxiliary and any(item.name == self.ifname and item.sandbox for item in made)
 
+    @property
+    def is_built_in(self) -> bool:
+        """True if built-ins alone served its ADD, so that its result is what the kernel has."""
+        return bool(self.served_by) and all(server == BUILT_IN for server in self.served_by.values())
+
     def with_result(self, result: Result | None) -> Attachment:
         """The same attachment after its ADD."""
-        return replace(self, result=result)
+        return replace(self, result=result, observed=None)
 
 
 @dataclass(frozen=True, slots=True)

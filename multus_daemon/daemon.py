@@ -41,7 +41,7 @@ from multus_daemon.delegates.tools import ToolRunner
 from multus_daemon.diagnosis import status
 from multus_daemon.diagnosis.answers import Answers
 from multus_daemon.engine import reconcile, statuses
-from multus_daemon.engine.engine import LOCKS, Engine
+from multus_daemon.engine.engine import LOCKS, NETNS_LOCKS, Engine
 from multus_daemon.engine.reconcile import Findings, Orphan
 from multus_daemon.engine.request import CniRequest
 from multus_daemon.engine.verbs import Verbs
@@ -273,6 +273,7 @@ class Daemon:
             self._store,
             KernelLinks(),
             locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / LOCKS),
+            netns_locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / NETNS_LOCKS),
             devices=portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way),
             device_files=NodeDeviceFiles(Path(paths.chroot_dir or "/")),
             gates=self._gates,
@@ -282,6 +283,7 @@ class Daemon:
             count_collected=self._metrics.collected,
             attach_concurrency=plugins.attach_concurrency,
             delete_tries=self._settings.deletes.tries,
+            count_check_failed=self._metrics.check_failed,
             count_given_up=self._metrics.deletes.given_up,
             count_never_attached=self._metrics.deletes.never_attached,
             count_set_aside=self._metrics.deletes.set_aside,

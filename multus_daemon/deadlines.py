@@ -268,8 +268,10 @@ CERTIFICATE_SECONDS = 120.0
 
 SPOOL_LOOK_SECONDS = 2.0
 """Between two looks at the spool."""
-OCCUPANTS_SECONDS = 10.0
-"""How long it counts which containers are in which namespace, for the DELs of one look."""
+PREDECESSOR_SECONDS = 60.0
+"""How long after the start of a daemon its predecessor may still serve requests: above DRAIN_SECONDS, and what a daemon
+does after it.
+"""
 
 SPOOL_RETRY_SECONDS = (5.0, 300.0)
 """Between attempts at an entry of the spool."""

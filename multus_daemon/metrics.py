@@ -91,6 +91,11 @@ class Metrics:
         )
         for request in REQUESTS:
             self._unmet.labels(request)
+        self._checks_failed = Counter(
+            "multus_check_failures_total",
+            "CHECKs of plugins that failed though nothing that ADD left was missing; the pod was told that all is well",
+            registry=registry,
+        )
         self._collected = Counter(
             "multus_gc_attachments_total",
             "Attachments of containers that the runtime has no more: collected, left since processes run there, failed",
@@ -166,6 +171,10 @@ class Metrics:
     def unmet_request(self, request: str) -> None:
         """A pod's request was not met; `request` is one of `REQUESTS`."""
         self._unmet.labels(_known(request, REQUESTS)).inc()
+
+    def check_failed(self) -> None:
+        """The CHECK of a plugin failed, and nothing that ADD left is missing."""
+        self._checks_failed.inc()
 
     def collected(self, outcome: str, attachments: int) -> None:
         """A GC has come upon so many attachments that are stale; `outcome` is one of `COLLECTED`."""

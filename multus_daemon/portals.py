@@ -116,6 +116,10 @@ class LoopRunner(Protocol):
         """See `ports.PluginRunner`. From any thread."""
         ...
 
+    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        """See `ports.BinaryRunner`. From any thread."""
+        ...
+
     async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
         """What it printed; see `ports.BinaryRunner`."""
         ...
@@ -131,6 +135,10 @@ class Binaries:
     def locate(self, plugin_type: str) -> str:
         """See `ports.PluginRunner`."""
         return self._runner.locate(plugin_type)
+
+    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        """See `ports.BinaryRunner`."""
+        self._runner.refuse_multus(plugin_type, path)
 
     def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
         """See `ports.BinaryRunner`."""

@@ -175,6 +175,10 @@ class BinaryRunner(Protocol):
         """As PluginRunner: a path, or empty."""
         ...
 
+    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        """Raise CniError if the file, which `locate` found, is a program of Multus. `run` does so where it searches."""
+        ...
+
     def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
         """As PluginRunner; `path` is where `locate` has just found it, else it is looked for."""
         ...
@@ -455,10 +459,15 @@ class LinkOps(Protocol):
         """
         ...
 
-    def first_missing(self, netns: str, ifname: IfName, result: Result) -> str:
-        """What the namespace lacks of the interfaces, addresses and routes of `result`, for a message; empty: nothing.
+    def observe(self, netns: str, attached: Sequence[tuple[IfName, Result]]) -> list[Result]:
+        """Return what the namespace has of each result, whose ADD was for that interface. Raises OSError."""
+        ...
 
-        `ifname`: that of the ADD, for results that name no interface. Raises OSError.
+    def first_missing(self, netns: str, ifname: IfName, result: Result, *, observed: bool) -> str:
+        """Return what the namespace lacks of the interfaces, addresses and routes of `result`, for a message.
+
+        Empty if it lacks nothing. `ifname`: that of the ADD, for results that name no interface. `observed`: the
+        result is one of `observe`, and its routes are compared exactly. Raises OSError.
         """
         ...
 

@@ -164,6 +164,13 @@ class NetworkSettings:
 
     Without it, it is an Event and a line in the log. For `/delegate` only this file counts.
     """
+    strict_check: bool = _key("strictCheck", False)
+    """True: a plugin whose CHECK fails fails the CHECK of the pod, as the CNI specification has it.
+
+    Without it the daemon decides by itself: CHECK fails if an interface, an address or a route that ADD left is
+    missing. A plugin that fails is then a Warning Event, a line in the log and a count. A plugin without CHECK never
+    counts. For `/delegate` only this file counts.
+    """
     max_requested_addresses: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = _key("maxRequestedAddresses", 256)
     """Addresses that a pod may ask for on one network, by `ips` or by `ips` in `cni-args`; with more its ADD fails.
 

@@ -1,4 +1,4 @@
-"""Which machine a program is for: elf(5)."""
+"""The machine that a program is for, and single sections of it: elf(5)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import struct
 from typing import Final
 
+_SECTIONS_MAX: Final = 4096
 HEAD_BYTES: Final = 20
 """As much of a file as is looked at."""
 
@@ -40,3 +41,30 @@ def foreign_machine(head: bytes, machine: str = "") -> str:
     if found in _MACHINES.get(machine or os.uname().machine, (found,)):
         return ""
     return _NAMES.get(found, f"machine {found}")
+
+
+def read_section(descriptor: int, name: str, limit: int) -> bytes:
+    """Return the first `limit` bytes of the section of that name; empty if the file is no ELF program or has none.
+
+    Raises OSError.
+    """
+    head = os.pread(descriptor, 64, 0)
+    if len(head) < 64 or head[:4] != b"\x7fELF" or head[4] not in (1, 2) or head[5] not in (1, 2):
+        return b""
+    order, is_64 = "<" if head[5] == 1 else ">", head[4] == 2
+    (table,) = struct.unpack_from(f"{order}{'Q' if is_64 else 'I'}", head, 0x28 if is_64 else 0x20)
+    size, count, names = struct.unpack_from(f"{order}HHH", head, 0x3A if is_64 else 0x2E)
+    # Fields sh_name, sh_offset and sh_size of a section header.
+    layout = struct.Struct(f"{order}I20xQQ" if is_64 else f"{order}I12xII")
+    if size < layout.size or count > _SECTIONS_MAX or names >= count:
+        return b""
+    headers = os.pread(descriptor, size * count, table)
+    if len(headers) < size * count:
+        return b""
+    sections = [layout.unpack_from(headers, size * number) for number in range(count)]
+    _, offset, length = sections[names]
+    texts = os.pread(descriptor, min(length, 64 * 1024), offset)
+    for start, offset, length in sections:
+        if texts[start : texts.find(b"\0", start)] == name.encode():
+            return os.pread(descriptor, min(length, limit), offset)
+    return b""

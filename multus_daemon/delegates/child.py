@@ -31,6 +31,14 @@ from multus_daemon.delegates.failure import STDERR_TAIL, Exit
 _CHUNK = 64 * 1024
 _DESCENDANTS_MAX = 256
 
+_running: set[int] = set()
+
+
+def running() -> frozenset[int]:
+    """Return the process ids of the programs that run now; each leads the session of what it starts."""
+    return frozenset(_running)
+
+
 _Started: TypeAlias = tuple[subprocess.Popen[bytes], int]
 """The process and its pidfd, -1 where the kernel has none to give."""
 
@@ -97,6 +105,7 @@ def _popen(argv: list[str], environ: dict[str, str]) -> _Started:
         env={**environ, strays.VARIABLE: strays.mark()},
         start_new_session=True,
     )
+    _running.add(popen.pid)
     try:
         return popen, os.pidfd_open(popen.pid)
     except OSError:
@@ -335,6 +344,7 @@ class _Child:
 
     def close(self) -> None:
         """Close the pipes and reap the child, at once or as soon as it ends. It must have got its SIGKILL."""
+        _running.discard(self._popen.pid)
         self._stdin.stop()
         self._stdout.stop()
         self._stderr.stop()

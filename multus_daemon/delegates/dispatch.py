@@ -20,7 +20,7 @@ from multus_daemon.attachment import BUILT_IN, Invocation
 from multus_daemon.cni import gojson
 from multus_daemon.cni.errors import CniError, UnsupportedFieldError
 from multus_daemon.cni.result import Result
-from multus_daemon.delegates import formats
+from multus_daemon.delegates import formats, recursion
 from multus_daemon.delegates.find import PluginNotFoundError
 from multus_daemon.netlink import netns, ops
 from multus_daemon.ports import BinaryRunner, BuiltinPlugins
@@ -88,6 +88,7 @@ class Dispatcher:
 
     def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
         """See `ports.ChoosingRunner`."""
+        recursion.refuse_name(plugin_type)
         served_by = {plugin_type: self._server(plugin_type, invocation)}
         if served_by[plugin_type] == BUILT_IN:
             self._builtin.validate(plugin_type, invocation)
@@ -95,8 +96,21 @@ class Dispatcher:
                 if name not in served_by:
                     served_by |= self.choose(name, called)
         elif served_by[plugin_type]:
+            self._process.refuse_multus(plugin_type, served_by[plugin_type])
+            self._refuse_ipam(invocation)
             self._validate(plugin_type, invocation)
         return served_by
+
+    def _refuse_ipam(self, invocation: Invocation) -> None:
+        """Raise PluginIsMultusError for the plugin that a binary will ask for addresses."""
+        try:
+            ipam_type = gojson.get_str(gojson.get_object(invocation.fields, "ipam") or {}, "type")
+        except gojson.JsonError:
+            return
+        if ipam_type:
+            recursion.refuse_name(ipam_type)
+            if path := self._process.locate(ipam_type):
+                self._process.refuse_multus(ipam_type, path)
 
     def _validate(self, plugin_type: str, invocation: Invocation) -> None:
         """Raise CniError for what a binary is certain to refuse, it or the IPAM plugin that it will call.
@@ -117,6 +131,8 @@ class Dispatcher:
 
     def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
         """See `ports.ChoosingRunner`."""
+        if self._is_multus(plugin_type):
+            return True
         try:
             formats.validate(plugin_type, invocation.fields)
             if not self._builtin.locate(plugin_type):
@@ -131,7 +147,16 @@ class Dispatcher:
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
         """See `ports.ChoosingRunner`."""
-        return self._builtin.kept(plugin_type, invocation)
+        return "" if self._is_multus(plugin_type) else self._builtin.kept(plugin_type, invocation)
+
+    def _is_multus(self, plugin_type: str) -> bool:
+        try:
+            recursion.refuse_name(plugin_type)
+            if path := self._process.locate(plugin_type):
+                self._process.refuse_multus(plugin_type, path)
+        except recursion.PluginIsMultusError:
+            return True
+        return False
 
     def _server(self, plugin_type: str, invocation: Invocation) -> str:
         """Who serves what is attached anew; empty where nobody does."""

@@ -24,6 +24,7 @@ from multus_daemon.base.backoff import backoff
 from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.delegates import child, failure, find
 from multus_daemon.delegates.limit import ProcessLimit
+from multus_daemon.delegates.recursion import ProgramFiles
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class ProcessRunner:
         procs = max(1, min(gomaxprocs, os.cpu_count() or 1))
         self._environ = {"GOMAXPROCS": str(procs), **environ}
         self._limit = limit
+        self._files = ProgramFiles()
 
     def locate(self, plugin_type: str) -> str:
         """The plugin's path inside the chroot; empty where it is not to be had."""
@@ -78,15 +80,26 @@ class ProcessRunner:
         except CniError:
             return ""
 
+    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        """See `ports.BinaryRunner`."""
+        # A file that is gone is for whoever runs it to report.
+        with contextlib.suppress(OSError):
+            self._files.refuse(plugin_type, fs.resolve(self._root, path))
+
+    def _find(self, plugin_type: str) -> str:
+        path = find.find(self._bin_dirs, plugin_type, root=self._root)
+        self.refuse_multus(plugin_type, path)
+        return path
+
     async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
         """What the plugin printed on stdout, its exit status being 0; `path` is where `locate` has just found it.
 
-        Raises the plugin's own CniError, PluginNotFoundError, IoFailureError where it can't be started,
-        TryAgainLaterError where its file stays busy, its time is up or no place became free, InternalError for an end
-        without a CNI error and for too much output.
+        Raises the plugin's own CniError, PluginNotFoundError, PluginIsMultusError, IoFailureError where it can't be
+        started, TryAgainLaterError where its file stays busy, its time is up or no place became free, InternalError for
+        an end without a CNI error and for too much output.
         """
         # First, so that a plugin that is not there is known at once.
-        path = path or await asyncio.to_thread(find.find, self._bin_dirs, plugin_type, root=self._root)
+        path = path or await asyncio.to_thread(self._find, plugin_type)
         async with self._limit.hold(plugin_type, invocation) if self._limit else contextlib.nullcontext():
             return await self._run(plugin_type, invocation, path)
 

@@ -46,6 +46,7 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     capability_args: dict[str, Any] = {}
     cni_args: list[tuple[str, str]] = []
     result: Result | None = None
+    observed: Result | None = None
     hot_plugged: bool = False
     auxiliary: bool = False
     default_route: list[str] | None = None
@@ -107,6 +108,7 @@ def _encode(attachment: Attachment) -> _Attachment:
         capability_args=dict(attachment.capability_args),
         cni_args=list(attachment.cni_args),
         result=attachment.result,
+        observed=attachment.observed,
         hot_plugged=attachment.hot_plugged,
         auxiliary=attachment.auxiliary,
         default_route=None if attachment.default_route is None else list(attachment.default_route),
@@ -169,6 +171,7 @@ def _decode(fields: _Attachment) -> Attachment:
         capability_args=fields.capability_args,
         cni_args=tuple(fields.cni_args),
         result=fields.result,
+        observed=fields.observed,
         hot_plugged=fields.hot_plugged,
         auxiliary=fields.auxiliary,
         default_route=None if fields.default_route is None else tuple(fields.default_route),

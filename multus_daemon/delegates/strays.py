@@ -86,16 +86,35 @@ def _is_stray(pid: int) -> bool:
     return any(output.startswith("pipe:") for output in outputs)
 
 
+def is_marked(pid: int) -> bool:
+    """Report whether the process has the mark of this daemon; False if it has ended or cannot be looked at."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{VARIABLE}={mark()}".encode() in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def parent_and_session(pid: int) -> tuple[int, int]:
+    """Return the ids of the process' parent and of its session; zeros if there is no such process."""
+    fields = _stat(str(pid))
+    return (int(fields[1]), int(fields[3])) if fields else (0, 0)
+
+
 def _started(pid: str) -> str:
     """In the kernel's clock ticks; empty where there is no such process, or it has ended."""
+    fields = _stat(pid)
+    return fields[19] if fields and fields[0] not in "ZX" else ""
+
+
+def _stat(pid: str) -> list[str]:
+    """Return the fields of proc_pid_stat(5) behind the name: state, parent, group, session, ...; none if it ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # The name, in parentheses, may hold anything.
-            fields = file.read().rpartition(")")[2].split()
+            return file.read().rpartition(")")[2].split()
     except OSError:
-        return ""
-    state, started = fields[0], fields[19]
-    return "" if state in "ZX" else started
+        return []
 
 
 def _command(pid: int) -> str:

@@ -13,7 +13,7 @@ from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidEnvi
 from multus_daemon.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.diagnosis import attachments, explain, status, trace
 from multus_daemon.engine import aside, reconcile
-from multus_daemon.engine.check import check_some, told_of
+from multus_daemon.engine.check import announced, failures
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.plan import find_pod
 from multus_daemon.engine.records import held_if_free
@@ -110,7 +110,10 @@ class Answers:
             if not is_ours:
                 return "not checked: another request is at work on it"
             try:
-                check_some(self._engine, record, told_of(record), record.sandbox.netns)
+                strict = self._engine.net_conf(b"{}").strict_check
+                for failure in failures(self._engine, record, announced(record), record.sandbox.netns):
+                    if strict or failure.is_certain:
+                        return str(failure.error)
             except CniError as error:
                 return str(error)
             return ""

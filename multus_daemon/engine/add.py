@@ -135,7 +135,7 @@ def attached(
     Raises CniError, that of the first in the list that failed, and what the block raises.
     """
     undo_failed: list[str] = []
-    with engine.links.kept_open(), contextlib.ExitStack() as undo:
+    with engine.netns_locks.hold(netns), engine.links.kept_open(), contextlib.ExitStack() as undo:
         planned = plan.plan(engine, base, new, netns)
         base = replace(base, netns_id=base.netns_id or planned.netns_id)
         # As it is then: with the default routes moved, results in `base` are others too.
@@ -163,10 +163,10 @@ def attached(
             present = gateway.moved(engine.links, planned.sandbox, base.pod, before)
             base = replace(base, attachments=present[: len(base.attachments)])
         later = {len(base.attachments) + number for number in planned.here}
-        yield Made(
-            replace(base, attachments=present, complete=base.complete or completes),
-            tuple(now for at, now in enumerate(present) if now is not before[at] or at in later),
-        )
+        changed = tuple(now for at, now in enumerate(present) if now is not before[at] or at in later)
+        observed = _observed(engine, planned, present if completes else present[len(base.attachments) :])
+        present = (*present[: len(present) - len(observed)], *observed)
+        yield Made(replace(base, attachments=present, complete=base.complete or completes), changed)
         undo.pop_all()
 
 
@@ -187,6 +187,28 @@ def _add_one(engine: Engine, planned: Plan, begun: set[int], made: list[Attachme
         raise InternalError(
             f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {planned.pod}"
         ) from error
+
+
+def _observed(engine: Engine, planned: Plan, made: Sequence[Attachment]) -> tuple[Attachment, ...]:
+    """Return the attachments with what the kernel has of their results, which CHECK compares later.
+
+    Results of built-ins say what there is. Those of binaries may not: a later plugin of the chain moves or removes what
+    an earlier one reported, also for another network of the pod.
+    """
+    looked_for = [(item.ifname, item.result) for item in made if item.result is not None]
+    if all(item.is_built_in for item in made) or not looked_for:
+        return tuple(made)
+    try:
+        found = iter(engine.links.observe(planned.sandbox.netns, looked_for))
+    except OSError as error:
+        log.warning(
+            "pod %s: %s cannot be looked into, so CHECK will compare less: %s",
+            planned.pod,
+            planned.sandbox.netns,
+            error,
+        )
+        return tuple(made)
+    return tuple(item if item.result is None else replace(item, observed=next(found)) for item in made)
 
 
 def _undo_all(
@@ -215,7 +237,7 @@ def _put_back(engine: Engine, base: ContainerRecord, undo_failed: list[str]) -> 
         if base.attachments:
             engine.store.save(base)
         else:
-            engine.store.remove(base.sandbox.container_id)
+            records.remove(engine, base.sandbox.container_id)
     except OSError as error:
         log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
 
@@ -232,7 +254,7 @@ def keep(engine: Engine, made: Made) -> None:
 
 
 def _save(engine: Engine, record: ContainerRecord, *, durable: bool = True) -> None:
-    engine.occupants.entered(record.sandbox.netns, record.sandbox.container_id)
+    engine.occupants.enter(record.sandbox.netns, record.sandbox.container_id)
     try:
         engine.store.save(record, durable=durable)
     except OSError as error:

@@ -1,19 +1,39 @@
-"""CHECK for networks of a container, against what ADD made of them."""
+"""CHECK for networks of a container: is what ADD made still there?
+
+The kernel decides, compared with what ADD left. Plugins are asked too, but one whose CHECK fails right after a good
+ADD must not stop a pod that starts: CRI-O calls CHECK in every pod start, and plugins such as sbr move routes that the
+CHECK of an earlier plugin misses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
 
 from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.cni import versions
 from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, UnknownContainerError
-from multus_daemon.engine import records
+from multus_daemon.engine import aside, records
 from multus_daemon.engine.engine import Engine
 from multus_daemon.engine.request import CniRequest
 
+log = logging.getLogger(__name__)
+
+EVENT: Final = "NetworkCheckFailed"
+# CNI has no error code for it. whereabouts, and the skeletons of plugins that know no CHECK.
+_NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unknown CNI_COMMAND", re.IGNORECASE)
+
 
 def check(engine: Engine, request: CniRequest) -> None:
-    """Run CHECK for each attachment of the container in order; the first failure ends it. Raises CniError."""
+    """Compare each attachment of the container with the kernel, in order; the first that fails ends it.
+
+    Raises CniError.
+    """
     engine.links.allow_own_netns(request.netns_override)
     with engine.locks.hold(request.container_id):
         record = records.find(engine, request.container_id, search=True)
@@ -27,19 +47,48 @@ def check(engine: Engine, request: CniRequest) -> None:
                 f"pod {record.pod}: ADD of container {request.container_id} never finished",
                 "delete the container and add it anew",
             )
-        check_some(engine, record, told_of(record), request.netns)
+        strict = engine.net_conf(request.stdin).strict_check
+        check_some(engine, record, announced(record), request.netns, strict=strict)
 
 
-def told_of(record: ContainerRecord) -> list[Attachment]:
-    """The attachments that somebody was told of.
+def announced(record: ContainerRecord) -> list[Attachment]:
+    """Return the attachments that a client knows of.
 
-    A crash can have cut off the ADD of a network to the running container: nobody was told that it is there.
+    A crash can have cut off the ADD of a network to the running container: no client learned that it is there.
     """
     return [item for item in record.attachments if item.result is not None or not item.hot_plugged]
 
 
-def check_some(engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: str) -> None:
-    """Run CHECK for these `attachments` of the record. Raises CniError."""
+def check_some(
+    engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: str, *, strict: bool
+) -> None:
+    """Check these `attachments` of the record. `strict`: an error of a plugin is one of CHECK. Raises CniError."""
+    for failure in failures(engine, record, attachments, netns):
+        if strict or failure.is_certain:
+            raise failure.error
+        text = (
+            f"CHECK of network {failure.attachment.name}, interface {failure.attachment.ifname}, failed, and nothing "
+            f"that ADD left is missing, so the pod goes on: {failure.error}"
+        )
+        log.warning("container %s of pod %s: %s", record.sandbox.container_id, record.pod, text)
+        engine.count_check_failed()
+        aside.tell(engine, record, EVENT, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A CHECK of an attachment that failed."""
+
+    attachment: Attachment
+    error: CniError
+    is_certain: bool
+    """False if a plugin failed and nothing that ADD left is missing."""
+
+
+def failures(
+    engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: str
+) -> Iterator[Failure]:
+    """Yield what is wrong with these `attachments`. Raises InvalidNetnsError (8) if `netns` is not the container's."""
     if problem := engine.links.netns_problem(netns):
         raise InvalidNetnsError(f"{netns} {problem}", f"pod {record.pod}: CNI_NETNS must be one")
     if engine.links.is_elsewhere(netns, record.netns_id):
@@ -47,29 +96,53 @@ def check_some(engine: Engine, record: ContainerRecord, attachments: Sequence[At
             f"{netns} is not the network namespace of container {record.sandbox.container_id}", f"pod {record.pod}"
         )
     sandbox = Sandbox(record.sandbox.container_id, netns)
-    for attachment in attachments:
-        try:
-            if versions.allows(attachment.config.cni_version, "CHECK"):
-                engine.runner.check(sandbox, attachment)
+    with engine.links.kept_open():
+        for attachment in attachments:
+            if attachment.config.disable_check:
+                continue
+            missing = _missing(engine, sandbox, attachment)
+            try:
+                _ask_plugins(engine, sandbox, attachment)
+            except CniError as failure:
+                is_certain = bool(missing) or attachment.result is None
+                yield Failure(attachment, failure.with_context(f"pod {record.pod}"), is_certain)
             else:
-                _compare(engine, sandbox, attachment)
-        except CniError as error:
-            raise error.with_context(f"pod {record.pod}") from error
+                if missing:
+                    place = f'network="{attachment.name}" interface="{attachment.ifname}", CHECK'
+                    error = InternalError(
+                        f"{missing} ({place}) (pod {record.pod})",
+                        "something has taken it away since the ADD; delete the pod and let it be made again",
+                    )
+                    yield Failure(attachment, error, True)
 
 
-def _compare(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> None:
-    """CHECK of a network of before 0.4.0, whose plugins know no such verb: the kernel against the result on record.
+def _missing(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> str:
+    """Return what the kernel has no more of what ADD left; empty if that is all there."""
+    expected = attachment.observed or attachment.result
+    if expected is None:
+        return ""
+    if attachment.observed is None and not attachment.is_built_in:
+        if attachment.device_id:
+            # A device in user space has no interface that could be looked for.
+            return ""
+        # Another daemon, or an older one, ran the ADD: the plugins may have moved the routes of the result on purpose.
+        if versions.allows(attachment.config.cni_version, "CHECK"):
+            expected = replace(expected, routes=())
+    try:
+        return engine.links.first_missing(
+            sandbox.netns, attachment.ifname, expected, observed=attachment.observed is not None
+        )
+    except OSError as error:
+        return f"{sandbox.netns} can't be looked into: {error}"
 
-    A device in user space has no interface that could be looked for. Raises InternalError.
-    """
-    if attachment.config.disable_check or attachment.result is None or attachment.device_id:
+
+def _ask_plugins(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> None:
+    """Run CHECK of the plugins, unless their version has none. Raises CniError, but not for a missing CHECK."""
+    if not versions.allows(attachment.config.cni_version, "CHECK"):
         return
     try:
-        problem = engine.links.first_missing(sandbox.netns, attachment.ifname, attachment.result)
-    except OSError as error:
-        problem = f"{sandbox.netns} can't be looked into: {error}"
-    if problem:
-        raise InternalError(
-            f'{problem} (network="{attachment.name}" interface="{attachment.ifname}", CHECK)',
-            "something has taken it away since the ADD; delete the pod and let it be made again",
-        )
+        engine.runner.check(sandbox, attachment)
+    except CniError as error:
+        if not _NOT_IMPLEMENTED.search(error.msg):
+            raise
+        log.debug("CHECK of network %s: %s", attachment.name, error)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import Final
 
 from multus_daemon.attachment import ContainerRecord
 from multus_daemon.base import timeline
-from multus_daemon.cni.errors import CniError, IoFailureError
+from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId
 from multus_daemon.engine import aside, detach, records
 from multus_daemon.engine.engine import Engine
@@ -34,17 +33,14 @@ def delete(engine: Engine, request: CniRequest) -> None:
             log.info("DEL of container %s: nothing is known of it, so it is done", container_id)
             return
         timeline.note(f"on record: {', '.join(item.name for item in record.attachments)}")
-        netns = request.netns
-        if request.spooled:
-            if _is_overtaken(engine, record, request.spooled):
-                log.warning(
-                    "spooled DEL of container %s is dropped: the container has been added since, and lives",
-                    container_id,
-                )
-                return
-            netns = _own_netns(engine, record, netns)
+        if request.spooled and _is_overtaken(engine, record, request.spooled):
+            log.warning(
+                "spooled DEL of container %s is dropped: the container has been added since, and lives",
+                container_id,
+            )
+            return
         try:
-            detach.detach(engine, record, netns, counts=True)
+            detach.detach(engine, record, request.netns, counts=True)
         except CniError as error:
             failed = engine.failed_deletes.count(container_id, record.deletes_failed)
             if not _is_last(engine, failed) and not _is_only_of_hot_plugs(engine, container_id):
@@ -67,24 +63,6 @@ def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bo
     if record.created > spooled:
         return True
     return spooled > engine.clock() and netns in engine.links.netns_in_use([netns])
-
-
-def _own_netns(engine: Engine, record: ContainerRecord, netns: str) -> str:
-    """The namespace, empty where a newer container is in it now. Raises IoFailureError (5)."""
-    try:
-        found = engine.reads.of(("records",), functools.partial(_others_in, engine, netns))
-    except OSError as error:
-        raise IoFailureError(f"records of containers can't be read: {error}") from error
-    return records.without_followed(record.in_netns(netns), found).sandbox.netns
-
-
-def _others_in(engine: Engine, netns: str) -> list[ContainerRecord]:
-    """The records of the containers in the namespace; all are looked through once for many DELs. Raises OSError."""
-    there = engine.occupants.at(
-        netns,
-        lambda: [(record.sandbox.netns, key) for key, record in records.read_all(engine).items() if record],
-    )
-    return [record for record in records.read(engine, sorted(there)).values() if record]
 
 
 # --- what never succeeds -----------------------------------------------------------------------------------------

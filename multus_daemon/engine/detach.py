@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -59,7 +60,6 @@ def detach_some(
 
     What has been detached is on record as that also where others failed, or the call is interrupted.
     """
-    sandbox = Sandbox(record.sandbox.container_id, records.own_netns(engine, record, netns))
     backwards = leaving[::-1]
     before = schedule.backwards(schedule.predecessors(leaving))
     end = time.monotonic() + seconds
@@ -68,7 +68,7 @@ def detach_some(
     done: list[Attachment] = []
     failed: dict[int, CniError] = {}
 
-    def delete_one(number: int) -> None:
+    def delete_one(sandbox: Sandbox, number: int) -> None:
         nonlocal begun
         with guard:
             left = end - time.monotonic()
@@ -85,8 +85,9 @@ def detach_some(
     # Links that built-ins have made: a binary may want to see its own, and one of that name may be somebody else's.
     links = [backwards[number].ifname for number in here if backwards[number].has_interface]
     try:
-        with engine.links.kept_open(links):
-            schedule.in_order(delete_one, before, at_once=engine.attach_concurrency, here=here)
+        with engine.links.kept_open(links), records.own_netns(engine, record, netns) as path:
+            work = functools.partial(delete_one, Sandbox(record.sandbox.container_id, path))
+            schedule.in_order(work, before, at_once=engine.attach_concurrency, here=here)
     except Interrupted:
         with contextlib.suppress(CniError):
             records.without(engine, record, done)

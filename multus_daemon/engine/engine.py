@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -18,6 +18,7 @@ from multus_daemon import deadlines
 from multus_daemon.base.gates import Gates
 from multus_daemon.base.threads import Barriers, KeyedLock, Reads
 from multus_daemon.cni.names import ContainerId
+from multus_daemon.engine.occupants import Occupants
 from multus_daemon.netconf.load import load
 from multus_daemon.netconf.model import NetConf
 from multus_daemon.ports import (
@@ -32,6 +33,8 @@ from multus_daemon.ports import (
 
 LOCKS: Final = "containers.lock"
 """The file of the containers' locks, in the socket's directory."""
+NETNS_LOCKS: Final = "namespaces.lock"
+"""The file of the namespaces' locks, in the socket's directory."""
 INDICATOR_GATE: Final = "readiness-indicator"
 """While this gate is closed the primary network is not ready, and no pod is attached to it."""
 
@@ -101,44 +104,6 @@ class FailedDeletes:
             self._failed.pop(container_id, None)
 
 
-class Occupants:
-    """Which containers have been in which namespace, by its path: for some seconds, in which many DELs may ask."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._known: dict[str, set[ContainerId]] = {}
-        self._until = 0.0
-
-    def at(self, path: str, read: Callable[[], Iterable[tuple[str, ContainerId]]]) -> frozenset[ContainerId]:
-        """The containers at the path; `read` gives path and container of all that there are. What it raises."""
-        with self._guard:
-            is_known = time.monotonic() < self._until
-            if not is_known:
-                # Whoever comes while it is read is entered already.
-                self._known, self._until = {}, time.monotonic() + deadlines.OCCUPANTS_SECONDS
-        if not is_known:
-            try:
-                for place, container_id in read():
-                    self._enter(place, container_id)
-            except BaseException:
-                self._until = 0.0
-                raise
-        with self._guard:
-            return frozenset(self._known.get(path, ()))
-
-    def entered(self, path: str, container_id: ContainerId) -> None:
-        """A container is about to be attached there."""
-        if self._until:
-            with self._guard:
-                if time.monotonic() >= self._until:
-                    self._known, self._until = {}, 0.0
-            self._enter(path, container_id)
-
-    def _enter(self, path: str, container_id: ContainerId) -> None:
-        with self._guard:
-            self._known.setdefault(path, set()).add(container_id)
-
-
 @dataclass(frozen=True)
 class Engine:
     """Ports, policy, counters, and the state that requests share."""
@@ -165,6 +130,8 @@ class Engine:
     """Called with the name of each unsupported capability arg of a pod."""
     count_collected: Callable[[str, int], None] = count_nothing
     """GC: called with `collected`, `left` or `failed`, and a number of attachments."""
+    count_check_failed: Callable[[], None] = count_nothing
+    """Called where the CHECK of a plugin fails though nothing that ADD left is missing."""
     count_given_up: Callable[[], None] = count_nothing
     """Called once for each container whose DEL is given up."""
     count_never_attached: Callable[[], None] = count_nothing
@@ -175,6 +142,9 @@ class Engine:
     """Called where a container is detached at whose namespace's path is something else by then."""
     locks: KeyedLock = field(default_factory=KeyedLock)
     """Of the containers: whoever changes one holds its lock. Shared with a daemon that takes over, or is relieved."""
+    netns_locks: KeyedLock = field(default_factory=KeyedLock)
+    """Locks of namespaces, by path. ADD and DEL hold one while they work there, so that a late DEL of an old container
+    never meets the ADD of the next one. Taken after the container's lock. Shared as `locks` is."""
     barriers: Barriers = field(default_factory=Barriers)
     """Of the networks, by name: closed while its plugins free what was not on record when that began."""
     gc_lock: KeyedLock = field(default_factory=KeyedLock)

@@ -166,7 +166,9 @@ def check_network(engine: Engine, request: DelegateRequest) -> None:
                 f"network {request.network} is not attached as {request.ifname!r}",
                 f"{_of(request)}: no ADD is on record",
             )
-        check.check_some(engine, found, [present], request.netns)
+        # The request's configuration is the network's own: what is ours can only be the daemon's.
+        strict = engine.net_conf(b"{}").strict_check
+        check.check_some(engine, found, [present], request.netns, strict=strict)
 
 
 def _is_removable(attachment: Attachment) -> bool:

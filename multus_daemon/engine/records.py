@@ -61,13 +61,19 @@ def without(engine: Engine, record: ContainerRecord, done: Collection[Attachment
         if rest.attachments:
             engine.store.save(rest)
             return rest
-        engine.store.remove(record.sandbox.container_id)
+        remove(engine, record.sandbox.container_id)
         return None
     except OSError as error:
         raise IoFailureError(
             f"record of container {record.sandbox.container_id} can't be "
             f"{'written' if rest.attachments else 'removed'}: {error}"
         ) from error
+
+
+def remove(engine: Engine, container_id: ContainerId) -> None:
+    """Remove the container's record. Raises OSError."""
+    engine.store.remove(container_id)
+    engine.occupants.leave(container_id)
 
 
 def read(engine: Engine, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
@@ -112,16 +118,31 @@ def is_elsewhere(engine: Engine, record: ContainerRecord, netns: str) -> bool:
     return engine.links.is_netns(netns) and engine.links.is_elsewhere(netns, record.netns_id)
 
 
-def own_netns(engine: Engine, record: ContainerRecord, netns: str) -> str:
-    """Where plugins find the container's namespace: at `netns`, unless that is certainly something else by now.
+@contextlib.contextmanager
+def own_netns(engine: Engine, record: ContainerRecord, netns: str) -> Iterator[str]:
+    """Yield the path at which plugins find the container's namespace: `netns`, or the path on record.
 
-    Then at the path on record, if it is there, else empty: nothing may be touched in a namespace.
+    It is empty if the paths are those of another container, or of nothing: plugins must touch no namespace then. The
+    lock of both paths is held for the duration of the block, so no ADD begins there. Raises IoFailureError (5).
     """
-    if not netns or not engine.links.is_elsewhere(netns, record.netns_id):
-        return netns
-    known = record.sandbox.netns
-    if record.netns_id and engine.links.is_netns(known) and not engine.links.is_elsewhere(known, record.netns_id):
-        return known
+    paths = sorted({netns, record.sandbox.netns} - {""}) if netns else []
+    with contextlib.ExitStack() as locks:
+        for path in paths:
+            locks.enter_context(engine.netns_locks.hold(path))
+        yield _own_netns(engine, record, netns)
+
+
+def _own_netns(engine: Engine, record: ContainerRecord, netns: str) -> str:
+    if not netns:
+        return ""
+    path, known = netns, record.sandbox.netns
+    if engine.links.is_elsewhere(netns, record.netns_id):
+        is_at_known = (
+            record.netns_id and engine.links.is_netns(known) and not engine.links.is_elsewhere(known, record.netns_id)
+        )
+        path = known if is_at_known else ""
+    if path and not _is_followed(engine, record, path):
+        return path
     log.warning(
         "container %s of pod %s: %s is not its network namespace any more; what it has on the host is deleted",
         record.sandbox.container_id,
@@ -130,6 +151,28 @@ def own_netns(engine: Engine, record: ContainerRecord, netns: str) -> str:
     )
     engine.count_replaced_netns()
     return ""
+
+
+def _is_followed(engine: Engine, record: ContainerRecord, path: str) -> bool:
+    """Report whether a newer container uses the namespace at the path. Raises IoFailureError (5)."""
+    occupants = engine.occupants
+    try:
+        if not occupants.is_complete:
+            engine.reads.of(("occupants",), lambda: _fill(engine))
+        others = [key for key in sorted(occupants.at(path)) if key != record.sandbox.container_id]
+        found = engine.reads.of(("occupants",), functools.partial(read, engine, others)) if others else {}
+    except OSError as error:
+        raise IoFailureError(f"records of containers can't be read: {error}") from error
+    return not without_followed(record.in_netns(path), filter(None, found.values())).sandbox.netns
+
+
+def _fill(engine: Engine) -> None:
+    def netns_of(container_id: ContainerId) -> str:
+        # Nearly always the kernel has the record in memory.
+        record = engine.store.load_at_once(container_id) or read(engine, [container_id]).get(container_id)
+        return record.sandbox.netns if record else ""
+
+    engine.occupants.fill(lambda: engine.store.containers(foreign=False), netns_of)
 
 
 def without_followed(record: ContainerRecord, records: Iterable[ContainerRecord]) -> ContainerRecord:

@@ -33,6 +33,8 @@ class NetConf:
     """The cluster network is called with `cni_version`, whatever its configuration says."""
     strict_requests: bool = False
     """A request that no plugin of its network can take is an error."""
+    strict_check: bool = False
+    """A plugin whose CHECK fails fails the CHECK of the pod, also where nothing is missing."""
     max_port_mappings: int = 128
     """Ports of the host that one pod may ask for, the runtime's and those of its annotations together."""
     max_requested_addresses: int = 256

@@ -1,4 +1,4 @@
-"""Whether the kernel still has what an ADD has reported: interfaces, addresses and routes of a result."""
+"""Compares the result of an ADD with the kernel: interfaces, addresses and routes of a container."""
 
 from __future__ import annotations
 
@@ -6,38 +6,83 @@ import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 
-from multus_daemon.cni.result import Result
+from msgspec.structs import replace
+
+from multus_daemon.cni.result import IpConfig, Result
 from multus_daemon.cni.result import Route as ResultRoute
 from multus_daemon.netlink import inet
 from multus_daemon.netlink.rtnl import Rtnl
 
 
-def first_missing(kernel: Rtnl, ifname: str, result: Result) -> str:
-    """What of `result` a container lacks, to be put into a message; empty where it has everything.
+def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) -> str:
+    """Return what of `result` the container lacks, for a message; empty if it has everything. Raises OSError.
 
     `kernel` as the container sees it, `ifname` that of the ADD, for results that name no interface. Addresses are
-    compared without their length and routes in all tables: plugins report what they have asked for, and others move
-    routes to tables of their own. Raises OSError.
+    compared without their length. `observed`: the result is one of `observe`, so each route must be in its table and
+    on an interface of the result. Else a route may be in any table, since plugins such as sbr move routes without a
+    word, and a default route may have any gateway.
     """
-    inside = {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox}
-    # As a result of before CNI 0.3.0 has it: its addresses are those of the interface of the call.
+    inside = _inside(result)
+    own: dict[str, int] = {}
     owners = {ip: _owner(ip.interface, inside, ifname) for ip in result.ips}
-    for name in dict.fromkeys((*inside.values(), *(owner for owner in owners.values() if owner))):
+    for name in _names(inside, owners):
         link = kernel.find_link(name)
         if link is None:
             return f'interface "{name}" is not there'
+        own[name] = link.index
         expected = [ip for ip, owner in owners.items() if owner == name]
         present = {item.address.ip for item in kernel.addresses(link.index)} if expected else set()
         for ip in expected:
             if ipaddress.ip_interface(ip.address).ip not in present:
                 return f'address {ip.address} is not on "{name}"'
     tables = Tables(kernel)
-    for expected_route in result.routes:
-        found = tables.routes_to(expected_route, expected_route.table or inet.ANY_TABLE)
-        if not any(fits(expected_route, route) for route in found if route.table != inet.TABLE_LOCAL):
-            via = f" via {expected_route.gw}" if expected_route.gw and not expected_route.is_default else ""
-            return f"route to {expected_route.dst}{via} is not there"
+    for route in result.routes:
+        if observed:
+            is_there = any(True for _ in _exact(tables, route, set(own.values())))
+        else:
+            found = tables.routes_to(route, route.table or inet.ANY_TABLE)
+            is_there = any(fits(route, item) for item in found if item.table != inet.TABLE_LOCAL)
+        if not is_there:
+            via = f" via {route.gw}" if route.gw and (observed or not route.is_default) else ""
+            return f"route to {route.dst}{via} is not there"
     return ""
+
+
+def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result]:
+    """Return what the container has of each result, by the interface name of its ADD. Raises OSError.
+
+    Routes are those on an interface of the result, with their table: plugins move and remove routes on purpose, and
+    their results do not always say so. A route that has gone to another interface is left out.
+    """
+    tables = Tables(kernel)
+    return [_observe(kernel, tables, ifname, result) for ifname, result in attached]
+
+
+def _observe(kernel: Rtnl, tables: Tables, ifname: str, result: Result) -> Result:
+    inside = _inside(result)
+    owners = {ip: _owner(ip.interface, inside, ifname) for ip in result.ips}
+    own: dict[str, int] = {}
+    present: dict[str, set[inet.IpAddress]] = {}
+    for name in _names(inside, owners):
+        if (link := kernel.find_link(name)) is not None:
+            own[name] = link.index
+            present[name] = {item.address.ip for item in kernel.addresses(link.index)}
+    interfaces = [item for item in result.interfaces if item.sandbox and item.name in own]
+    at = {item.name: index for index, item in enumerate(interfaces)}
+    ips = tuple(
+        # By name, so that the address keeps its interface without those of the host.
+        replace(ip, interface=at.get(owner)) if owner in at else IpConfig(ip.address, ip.gateway)
+        for ip, owner in owners.items()
+        if owner in own and ipaddress.ip_interface(ip.address).ip in present[owner]
+    )
+    indices = set(own.values())
+    routes = []
+    for route in result.routes:
+        found = sorted(_exact(tables, route, indices), key=lambda item: item.table != inet.TABLE_MAIN)
+        if found:
+            gateway = "" if found[0].gateway is None else str(found[0].gateway)
+            routes.append(ResultRoute(route.dst, gateway, table=found[0].table))
+    return Result(tuple(interfaces), ips, tuple(routes))
 
 
 class Tables:
@@ -48,7 +93,7 @@ class Tables:
         self._read: dict[tuple[bool, int], dict[inet.IpNetwork, list[inet.Route]]] = {}
 
     def routes(self, ipv4: bool, table: int) -> Mapping[inet.IpNetwork, Sequence[inet.Route]]:
-        """The routes of a table by destination. Raises OSError."""
+        """Return the routes of a table by destination. Raises OSError."""
         if (ipv4, table) not in self._read:
             found = self._read[ipv4, table] = {}
             for route in self._kernel.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table):
@@ -56,17 +101,41 @@ class Tables:
         return self._read[ipv4, table]
 
     def routes_to(self, expected: ResultRoute, table: int) -> Sequence[inet.Route]:
-        """Those of a table to the destination of the expected one. Raises OSError."""
+        """Return those of a table to the destination of the expected one. Raises OSError."""
         return self.routes(expected.is_ipv4, table).get(ipaddress.ip_interface(expected.dst).network, ())
 
 
 def fits(expected: ResultRoute, found: inet.Route) -> bool:
-    """Whether a route to the same destination has the expected gateway, where one is named, but for default routes."""
+    """Report whether a route to the same destination has the expected gateway, if one is named and it is no default."""
     return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
 
 
+def _exact(tables: Tables, expected: ResultRoute, links: set[int]) -> list[inet.Route]:
+    """Return the routes to the destination by the gateway and in the table that are named, on one of the links."""
+    return [
+        item
+        for item in tables.routes_to(expected, inet.ANY_TABLE)
+        if item.oif in links
+        and item.table == (expected.table or item.table)
+        and item.table != inet.TABLE_LOCAL
+        and (not expected.gw or item.gateway == ipaddress.ip_address(expected.gw))
+    ]
+
+
+def _inside(result: Result) -> dict[int, str]:
+    """Return the names of the interfaces in the container, by their position in the result."""
+    return {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox}
+
+
+def _names(inside: Mapping[int, str], owners: Mapping[IpConfig, str]) -> list[str]:
+    return list(dict.fromkeys((*inside.values(), *(owner for owner in owners.values() if owner))))
+
+
 def _owner(index: int | None, inside: dict[int, str], ifname: str) -> str:
-    """The interface in the container that an address is on; empty for one of the host's side."""
+    """Return the interface in the container that an address is on; empty for one of the host's side.
+
+    Before CNI 0.3.0 a result names no interface: its addresses are on that of the call.
+    """
     if index is not None and index >= 0:
         return inside.get(index, "")
     return list(inside.values())[-1] if inside else ifname

@@ -12,7 +12,9 @@ import errno
 import fcntl
 import logging
 import os
+import socket
 import stat
+import sys
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from typing import Final
@@ -23,6 +25,8 @@ _CLONE_NEWNET: Final = 0x40000000
 # ioctl_ns(2); since Linux 4.11. It also tells a network namespace from the other kinds, which statfs does not.
 _NS_GET_NSTYPE: Final = 0xB703
 _OWN_NAMESPACE: Final = "/proc/thread-self/ns/net"
+# asm-generic/socket.h; since Linux 5.14.
+_SO_NETNS_COOKIE: Final = 71
 # PROC_PID_INIT_INO of linux/proc_ns.h.
 _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 
@@ -208,26 +212,43 @@ def own_is_allowed() -> bool:
     return _own_allowed.get()
 
 
-def identity(descriptor: int) -> str:
-    """What tells a namespace from every other one of this node, as long as it is there. Raises OSError."""
+def identity(descriptor: int, cookie: str = "") -> str:
+    """Return the identity of a namespace: boot, device and inode, and its cookie if that is known. Raises OSError.
+
+    The kernel gives the inode of a removed namespace to the next one at once. The cookie is never given twice.
+    """
     device, inode = _identity(os.fstat(descriptor))
     # After a start of the node the numbers begin anew.
-    return f"{fs.boot()}-{device}-{inode}"
+    return f"{fs.boot()}-{device}-{inode}{_COOKIE_MARK}{cookie}" if cookie else f"{fs.boot()}-{device}-{inode}"
 
 
-def is_elsewhere(path: str, known: str) -> bool:
-    """True where it is certain that the namespace of that `identity` is not at `path`: something else is.
+_COOKIE_MARK: Final = "."
 
-    Of an empty identity only that no namespace is there, or the one that the thread is in: the host's. Nothing at the
-    path tells nothing.
-    """
+
+def cookie_of(identity: str) -> str:
+    """Return the cookie in an `identity`; empty if it has none."""
+    return identity.partition(_COOKIE_MARK)[2]
+
+
+def read_cookie(of_namespace: socket.socket) -> str:
+    """Return the cookie of the namespace in which the socket was opened; empty before Linux 5.14."""
     try:
-        with opened(path) as descriptor, opened(_OWN_NAMESPACE) as host:
-            return (is_same(descriptor, host) and not own_is_allowed()) or (
-                bool(known) and identity(descriptor) != known
-            )
-    except NamespaceError as error:
-        return error.errno in _SOMETHING_ELSE
+        number = of_namespace.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+    except OSError:
+        return ""
+    return f"{int.from_bytes(number, sys.byteorder):x}"
+
+
+def differ(known: str, found: str) -> bool:
+    """Report whether two identities are of different namespaces, by their cookies if both have one."""
+    if not (cookie_of(known) and cookie_of(found)):
+        known, found = known.partition(_COOKIE_MARK)[0], found.partition(_COOKIE_MARK)[0]
+    return known != found
+
+
+def is_something_else(error: NamespaceError) -> bool:
+    """Report whether the path of the error holds something that is no namespace of a container."""
+    return error.errno in _SOMETHING_ELSE
 
 
 def is_same(descriptor: int, other: int) -> bool:

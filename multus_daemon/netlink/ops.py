@@ -73,6 +73,15 @@ class Session:
         with self.on_host():
             return self._socket()
 
+    def identity(self, *, with_cookie: bool = True) -> str:
+        """Return what distinguishes the pod's namespace from every other of this boot. Raises NamespaceError."""
+        cookie = ""
+        if with_cookie:
+            # Without a socket in the namespace, device and inode are what is left to compare.
+            with contextlib.suppress(OSError):
+                cookie = self.pod.netns_cookie
+        return namespaces.identity(self.pod_netns, cookie)
+
     def _socket(self) -> Rtnl:
         # Not at the top: plugins that have nothing to do with the kernel are not to wait for it.
         from multus_daemon.netlink.rtnl import Rtnl
@@ -214,13 +223,20 @@ class KernelLinks:
         return namespaces.problem(path)
 
     def netns_id(self, path: str) -> str:
-        """See `ports.LinkOps`. Of the descriptor by which the thread enters the namespace."""
+        """See `ports.LinkOps`. It describes the namespace that the thread enters, whatever is at the path later."""
         with session(path) as opened:
-            return namespaces.identity(opened.pod_netns)
+            return opened.identity()
 
     def is_elsewhere(self, path: str, netns_id: str) -> bool:
-        """See `ports.LinkOps`. As quick as `is_netns`."""
-        return namespaces.is_elsewhere(path, netns_id)
+        """See `ports.LinkOps`. Within `kept_open`, plugins then work in the namespace that was compared."""
+        try:
+            with session(path) as opened:
+                opened.require()
+                if not netns_id:
+                    return False
+                return namespaces.differ(netns_id, opened.identity(with_cookie=bool(namespaces.cookie_of(netns_id))))
+        except NamespaceError as error:
+            return namespaces.is_something_else(error)
 
     def vanished(self, paths: Collection[str]) -> set[str]:
         """See `ports.LinkOps`."""
@@ -244,12 +260,21 @@ class KernelLinks:
             link = opened.pod.find_link(ifname)
             return None if link is None else [item.address for item in opened.pod.addresses(link.index)]
 
-    def first_missing(self, netns: str, ifname: IfName, result: Result) -> str:
+    def observe(self, netns: str, attached: Sequence[tuple[IfName, Result]]) -> list[Result]:
         """See `ports.LinkOps`."""
         from multus_daemon.netlink import expected
 
-        with session(netns) as opened, opened.inside():
-            return expected.first_missing(opened.pod, ifname, result)
+        with session(netns) as opened:
+            opened.require()
+            return expected.observe(opened.pod, attached)
+
+    def first_missing(self, netns: str, ifname: IfName, result: Result, *, observed: bool) -> str:
+        """See `ports.LinkOps`."""
+        from multus_daemon.netlink import expected
+
+        with session(netns) as opened:
+            opened.require()
+            return expected.first_missing(opened.pod, ifname, result, observed=observed)
 
     def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
         """Make `routes` the only default routes of their families; one entry into the namespace. Raises OSError."""

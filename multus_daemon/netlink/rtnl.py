@@ -29,6 +29,11 @@ class Rtnl:
         """Give the socket back."""
         self._socket.close()
 
+    @property
+    def netns_cookie(self) -> str:
+        """The cookie of the namespace; empty before Linux 5.14."""
+        return self._socket.netns_cookie
+
     def batch(self, requests: Sequence[Request]) -> dict[int, OSError]:
         """Several requests at once, as `transport.Socket.batch`: those behind one that fails are done nevertheless."""
         return self._socket.batch(requests)

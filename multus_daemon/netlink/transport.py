@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.netlink import attributes
+from multus_daemon.netlink import attributes, netns
 
 SOL_NETLINK: Final = 270
 NETLINK_EXT_ACK: Final = 11
@@ -90,6 +90,11 @@ class Socket:
     def close(self) -> None:
         """Give the socket back."""
         self._socket.close()
+
+    @property
+    def netns_cookie(self) -> str:
+        """The cookie of the socket's namespace; empty before Linux 5.14."""
+        return netns.read_cookie(self._socket)
 
     def request(self, request: Request) -> list[bytes]:
         """Send one request and wait for its acknowledgement; the bodies of the messages that came with it.

@@ -10,10 +10,9 @@ import os
 import secrets
 import socket
 import stat
-import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -22,10 +21,11 @@ from aiohttp.typedefs import Handler
 from multus_daemon import deadlines
 from multus_daemon.base.aio import SharedCalls
 from multus_daemon.base.gates import Gates
-from multus_daemon.cni.errors import InternalError
+from multus_daemon.cni.errors import InternalError, InvalidNetworkConfigError
 from multus_daemon.metrics import Metrics
 from multus_daemon.server import admin_api, wire
 from multus_daemon.server.admin_api import AdminApi
+from multus_daemon.server.callers import Peer, is_plugin, peer
 from multus_daemon.server.cni_api import CniApi, to_response
 from multus_daemon.server.health import Readiness, healthz
 from multus_daemon.server.tcp import TcpListener
@@ -34,6 +34,7 @@ SOCKET_NAME: Final = "multus.sock"
 BODY_LIMIT: Final = 24 * 1024 * 1024
 """Bytes of a request's body: the 16 MiB of stdin that the shim takes, in base64, and its variables."""
 BACKLOG: Final = 1024
+_VERB_PATHS: Final = frozenset({"/cni", "/delegate"})
 METRICS_CONNECTIONS: Final = 16
 """That are accepted at once on the port of the metrics."""
 # sockaddr_un has 108 bytes, the last one a NUL.
@@ -49,17 +50,6 @@ _http_log = logging.getLogger(f"{__name__}.http")
 
 class ListenError(Exception):
     """The socket can't be made; the message names the path and what to do."""
-
-
-class Peer(NamedTuple):
-    """The process at the other end, as the kernel knows it (SO_PEERCRED, unix(7)).
-
-    Ids are those of the daemon's user namespace: a user that it does not map appears as the overflow id, 65534.
-    """
-
-    pid: int
-    uid: int
-    gid: int
 
 
 # --- the application -------------------------------------------------------------------------------------------------
@@ -156,7 +146,7 @@ def _refusal(request: web.Request, metrics: Metrics, allowed_uids: frozenset[int
         return None
     caller = peer(request)
     if caller is not None and caller.uid in allowed_uids:
-        return None
+        return _refusal_of_plugin(request, caller)
     metrics.refused_peer()
     who = f"user {caller.uid} (process {caller.pid})" if caller else "an unknown user"
     log.error("%s %s refused: called by %s", request.method, request.path, who)
@@ -165,13 +155,19 @@ def _refusal(request: web.Request, metrics: Metrics, allowed_uids: frozenset[int
     return to_response(wire.encode_error(error, stdout=stdout, status=403))
 
 
-def peer(request: web.Request) -> Peer | None:
-    """Who sent `request`; None once it has hung up."""
-    connection = request.transport.get_extra_info("socket") if request.transport else None
-    if connection is None:
+def _refusal_of_plugin(request: web.Request, caller: Peer) -> web.Response | None:
+    """Refuse verbs to a plugin of this daemon: it would wait for itself, and take the places of other pods."""
+    if request.path not in _VERB_PATHS or not is_plugin(caller.pid):
         return None
-    layout = struct.Struct("iII")
-    return Peer(*layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)))
+    log.error(
+        "%s %s refused: called by process %d, which a plugin has started", request.method, request.path, caller.pid
+    )
+    error = InvalidNetworkConfigError(
+        "the request comes from a plugin that this daemon runs",
+        f"process {caller.pid}; a network's plugin must not call Multus: correct the network's configuration",
+    )
+    stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))
+    return to_response(wire.encode_error(error, stdout=stdout and request.path == "/cni"))
 
 
 async def hide_server(_request: web.Request, response: web.StreamResponse) -> None:

@@ -8,7 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from aiohttp import web
@@ -95,6 +95,22 @@ class StoppedError(TryAgainLaterError):
     """The daemon stops, and nothing of the request stays: its successor can be asked at once."""
 
 
+class ClientGoneError(TryAgainLaterError):
+    """The client hung up before its request began, so nothing was done for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The one that waits for the answer."""
+
+    stdout: bool = False
+    """True for the native shim, which prints the body as it is."""
+    is_gone: Callable[[], bool] = lambda: False
+
+
+NO_CLIENT: Final = Client()
+"""For requests that nobody waits for: those of the spool."""
+
 Hurry: TypeAlias = Callable[[str], contextlib.AbstractContextManager[None]]
 """Called with a container's id; while the context lives, what runs for the container goes before other work."""
 
@@ -151,7 +167,7 @@ class CniApi:
         """The handler of `POST /cni`. Every failure is a CNI error in the body of a 400."""
         stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))
         try:
-            answer = await self.call(await self._body(request), stdout=stdout)
+            answer = await self.call(await self._body(request), client=_client(request, stdout=stdout))
         except StoppedError as error:
             # Only the native shim knows what to do with this status.
             answer = wire.encode_error(error, stdout=stdout, status=503 if stdout else 400)
@@ -162,17 +178,19 @@ class CniApi:
     async def handle_delegate(self, request: web.Request) -> web.Response:
         """The handler of `POST /delegate`. Always JSON: its clients are no plugins."""
         try:
-            answer = await self.call(await self._body(request), decode=wire.decode_delegate)
+            body = await self._body(request)
+            answer = await self.call(body, client=_client(request), decode=wire.decode_delegate)
         except CniError as error:
             answer = wire.encode_error(error, stdout=False)
         return to_response(answer)
 
     async def call(
-        self, body: bytes, *, stdout: bool = False, decode: Callable[[bytes], wire.Call] = wire.decode
+        self, body: bytes, *, client: Client = NO_CLIENT, decode: Callable[[bytes], wire.Call] = wire.decode
     ) -> wire.Answer:
         """Serve one request body; also the way in for requests that the shim left in its spool.
 
-        Cancelling the caller leaves the verb running. Raises CniError and nothing else.
+        A verb that has begun goes on without its client and without the caller; one that waits for its turn does not
+        begin once the client is gone. Raises CniError and nothing else.
         """
         try:
             # A large one takes longer to read than others may wait for the loop.
@@ -189,7 +207,7 @@ class CniApi:
             names |= {"network": request.network}
         with logs.fields(**names):
             self._refuse_when_closed(request.verb)
-            return await self._requests.run(self._work(call, stdout, names), name=" ".join(names.values()))
+            return await self._requests.run(self._work(call, client, names), name=" ".join(names.values()))
 
     async def drain(self, timeout: float) -> int:
         """Wait up to `timeout` seconds for what runs and still comes in, then cancel it; the number of those cancelled.
@@ -224,7 +242,7 @@ class CniApi:
         log.error("CNI request refused: %s", error)
         raise error
 
-    async def _work(self, call: wire.Call, stdout: bool, names: Mapping[str, str]) -> wire.Answer:
+    async def _work(self, call: wire.Call, client: Client, names: Mapping[str, str]) -> wire.Answer:
         """Serve `call` and write its two log lines; the task of the request. Raises CniError and nothing else.
 
         `names`: what it is about, by the log's fields.
@@ -238,7 +256,7 @@ class CniApi:
         with self._timelines.of(names, keep="container" in names) as kept:
             try:
                 with slots.one_turn(), self._hurried(call.request):
-                    return await self._perform(call, stdout)
+                    return await self._perform(call, client)
             except (Exception, asyncio.CancelledError) as error:
                 failure = to_cni_error(error)
                 kept.end((failure.code, str(failure)))
@@ -290,28 +308,28 @@ class CniApi:
             else:
                 log.error("CNI %s failed: %s", verb, failure, exc_info=traceback)
 
-    async def _perform(self, call: wire.Call, stdout: bool) -> wire.Answer:
+    async def _perform(self, call: wire.Call, client: Client) -> wire.Answer:
         request = call.request
         if isinstance(request, wire.NodeRequest):
             verb = self._verbs.status if request.verb == "STATUS" else self._verbs.gc
-            await self._limited(request, functools.partial(verb, request.stdin))
+            await self._limited(request, functools.partial(verb, request.stdin), client)
         elif isinstance(request, DelegateRequest):
-            return await self._plug(request)
+            return await self._plug(request, client)
         elif request.verb == "ADD":
-            made = await self._limited(request, functools.partial(self._verbs.add, request))
-            return await self._tell(request, made, call.asked_version, stdout)
+            made = await self._limited(request, functools.partial(self._verbs.add, request), client)
+            return await self._tell(request, made, call.asked_version, client.stdout)
         elif request.verb == "DEL":
-            await self._limited(request, functools.partial(self._verbs.delete, request))
+            await self._limited(request, functools.partial(self._verbs.delete, request), client)
         else:
-            await self._limited(request, functools.partial(self._verbs.check, request))
-        return wire.encode_done(stdout=stdout)
+            await self._limited(request, functools.partial(self._verbs.check, request), client)
+        return wire.encode_done(stdout=client.stdout)
 
-    async def _plug(self, request: DelegateRequest) -> wire.Answer:
+    async def _plug(self, request: DelegateRequest, client: Client) -> wire.Answer:
         if request.verb == "ADD":
-            made = await self._limited(request, functools.partial(self._verbs.add_network, request))
+            made = await self._limited(request, functools.partial(self._verbs.add_network, request), client)
             return wire.encode_result(made, versions.CURRENT, stdout=False)
         verb = self._verbs.remove_network if request.verb == "DEL" else self._verbs.check_network
-        await self._limited(request, functools.partial(verb, request))
+        await self._limited(request, functools.partial(verb, request), client)
         return wire.encode_done(stdout=False)
 
     async def _tell(self, request: CniRequest, made: Result, version: str, stdout: bool) -> wire.Answer:
@@ -321,15 +339,15 @@ class CniApi:
         except CniError as error:
             undo = replace(request, verb="DEL")
             try:
-                await self._limited(undo, functools.partial(self._verbs.delete, undo))
+                await self._limited(undo, functools.partial(self._verbs.delete, undo), NO_CLIENT)
             except CniError as second:
                 raise error.with_context(f"and undoing the ADD failed: {second}") from second
             raise
 
-    async def _limited(self, request: CniRequest | wire.NodeRequest, work: Callable[[], T]) -> T:
+    async def _limited(self, request: CniRequest | wire.NodeRequest, work: Callable[[], T], client: Client) -> T:
         """Begin `work` in its turn, in a thread of its own, and wait for it; both as long as its verb may take.
 
-        Raises DeadlineExceededError once it has undone its part.
+        Raises DeadlineExceededError once it has undone its part, ClientGoneError instead of beginning for nobody.
         """
         seconds = self._verb_seconds[request.verb]
         limit = Deadline(seconds)
@@ -337,6 +355,8 @@ class CniApi:
             async with asyncio.timeout(seconds):
                 place = await self._admitted(request)
                 try:
+                    if client.is_gone():
+                        raise ClientGoneError(f"the client hung up before its {request.verb} began")
                     with self._metrics.in_flight(request.verb):
                         if request.verb == "STATUS" and isinstance(request, wire.NodeRequest):
                             # Of several that share it, each waits for as long as it may; the run is stopped with the
@@ -375,6 +395,10 @@ def to_cni_error(error: BaseException) -> CniError:
         return StoppedError("multus daemon was stopped before the request was done", "what was begun is undone")
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return InternalError(f"internal error: {text}; see the daemon's log")
+
+
+def _client(request: web.Request, *, stdout: bool = False) -> Client:
+    return Client(stdout, lambda: request.transport is None or request.transport.is_closing())
 
 
 def to_response(answer: wire.Answer) -> web.Response:

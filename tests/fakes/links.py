@@ -18,6 +18,7 @@ class FakeLinks:
     Processes run in each that is not in `unused`. Of a path in `unseen` it can't be told whether it is gone.
     `fail_at`: the number of a call, from 1, to what it raises.
     `ids`: by path, what tells its namespace from others; of others it can't be told. `files`: paths of something else.
+    `observed`: by interface name, what `observe` returns; else the interfaces of the result that are there.
     `leaving`: what each `kept_open` was given.
     `default_routes`: by path, and whether it is of IPv4, the interface and the route of each that was put there.
     """
@@ -30,6 +31,7 @@ class FakeLinks:
         self.unseen: set[str] = set()
         self.ids: dict[str, str] = {}
         self.files: set[str] = set()
+        self.observed: dict[str, Result] = {}
         self.leaving: list[tuple[IfName, ...]] = []
         self.default_routes: dict[tuple[str, bool], list[tuple[IfName, Route]]] = {}
         self._guard = threading.Lock()
@@ -78,7 +80,17 @@ class FakeLinks:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
         return [name for name in ifnames if name in self.namespaces[netns]]
 
-    def first_missing(self, netns: str, ifname: IfName, result: Result) -> str:
+    def observe(self, netns: str, attached: Sequence[tuple[IfName, Result]]) -> list[Result]:
+        self._call("observe", netns, [ifname for ifname, _ in attached])
+        if netns not in self.namespaces:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
+        return [self.observed.get(ifname) or self._there(netns, result) for ifname, result in attached]
+
+    def _there(self, netns: str, result: Result) -> Result:
+        links = self.namespaces[netns]
+        return Result(tuple(item for item in result.interfaces if item.sandbox and item.name in links))
+
+    def first_missing(self, netns: str, ifname: IfName, result: Result, *, observed: bool) -> str:
         self._call("first_missing", netns, [ifname])
         if netns not in self.namespaces:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)

@@ -17,6 +17,7 @@ from multus_daemon.cni.errors import CniError
 from multus_daemon.cni.names import ContainerId, IfName
 from multus_daemon.cni.result import Result
 from multus_daemon.delegates.find import PluginNotFoundError
+from multus_daemon.delegates.recursion import PluginIsMultusError
 
 
 def _pause(seconds: float) -> None:
@@ -53,8 +54,8 @@ class FakePluginRunner:
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not to be had.
     `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
     `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise, which `refuses`
-    says too; `holds`: to what `kept` says. `paths` are those that were given with a call. To remove rules is
-    a call of the plugin `rules`.
+    says too; `holds`: to what `kept` says; `programs_of_multus`: paths that are refused. `paths` are
+    those that were given with a call. To remove rules is a call of the plugin `rules`.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class FakePluginRunner:
         self.called: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         self.refused: dict[str, CniError] = {}
         self.holds: dict[str, str] = {}
+        self.programs_of_multus: set[str] = set()
         self.paths: list[str] = []
         self._guard = threading.Lock()
 
@@ -86,6 +88,10 @@ class FakePluginRunner:
     def locate(self, plugin_type: str) -> str:
         self.located.append(plugin_type)
         return "" if plugin_type in self.missing else self.where.format(plugin_type)
+
+    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        if path in self.programs_of_multus:
+            raise PluginIsMultusError(plugin_type, path)
 
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
         return self.not_supported.get(plugin_type, "")

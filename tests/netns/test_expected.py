@@ -43,7 +43,7 @@ def netns(netns: Any) -> Any:
 
 
 def missing(netns: Any, result: Result) -> str:
-    return KernelLinks().first_missing(netns.path, NET1, result)
+    return KernelLinks().first_missing(netns.path, NET1, result, observed=False)
 
 
 @pytest.mark.parametrize("result", [BY_INDEX, BY_NAME, Result()], ids=["by index", "by name", "nothing"])
@@ -79,4 +79,65 @@ def test_a_route_that_was_moved_to_another_table_is_there(netns: Any) -> None:
 
 def test_a_namespace_that_is_not_there(netns: Any) -> None:
     with pytest.raises(NamespaceError):
-        KernelLinks().first_missing("/nonexistent", NET1, BY_NAME)
+        KernelLinks().first_missing("/nonexistent", NET1, BY_NAME, observed=False)
+
+
+# --- what an ADD left ------------------------------------------------------------------------------------------------
+
+
+def observed(netns: Any, result: Result) -> Result:
+    (found,) = KernelLinks().observe(netns.path, [(NET1, result)])
+    return found
+
+
+def missing_of(netns: Any, result: Result) -> str:
+    return KernelLinks().first_missing(netns.path, NET1, result, observed=True)
+
+
+@pytest.mark.parametrize("result", [BY_INDEX, BY_NAME], ids=["by index", "by name"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "link delete net1",
+        "address delete 10.214.1.2/24 dev net1",
+        "route delete 10.99.0.0/16",
+        "route delete fd99::/64",
+    ],
+)
+def test_what_is_not_there_after_the_add_is_not_missing_later(netns: Any, result: Result, change: str) -> None:
+    netns.batch(change)
+    assert missing_of(netns, observed(netns, result)) == ""
+
+
+@pytest.mark.parametrize("result", [BY_INDEX, BY_NAME], ids=["by index", "by name"])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("address delete 10.214.1.2/24 dev net1", 'address 10.214.1.2/24 is not on "net1"'),
+        ("address delete fd14:1::2/64 dev net1", 'address fd14:1::2/64 is not on "net1"'),
+        ("route delete default", "route to 0.0.0.0/0 via 10.214.1.254 is not there"),
+        ("route delete 10.99.0.0/16", "route to 10.99.0.0/16 via 10.214.1.9 is not there"),
+    ],
+)
+def test_what_the_add_left_is_missing_later(netns: Any, result: Result, change: str, problem: str) -> None:
+    with_gateway = Result(result.interfaces, result.ips, (Route("0.0.0.0/0", "10.214.1.254"), *result.routes[1:]))
+    left = observed(netns, with_gateway)
+    netns.batch(change)
+    assert missing_of(netns, left) == problem
+
+
+def test_a_moved_route_must_stay_in_its_table(netns: Any) -> None:
+    """Another network's default route, as sbr leaves it in the main table, is none of this one's."""
+    netns.batch(
+        "route delete default",
+        "route add default via 10.214.1.254 dev net1 table 100",
+        "link add eth0 type veth peer name peer0",
+        "link set dev eth0 up",
+        "link set dev peer0 up",
+        "address add 10.215.1.2/24 dev eth0",
+        "route add default via 10.215.1.1 dev eth0",
+    )
+    left = observed(netns, Result(BY_INDEX.interfaces, BY_INDEX.ips, (Route("0.0.0.0/0", "10.214.1.254"),)))
+    assert left.routes == (Route("0.0.0.0/0", "10.214.1.254", table=100),)
+    netns.batch("route delete default table 100")
+    assert missing_of(netns, left) == "route to 0.0.0.0/0 via 10.214.1.254 is not there"

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from multus_daemon.cni.errors import InvalidNetnsError
 from multus_daemon.daemon import Daemon
+from multus_daemon.delegates.cache import ResultCache
+from multus_daemon.delegates.store import FileStore
 from multus_daemon.netlink import netns as namespaces
 from multus_daemon.netlink import ops
 from tests.netns.conftest import Netns, make_at, remove_netns
@@ -79,7 +83,71 @@ def test_an_identity_is_that_of_the_namespace(make_netns: Callable[[], Netns], t
     assert not links.is_elsewhere(other.path, "")
     assert links.is_elsewhere(str(file), "")
     with namespaces.opened(one.path) as descriptor:
-        assert namespaces.identity(descriptor) == known
+        assert namespaces.identity(descriptor, namespaces.cookie_of(known)) == known
+        # Of a record that has no cookie, device and inode count.
+        assert not links.is_elsewhere(one.path, namespaces.identity(descriptor))
+
+
+def make_with_the_inode_of(path: Path, inode: int) -> bool:
+    """Make a namespace at the path until it has that inode; the kernel gives the lowest that is free."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        make_at(path)
+        if path.stat().st_ino == inode:
+            return True
+        remove_netns(path)
+        # The kernel takes namespaces apart in the background.
+        time.sleep(0.02)
+    return False
+
+
+def test_a_namespace_with_the_inode_of_an_earlier_one_is_another(make_netns: Callable[[], Netns]) -> None:
+    links, netns = ops.KernelLinks(), make_netns()
+    path = Path(netns.path)
+    known, inode = links.netns_id(netns.path), path.stat().st_ino
+    if not namespaces.cookie_of(known):
+        pytest.skip("the kernel gives namespaces no cookie: Linux 5.14 or newer does")
+    remove_netns(path)
+    if not make_with_the_inode_of(path, inode):
+        pytest.skip("the kernel did not use the inode again within 5 s: other tests make namespaces too")
+    assert links.is_elsewhere(netns.path, known)
+    assert not links.is_elsewhere(netns.path, links.netns_id(netns.path))
+
+
+@pytest.mark.parametrize("has_cookie", [True, False])
+def test_a_late_del_strips_no_newer_container(
+    make: Callable[[], tuple[Daemon, Store]], netns: Netns, tmp_path: Path, has_cookie: bool
+) -> None:
+    """The newer one is at the same path, in a namespace with the same inode."""
+    path = Path(netns.path)
+    inode = path.stat().st_ino
+    assert call(make, "ADD", netns.path, "a") == 200
+    if not has_cookie:
+        forget_cookies(tmp_path)
+    remove_netns(path)
+    if not make_with_the_inode_of(path, inode):
+        pytest.skip("the kernel did not use the inode again within 5 s: other tests make namespaces too")
+    Netns(str(path)).detect_duplicates(False)
+    assert call(make, "ADD", netns.path, "b") == 200
+    if not has_cookie:
+        forget_cookies(tmp_path)
+    links = netns.links()
+    assert {"eth0", "net1", "net2"} <= links
+    assert call(make, "DEL", netns.path, "a") == 200
+    assert netns.links() == links
+    assert call(make, "CHECK", netns.path, "b") == 200
+    assert len(leases(tmp_path)) == 3
+    assert call(make, "DEL", netns.path, "b") == 200
+    assert leases(tmp_path) == []
+
+
+def forget_cookies(folder: Path) -> None:
+    """Write all records as a daemon before this feature did."""
+    store = FileStore(folder / "cni", ResultCache(folder / "cni"))
+    for container_id in store.containers():
+        record = store.load(container_id)
+        assert record is not None
+        store.save(replace(record, netns_id=record.netns_id.partition(".")[0]))
 
 
 def test_the_hosts_own_namespace_is_no_containers(make: Callable[[], tuple[Daemon, Store]], netns: Netns) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from multus_daemon.base.gates import Gates
+from multus_daemon.delegates import child
 from multus_daemon.metrics import Metrics
 from multus_daemon.server.app import UnixServer
 from multus_daemon.server.cni_api import CniApi
@@ -61,3 +64,66 @@ async def test_other_users_are_refused(path, native):
     finally:
         await server.stop(1)
         directory.rmdir()
+
+
+# --- plugins that call the daemon which runs them --------------------------------------------------------------------
+
+
+@pytest.fixture
+async def server():
+    verbs, metrics = FakeVerbs(), Metrics(CollectorRegistry(), version="0.0-test")
+    directory = Path("/tmp") / f"multus-caller-{os.getpid()}"
+    server = UnixServer(CniApi(verbs, metrics), Gates(), metrics, directory)
+    await server.start()
+    yield server, verbs
+    await server.stop(1)
+    shutil.rmtree(directory)
+
+
+def plugin(path, way):
+    """A command line of a plugin that calls the daemon: by itself, or by a process that it starts."""
+    call = [sys.executable, "-I", "-S", "-c", CALL, str(path), http("POST", "/cni", body()).decode(), str(os.getuid())]
+    inner = shlex.join(call)
+    answer = shlex.quote(f"{path.parent}/answer")
+    lines = {
+        "itself": f"exec {inner}",
+        "child": f"{inner}; true",
+        "child without the environment": f"env -i {inner}; true",
+        "session of its own": f"setsid -w {inner}",
+        # The plugin has ended, its pipes are closed: it is not ended with the plugin.
+        "left behind": f"setsid sh -c {shlex.quote(f'sleep 0.3; {inner} >{answer}')} </dev/null >/dev/null 2>&1 &",
+    }
+    return ["/bin/sh", "-c", lines[way]]
+
+
+@pytest.mark.parametrize(
+    "way", ["itself", "child", "child without the environment", "session of its own", "left behind"]
+)
+async def test_a_plugin_of_the_daemon_is_refused(server, way):
+    served, verbs = server
+    limits = child.Limits(timeout=20, grace=1, max_output=1 << 20)
+    end = await child.run(plugin(served.path, way), {"PATH": os.environ["PATH"]}, b"", limits)
+    stdout = end.stdout
+    if way == "left behind":
+        answer = served.path.parent / "answer"
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if answer.exists() and (stdout := answer.read_bytes()):
+                break
+    reply = parse_reply(stdout)
+    assert reply.status == 400
+    assert reply.json["code"] == 7
+    assert reply.json["msg"] == "the request comes from a plugin that this daemon runs"
+    assert verbs.calls == []
+
+
+async def test_a_program_that_the_daemon_did_not_start_is_served(server):
+    served, verbs = server
+    limits = child.Limits(timeout=20, grace=1, max_output=1 << 20)
+    running = asyncio.create_task(child.run(["/bin/sleep", "1"], {}, b"", limits))
+    await asyncio.sleep(0.2)
+    reply = parse_reply(await call_as(os.getuid(), served.path, http("POST", "/cni", body())))
+    assert reply.status == 200
+    assert len(verbs.calls) == 1
+    await running
+    assert child.running() == frozenset()

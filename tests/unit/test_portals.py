@@ -287,6 +287,9 @@ class Runner(Loop):
     def locate(self, plugin_type: str) -> str:
         return f"/opt/cni/bin/{plugin_type}"
 
+    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        self.calls.append((plugin_type, path))
+
     async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
         await self.answer(plugin_type, invocation, path)
         return self.stdout

@@ -110,6 +110,7 @@ DEFAULTS: dict[str, Any] = {
     "runtimeConfig": {},
     "socketDir": "/run/multus/",
     "statusWrite": "best-effort",
+    "strictCheck": False,
     "strictRequests": False,
     "systemNamespaces": ("kube-system",),
     "type": "multus-shim",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +24,13 @@ from multus_daemon.delegates import find
 from multus_daemon.delegates.cache import ResultCache
 from multus_daemon.delegates.chain import Chain
 from multus_daemon.delegates.dispatch import BINARY, Dispatcher
+from multus_daemon.delegates.recursion import ProgramFiles
 from multus_daemon.diagnosis.validate import known
 from multus_daemon.diagnosis.validate.report import Report, Severity
 from multus_daemon.diagnosis.validate.source import Located
 from multus_daemon.engine import networks, plan
 from multus_daemon.jsontext import Path
 from multus_daemon.nad.selection import NetworkSelection
-from multus_daemon.netconf import primary
 
 HOST_LOCAL: Final = "host-local"
 SANDBOX: Final = Sandbox(ContainerId("not-a-container"), "")
@@ -79,6 +80,7 @@ class _Binaries:
 
     def __init__(self, bin_dirs: Sequence[str]) -> None:
         self._bin_dirs = bin_dirs
+        self._files = ProgramFiles()
 
     def locate(self, plugin_type: str) -> str:
         if not self._bin_dirs or plugin_type in _READS_NODE:
@@ -87,6 +89,11 @@ class _Binaries:
             return find.find(self._bin_dirs, plugin_type)
         except CniError:
             return ""
+
+    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        if path != BINARY:
+            with contextlib.suppress(OSError):
+                self._files.refuse(plugin_type, path)
 
     def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
         raise InternalError(f"{plugin_type} is not run")
@@ -206,11 +213,6 @@ def _check_version(report: Report, config: NetworkConfig, located: Located, subj
 def _check_type(
     report: Report, plugins: Plugins, plugin: PluginConfig, located: Located, subject: str, path: Path
 ) -> None:
-    if plugin.type in primary.OWN_TYPES:
-        report.add(
-            "error", "plugin-type", subject, located, f"plugin {plugin.type} is Multus itself: it would call itself",
-            "name the plugin that makes the interface", path=(*path, "type"),
-        )  # fmt: skip
     if plugins.bin_dirs:
         # Then it is known which there are.
         return

@@ -19,6 +19,7 @@ from multus_daemon.cni.errors import (
 from multus_daemon.cni.result import Interface, IpConfig, Result
 from multus_daemon.delegates.dispatch import Dispatcher
 from multus_daemon.delegates.find import PluginNotFoundError
+from multus_daemon.delegates.recursion import PluginIsMultusError
 from multus_daemon.netlink.ops import KernelLinks
 from tests.fakes.runner import FakePluginRunner
 
@@ -402,3 +403,34 @@ def test_no_value_of_an_unknown_key_is_logged(process, builtin, caplog):
     Dispatcher(process, builtin, "prefer").run("both", invocation())
     assert "is left to /a/both: token" in caplog.text
     assert "geheim" not in caplog.text
+
+
+# --- Multus as a plugin ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["off", "fallback", "prefer"])
+@pytest.mark.parametrize("plugin_type", ["multus-shim", "multus"])
+def test_multus_is_refused_by_its_name(process, builtin, mode, plugin_type):
+    dispatcher = Dispatcher(process, builtin, mode)
+    with pytest.raises(PluginIsMultusError):
+        dispatcher.choose(plugin_type, invocation())
+
+
+@pytest.mark.parametrize("ipam_type", ["multus-shim", "disguised"])
+def test_multus_is_refused_as_the_ipam_plugin_of_a_binary(process, builtin, ipam_type):
+    process.programs_of_multus.add("/a/disguised")
+    process.missing.discard("disguised")
+    dispatcher = Dispatcher(process, builtin, "off")
+    fields = {**invocation().fields, "ipam": {"type": ipam_type}}
+    with pytest.raises(PluginIsMultusError, match=f'^plugin "{ipam_type}"'):
+        dispatcher.choose("binary", replace(invocation(), fields=fields))
+
+
+def test_a_file_of_multus_is_refused_and_what_is_on_record_of_it_holds_nothing(process, builtin):
+    process.programs_of_multus.add("/a/binary")
+    dispatcher = Dispatcher(process, builtin, "prefer")
+    with pytest.raises(PluginIsMultusError, match='^plugin "binary"'):
+        dispatcher.choose("binary", invocation())
+    # So a DEL of an attachment that an older daemon recorded does not fail for ever.
+    assert dispatcher.refuses("binary", invocation())
+    assert dispatcher.kept("binary", invocation()) == ""

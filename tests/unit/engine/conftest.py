@@ -96,6 +96,7 @@ class Engine:
         self.never_attached = 0
         self.set_aside = 0
         self.replaced_netns = 0
+        self.checks_failed = 0
         self.delete_tries = 0
         # Plugins are called in a known order. What is side by side is the matter of test_attach_together.
         self.attach_concurrency = 1
@@ -128,6 +129,7 @@ class Engine:
             attach_concurrency=self.attach_concurrency,
             delete_tries=self.delete_tries,
             count_given_up=self._count_given_up,
+            count_check_failed=self._count_check_failed,
             count_never_attached=self._count_never_attached,
             count_set_aside=self._count_set_aside,
             count_replaced_netns=self._count_replaced_netns,
@@ -137,6 +139,9 @@ class Engine:
     def _count_collected(self, outcome: str, attachments: int) -> None:
         with self._guard:
             self.collected[outcome] += attachments
+
+    def _count_check_failed(self) -> None:
+        self.checks_failed += 1
 
     def _count_given_up(self) -> None:
         self.given_up += 1

@@ -18,6 +18,7 @@ from multus_daemon.cni.errors import (
     UnknownContainerError,
 )
 from multus_daemon.cni.names import ContainerId
+from multus_daemon.cni.result import Result
 from tests.aside import Aside
 from tests.unit.engine.conftest import NETNS, Engine, definition, wait_until
 
@@ -230,12 +231,65 @@ def test_check_asks_every_attachment_with_its_result(engine: Engine) -> None:
     assert engine.runner.calls[1].attachment.result == engine.runner.results["web/n1"]
 
 
-def test_check_fails_with_the_cause_and_the_pod(engine: Engine) -> None:
+def test_check_fails_with_the_cause_and_the_pod_under_strict_check(engine: Engine) -> None:
+    engine.overlay["strictCheck"] = True
     add(engine)
     engine.runner.fail["CHECK", "web/n1"] = CniError("address is gone", code=100)
     with pytest.raises(CniError, match="^address is gone .*web/p1") as caught:
         engine.verbs.check(engine.request("CHECK"))
     assert caught.value.code == 100
+
+
+def add_with_interface(engine: Engine) -> None:
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    engine.links.observed["net1"] = engine.runner.results["web/n1"]
+    add(engine)
+    engine.links.namespaces[NETNS].add("net1")
+
+
+def test_a_plugin_that_fails_while_nothing_is_missing_fails_no_check(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_with_interface(engine)
+    engine.runner.fail["CHECK", "web/n1"] = CniError("expected route not found")
+    engine.verbs.check(engine.request("CHECK"))
+    assert engine.runner.order[-1] == ("CHECK", "web/n2"), "the networks behind it are checked too"
+    assert engine.checks_failed == 1
+    (text,) = [message for _, kind, reason, message in engine.cluster.events if reason == "NetworkCheckFailed"]
+    assert text.startswith("CHECK of network web/n1, interface net1, failed")
+    assert "expected route not found" in text
+    assert "expected route not found" in caplog.text
+
+
+def test_a_plugin_that_fails_while_something_is_missing_fails_the_check(engine: Engine) -> None:
+    add_with_interface(engine)
+    engine.runner.fail["CHECK", "web/n1"] = CniError("expected route not found", code=100)
+    engine.links.namespaces[NETNS].remove("net1")
+    with pytest.raises(CniError, match="^expected route not found") as caught:
+        engine.verbs.check(engine.request("CHECK"))
+    assert caught.value.code == 100
+    assert engine.checks_failed == 0
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("text", ["CNI CHECK method is not implemented", "unknown CNI_COMMAND: CHECK"])
+def test_a_plugin_without_check_fails_no_check(engine: Engine, strict: bool, text: str) -> None:
+    engine.overlay["strictCheck"] = strict
+    add_with_interface(engine)
+    engine.runner.fail["CHECK", "web/n1"] = CniError(text)
+    engine.verbs.check(engine.request("CHECK"))
+    assert engine.checks_failed == 0
+    engine.links.namespaces[NETNS].remove("net1")
+    with pytest.raises(CniError, match='^interface "net1" is not there'):
+        engine.verbs.check(engine.request("CHECK"))
+
+
+def test_what_the_add_left_is_what_check_expects(engine: Engine) -> None:
+    """A plugin of user space reports an interface that the kernel does not have."""
+    engine.interface("net1", "web/n1", "10.1.0.2/24")
+    add(engine)
+    assert engine.store.records["c1"].attachments[1].observed == Result()
+    engine.verbs.check(engine.request("CHECK"))
 
 
 def test_check_of_what_was_never_added_or_never_finished_is_code_3(engine: Engine) -> None:
@@ -261,6 +315,7 @@ def add_old(engine: Engine, version: str = "0.3.1", **more: Any) -> None:
         definition("web", "n1", json.dumps({"cniVersion": version, "name": "n1", "type": "fake", **more}))
     )
     engine.interface("net1", "web/n1", "10.1.0.2/24")
+    engine.links.observed["net1"] = engine.runner.results["web/n1"]
     engine.declare("n1")
     engine.verbs.add(engine.request())
     engine.links.namespaces[NETNS].add("net1")
@@ -282,11 +337,11 @@ def test_check_of_a_version_without_it_compares_the_kernel_with_the_record(engin
 def test_check_says_that_the_namespace_cannot_be_looked_into(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     add_old(engine)
 
-    def refuse(*_: object) -> str:
+    def refuse(*_: object, **__: object) -> str:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(engine.links, "first_missing", refuse)
-    with pytest.raises(CniError, match=f"^{NETNS} can't be looked into: .*not permitted .*network=.web/n1.*web/p1"):
+    with pytest.raises(CniError, match=f"^{NETNS} can't be looked into: .*not permitted .*network=.*web/p1"):
         engine.verbs.check(engine.request("CHECK"))
 
 
@@ -300,7 +355,7 @@ def test_check_of_a_device_in_user_space_looks_for_no_interface(engine: Engine) 
     add_old(engine)
     record = engine.store.records["c1"]
     cluster, old = record.attachments
-    engine.store.save(replace(record, attachments=(cluster, replace(old, device_id="0000:03:02.0"))))
+    engine.store.save(replace(record, attachments=(cluster, replace(old, device_id="0000:03:02.0", observed=None))))
     engine.links.namespaces[NETNS].remove("net1")
     engine.verbs.check(engine.request("CHECK"))
 

@@ -409,7 +409,8 @@ def test_an_add_waits_for_the_gc_of_its_network_or_is_told_to_it(engine: Engine,
     wait_until(lambda: len(engine.store.saved) == 3)
     time.sleep(0.05)
     assert engine.runner.calls == []
-    other = engine.plug(container="c3", netns=NETNS, network="hot")
+    engine.links.namespaces[netns_of("c3")] = {"lo"}
+    other = engine.plug(container="c3", netns=netns_of("c3"), network="hot")
     Aside(engine.verbs.add_network, other).result()
     may_end.set()
     collecting.result()

@@ -21,6 +21,7 @@ from tests.unit.server.harness import (
     STDOUT_TYPE,
     FakeVerbs,
     body,
+    delegate_body,
     environment,
     exchange,
     exposition,
@@ -520,3 +521,31 @@ async def test_neither_the_configuration_nor_other_variables_are_logged(server, 
     secret = {"CNI_ARGS": environment()["CNI_ARGS"] + ";TOKEN=hunter2", "AWS_SECRET": "hunter2"}
     await exchange(server, "POST", "/cni", body(conf=netconf(password="hunter2"), **secret))
     assert "hunter2" not in log.text
+
+
+# --- clients that hang up --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "content"), [("/cni", body(CNI_CONTAINERID="c1")), ("/delegate", delegate_body())])
+async def test_a_request_whose_client_is_gone_does_not_begin(verbs, gates, metrics, tmp_path, path, content):
+    """Nobody would have the result of its ADD: the runtime has given the container up, or asks anew."""
+    api = CniApi(verbs, metrics, at_once=1)
+    server = UnixServer(api, gates, metrics, tmp_path)
+    await server.start()
+    try:
+        verbs.gate.clear()
+        first = asyncio.create_task(exchange(server, "POST", "/cni", body(CNI_CONTAINERID="c0")))
+        await verbs.begun()
+        _, writer = await asyncio.open_unix_connection(str(server.path))
+        writer.write(http("POST", path, content))
+        await wait_for(lambda: api.load["waiting"] == 1)
+        writer.close()
+        await writer.wait_closed()
+        third = asyncio.create_task(exchange(server, "POST", "/cni", body(CNI_CONTAINERID="c2")))
+        await wait_for(lambda: api.load["waiting"] == 2)
+        verbs.gate.set()
+        assert (await first).status == (await third).status == 200
+        assert [request.container_id for _, request in verbs.calls] == ["c0", "c2"]
+        await wait_for(lambda: api.running == 0)
+    finally:
+        await server.stop(1)

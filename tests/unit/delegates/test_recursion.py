@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from multus_daemon.delegates import recursion
+from multus_daemon.delegates.recursion import PluginIsMultusError, ProgramFiles
+
+OUR_SHIM = Path(sys.executable).parent / "multus-shim"
+
+
+def go_program(path: Path, main_package: str, *, is_64: bool = True, order: str = "<") -> Path:
+    """An ELF file that has the section with the build information of a Go program, and nothing else."""
+    info = b"\xff Go buildinf:" + f"go1.25\npath\t{main_package}\nmod\tx\tv1\n".encode()
+    names = b"\0.shstrtab\0.go.buildinfo\0"
+    head_bytes = 64 if is_64 else 52
+    header = struct.Struct(f"{order}IIQQQQIIQQ" if is_64 else f"{order}IIIIIIIIII")
+    sections = [
+        (0, 0, 0),
+        (names.index(b".shstrtab"), head_bytes, len(names)),
+        (names.index(b".go.buildinfo"), head_bytes + len(names), len(info)),
+    ]
+    table = b"".join(header.pack(name, 0, 0, 0, offset, size, 0, 0, 0, 0) for name, offset, size in sections)
+    at = head_bytes + len(names) + len(info)
+    ident = b"\x7fELF" + bytes([2 if is_64 else 1, 1 if order == "<" else 2, 1]) + bytes(9)
+    words = "QQQ" if is_64 else "III"
+    rest = struct.pack(
+        f"{order}HHI{words}IHHHHHH", 2, 62, 1, 0, 0, at, 0, head_bytes, 0, 0, header.size, len(sections), 1
+    )
+    path.write_bytes(ident + rest + names + info + table)
+    return path
+
+
+@pytest.mark.parametrize("name", ["multus", "multus-cni", "multus-shim"])
+def test_a_name_of_multus_is_refused(name: str) -> None:
+    with pytest.raises(PluginIsMultusError, match=f'^plugin "{name}" is Multus itself') as caught:
+        recursion.refuse_name(name)
+    assert caught.value.code == 7
+
+
+@pytest.mark.parametrize("name", ["macvlan", "multus-builtin", ""])
+def test_other_names_pass(name: str) -> None:
+    recursion.refuse_name(name)
+
+
+@pytest.mark.parametrize("is_64", [True, False])
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(
+    "main_package",
+    [
+        "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus-shim",
+        "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus",
+        "github.com/intel/multus-cni/multus",
+    ],
+)
+def test_a_program_of_upstream_is_refused_by_its_main_package(
+    tmp_path: Path, main_package: str, is_64: bool, order: str
+) -> None:
+    path = go_program(tmp_path / "macvlan2", main_package, is_64=is_64, order=order)
+    with pytest.raises(PluginIsMultusError, match='^plugin "macvlan2" is Multus itself') as caught:
+        ProgramFiles().refuse("macvlan2", str(path))
+    assert str(path) in caught.value.details
+
+
+@pytest.mark.parametrize(
+    "main_package",
+    [
+        "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/passthru-cni",
+        "github.com/containernetworking/plugins/plugins/main/macvlan",
+    ],
+)
+def test_other_go_programs_pass(tmp_path: Path, main_package: str) -> None:
+    ProgramFiles().refuse("x", str(go_program(tmp_path / "x", main_package)))
+
+
+def test_our_shim_is_refused_behind_a_link_and_as_a_copy(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(OUR_SHIM)
+    (tmp_path / "copy").write_bytes(OUR_SHIM.read_bytes())
+    for name in ("link", "copy"):
+        with pytest.raises(PluginIsMultusError):
+            ProgramFiles().refuse(name, str(tmp_path / name))
+
+
+def test_a_file_is_looked_at_again_after_it_has_changed(tmp_path: Path) -> None:
+    files, path = ProgramFiles(), tmp_path / "net"
+    path.write_bytes(b"#!/bin/sh\n# application/vnd.multus.cni-stdout\n")
+    files.refuse("net", str(path))
+    path.unlink()
+    os.link(OUR_SHIM, path)
+    with pytest.raises(PluginIsMultusError):
+        files.refuse("net", str(path))
+
+
+@pytest.mark.parametrize("cut", [0, 4, 20, 63, 80, 120])
+def test_a_damaged_program_is_left_to_the_attempt_to_run_it(tmp_path: Path, cut: int) -> None:
+    path = go_program(tmp_path / "x", "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus")
+    path.write_bytes(path.read_bytes()[:cut])
+    ProgramFiles().refuse("x", str(path))
