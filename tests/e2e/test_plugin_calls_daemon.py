@@ -243,7 +243,7 @@ def test_another_program_of_upstreams_is_run(node: Node) -> None:
 KEPT = ("CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH", "CNI_ARGS")
 _CLEANED = "env -i " + " ".join(f'{key}="${key}"' for key in KEPT)
 _OTHER = 'CNI_CONTAINERID="x$CNI_CONTAINERID"; export CNI_CONTAINERID; exec'
-_DONE = """[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0"}'"""
+DONE = """[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0"}'"""
 
 FOREGROUND = {
     "exec": "exec SHIM",
@@ -311,7 +311,7 @@ def test_a_request_from_a_plugin_is_refused(node: Node, way: str) -> None:
 
 @pytest.mark.parametrize("way", FOREGROUND)
 def test_a_delete_from_a_plugin_is_refused(node: Node, way: str) -> None:
-    script(node, "vendor-net", f"cat >/dev/null; {_DONE}")
+    script(node, "vendor-net", f"cat >/dev/null; {DONE}")
     declare(node, calling(node, "vendor-net"))
     node.start()
     netns = node.add_netns()
@@ -330,7 +330,7 @@ def test_a_request_that_a_plugin_leaves_behind_is_refused(node: Node, way: str) 
     output = node.root / "output"
     # A file: what the plugin leaves behind reads it after the plugin's stdin has gone.
     source = node.root / "input"
-    body = f"cat >{source}; {BACKGROUND[way]}; {_DONE}".replace("&;", "&\n").replace("INPUT", str(source))
+    body = f"cat >{source}; {BACKGROUND[way]}; {DONE}".replace("&;", "&\n").replace("INPUT", str(source))
     script(node, "vendor-net", body)
     declare(node, calling(node, "vendor-net"))
     node.start()
@@ -401,7 +401,7 @@ def busy(node: Node) -> Node:
     node.plugin(
         "slow",
         f'echo "begin $CNI_COMMAND $CNI_CONTAINERID" >>{log}; '
-        f'[ "$CNI_COMMAND$CNI_CONTAINERID" != ADDfirst ] || sleep 2; {_DONE}',
+        f'[ "$CNI_COMMAND$CNI_CONTAINERID" != ADDfirst ] || sleep 2; {DONE}',
     )
     node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
     node.ptp("storage", "10.86.3.0/24", namespace="default")

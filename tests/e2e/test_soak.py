@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import Node
 from tests.e2e.test_kubernetes import Cluster
-from tests.soak import churn, memory, outages, steady
+from tests.soak import churn, isolation, memory, outages, steady
 from tests.soak.memory_group import MemoryGroup, NoMemoryGroupError
 from tests.soak.remains import Remains
 
@@ -86,4 +86,11 @@ def test_large_plugins_fit_into_a_small_memory_limit(make_node: MakeNode) -> Non
         finally:
             # The group can't be removed before.
             node.kill()
+    assert outcome.wrong == [], outcome.summary
+
+
+@pytest.mark.timeout(240)
+def test_isolation(make_node: MakeNode, reference: Path) -> None:
+    # Other tests run beside.
+    outcome = isolation.run(make_node(settings=dict(isolation.SETTINGS)), 25, slowest=5)
     assert outcome.wrong == [], outcome.summary
