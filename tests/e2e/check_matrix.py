@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from tests.e2e import build_tools
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import Answer, Node
 from tests.e2e.takeover import Takeover
+from tests.e2e.test_kubernetes import Cluster
 from tests.e2e.upstream import Upstream
 
 FAKES: Final = Path(__file__).parents[1] / "fakes"
@@ -55,6 +56,8 @@ class Case:
     secondary: bool = False
     """Whether the pod has a cluster network of its own, and this network is attached as net1."""
     versions: Sequence[str] = VERSIONS
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the list."""
 
     @property
     def has_interface(self) -> bool:
@@ -296,7 +299,7 @@ class Lab:
             "KUBECONFIG": self._kubeconfig or "",
             "ROOT": self.node.root,
         }
-        text = json.dumps({"cniVersion": version, "name": network(case, version), "plugins": case.plugins})
+        text = json.dumps({"cniVersion": version, "name": network(case, version), "plugins": case.plugins, **case.keys})
         for key, value in values.items():
             text = text.replace(f"@{key}@", str(value))
         return text
@@ -359,22 +362,34 @@ class Lab:
         return self.node.leftovers()
 
 
-class UpstreamLab(Lab):
-    """The same with upstream's daemon and shim."""
+class ClusterLab(Lab):
+    """The same with an API server."""
 
-    def __init__(self, made: Takeover, kubeconfig: Path | None = None) -> None:
+    def __init__(self, made: Cluster, kubeconfig: Path | None = None) -> None:
         super().__init__(made.node, kubeconfig)
-        self._made = made
+        self.cluster = made
         self.namespace = made.namespace
 
     def declare(self, pod: Pod, config: str, annotations: dict[str, str]) -> None:
-        self._made.definition(network(pod.case, pod.version), config)
-        self._made.pod(pod.name, None, **annotations)
+        self.cluster.definition(network(pod.case, pod.version), config)
+        self.cluster.pod(pod.name, None, **annotations)
 
     def run(self, verb: str, pod: Pod, keys: dict[str, Any]) -> Answer:
-        made = self._made
-        stdin = made.upstream.stdin(**keys)
-        return made.upstream.cni(verb, pod.container, pod.netns, pod.name, made.namespace, made.uids[pod.name], stdin)
+        stdin = json.dumps(json.loads(self.node.stdin) | keys).encode()
+        return self.cluster.cni(verb, pod.name, pod.netns, pod.container, stdin=stdin)
+
+
+class UpstreamLab(ClusterLab):
+    """The same with upstream's daemon and shim."""
+
+    def __init__(self, made: Takeover, kubeconfig: Path) -> None:
+        super().__init__(made, kubeconfig)
+        self._upstream = made.upstream
+
+    def run(self, verb: str, pod: Pod, keys: dict[str, Any]) -> Answer:
+        uid = self.cluster.uids[pod.name]
+        stdin = self._upstream.stdin(**keys)
+        return self._upstream.cni(verb, pod.container, pod.netns, pod.name, self.namespace, uid, stdin)
 
 
 def cluster_network(node: Node) -> dict[str, Any]:
@@ -424,9 +439,9 @@ def upstream_lab(server: ApiServer, namespace: str) -> Iterator[Lab]:
         made.lay_out(node.bin_dir)
         (node.root / "net.d" / "10-cluster.conf").write_text(json.dumps(cluster_network(node)))
         stack.enter_context(server.reachable_in(node.host))
+        made.upstream = Upstream(node, made.name)
         lab = UpstreamLab(made, server.admin_kubeconfig)
         stack.callback(lab.close)
-        made.upstream = Upstream(node, made.name)
         stack.callback(made.upstream.stop, signal.SIGKILL)
         made.upstream.start()
         yield lab

@@ -10,19 +10,35 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.build_tools import ToolError
-from tests.e2e.check_matrix import CASES, THIRD_PARTY, Case, Lab, Pod, our_lab, third_party, upstream_lab
-from tests.e2e.node import Answer
+from tests.e2e.check_matrix import (
+    CASES,
+    MAINS,
+    THIRD_PARTY,
+    Case,
+    ClusterLab,
+    Lab,
+    Pod,
+    network,
+    our_lab,
+    third_party,
+    upstream_lab,
+)
+from tests.e2e.node import Answer, Node
+from tests.e2e.test_kubernetes import Cluster
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
-START = ("ADD", "CHECK", "CHECK", "DEL")
+PORT = 9462
+METRIC = "multus_check_failures_total"
 
 
 class Labs:
@@ -33,9 +49,9 @@ class Labs:
         self._stack = ExitStack()
         self._made: dict[str, Lab] = {}
 
-    def get(self, kind: str, *, with_server: bool = False) -> Lab:
+    def get(self, kind: str, *, with_server: bool = False, **settings: Any) -> Lab:
         """The node of `upstream`, or of our daemon with built-in plugins `prefer` or `off`."""
-        key = f"{kind} {with_server}"
+        key = f"{kind} {with_server} {settings}"
         if key not in self._made:
             server: ApiServer | None = None
             if with_server or kind == "upstream":
@@ -45,7 +61,7 @@ class Labs:
                     assert server is not None
                     made = upstream_lab(server, "check-upstream")
                 else:
-                    made = our_lab(kind, server)
+                    made = our_lab(kind, server, **settings)
                 self._made[key] = self._stack.enter_context(made)
             except ToolError as error:
                 pytest.skip(str(error))
@@ -223,3 +239,86 @@ def test_what_is_really_missing_is_found(labs: Labs, case: Case, version: str, b
             require_finds_that_the_link_is_gone(lab, pod)
         else:
             succeed(lab, "DEL", pod)
+
+
+# --- what a plugin says ----------------------------------------------------------------------------------------------
+
+MOVED = CASES["ptp, sbr"]
+"""The CHECK of ptp fails: sbr has moved its routes."""
+
+
+@pytest.fixture
+def cluster_lab(api_server: ApiServer, api_namespace: str, make_node: Callable[..., Node]) -> Iterator[ClusterLab]:
+    """A node of our daemon in a cluster."""
+    made = Cluster(api_server, make_node(standalone=False, settings={"metricsPort": PORT}), api_namespace)
+    made.prepare()
+    with api_server.reachable_in(made.node.host):
+        try:
+            lab = ClusterLab(made)
+        except ToolError as error:
+            pytest.skip(str(error))
+        made.node.start()
+        yield lab
+        lab.close()
+        made.node.kill()
+
+
+def test_a_plugin_that_fails_is_an_event_a_line_and_a_count(cluster_lab: ClusterLab) -> None:
+    node, cluster = cluster_lab.node, cluster_lab.cluster
+    with cluster_lab.pod(MOVED, "1.0.0") as pod:
+        succeed(cluster_lab, "ADD", pod)
+        assert f"{METRIC} 0.0" in node.metrics(PORT)
+        succeed(cluster_lab, "CHECK", pod)
+        succeed(cluster_lab, "CHECK", pod)
+        assert f"{METRIC} 2.0" in node.metrics(PORT)
+
+        def events() -> list[dict[str, Any]]:
+            return [event for event in cluster.events(pod.name) if event["reason"] == "NetworkCheckFailed"]
+
+        node.wait_until(lambda: bool(events()), "the event is there")
+        event = events()[0]
+        assert event["type"] == "Warning"
+        for words in (network(MOVED, "1.0.0"), "eth0", 'plugin type="ptp"', "10.150.0.0/24"):
+            assert words in event["message"]
+        lines = [line for line in node.log.read_text().splitlines() if "[warning]" in line and event["message"] in line]
+        assert lines
+        assert pod.container in lines[0]
+        succeed(cluster_lab, "DEL", pod)
+
+
+def test_a_plugin_without_check_is_not_counted(cluster_lab: ClusterLab) -> None:
+    with cluster_lab.pod(CASES["ptp, IPAM without CHECK"], "1.0.0") as pod:
+        for verb in ("ADD", "CHECK", "DEL"):
+            succeed(cluster_lab, verb, pod)
+        assert f"{METRIC} 0.0" in cluster_lab.node.metrics(PORT)
+
+
+@pytest.mark.parametrize("builtins", ["prefer", "off"])
+def test_strict_check_makes_an_error_of_what_a_plugin_says(labs: Labs, builtins: str) -> None:
+    lab = labs.get(builtins, strictCheck=True)
+    with lab.pod(MOVED, "1.0.0") as pod:
+        succeed(lab, "ADD", pod)
+        answer = lab.call("CHECK", pod)
+        assert answer.code == 1
+        assert 'plugin type="ptp"' in answer.json["msg"]
+        succeed(lab, "DEL", pod)
+
+
+@pytest.mark.parametrize("builtins", ["prefer", "off"])
+@pytest.mark.parametrize("main", MAINS)
+def test_a_plugin_without_check_is_no_error_with_strict_check(labs: Labs, builtins: str, main: str) -> None:
+    lab = labs.get(builtins, strictCheck=True)
+    with lab.pod(CASES[f"{main}, IPAM without CHECK"], "1.0.0") as pod:
+        for verb in ("ADD", "CHECK", "CHECK"):
+            succeed(lab, verb, pod)
+        require_finds_that_the_link_is_gone(lab, pod)
+
+
+def test_a_network_with_disable_check_is_not_looked_at(labs: Labs) -> None:
+    case = replace(CASES["bridge"], name="unchecked", keys={"disableCheck": True})
+    lab = labs.get("prefer", strictCheck=True)
+    with lab.pod(case, "1.0.0") as pod:
+        succeed(lab, "ADD", pod)
+        Left(lab, pod).take("link delete eth0")
+        succeed(lab, "CHECK", pod)
+        succeed(lab, "DEL", pod)
