@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_daemon/__init__.py $(wildcard multus_shim/*)
 
 # The tiers of tests/conftest.py, which marks each test by its folder. T takes the place of the folders: a path, or any
-# words that pytest knows, as in `make unit T="tests/unit/nad -n 0 --pdb"`.
+# words that pytest knows, as in `make unit T="tests/unit/spec/nad -n 0 --pdb"`.
 UNIT        := tests/unit tests/spec tests/repo
 INTEGRATION := tests/contract tests/fuzz tests/netns tests/shim tests/system tests/vectors
 E2E         := tests/e2e

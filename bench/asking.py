@@ -90,7 +90,14 @@ class Asker:
         while not is_over.is_set():
             words = COMMANDS[self._next % len(COMMANDS)]
             self._next += 1
-            command = [sys.executable, "-m", "multus_daemon.ctl", *words.split(), "--config", str(self._node.config)]
+            command = [
+                sys.executable,
+                "-m",
+                "multus_daemon.tools.ctl",
+                *words.split(),
+                "--config",
+                str(self._node.config),
+            ]
             begun = time.perf_counter()
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             took = time.perf_counter() - begun

@@ -26,15 +26,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import verdict
-from multus_daemon import portals
-from multus_daemon.attachment import Invocation
-from multus_daemon.base import portal
-from multus_daemon.base.deadline import Deadline
-from multus_daemon.base.portal import LoopPortal
-from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.delegates.dispatch import Dispatcher, Mode
-from multus_daemon.delegates.process import ProcessRunner
-from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.process import ProcessRunner
+from multus_daemon.plugins.select import Dispatcher, Mode
+from multus_daemon.plugins.tools import ToolRunner
+from multus_daemon.pod import portals
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.spec.attachment import Invocation
 
 REFERENCE = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
 MODES: dict[str, Mode] = {"built-in": "prefer", "binaries": "off"}

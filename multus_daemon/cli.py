@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from multus_daemon import __version__, flags, settings
-from multus_daemon.base import user
+from multus_daemon.runtime import user
 from multus_daemon.settings import Settings, SettingsError
 
 COMMANDS = (
@@ -230,7 +230,7 @@ def _no_system_certificates() -> Iterator[None]:
     """OpenSSL finds no CA of the system in the block.
 
     When it is imported, aiohttp reads all of them into two TLS contexts: a quarter of the work of the daemon's start,
-    and 2 MB for good. Neither context is used. The one for the API server is made later (`kube.client`).
+    and 2 MB for good. Neither context is used. The one for the API server is made later (`cluster.kube.client`).
     """
     hidden = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
     before = {name: os.environ.get(name) for name in hidden}
@@ -247,7 +247,7 @@ def _no_system_certificates() -> Iterator[None]:
 
 def _install(arguments: argparse.Namespace) -> int:
     import multus_shim
-    from multus_daemon import install
+    from multus_daemon.node import install
 
     try:
         source = arguments.shim or multus_shim.binary()
@@ -282,9 +282,9 @@ def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
 
 
 def _uninstall(found: Settings, arguments: argparse.Namespace) -> int:
-    from multus_daemon import install
-    from multus_daemon.delegates.cache import ResultCache
-    from multus_daemon.delegates.store import FileStore
+    from multus_daemon.node import install
+    from multus_daemon.plugins.cache import ResultCache
+    from multus_daemon.pod.store import FileStore
 
     cni_dir = Path(found.paths.cni_dir)
     node = install.Node(

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon import __version__, logs, root
-from multus_daemon.base import fs
-from multus_daemon.base.gates import Gates
-from multus_daemon.kube import client, connect, errors, informer, objects
+from multus_daemon.cluster.kube import client, connect, errors, informer, objects
 from multus_daemon.metrics import Metrics
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def approve_certificates(settings: Settings) -> None:
     """Approve the nodes' certificate requests until SIGTERM or SIGINT. Raises StartError."""
     try:
-        from multus_daemon.kube import approver
+        from multus_daemon.cluster.kube import approver
     except ImportError as error:
         raise root.StartError(f"cert-approver: {error}; install multus-daemon[certificates]") from error
 
@@ -58,9 +58,9 @@ def generate_kubeconfig(settings: Settings, target: Path) -> None:
 def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, address: str) -> None:
     """Answer the API server's reviews until SIGTERM or SIGINT. Raises StartError."""
     # It reads YAML, which the others have no use for.
+    from multus_daemon.api import webhook
+    from multus_daemon.api.app import MetricsServer
     from multus_daemon.diagnosis import admission
-    from multus_daemon.server import webhook
-    from multus_daemon.server.app import MetricsServer
 
     try:
         pair = webhook.Certificate(certificate, key)

@@ -12,49 +12,50 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multus_daemon import __version__, deadlines, logs, portals, root
-from multus_daemon.base import cgroup, descriptors, fs, malloc, portal, threads, timeline
-from multus_daemon.base.deadline import Deadline
-from multus_daemon.base.gates import Gates
-from multus_daemon.base.portal import LoopPortal
-from multus_daemon.base.timeline import Timelines
-from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
-from multus_daemon.cni.args import KubernetesArgs
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.controllers import primary_config
-from multus_daemon.controllers.primary_config import PrimaryConfig
-from multus_daemon.controllers.reconcile import Reconcile
-from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
-from multus_daemon.controllers.statuses import StatusesAtStart
-from multus_daemon.delegates import limit as processes
-from multus_daemon.delegates import strays
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.delegates.conf_files import NodeConfFiles
-from multus_daemon.delegates.device_files import NodeDeviceFiles
-from multus_daemon.delegates.dispatch import Dispatcher
-from multus_daemon.delegates.limit import Allowance, ProcessLimit
-from multus_daemon.delegates.process import MINIMAL_ENVIRON, ProcessRunner
-from multus_daemon.delegates.store import FileStore
-from multus_daemon.delegates.tools import ToolRunner
+from multus_daemon import __version__, deadlines, logs, root
+from multus_daemon.api import limit as requests
+from multus_daemon.api import wire
+from multus_daemon.api.admin import AdminApi
+from multus_daemon.api.answers import Answers
+from multus_daemon.api.app import ListenError, MetricsServer, UnixServer
+from multus_daemon.api.cni import CniApi
+from multus_daemon.api.verbs import Verbs
+from multus_daemon.cluster.conf_files import NodeConfFiles
+from multus_daemon.cluster.device_files import NodeDeviceFiles
+from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.diagnosis import status
-from multus_daemon.diagnosis.answers import Answers
-from multus_daemon.engine import reconcile, statuses
-from multus_daemon.engine.engine import LOCKS, NETNS_LOCKS, Engine
-from multus_daemon.engine.reconcile import Findings, Orphan
-from multus_daemon.engine.request import CniRequest
-from multus_daemon.engine.verbs import Verbs
-from multus_daemon.kubelet.source import KubeletDevices
+from multus_daemon.kernel.ops import KernelLinks
 from multus_daemon.metrics import Metrics
-from multus_daemon.netlink.ops import KernelLinks
-from multus_daemon.ports import ClusterStore
-from multus_daemon.server import limit as requests
-from multus_daemon.server import wire
-from multus_daemon.server.admin_api import AdminApi
-from multus_daemon.server.app import ListenError, MetricsServer, UnixServer
-from multus_daemon.server.cni_api import CniApi
+from multus_daemon.node import orphans
+from multus_daemon.node.orphans import Findings, Orphan
+from multus_daemon.node.primary import config
+from multus_daemon.node.primary.config import PrimaryConfig
+from multus_daemon.node.reconcile import Reconcile
+from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
+from multus_daemon.node.statuses import StatusesAtStart
+from multus_daemon.plugins import limit as processes
+from multus_daemon.plugins import strays
+from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.limit import Allowance, ProcessLimit
+from multus_daemon.plugins.process import MINIMAL_ENVIRON, ProcessRunner
+from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.plugins.tools import ToolRunner
+from multus_daemon.pod import portals, statuses
+from multus_daemon.pod.engine import LOCKS, NETNS_LOCKS, Engine
+from multus_daemon.pod.request import CniRequest
+from multus_daemon.pod.store import FileStore
+from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threads, timeline
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.settings import Settings
+from multus_daemon.spec.cni.args import KubernetesArgs
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import ClusterStore
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
     metrics.ask_dropped_lines(logs.dropped)
     if standalone is not None:
         # Of the two stores only the one that is used is imported: this one needs yaml, the other kubernetes_asyncio.
-        from multus_daemon.standalone.store import StandaloneStore
+        from multus_daemon.cluster.standalone.store import StandaloneStore
 
         manifests = StandaloneStore(standalone, gates)
         await Daemon(settings, manifests, gates, metrics, report=manifests.report).serve({"cluster": manifests.run()})
@@ -93,14 +94,14 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
 
 
 async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) -> None:
-    from multus_daemon.kube import errors
-    from multus_daemon.kube.connect import Connection
-    from multus_daemon.kube.node import NodeNameError
-    from multus_daemon.kube.store import KubeStore
+    from multus_daemon.cluster.kube import errors
+    from multus_daemon.cluster.kube.connect import Connection
+    from multus_daemon.cluster.kube.node import NodeNameError
+    from multus_daemon.cluster.kube.store import KubeStore
 
     if problem := PrimaryConfig.missing(settings):
         log.warning("not ready: %s", problem)
-        gates.close(primary_config.GATE, problem)
+        gates.close(config.GATE, problem)
     try:
         connection = Connection(settings.kubernetes, gates, os.environ)
         async with connection.client:
@@ -291,7 +292,7 @@ class Daemon:
         )
 
     def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
-        """A plugin has ended: see `delegates.dispatch.Observe`."""
+        """A plugin has ended: see `plugins.select.Observe`."""
         self._metrics.delegate(plugin_type, verb, outcome, seconds)
         timeline.note(f"plugin {plugin_type}: {verb} {outcome}", seconds)
 
@@ -353,43 +354,43 @@ class Daemon:
 
 
 class _Orphans:
-    """`engine.reconcile` for the event loop: each call in a thread of its own."""
+    """`node.orphans` for the event loop: each call in a thread of its own."""
 
     def __init__(self, engine: Engine, store: FileStore) -> None:
         self._engine = engine
         self._store = store
 
     async def look(self) -> Findings:
-        """See `controllers.reconcile`."""
+        """See `node.reconcile`."""
 
         def look() -> Findings:
             try:
                 self._store.tidy()
             except OSError as error:
                 log.error("what was left in cniDir can't be removed: %s", error)
-            return reconcile.look(self._engine)
+            return orphans.look(self._engine)
 
         return await portal.run(Deadline(), look, name="reconcile")
 
     async def delete(self, orphan: Orphan, seconds: float) -> bool:
-        """See `controllers.reconcile`."""
-        work = functools.partial(reconcile.delete, self._engine, orphan, seconds)
+        """See `node.reconcile`."""
+        work = functools.partial(orphans.delete, self._engine, orphan, seconds)
         return await portal.run(Deadline(), work, name="reconcile")
 
 
 class _Statuses:
-    """`engine.statuses` for the event loop: each call in a thread of its own."""
+    """`pod.statuses` for the event loop: each call in a thread of its own."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def outdated(self) -> list[ContainerId]:
-        """See `controllers.statuses`."""
+        """See `node.statuses`."""
         work = functools.partial(statuses.outdated, self._engine)
         return await portal.run(Deadline(), work, name="network-statuses")
 
     async def bring_up_to_date(self, container_id: ContainerId) -> bool:
-        """See `controllers.statuses`."""
+        """See `node.statuses`."""
         work = functools.partial(statuses.bring_up_to_date, self._engine, container_id)
         return await portal.run(Deadline(), work, name="network-statuses")
 
@@ -401,7 +402,7 @@ class _SpooledRequests:
         self._api = api
 
     def container_of(self, body: bytes) -> str:
-        """See `controllers.spool`."""
+        """See `node.spool`."""
         try:
             request = wire.decode_spooled(body, 0.0).request
         except CniError as error:
@@ -409,5 +410,5 @@ class _SpooledRequests:
         return request.container_id if isinstance(request, CniRequest) else ""
 
     async def serve(self, body: bytes, written: float) -> None:
-        """See `controllers.spool`. Raises CniError."""
+        """See `node.spool`. Raises CniError."""
         await self._api.call(body, decode=functools.partial(wire.decode_spooled, written=written))

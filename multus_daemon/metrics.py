@@ -293,7 +293,7 @@ class ClusterMetrics:
 
 
 class ProcessMetrics:
-    """What is counted about plugin processes and the wait for them, the `Observer` of `delegates.limit`."""
+    """What is counted about plugin processes and the wait for them, the `Observer` of `plugins.limit`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._allowed = Gauge(
@@ -342,7 +342,7 @@ class ProcessMetrics:
 
 
 class DeleteMetrics:
-    """What is counted about DELs that were late: the `Observer` of `controllers.spool` and `controllers.reconcile`."""
+    """What is counted about DELs that were late: the `Observer` of `node.spool` and `node.reconcile`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._spooled = Gauge(
@@ -432,7 +432,7 @@ class DeleteMetrics:
 
 
 class PrimaryMetrics:
-    """What is counted about the node's CNI configuration, the `Observer` of `controllers.primary_config`."""
+    """What is counted about the node's CNI configuration, the `Observer` of `node.primary.config`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str) -> Counter:

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from multus_daemon import deadlines, jsontext
-from multus_daemon.base import fs
+from multus_daemon import deadlines
+from multus_daemon.runtime import fs, jsontext
 
 DEFAULT_CONFIG_PATH = "/etc/cni/net.d/multus.d/daemon-config.json"
 CONFIG_MAX_BYTES = 1024 * 1024

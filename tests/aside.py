@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Generic, ParamSpec, TypeVar
 
-from multus_daemon.base import deadline, threads
-from multus_daemon.base.deadline import Deadline
+from multus_daemon.runtime import deadline, threads
+from multus_daemon.runtime.deadline import Deadline
 
 P = ParamSpec("P")
 T = TypeVar("T")

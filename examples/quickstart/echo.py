@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 
-from multus_daemon.netlink import netns as namespaces
+from multus_daemon.kernel import netns as namespaces
 
 _ANSWER_SECONDS = 0.5
 

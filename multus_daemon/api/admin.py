@@ -16,10 +16,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from multus_daemon import deadlines
-from multus_daemon.base import portal
-from multus_daemon.base.deadline import Deadline
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError, InternalError, TryAgainLaterError
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError
 
 ROOT: Final = "/admin"
 PATH: Final = ROOT + "/v1/{name}"

@@ -19,16 +19,18 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
-from multus_daemon.base.aio import SharedCalls
-from multus_daemon.base.gates import Gates
-from multus_daemon.cni.errors import InternalError, InvalidNetworkConfigError
+from multus_daemon.api import wire
+from multus_daemon.api.admin import PATH as ADMIN_PATH
+from multus_daemon.api.admin import ROOT as ADMIN_ROOT
+from multus_daemon.api.admin import AdminApi
+from multus_daemon.api.callers import Peer, is_plugin, peer
+from multus_daemon.api.cni import CniApi, to_response
+from multus_daemon.api.health import Readiness, healthz
+from multus_daemon.api.tcp import TcpListener
 from multus_daemon.metrics import Metrics
-from multus_daemon.server import admin_api, wire
-from multus_daemon.server.admin_api import AdminApi
-from multus_daemon.server.callers import Peer, is_plugin, peer
-from multus_daemon.server.cni_api import CniApi, to_response
-from multus_daemon.server.health import Readiness, healthz
-from multus_daemon.server.tcp import TcpListener
+from multus_daemon.runtime.aio import SharedCalls
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
 
 SOCKET_NAME: Final = "multus.sock"
 BODY_LIMIT: Final = 24 * 1024 * 1024
@@ -73,7 +75,7 @@ def application(
     ):
         app.router.add_route("*", path, _only(methods, handler), expect_handler=_expected)
     if admin is not None:
-        app.router.add_route("*", admin_api.PATH, admin.handle, expect_handler=_expected)
+        app.router.add_route("*", ADMIN_PATH, admin.handle, expect_handler=_expected)
     # So that what is nowhere goes through the same.
     app.router.add_route("*", "/{path:.*}", _nowhere, expect_handler=_expected)
     app.on_response_prepare.append(hide_server)
@@ -134,7 +136,7 @@ def _edge(metrics: Metrics, allowed_uids: frozenset[int] | None) -> Any:
             log.exception("%s %s failed", request.method, request.path)
             response = web.Response(status=500)
         response.force_close()
-        path = admin_api.ROOT if request.path.startswith(admin_api.ROOT + "/") else request.path
+        path = ADMIN_ROOT if request.path.startswith(ADMIN_ROOT + "/") else request.path
         metrics.request(path, response.status, request.method)
         return response
 

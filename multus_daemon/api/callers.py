@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
-from multus_daemon.delegates import child, strays
+from multus_daemon.plugins import child, strays
 
 _CREDENTIALS: Final = struct.Struct("iII")
 _ANCESTORS_MAX: Final = 64

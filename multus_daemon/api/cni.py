@@ -14,13 +14,18 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 from aiohttp import web
 
 from multus_daemon import deadlines, logs
-from multus_daemon.base import portal, slots, timeline
-from multus_daemon.base.aio import SharedCalls, TaskGroupOfRequests
-from multus_daemon.base.deadline import Deadline, ExpiredError
-from multus_daemon.base.timeline import Timelines
-from multus_daemon.cni import versions
-from multus_daemon.cni.args import KubernetesArgs
-from multus_daemon.cni.errors import (
+from multus_daemon.api import limit as requests
+from multus_daemon.api import wire
+from multus_daemon.metrics import Metrics
+from multus_daemon.plugins.limit import RANKS
+from multus_daemon.pod.request import CniRequest, DelegateRequest
+from multus_daemon.runtime import portal, slots, timeline
+from multus_daemon.runtime.aio import SharedCalls, TaskGroupOfRequests
+from multus_daemon.runtime.deadline import Deadline, ExpiredError
+from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.spec.cni import versions
+from multus_daemon.spec.cni.args import KubernetesArgs
+from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
     InternalError,
@@ -28,12 +33,7 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
     from_code,
 )
-from multus_daemon.cni.result import Result
-from multus_daemon.delegates.limit import RANKS
-from multus_daemon.engine.request import CniRequest, DelegateRequest
-from multus_daemon.metrics import Metrics
-from multus_daemon.server import limit as requests
-from multus_daemon.server import wire
+from multus_daemon.spec.cni.result import Result
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ _DRAIN_STEP = 0.02
 class Verbs(Protocol):
     """What the socket needs from the engine. Every method raises CniError; anything else is a fault of the program.
 
-    They block, each call in a thread of its own. One whose deadline (`base.deadline`) is over, or which is to stop,
+    They block, each call in a thread of its own. One whose deadline (`runtime.deadline`) is over, or which is to stop,
     first undoes what it did, then raises Interrupted.
     """
 

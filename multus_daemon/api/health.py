@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from multus_daemon.base.gates import Gates
-from multus_daemon.cni import gojson
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.spec.cni import gojson
 
 
 async def healthz(_request: web.Request) -> web.Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from multus_daemon.delegates.limit import KEPT, MIB, Allowance
+from multus_daemon.plugins.limit import KEPT, MIB, Allowance
 
 MOST: Final = 256
 """Without a limit, or with large ones."""

@@ -11,8 +11,8 @@ import ssl
 from aiohttp import web
 
 from multus_daemon import deadlines
-from multus_daemon.base import descriptors
-from multus_daemon.base.backoff import backoff
+from multus_daemon.runtime import descriptors
+from multus_daemon.runtime.backoff import backoff
 
 log = logging.getLogger(__name__)
 

@@ -1,19 +1,19 @@
-"""The verbs of one engine, as the socket calls them (`server.cni_api.Verbs`)."""
+"""The verbs of one engine, as the socket calls them (`api.cni.Verbs`)."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 
-from multus_daemon.cni.result import Result
-from multus_daemon.engine.add import add
-from multus_daemon.engine.check import check
-from multus_daemon.engine.delete import delete
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.gc import gc
-from multus_daemon.engine.hotplug import add_network, check_network, remove_network
-from multus_daemon.engine.request import CniRequest, DelegateRequest
-from multus_daemon.engine.status import status
+from multus_daemon.node.gc import gc
+from multus_daemon.node.status import status
+from multus_daemon.pod.add import add
+from multus_daemon.pod.check import check
+from multus_daemon.pod.delete import delete
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.hotplug import add_network, check_network, remove_network
+from multus_daemon.pod.request import CniRequest, DelegateRequest
+from multus_daemon.spec.cni.result import Result
 
 
 class Verbs:

@@ -16,12 +16,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
-from multus_daemon.base import portal
-from multus_daemon.base.deadline import Deadline
+from multus_daemon.api.app import hide_server, http_runner
+from multus_daemon.api.health import healthz
+from multus_daemon.api.tcp import TcpListener
 from multus_daemon.metrics import Metrics
-from multus_daemon.server.app import hide_server, http_runner
-from multus_daemon.server.health import healthz
-from multus_daemon.server.tcp import TcpListener
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
 
 BODY_LIMIT: Final = 8 * 1024 * 1024
 """Bytes of a review: it has the object twice where one is changed, and the API server takes 3 MiB of one."""

@@ -1,6 +1,6 @@
 """The socket's JSON, read into typed requests and written from results and errors. `docs/protocol.md` describes it.
 
-Reading follows Go's encoding/json (`cni.gojson`): upstream's shim and its other clients were written for that.
+Reading follows Go's encoding/json (`spec.cni.gojson`): upstream's shim and its other clients were written for that.
 Everything that is wrong with a request is a `CniError` whose message begins with the cause.
 """
 
@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from multus_daemon.cni import args as cni_args
-from multus_daemon.cni import gojson, names, result, skel, versions
-from multus_daemon.cni.errors import (
+from multus_daemon.pod.request import CniRequest, DelegateRequest
+from multus_daemon.spec.cni import args as cni_args
+from multus_daemon.spec.cni import gojson, names, result, skel, versions
+from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
     IncompatibleVersionError,
@@ -22,9 +23,8 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
     from_code,
 )
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.engine.request import CniRequest, DelegateRequest
-from multus_daemon.nad import requests
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.nad import requests
 
 STDOUT_TYPE: Final = "application/vnd.multus.cni-stdout"
 """Bodies of this type are for the plugin's stdout as they stand; a client that wants them says so in `Accept`."""

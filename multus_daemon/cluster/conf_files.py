@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multus_daemon.base import fs
-from multus_daemon.cni import conf, gojson
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError
-from multus_daemon.cni.names import network_name_problem
+from multus_daemon.runtime import fs
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError
+from multus_daemon.spec.cni.names import network_name_problem
 
 CONF_MAX_BYTES = conf.CONFIG_MAX_BYTES
 PLUGINS_MAX = conf.PLUGINS_MAX
@@ -20,18 +20,18 @@ SUFFIXES = (".conf", ".json", ".conflist")
 
 
 class NodeConfFiles:
-    """`ports.ConfFiles` on the file system. Files are read anew at each call: they are few, small and changeable."""
+    """`spec.ports.ConfFiles` on the file system. Files are read anew at each call: they are few, small and changeable."""
 
     def by_name(self, directory: str, name: str) -> NetworkConfig | None:
-        """See `ports.ConfFiles`."""
+        """See `spec.ports.ConfFiles`."""
         return _by_name(Path(directory), name)
 
     def at_path(self, path: str) -> NetworkConfig:
-        """See `ports.ConfFiles`."""
+        """See `spec.ports.ConfFiles`."""
         return _at_path(Path(path))
 
     def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
-        """See `ports.ConfFiles`."""
+        """See `spec.ports.ConfFiles`."""
         return _plugins_beside(Path(path), name)
 
 

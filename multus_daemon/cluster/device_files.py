@@ -11,11 +11,11 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.attachment import Attachment
-from multus_daemon.base import fs
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.nad import device_info
-from multus_daemon.nad.device_info import DeviceInfo
+from multus_daemon.runtime import fs
+from multus_daemon.spec.attachment import Attachment
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.nad import device_info
+from multus_daemon.spec.nad.device_info import DeviceInfo
 
 log = logging.getLogger(__name__)
 
@@ -27,27 +27,27 @@ _BASE: Final = "/".join((_VOLATILE, *_FOLDERS))
 
 
 class NodeDeviceFiles:
-    """`ports.DeviceFiles` in the file system that plugins see."""
+    """`spec.ports.DeviceFiles` in the file system that plugins see."""
 
     def __init__(self, host_root: Path) -> None:
         """`host_root`: the root directory of the plugins. Links in the way are followed inside of it."""
         self._host_root = str(host_root)
 
     def path(self, attachment: Attachment, container_id: ContainerId) -> str:
-        """See `ports.DeviceFiles`."""
+        """See `spec.ports.DeviceFiles`."""
         return f"{_BASE}/cni/{device_info.cni_file(attachment.name, container_id, attachment.ifname)}"
 
     def prepare(self, attachment: Attachment, path: str) -> None:
-        """See `ports.DeviceFiles`. What an ADD that a crash cut off has left there is replaced."""
+        """See `spec.ports.DeviceFiles`. What an ADD that a crash cut off has left there is replaced."""
         self._prepare(attachment, path)
 
     def read(self, path: str) -> DeviceInfo | None:
-        """See `ports.DeviceFiles`."""
+        """See `spec.ports.DeviceFiles`."""
         data = self._read("cni", _name(path))
         return device_info.parse(data) if data is not None else None
 
     def remove(self, path: str) -> None:
-        """See `ports.DeviceFiles`."""
+        """See `spec.ports.DeviceFiles`."""
         self._remove(_name(path))
 
     def _prepare(self, attachment: Attachment, path: str) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from multus_daemon.cni import gojson
 from multus_daemon.diagnosis import validate
 from multus_daemon.diagnosis.validate import Finding
-from multus_daemon.nad import definition
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.settings import Settings
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.nad import definition
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 
 API_VERSION: Final = "admission.k8s.io/v1"
 _UNPROCESSABLE: Final = 422

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from multus_daemon.attachment import Attachment, ContainerRecord, SetAside
-from multus_daemon.cni import gojson
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.ports import CorruptRecordError, DelegateStore
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, SetAside
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 SCHEMA: Final = "multusctl.attachments/v1"
 _PARENT_KEYS: Final = {"bridge": "bridge", "macvlan": "master", "ipvlan": "master", "vlan": "master", "ovs": "bridge"}
@@ -30,7 +30,7 @@ _DEFAULT_PARENTS: Final = {"bridge": "cni0"}
 
 
 class Namespaces(Protocol):
-    """What is asked about network namespaces: `ports.LinkOps` has it."""
+    """What is asked about network namespaces: `spec.ports.LinkOps` has it."""
 
     def is_netns(self, path: str) -> bool:
         """True where `path` is a network namespace that exists."""

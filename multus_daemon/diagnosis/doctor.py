@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from multus_daemon.attachment import BUILT_IN, ContainerRecord
-from multus_daemon.base import elf, fs
-from multus_daemon.builtin.runner import PLUGINS
-from multus_daemon.cni import conf, gojson
-from multus_daemon.cni.errors import CniError
-from multus_daemon.netconf import generate, primary
-from multus_daemon.ports import CorruptRecordError, DelegateStore
+from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.runtime import elf, fs
 from multus_daemon.settings import Settings
+from multus_daemon.spec.attachment import BUILT_IN, ContainerRecord
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.netconf import generate, primary
+from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 SCHEMA: Final = "multusctl.doctor/v1"
 Severity = Literal["error", "warning", "info"]
@@ -87,7 +87,7 @@ class Node:
     settings: Settings
     store: DelegateStore
     vanished: Callable[[set[str]], set[str]]
-    """Which of the network namespaces are certainly gone: `ports.LinkOps` has it."""
+    """Which of the network namespaces are certainly gone: `spec.ports.LinkOps` has it."""
     answers: Callable[[], tuple[str, dict[str, str]]]
     """Why no daemon answers, empty where one does; then its closed gates."""
     proc: Path = Path("/proc")

@@ -19,19 +19,19 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from multus_daemon.attachment import Attachment, Pod, Sandbox
-from multus_daemon.base.timeline import Timeline
-from multus_daemon.cni.args import KubernetesArgs
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.engine import networks, plan, unsupported
-from multus_daemon.engine.engine import INDICATOR_GATE, Engine
-from multus_daemon.engine.networks import Network
-from multus_daemon.engine.request import CniRequest
-from multus_daemon.nad import selection
-from multus_daemon.netconf.load import load
-from multus_daemon.netconf.model import NetConf
-from multus_daemon.ports import CorruptRecordError
+from multus_daemon.pod import networks, plan, unsupported
+from multus_daemon.pod.engine import INDICATOR_GATE, Engine
+from multus_daemon.pod.networks import Network
+from multus_daemon.pod.request import CniRequest
+from multus_daemon.runtime.timeline import Timeline
+from multus_daemon.spec.attachment import Attachment, Pod, Sandbox
+from multus_daemon.spec.cni.args import KubernetesArgs
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.nad import selection
+from multus_daemon.spec.netconf.load import load
+from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.ports import CorruptRecordError
 
 SCHEMA: Final = "multusctl.explain/v1"
 IFNAME: Final = IfName("eth0")

@@ -14,10 +14,10 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.attachment import BUILT_IN
-from multus_daemon.base import elf, fs
-from multus_daemon.builtin.runner import PLUGINS
+from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.runtime import elf, fs
 from multus_daemon.settings import Settings
+from multus_daemon.spec.attachment import BUILT_IN
 
 SCHEMA: Final = "multusctl.plugins/v1"
 

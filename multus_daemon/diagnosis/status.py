@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.base.timeline import Timeline
+from multus_daemon.runtime.timeline import Timeline
 
 SCHEMA: Final = "multusctl.status/v1"
 ERRORS_MAX: Final = 10
@@ -88,5 +88,5 @@ def errors(timelines: Iterable[Timeline]) -> list[dict[str, Any]]:
 
 
 def cause_of(text: str) -> str:
-    """The cause in an error's text: without what it was for, in brackets or behind a semicolon (`cni.errors`)."""
+    """The cause in an error's text: without what it was for, in brackets or behind a semicolon (`spec.cni.errors`)."""
     return text.partition(" (pod ")[0].partition("; ")[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from multus_daemon.base.timeline import Timeline, Timelines
+from multus_daemon.runtime.timeline import Timeline, Timelines
 
 SCHEMA: Final = "multusctl.trace/v1"
 

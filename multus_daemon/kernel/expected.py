@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from multus_daemon.cni.result import IpConfig, Result
-from multus_daemon.cni.result import Route as ResultRoute
-from multus_daemon.netlink import inet
-from multus_daemon.netlink.rtnl import Rtnl
+from multus_daemon.kernel import inet
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.spec.cni.result import IpConfig, Result
+from multus_daemon.spec.cni.result import Route as ResultRoute
 
 
 def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from multus_daemon.netlink import attributes
-from multus_daemon.netlink.attributes import attribute, number
-from multus_daemon.netlink.transport import NLM_F_CREATE, NLM_F_EXCL, Request
+from multus_daemon.kernel import attributes
+from multus_daemon.kernel.attributes import attribute, number
+from multus_daemon.kernel.transport import NLM_F_CREATE, NLM_F_EXCL, Request
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from multus_daemon.netlink import attributes
-from multus_daemon.netlink.attributes import attribute, nested, number, text
-from multus_daemon.netlink.transport import NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Request
+from multus_daemon.kernel import attributes
+from multus_daemon.kernel.attributes import attribute, nested, number, text
+from multus_daemon.kernel.transport import NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Request
 
 RTM_NEWLINK: Final = 16
 RTM_DELLINK: Final = 17

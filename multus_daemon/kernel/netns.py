@@ -1,7 +1,7 @@
 """Network namespaces as paths and file descriptors, and the one place that enters them.
 
 `enter` changes the namespace of the calling thread for good, so it is called by a request's thread only
-(`base.portal`), which ends with it; the daemon's own threads stay in the host's namespace.
+(`runtime.portal`), which ends with it; the daemon's own threads stay in the host's namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from typing import Final
 
-from multus_daemon.base import fs
+from multus_daemon.runtime import fs
 
 _CLONE_NEWNET: Final = 0x40000000
 # ioctl_ns(2); since Linux 4.11. It also tells a network namespace from the other kinds, which statfs does not.

@@ -10,14 +10,14 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from multus_daemon.cni.names import IfName
-from multus_daemon.cni.result import Result, Route
-from multus_daemon.netlink import netns as namespaces
-from multus_daemon.netlink.inet import IpInterface
-from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.kernel import netns as namespaces
+from multus_daemon.kernel.inet import IpInterface
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.cni.result import Result, Route
 
 if TYPE_CHECKING:
-    from multus_daemon.netlink.rtnl import Rtnl
+    from multus_daemon.kernel.rtnl import Rtnl
 
 
 class Session:
@@ -84,7 +84,7 @@ class Session:
 
     def _socket(self) -> Rtnl:
         # Not at the top: plugins that have nothing to do with the kernel are not to wait for it.
-        from multus_daemon.netlink.rtnl import Rtnl
+        from multus_daemon.kernel.rtnl import Rtnl
 
         kernel = Rtnl()
         self._opened.callback(kernel.close)
@@ -182,7 +182,7 @@ class kept_open:  # noqa: N801
 class session:  # noqa: N801
     """The calling thread's session of the namespace at `path`, for the duration of the block. Opens nothing yet.
 
-    For threads that end with their request (`base.portal`): in any other one a way back out of the namespace that fails
+    For threads that end with their request (`runtime.portal`): in any other one a way back out of the namespace that fails
     would have later work done in the wrong place.
     """
 
@@ -204,14 +204,14 @@ class session:  # noqa: N801
 
 
 class KernelLinks:
-    """`ports.LinkOps` by asking the kernel."""
+    """`spec.ports.LinkOps` by asking the kernel."""
 
     def kept_open(self, leaving: Collection[IfName] = ()) -> contextlib.AbstractContextManager[None]:
-        """See `ports.LinkOps`."""
+        """See `spec.ports.LinkOps`."""
         return kept_open(leaving)
 
     def allow_own_netns(self, allowed: bool) -> None:
-        """See `ports.LinkOps`."""
+        """See `spec.ports.LinkOps`."""
         namespaces.allow_own(allowed)
 
     def is_netns(self, path: str) -> bool:
@@ -219,16 +219,16 @@ class KernelLinks:
         return namespaces.is_netns(path)
 
     def netns_problem(self, path: str) -> str:
-        """See `ports.LinkOps`. As quick as `is_netns`."""
+        """See `spec.ports.LinkOps`. As quick as `is_netns`."""
         return namespaces.problem(path)
 
     def netns_id(self, path: str) -> str:
-        """See `ports.LinkOps`. It describes the namespace that the thread enters, whatever is at the path later."""
+        """See `spec.ports.LinkOps`. It describes the namespace that the thread enters, whatever is at the path later."""
         with session(path) as opened:
             return opened.identity()
 
     def is_elsewhere(self, path: str, netns_id: str) -> bool:
-        """See `ports.LinkOps`. Within `kept_open`, plugins then work in the namespace that was compared."""
+        """See `spec.ports.LinkOps`. Within `kept_open`, plugins then work in the namespace that was compared."""
         try:
             with session(path) as opened:
                 opened.require()
@@ -239,11 +239,11 @@ class KernelLinks:
             return namespaces.is_something_else(error)
 
     def vanished(self, paths: Collection[str]) -> set[str]:
-        """See `ports.LinkOps`."""
+        """See `spec.ports.LinkOps`."""
         return namespaces.vanished(paths)
 
     def netns_in_use(self, paths: Collection[str]) -> set[str]:
-        """See `ports.LinkOps`. It takes some microseconds for each process of the node."""
+        """See `spec.ports.LinkOps`. It takes some microseconds for each process of the node."""
         return namespaces.inhabited(paths)
 
     def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
@@ -261,16 +261,16 @@ class KernelLinks:
             return None if link is None else [item.address for item in opened.pod.addresses(link.index)]
 
     def observe(self, netns: str, attached: Sequence[tuple[IfName, Result]]) -> list[Result]:
-        """See `ports.LinkOps`."""
-        from multus_daemon.netlink import expected
+        """See `spec.ports.LinkOps`."""
+        from multus_daemon.kernel import expected
 
         with session(netns) as opened:
             opened.require()
             return expected.observe(opened.pod, attached)
 
     def first_missing(self, netns: str, ifname: IfName, result: Result, *, observed: bool) -> str:
-        """See `ports.LinkOps`."""
-        from multus_daemon.netlink import expected
+        """See `spec.ports.LinkOps`."""
+        from multus_daemon.kernel import expected
 
         with session(netns) as opened:
             opened.require()
@@ -278,7 +278,7 @@ class KernelLinks:
 
     def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
         """Make `routes` the only default routes of their families; one entry into the namespace. Raises OSError."""
-        from multus_daemon.netlink.routes import DefaultRoutes
+        from multus_daemon.kernel.routes import DefaultRoutes
 
         with session(netns) as opened, opened.inside(), contextlib.closing(DefaultRoutes()) as kernel:
             kernel.replace(ifname, routes)

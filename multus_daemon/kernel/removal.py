@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
-from multus_daemon.base import deadline, threads
-from multus_daemon.netlink import links
-from multus_daemon.netlink.transport import HEADER_BYTES, Socket, messages
+from multus_daemon.kernel import links
+from multus_daemon.kernel.transport import HEADER_BYTES, Socket, messages
+from multus_daemon.runtime import deadline, threads
 
 _LOOPBACK: Final = 1
 """Index of `lo`, the first link of each namespace."""

@@ -22,11 +22,9 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from multus_daemon.cni.names import IfName
-from multus_daemon.cni.result import Route as ResultRoute
-from multus_daemon.netlink import attributes, inet
-from multus_daemon.netlink.attributes import attribute
-from multus_daemon.netlink.inet import (
+from multus_daemon.kernel import attributes, inet
+from multus_daemon.kernel.attributes import attribute
+from multus_daemon.kernel.inet import (
     NEXT_HOP,
     ROUTE,
     RTA_GATEWAY,
@@ -40,8 +38,10 @@ from multus_daemon.netlink.inet import (
     TABLE_MAIN,
     Route,
 )
-from multus_daemon.netlink.rtnl import Rtnl
-from multus_daemon.netlink.transport import NLM_F_CREATE, Request
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.transport import NLM_F_CREATE, Request
+from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.cni.result import Route as ResultRoute
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from multus_daemon.cni.names import IfName
-from multus_daemon.netlink import inet, links
-from multus_daemon.netlink.inet import TABLE_MAIN, Address, IpInterface, Route
-from multus_daemon.netlink.links import IFF_ALLMULTI, IFF_PROMISC, IFF_UP, Link
-from multus_daemon.netlink.transport import Request, Socket
+from multus_daemon.kernel import inet, links
+from multus_daemon.kernel.inet import TABLE_MAIN, Address, IpInterface, Route
+from multus_daemon.kernel.links import IFF_ALLMULTI, IFF_PROMISC, IFF_UP, Link
+from multus_daemon.kernel.transport import Request, Socket
+from multus_daemon.spec.cni.names import IfName
 
 ANY_LINK: Final = 0
 
@@ -142,19 +142,19 @@ class Rtnl:
 
     def add_vlans(self, index: int, first: int, last: int, *, native: bool = False) -> None:
         """Let a port carry the VLANs `first` to `last`; `native`: frames without a tag belong to it, and leave so."""
-        from multus_daemon.netlink import vlans
+        from multus_daemon.kernel import vlans
 
         self._socket.request(vlans.add(index, first, last, native=native))
 
     def delete_vlan(self, index: int, vlan: int) -> None:
         """Let a port carry a VLAN no more."""
-        from multus_daemon.netlink import vlans
+        from multus_daemon.kernel import vlans
 
         self._socket.request(vlans.delete(index, vlan))
 
     def vlans(self, index: int) -> list[int]:
         """The VLANs that a port carries; none where the kernel does not know VLANs of bridges."""
-        from multus_daemon.netlink import vlans
+        from multus_daemon.kernel import vlans
 
         found = map(vlans.decode, self._socket.dump(vlans.list_all()))
         return [vlan for port, carried in found if port == index for vlan in carried]

@@ -1,6 +1,6 @@
 """Network sysctls of the namespace that the calling thread is in.
 
-/proc/sys/net shows each thread the values of its own network namespace; `netlink.ops.Session` decides which that is.
+/proc/sys/net shows each thread the values of its own network namespace; `kernel.ops.Session` decides which that is.
 The files are the kernel's, never below a chrootDir.
 """
 

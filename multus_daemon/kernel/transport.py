@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.netlink import attributes, netns
+from multus_daemon.kernel import attributes, netns
 
 SOL_NETLINK: Final = 270
 NETLINK_EXT_ACK: Final = 11

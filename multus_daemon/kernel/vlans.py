@@ -13,7 +13,7 @@ from typing import Any, Final
 from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from multus_daemon.netlink.transport import HEADER_BYTES, Request, with_header
+from multus_daemon.kernel.transport import HEADER_BYTES, Request, with_header
 
 _AF_BRIDGE: Final = 7
 _EXT_MASK_VLANS: Final = 1 << 1

@@ -19,17 +19,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import ContainerRecord
-from multus_daemon.base import deadline
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
-from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.engine import aside, detach, schedule
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.networks import default_networks, of_every_pod
-from multus_daemon.engine.records import held_if_free, is_elsewhere, read, read_all
-from multus_daemon.netconf.model import NetConf
-from multus_daemon.netconf.primary import OWN_TYPES
+from multus_daemon.pod import aside, detach, schedule
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.networks import default_networks, of_every_pod
+from multus_daemon.pod.records import held_if_free, is_elsewhere, read, read_all
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.attachment import ContainerRecord
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.netconf.primary import OWN_TYPES
 
 log = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import ContainerRecord
-from multus_daemon.base import elf, fs
-from multus_daemon.cni import gojson
-from multus_daemon.engine.engine import LOCKS
-from multus_daemon.netconf import generate
-from multus_daemon.ports import CorruptRecordError, DelegateStore
+from multus_daemon.pod.engine import LOCKS
+from multus_daemon.runtime import elf, fs
+from multus_daemon.spec.attachment import ContainerRecord
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.netconf import generate
+from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 log = logging.getLogger(__name__)
 

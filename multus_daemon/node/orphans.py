@@ -19,14 +19,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from multus_daemon.attachment import ContainerRecord, Pod
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import aside, detach
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.records import held_if_free, is_elsewhere, is_of, read, read_all, without_followed
-from multus_daemon.nad import selection
-from multus_daemon.ports import StoreUnavailableError
+from multus_daemon.pod import aside, detach
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.records import held_if_free, is_elsewhere, is_of, read, read_all, without_followed
+from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.nad import selection
+from multus_daemon.spec.ports import StoreUnavailableError
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Compares what is on record with what lives, at start and every few minutes, and deletes what is left of the dead.
 
-What an orphan is, `engine.reconcile` says; here is when: those that are certain at once, the others when a second look
+What an orphan is, `node.orphans` says; here is when: those that are certain at once, the others when a second look
 finds them too. A run has a budget, a container that fails waits longer each time. What can't be deleted stays on record
 and is told of: a gauge, a line in the log for each try, one Event.
 
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from multus_daemon import deadlines
-from multus_daemon.base.aio import side_by_side
-from multus_daemon.base.backoff import backoff
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import schedule
-from multus_daemon.engine.reconcile import Findings, Orphan, Unattached
-from multus_daemon.ports import EVENT_MESSAGE_MAX, Events
+from multus_daemon.node.orphans import Findings, Orphan, Unattached
+from multus_daemon.pod import schedule
+from multus_daemon.runtime.aio import side_by_side
+from multus_daemon.runtime.backoff import backoff
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Observer(Protocol):
 
 
 class Orphans(Protocol):
-    """What finds and deletes; see `engine.reconcile`."""
+    """What finds and deletes; see `node.orphans`."""
 
     async def look(self) -> Findings:
         """What there is now."""

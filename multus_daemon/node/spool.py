@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from multus_daemon import deadlines
-from multus_daemon.base import fs
-from multus_daemon.base.backoff import backoff
-from multus_daemon.ports import EVENT_MESSAGE_MAX, NodeEvents
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.backoff import backoff
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, NodeEvents
 
 log = logging.getLogger(__name__)
 

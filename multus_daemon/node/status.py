@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from multus_daemon import deadlines
-from multus_daemon.base import deadline
-from multus_daemon.cni.errors import CniError, PluginNotAvailableError
-from multus_daemon.engine import networks
-from multus_daemon.engine.engine import Engine
+from multus_daemon.pod import networks
+from multus_daemon.pod.engine import Engine
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.cni.errors import CniError, PluginNotAvailableError
 
 
 def status(engine: Engine, stdin: bytes) -> None:

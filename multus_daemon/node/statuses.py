@@ -1,6 +1,6 @@
 """Brings the network-statuses of this node's pods up to date, once, when the daemon starts and knows its pods.
 
-What is out of date, and why it can be, `engine.statuses` says.
+What is out of date, and why it can be, `pod.statuses` says.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from multus_daemon import deadlines
-from multus_daemon.base.aio import side_by_side
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import schedule
-from multus_daemon.ports import StoreUnavailableError
+from multus_daemon.pod import schedule
+from multus_daemon.runtime.aio import side_by_side
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
 
 class NetworkStatuses(Protocol):
-    """What compares and writes; see `engine.statuses`."""
+    """What compares and writes; see `pod.statuses`."""
 
     async def outdated(self) -> Sequence[ContainerId]:
         """The containers whose pods' status is not what is on record."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.base import fs
-from multus_daemon.cni import args, gojson, result
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
-from multus_daemon.cni.names import FILE_NAME_MAX_BYTES
-from multus_daemon.cni.result import Result
+from multus_daemon.runtime import fs
+from multus_daemon.spec.cni import args, gojson, result
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES
+from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from multus_daemon import deadlines
-from multus_daemon.delegates import strays
-from multus_daemon.delegates.failure import STDERR_TAIL, Exit
+from multus_daemon.plugins import strays
+from multus_daemon.plugins.failure import STDERR_TAIL, Exit
 
 _CHUNK = 64 * 1024
 _DESCENDANTS_MAX = 256

@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from multus_daemon.cni import errors, gojson
-from multus_daemon.cni.errors import CniError, InternalError
+from multus_daemon.spec.cni import errors, gojson
+from multus_daemon.spec.cni.errors import CniError, InternalError
 
 STDERR_TAIL = 8 * 1024
 _STDOUT_SHOWN = 1024

@@ -10,8 +10,8 @@ import os
 import stat
 from collections.abc import Sequence
 
-from multus_daemon.base import fs
-from multus_daemon.cni.errors import InvalidNetworkConfigError, IoFailureError
+from multus_daemon.runtime import fs
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError, IoFailureError
 
 
 class PluginNotFoundError(InvalidNetworkConfigError):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
 
 _MARK_BITS: Final = 32
 # Keys, in lower case, that the oldest reference plugins in use (v1.1.1, Debian 12) pass over, whatever their value.

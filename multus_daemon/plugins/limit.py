@@ -7,7 +7,7 @@ Order: DEL, which gives back what others wait for, and has one place that nothin
 hang in every other one don't keep a node from getting rid of its pods. Then STATUS and GC: there is one of each at
 most; a STATUS that waits behind a burst of pods would take the node out of service, and while GC asks the plugins of a
 network, ADDs to it wait for that. Then ADD, then CHECK, for which nobody waits. Of one kind, networks of a namespace
-take turns, and no namespace and no network may have all places: see `base.slots`.
+take turns, and no namespace and no network may have all places: see `runtime.slots`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Invocation
-from multus_daemon.base import slots
-from multus_daemon.base.aio import KeyedLock
-from multus_daemon.cni.errors import TryAgainLaterError
+from multus_daemon.runtime import slots
+from multus_daemon.runtime.aio import KeyedLock
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni.errors import TryAgainLaterError
 
 MIB: Final = 1024 * 1024
 PROCESS_BYTES: Final = 64 * MIB

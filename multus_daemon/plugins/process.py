@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Invocation
-from multus_daemon.base import elf, fs
-from multus_daemon.base.backoff import backoff
-from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
-from multus_daemon.delegates import child, failure, find
-from multus_daemon.delegates.limit import ProcessLimit
-from multus_daemon.delegates.recursion import ProgramFiles
+from multus_daemon.plugins import child, failure, find
+from multus_daemon.plugins.limit import ProcessLimit
+from multus_daemon.plugins.recursion import ProgramFiles
+from multus_daemon.runtime import elf, fs
+from multus_daemon.runtime.backoff import backoff
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class ProcessRunner:
             return ""
 
     def refuse_multus(self, plugin_type: str, path: str) -> None:
-        """See `ports.BinaryRunner`."""
+        """See `spec.ports.BinaryRunner`."""
         # A file that is gone is for whoever runs it to report.
         with contextlib.suppress(OSError):
             self._files.refuse(plugin_type, fs.resolve(self._root, path))

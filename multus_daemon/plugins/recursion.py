@@ -10,9 +10,9 @@ import os
 import re
 from typing import Final
 
-from multus_daemon.base import elf
-from multus_daemon.cni.errors import InvalidNetworkConfigError
-from multus_daemon.netconf.primary import OWN_TYPES
+from multus_daemon.runtime import elf
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
+from multus_daemon.spec.netconf.primary import OWN_TYPES
 
 _STDOUT_TYPE: Final = b"application/vnd.multus.cni-stdout"
 _OUR_SHIM_MAX_BYTES: Final = 4 * 1024 * 1024

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from multus_daemon.attachment import BUILT_IN, Attachment, Invocation, Progress, Sandbox
-from multus_daemon.cni import args, conf, errors, names, result, versions
-from multus_daemon.cni.conf import NetworkConfig, PluginConfig
-from multus_daemon.cni.errors import (
+from multus_daemon.kernel import netns
+from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Progress, Sandbox
+from multus_daemon.spec.cni import args, conf, errors, names, result, versions
+from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
+from multus_daemon.spec.cni.errors import (
     CniError,
     IncompatibleVersionError,
     InvalidEnvironmentError,
@@ -22,11 +24,9 @@ from multus_daemon.cni.errors import (
     IoFailureError,
     UnknownContainerError,
 )
-from multus_daemon.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
-from multus_daemon.cni.result import Result
-from multus_daemon.delegates.cache import Entry, ResultCache, name_problem
-from multus_daemon.netlink import netns
-from multus_daemon.ports import ChoosingRunner, NeverAttachedError
+from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.ports import ChoosingRunner, NeverAttachedError
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Chain:
         self._bin_path = bin_path
 
     def plan(self, sandbox: Sandbox, attachment: Attachment) -> Attachment:
-        """See `ports.DelegateRunner`: names, version, and that every plugin and every IPAM plugin is to be had.
+        """See `spec.ports.DelegateRunner`: names, version, and that every plugin and every IPAM plugin is to be had.
 
         Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name), IncompatibleVersionError, and what
         a plugin has against its configuration.
@@ -105,12 +105,12 @@ class Chain:
         return served_by
 
     def invocations(self, sandbox: Sandbox, attachment: Attachment) -> Sequence[tuple[str, Invocation]]:
-        """See `ports.DelegateRunner`."""
+        """See `spec.ports.DelegateRunner`."""
         plugins = attachment.config.plugins
         return [(plugin.type, self._invocation("ADD", sandbox, attachment, plugin, None)) for plugin in plugins]
 
     def runs_here(self, attachment: Attachment, verb: str) -> bool:
-        """See `ports.DelegateRunner`."""
+        """See `spec.ports.DelegateRunner`."""
         served_by = attachment.served_by
         named = {name for plugin in attachment.config.plugins for name in (plugin.type, plugin.ipam_type) if name}
         if not named <= served_by.keys() or any(where != BUILT_IN for where in served_by.values()):

@@ -16,14 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
-from multus_daemon.attachment import BUILT_IN, Invocation
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError, UnsupportedFieldError
-from multus_daemon.cni.result import Result
-from multus_daemon.delegates import formats, recursion
-from multus_daemon.delegates.find import PluginNotFoundError
-from multus_daemon.netlink import netns, ops
-from multus_daemon.ports import BinaryRunner, BuiltinPlugins
+from multus_daemon.kernel import netns, ops
+from multus_daemon.plugins import formats, recursion
+from multus_daemon.plugins.find import PluginNotFoundError
+from multus_daemon.spec.attachment import BUILT_IN, Invocation
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError, UnsupportedFieldError
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.ports import BinaryRunner, BuiltinPlugins
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +83,11 @@ class Dispatcher:
                 return self._builtin.locate(plugin_type) or self._process.locate(plugin_type)
 
     def waits(self, plugin_type: str) -> bool:
-        """See `ports.ChoosingRunner`."""
+        """See `spec.ports.ChoosingRunner`."""
         return self._builtin.waits(plugin_type)
 
     def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
-        """See `ports.ChoosingRunner`."""
+        """See `spec.ports.ChoosingRunner`."""
         recursion.refuse_name(plugin_type)
         served_by = {plugin_type: self._server(plugin_type, invocation)}
         if served_by[plugin_type] == BUILT_IN:
@@ -130,7 +130,7 @@ class Dispatcher:
                 self._validate(name, called)
 
     def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
-        """See `ports.ChoosingRunner`."""
+        """See `spec.ports.ChoosingRunner`."""
         if self._is_multus(plugin_type):
             return True
         try:
@@ -146,7 +146,7 @@ class Dispatcher:
         return any(self.refuses(name, one) for name, one in called.items() if name != plugin_type)
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
-        """See `ports.ChoosingRunner`."""
+        """See `spec.ports.ChoosingRunner`."""
         return "" if self._is_multus(plugin_type) else self._builtin.kept(plugin_type, invocation)
 
     def _is_multus(self, plugin_type: str) -> bool:

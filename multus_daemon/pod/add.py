@@ -9,10 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Attachment, ContainerRecord
-from multus_daemon.base import deadline, timeline
-from multus_daemon.base.deadline import Deadline
-from multus_daemon.cni.errors import (
+from multus_daemon.pod import detach, devices, gateway, plan, publish, records, schedule, statuses, unsupported
+from multus_daemon.pod.engine import INDICATOR_GATE, Engine
+from multus_daemon.pod.plan import Plan
+from multus_daemon.pod.request import CniRequest
+from multus_daemon.runtime import deadline, timeline
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.spec.attachment import Attachment, ContainerRecord
+from multus_daemon.spec.cni.errors import (
     CniError,
     InternalError,
     InvalidEnvironmentError,
@@ -20,11 +24,7 @@ from multus_daemon.cni.errors import (
     IoFailureError,
     TryAgainLaterError,
 )
-from multus_daemon.cni.result import Result
-from multus_daemon.engine import detach, devices, gateway, plan, records, report, schedule, statuses, unsupported
-from multus_daemon.engine.engine import INDICATOR_GATE, Engine
-from multus_daemon.engine.plan import Plan
-from multus_daemon.engine.request import CniRequest
+from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
             raise TryAgainLaterError(reason)
         net_conf = engine.net_conf(request.stdin)
         pod = plan.find_pod(engine, request.args)
-        with report.telling_of_failure(engine, pod, report.INVALID):
+        with publish.telling_of_failure(engine, pod, publish.INVALID):
             attachments = plan.attachments(engine, request, pod, net_conf)
         timeline.note(f"networks: {', '.join(item.name for item in attachments)}")
         base = ContainerRecord(
@@ -64,11 +64,11 @@ def add(engine: Engine, request: CniRequest) -> Result:
             attachments=hot_plugged,
             created=engine.clock(),
         )
-        with report.telling_of_failure(engine, pod, report.FAILED):
+        with publish.telling_of_failure(engine, pod, publish.FAILED):
             unsupported.before_add(engine, pod, attachments, strict=net_conf.strict_requests)
             with attached(engine, base, attachments, netns, completes=True) as made:
                 unsupported.after_add(engine, pod, made.record.attachments, strict=net_conf.strict_requests)
-                report.attached(engine, pod, made.record, functools.partial(keep, engine, made))
+                publish.attached(engine, pod, made.record, functools.partial(keep, engine, made))
                 timeline.note("results recorded, network-status handed over")
         return _cluster_result(made.record)
 
@@ -123,7 +123,7 @@ def attached(
 ) -> Iterator[Made]:
     """Run ADD for each of `new`, then the block with what came of it, which the block is to `keep`.
 
-    Those that have nothing to do with each other run side by side (`engine.schedule`); whatever is told and kept
+    Those that have nothing to do with each other run side by side (`pod.schedule`); whatever is told and kept
     has the order of the list. The caller holds the container's lock.
 
     `base` is the record without `new`; `completes` says that with them the runtime's ADD is complete. The write-ahead

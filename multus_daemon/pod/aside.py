@@ -12,12 +12,12 @@ import os
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import ContainerRecord, Pod
-from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError, UnknownContainerError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import records
-from multus_daemon.engine.engine import Engine
-from multus_daemon.ports import EVENT_MESSAGE_MAX, CorruptRecordError
+from multus_daemon.pod import records
+from multus_daemon.pod.engine import Engine
+from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError, UnknownContainerError
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, CorruptRecordError
 
 log = logging.getLogger(__name__)
 

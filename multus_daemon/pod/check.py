@@ -15,12 +15,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.cni import versions
-from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, UnknownContainerError
-from multus_daemon.engine import aside, records
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.request import CniRequest
+from multus_daemon.pod import aside, records
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.request import CniRequest
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import versions
+from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, UnknownContainerError
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from multus_daemon.attachment import ContainerRecord
-from multus_daemon.base import timeline
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import aside, detach, records
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.request import CniRequest
-from multus_daemon.ports import EVENT_MESSAGE_MAX
+from multus_daemon.pod import aside, detach, records
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.request import CniRequest
+from multus_daemon.runtime import timeline
+from multus_daemon.spec.attachment import ContainerRecord
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni.errors import CniError, InternalError, TryAgainLaterError, from_code
-from multus_daemon.engine import aside, devices, records, schedule
-from multus_daemon.engine.engine import Engine
-from multus_daemon.ports import NeverAttachedError
+from multus_daemon.pod import aside, devices, records, schedule
+from multus_daemon.pod.engine import Engine
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError, from_code
+from multus_daemon.spec.ports import NeverAttachedError
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def detach(
 ) -> None:
     """Run DEL for each attachment, in the namespace `netns` (empty: it is gone), in the reverse order of the ADDs.
 
-    Those that have nothing to do with each other run side by side, as theirs did (`engine.schedule`).
+    Those that have nothing to do with each other run side by side, as theirs did (`pod.schedule`).
 
     One failure does not stop the others, nor does one that hangs: each may take its share of `seconds`, what the
     ones before it left included. The record goes when all succeeded; else it keeps what failed, for the next try.

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from multus_daemon.attachment import Attachment, Pod
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.networks import Network
-from multus_daemon.nad.device_info import DeviceInfo
-from multus_daemon.ports import DevicesUnavailableError
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.networks import Network
+from multus_daemon.spec.attachment import Attachment, Pod
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.nad.device_info import DeviceInfo
+from multus_daemon.spec.ports import DevicesUnavailableError
 
 log = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from multus_daemon import deadlines
-from multus_daemon.base.gates import Gates
-from multus_daemon.base.threads import Barriers, KeyedLock, Reads
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine.occupants import Occupants
-from multus_daemon.netconf.load import load
-from multus_daemon.netconf.model import NetConf
-from multus_daemon.ports import (
+from multus_daemon.pod.occupants import Occupants
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.threads import Barriers, KeyedLock, Reads
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.netconf.load import load
+from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.ports import (
     ClusterStore,
     ConfFiles,
     DelegateRunner,

@@ -15,10 +15,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from multus_daemon.attachment import Attachment, Sandbox
-from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Route
-from multus_daemon.ports import LinkOps
+from multus_daemon.spec.attachment import Attachment, Sandbox
+from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Route
+from multus_daemon.spec.ports import LinkOps
 
 log = logging.getLogger(__name__)
 

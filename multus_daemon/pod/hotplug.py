@@ -10,15 +10,15 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Pod
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
-from multus_daemon.cni.names import IfName
-from multus_daemon.cni.result import Result
-from multus_daemon.engine import add, check, detach, networks, plan, records, report, unsupported
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.request import DelegateRequest
-from multus_daemon.netconf.model import NetConf
+from multus_daemon.pod import add, check, detach, networks, plan, publish, records, unsupported
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.request import DelegateRequest
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
+from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.netconf.model import NetConf
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def _add(
 ) -> Result:
     strict = net_conf.strict_requests
     pod = plan.find_pod(engine, request.args)
-    with report.telling_of_failure(engine, pod, report.FAILED):
+    with publish.telling_of_failure(engine, pod, publish.FAILED):
         config = conf.parse_written(request.stdin)
         networks.refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
         if record and leftovers:
@@ -96,7 +96,7 @@ def _add(
             done = made.record.attachments[-1]
             unsupported.after_add(engine, pod, (done,), strict=strict)
             add.keep(engine, made)
-            report.added(engine, pod, done)
+            publish.added(engine, pod, done)
     return done.result or Result()
 
 

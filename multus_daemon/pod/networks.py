@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni import conf, gojson, versions
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import (
+from multus_daemon.pod import unsupported
+from multus_daemon.pod.engine import Engine
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni import conf, gojson, versions
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import (
     CniError,
     IncompatibleVersionError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
     from_code,
 )
-from multus_daemon.engine import unsupported
-from multus_daemon.engine.engine import Engine
-from multus_daemon.nad import selection
-from multus_daemon.nad.selection import NetworkSelection
-from multus_daemon.netconf.model import NetConf
-from multus_daemon.ports import NetworkNotFoundError, StoreUnavailableError
+from multus_daemon.spec.nad import selection
+from multus_daemon.spec.nad.selection import NetworkSelection
+from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.ports import NetworkNotFoundError, StoreUnavailableError
 
 # What a list is called with that names no version, where our own configuration names none either, or one of before
 # there were lists (CNI SPEC 0.3.0; 0.3.1 mended its text).

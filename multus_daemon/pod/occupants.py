@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from multus_daemon import deadlines
-from multus_daemon.cni.names import ContainerId
+from multus_daemon.spec.cni.names import ContainerId
 
 
 class Occupants:

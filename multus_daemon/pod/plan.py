@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Pod, Sandbox
-from multus_daemon.cni import args, conf, gojson
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import CniError, InvalidNetnsError, InvalidNetworkConfigError, TryAgainLaterError
-from multus_daemon.cni.names import IfName
-from multus_daemon.engine import devices, networks, schedule
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.networks import Network
-from multus_daemon.engine.request import CniRequest, DelegateRequest
-from multus_daemon.nad.selection import NetworkSelection
-from multus_daemon.netconf.model import NetConf
-from multus_daemon.ports import PodNotFoundError, StoreUnavailableError
+from multus_daemon.pod import devices, networks, schedule
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.networks import Network
+from multus_daemon.pod.request import CniRequest, DelegateRequest
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
+from multus_daemon.spec.cni import args, conf, gojson
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, InvalidNetworkConfigError, TryAgainLaterError
+from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.nad.selection import NetworkSelection
+from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.ports import PodNotFoundError, StoreUnavailableError
 
 REQUEST_MAX_BYTES: Final = 64 * 1024
 """What one request may ask of its networks, as JSON, `cni-args` once for each plugin: the container's record keeps it,
@@ -36,7 +36,7 @@ class Plan:
     netns_id: str
     """Of the namespace that was looked at (`ContainerRecord.netns_id`)."""
     here: frozenset[int]
-    """The numbers of those that the request's own thread runs (`ports.DelegateRunner.runs_here`)."""
+    """The numbers of those that the request's own thread runs (`spec.ports.DelegateRunner.runs_here`)."""
 
 
 def find_pod(engine: Engine, named: args.KubernetesArgs) -> Pod:

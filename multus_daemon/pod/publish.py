@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Attachment, ContainerRecord, Pod
-from multus_daemon.base import deadline
-from multus_daemon.cni.errors import CniError, TryAgainLaterError
-from multus_daemon.engine import unsupported
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.networks import MissingDefinitionError
-from multus_daemon.nad import status
-from multus_daemon.ports import EVENT_MESSAGE_MAX, StatusWriteError
+from multus_daemon.pod import unsupported
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.networks import MissingDefinitionError
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
+from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
+from multus_daemon.spec.nad import status
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, StatusWriteError
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 `{"format":1,"sha256":"<hex>","record":{...}}`; the sum is over the bytes of `record`, from `{` to `}`. Configurations
 are in base64, byte for byte; results in the form of the newest CNI version. Each line is the whole record as it was at
-a time, the last one that is whole counts; there is a first one always, with its end (`delegates.store`). Pure: bytes
+a time, the last one that is whole counts; there is a first one always, with its end (`pod.store`). Pure: bytes
 in, values out.
 
 A newer daemon raises `FORMAT` only where an older one would misread the record; new keys alone do not, unknown ones
@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Result
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Result
 
 FORMAT: Final = 1
 

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Pod
-from multus_daemon.base import deadline
-from multus_daemon.cni.errors import IoFailureError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine.engine import Engine
-from multus_daemon.ports import CorruptRecordError
+from multus_daemon.pod.engine import Engine
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
+from multus_daemon.spec.cni.errors import IoFailureError
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import CorruptRecordError
 
 log = logging.getLogger(__name__)
 

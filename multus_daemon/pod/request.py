@@ -1,4 +1,4 @@
-"""A call on the socket, typed: what `server.wire` makes of the JSON and the verbs take."""
+"""A call on the socket, typed: what `api.wire` makes of the JSON and the verbs take."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from multus_daemon.attachment import Sandbox
-from multus_daemon.cni.args import KubernetesArgs
-from multus_daemon.cni.names import ContainerId, IfName
+from multus_daemon.spec.attachment import Sandbox
+from multus_daemon.spec.cni.args import KubernetesArgs
+from multus_daemon.spec.cni.names import ContainerId, IfName
 
 
 @dataclass(frozen=True, slots=True)
 class CniRequest:
-    """One call for one container. The values have passed the validators of `cni.names`."""
+    """One call for one container. The values have passed the validators of `spec.cni.names`."""
 
     verb: str
     """ADD, DEL or CHECK."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from multus_daemon.attachment import Attachment
-from multus_daemon.base import deadline, threads
-from multus_daemon.base.deadline import Deadline
-from multus_daemon.cni import gojson
-from multus_daemon.cni.conf import PluginConfig
+from multus_daemon.runtime import deadline, threads
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.spec.attachment import Attachment
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.conf import PluginConfig
 
 T = TypeVar("T")
 

@@ -10,14 +10,14 @@ import logging
 from dataclasses import replace
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import ContainerRecord, Pod
-from multus_daemon.base import deadline
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.engine import devices, records, report
-from multus_daemon.engine.engine import Engine
-from multus_daemon.nad import status
-from multus_daemon.ports import PodNotFoundError, StatusWriteError, StoreUnavailableError
+from multus_daemon.pod import devices, publish, records
+from multus_daemon.pod.engine import Engine
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.nad import status
+from multus_daemon.spec.ports import PodNotFoundError, StatusWriteError, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,9 @@ def _nothing() -> None:
 
 def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:
     """What the annotation has to be; None where it is that, or where the container's namespace can't be looked into."""
-    shown = [replace(item, device_info=devices.info(engine, item)) for item in report.shown(record)]
-    own = report.entries(item for item in shown if not item.hot_plugged)
-    hot_plugged = report.entries(item for item in shown if item.hot_plugged)
+    shown = [replace(item, device_info=devices.info(engine, item)) for item in publish.shown(record)]
+    own = publish.entries(item for item in shown if not item.hot_plugged)
+    hot_plugged = publish.entries(item for item in shown if item.hot_plugged)
     if not own and not hot_plugged:
         return None
     try:

@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.attachment import Attachment, Pod
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import UnsupportedFieldError
-from multus_daemon.cni.result import Result
-from multus_daemon.engine.engine import Engine
-from multus_daemon.nad.selection import NetworkSelection
-from multus_daemon.ports import EVENT_MESSAGE_MAX
+from multus_daemon.pod.engine import Engine
+from multus_daemon.spec.attachment import Attachment, Pod
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import UnsupportedFieldError
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.nad.selection import NetworkSelection
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.cni import args, conf, gojson, names, result, versions
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Result
-from multus_daemon.delegates.cache import Entry
-from multus_daemon.delegates.dispatch import BINARY
+from multus_daemon.plugins.cache import Entry
+from multus_daemon.plugins.select import BINARY
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import args, conf, gojson, names, result, versions
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine
 from concurrent import futures
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from multus_daemon.base import deadline, threads
-from multus_daemon.base.deadline import Deadline, ExpiredError, Interrupted
+from multus_daemon.runtime import deadline, threads
+from multus_daemon.runtime.deadline import Deadline, ExpiredError, Interrupted
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from multus_daemon.base import timeline
+from multus_daemon.runtime import timeline
 
 URGENT = 0
 """The rank that comes first, and the only one that may have the reserved slots."""

@@ -1,6 +1,6 @@
 """Threads that block: starting one, locks and barriers by key, reads of a disk that may hang.
 
-Every wait here ends with the deadline of the calling context (`base.deadline`), by Interrupted.
+Every wait here ends with the deadline of the calling context (`runtime.deadline`), by Interrupted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from multus_daemon.base import deadline
+from multus_daemon.runtime import deadline
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.base.inotify import Watcher
+from multus_daemon.runtime.inotify import Watcher
 
 LOOK_SECONDS: Final = 5.0
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
-from multus_daemon.cni import args as cni_args
-from multus_daemon.cni import conf, gojson
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Result, to_object
-from multus_daemon.nad.device_info import DeviceInfo
+from multus_daemon.spec.cni import args as cni_args
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Result, to_object
+from multus_daemon.spec.nad.device_info import DeviceInfo
 
 T = TypeVar("T")
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Invocation, Pod, Sandbox, SetAside, ToolExit
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Result, Route
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.nad.device_info import DeviceInfo
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Invocation, Pod, Sandbox, SetAside, ToolExit
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Result, Route
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.device_info import DeviceInfo
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 

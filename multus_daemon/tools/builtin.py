@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import multus_daemon
-from multus_daemon.attachment import Invocation
-from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
-from multus_daemon.cni import result, skel, versions
-from multus_daemon.cni.errors import CniError, InvalidNetnsError, IoFailureError
-from multus_daemon.cni.result import Result
-from multus_daemon.netlink import netns
-from multus_daemon.ports import HostTools, PluginRunner
+from multus_daemon.kernel import netns
+from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import result, skel, versions
+from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, IoFailureError
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.ports import HostTools, PluginRunner
 
 STDIN_MAX_BYTES: Final = 16 * 1024 * 1024
 HOST_ROOT: Final = Path("/")
@@ -140,9 +140,9 @@ def _refuse_own_netns(path: str) -> None:
 
 
 def _tools() -> HostTools:
-    from multus_daemon import portals
-    from multus_daemon.base.portal import OwnLoop
-    from multus_daemon.delegates.tools import ToolRunner
+    from multus_daemon.plugins.tools import ToolRunner
+    from multus_daemon.pod import portals
+    from multus_daemon.runtime.portal import OwnLoop
 
     return portals.Tools(ToolRunner(), OwnLoop())
 
@@ -153,10 +153,10 @@ def _delegation(builtin: BuiltinRunner, path: str) -> PluginRunner:
     In this order, as whoever calls us by the CNI protocol has decided what lies in CNI_PATH.
     """
     # Not at the top: what delegates nothing need not wait for it.
-    from multus_daemon import portals
-    from multus_daemon.base.portal import OwnLoop
-    from multus_daemon.delegates.dispatch import Dispatcher
-    from multus_daemon.delegates.process import ProcessRunner
+    from multus_daemon.plugins.process import ProcessRunner
+    from multus_daemon.plugins.select import Dispatcher
+    from multus_daemon.pod import portals
+    from multus_daemon.runtime.portal import OwnLoop
 
     directories = [os.path.abspath(directory) for directory in path.split(os.pathsep) if directory]
     return Dispatcher(portals.Binaries(ProcessRunner(directories), OwnLoop()), builtin, "fallback")

@@ -1,4 +1,4 @@
-"""Every implementation of `ports.ClusterStore` behind one harness, which declares things and reads what was written.
+"""Every implementation of `spec.ports.ClusterStore` behind one harness, which declares things and reads what was written.
 
 The tests are on an event loop, as the stores of the loop and their API server are. So each call of a `ClusterStore`,
 which blocks, is in a thread of its own, as a request's is; and it comes back to the loop by `portals`.
@@ -16,21 +16,21 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import pytest
 import yaml
 
-from multus_daemon import portals
-from multus_daemon.attachment import Pod
-from multus_daemon.base import portal
-from multus_daemon.base.deadline import Deadline
-from multus_daemon.base.gates import Gates
-from multus_daemon.base.portal import LoopPortal
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.credentials import Kubeconfig
-from multus_daemon.kube.store import KubeStore
-from multus_daemon.nad import status
-from multus_daemon.nad.definition import GROUP, KIND, VERSION, NetworkAttachmentDefinition
-from multus_daemon.ports import ClusterStore, Events
-from multus_daemon.standalone import status_file
-from multus_daemon.standalone.store import StandaloneStore
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.credentials import Kubeconfig
+from multus_daemon.cluster.kube.store import KubeStore
+from multus_daemon.cluster.standalone import status_file
+from multus_daemon.cluster.standalone.store import StandaloneStore
+from multus_daemon.pod import portals
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad.definition import GROUP, KIND, VERSION, NetworkAttachmentDefinition
+from multus_daemon.spec.ports import ClusterStore, Events
 from tests.fakes.apiserver import NETWORKS, PODS, FakeApiServer
 from tests.fakes.cluster import FakeClusterStore
 
@@ -44,10 +44,10 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class Store(Events, Protocol):
-    """A `ports.ClusterStore` as the tests call it."""
+    """A `spec.ports.ClusterStore` as the tests call it."""
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """See `ports.ClusterStore`, as for the others."""
+        """See `spec.ports.ClusterStore`, as for the others."""
 
     async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition: ...
 

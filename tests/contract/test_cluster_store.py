@@ -1,13 +1,13 @@
-"""What every `ports.ClusterStore` does."""
+"""What every `spec.ports.ClusterStore` does."""
 
 import dataclasses
 
 import pytest
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError
 from tests.contract.conftest import StoreHarness
 
 POD = Pod(

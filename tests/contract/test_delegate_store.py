@@ -8,14 +8,14 @@ import json
 
 import pytest
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.cni import conf, versions
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
-from multus_daemon.delegates.cache import Entry, ResultCache
-from multus_daemon.delegates.store import FileStore
-from multus_daemon.ports import CorruptRecordError
+from multus_daemon.plugins.cache import Entry, ResultCache
+from multus_daemon.pod.store import FileStore
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import conf, versions
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Dns, Interface, IpConfig, Result, Route
+from multus_daemon.spec.ports import CorruptRecordError
 from tests.fakes.store import FakeDelegateStore
 
 RESULT = Result(

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon import portals
-from multus_daemon.attachment import Attachment, Pod
-from multus_daemon.base.portal import LoopPortal
-from multus_daemon.cni import conf
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.delegates.device_files import NodeDeviceFiles
-from multus_daemon.kubelet.source import KubeletDevices
-from multus_daemon.nad import device_info
-from multus_daemon.ports import DeviceFiles, DeviceSource, DevicesUnavailableError
+from multus_daemon.cluster.device_files import NodeDeviceFiles
+from multus_daemon.cluster.kubelet.source import KubeletDevices
+from multus_daemon.pod import portals
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.spec.attachment import Attachment, Pod
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.nad import device_info
+from multus_daemon.spec.ports import DeviceFiles, DeviceSource, DevicesUnavailableError
 from tests.contract.conftest import in_thread
 from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
 from tests.fakes.kubelet import FakeKubelet, container

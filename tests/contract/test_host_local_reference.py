@@ -17,10 +17,10 @@ from random import Random
 
 import pytest
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
-from multus_daemon.cni import gojson, result
-from multus_daemon.cni.errors import CniError
+from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import gojson, result
+from multus_daemon.spec.cni.errors import CniError
 from tests.aside import together
 
 REFERENCE = Path("/usr/lib/cni/host-local")
@@ -355,7 +355,7 @@ def test_any_order_of_both_and_of_changes_by_hand(tmp_path, seed, same_mtime):
 def command(verb, container_id, config, args=""):
     """Ours as a program of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "multus_daemon.plugin", "host-local"],
+        [sys.executable, "-m", "multus_daemon.tools.builtin", "host-local"],
         cwd=Path(__file__).parents[2],
         env=environ(verb, container_id, args),
         input=json.dumps(config).encode(),

@@ -23,15 +23,16 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon import deadlines, portals
-from multus_daemon.attachment import Invocation
-from multus_daemon.base.portal import LoopPortal
-from multus_daemon.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
-from multus_daemon.cni.result import Result
-from multus_daemon.delegates import find
-from multus_daemon.delegates.dispatch import Dispatcher
-from multus_daemon.delegates.process import ProcessRunner
-from multus_daemon.ports import BinaryRunner, PluginRunner
+from multus_daemon import deadlines
+from multus_daemon.plugins import find
+from multus_daemon.plugins.process import ProcessRunner
+from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.pod import portals
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.ports import BinaryRunner, PluginRunner
 from tests.contract.conftest import in_thread
 from tests.fakes.runner import FakePluginRunner
 
@@ -69,7 +70,9 @@ def _dispatched() -> PluginRunner:
 
 
 def _builtin() -> PluginRunner:
-    module = pytest.importorskip("multus_daemon.builtin.runner", reason="multus_daemon.builtin.runner is not there")
+    module = pytest.importorskip(
+        "multus_daemon.plugins.builtin.runner", reason="multus_daemon.plugins.builtin.runner is not there"
+    )
     runner: PluginRunner = module.BuiltinRunner(Path("/"), ipam=_process())
     return runner
 
@@ -500,7 +503,7 @@ async def test_busy_where_leases_are_not_to_be_had(bench, monkeypatch):
 
 @pytest.mark.weak_spot(55)
 async def test_a_binary_that_stays_busy_is_an_error(bench, monkeypatch):
-    monkeypatch.setattr("multus_daemon.delegates.process.backoff", lambda first, last: iter([0.001] * 9))
+    monkeypatch.setattr("multus_daemon.plugins.process.backoff", lambda first, last: iter([0.001] * 9))
     expected = r'^plugin "steered" is being written: text file busy, 6 attempts'
     with open(bench.bin / "steered", "ab"), pytest.raises(TryAgainLaterError, match=expected):
         await bench.runner().run("steered", bench.invocation())
@@ -592,7 +595,7 @@ async def test_names_that_are_none(bench, name):
 
 
 def test_no_chroot_program(monkeypatch):
-    monkeypatch.setattr("multus_daemon.delegates.process.CHROOT_PROGRAMS", ("/no/chroot",))
+    monkeypatch.setattr("multus_daemon.plugins.process.CHROOT_PROGRAMS", ("/no/chroot",))
     with pytest.raises(FileNotFoundError, match="no chroot program"):
         ProcessRunner(["/bin"], chroot_dir="/host")
     ProcessRunner(["/bin"], chroot_dir="/")

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.base import fs
-from multus_daemon.cni import conf, gojson, result
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.delegates import record as record_format
-from multus_daemon.delegates import store as store_module
-from multus_daemon.delegates import upstream
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.store import FileStore
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.pod import record as record_format
+from multus_daemon.pod import store as store_module
+from multus_daemon.pod import upstream
+from multus_daemon.pod.store import FileStore
+from multus_daemon.runtime import fs
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import conf, gojson, result
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from tests import power
 
 ID = ContainerId("c0ffee")

@@ -78,7 +78,7 @@ class ExecKubelet:
             await execution.fail(f'exec: "{program}": executable file not found in $PATH')
         else:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "multus_daemon.ctl", *words, "--config", str(self._node.config)),
+                *(sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(self._node.config)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

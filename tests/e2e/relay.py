@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 
-from multus_daemon.netlink import netns
+from multus_daemon.kernel import netns
 
 _CHUNK = 1 << 16
 

@@ -13,8 +13,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from multus_daemon.base import fs
-from multus_daemon.delegates import record as record_format
+from multus_daemon.pod import record as record_format
+from multus_daemon.runtime import fs
 from tests.e2e.node import Node
 
 SECONDS = 5.0

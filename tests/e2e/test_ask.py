@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.ctl.commands import COMMANDS
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.store import FileStore
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.pod.store import FileStore
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.tools.ctl.commands import COMMANDS
 from tests.e2e.node import Node
 
 OF_NO_NODE = ("completion",)
@@ -30,7 +30,7 @@ OF_NO_NODE = ("completion",)
 def multusctl(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     """Run it with the node's configuration."""
     of_the_node = () if words[0] in OF_NO_NODE else ("--config", str(node.config))
-    command = [sys.executable, "-m", "multus_daemon.ctl", *words, *of_the_node]
+    command = [sys.executable, "-m", "multus_daemon.tools.ctl", *words, *of_the_node]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -274,7 +274,16 @@ def test_what_was_set_aside_is_listed_with_why_and_since(node: Node) -> None:
 def test_forget_asks_on_a_terminal(node: Node, answer: str, status: int) -> None:
     broken_record(node)
     ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "multus_daemon.ctl", "attachments", "forget", "c1", "--config", str(node.config)]
+    command = [
+        sys.executable,
+        "-m",
+        "multus_daemon.tools.ctl",
+        "attachments",
+        "forget",
+        "c1",
+        "--config",
+        str(node.config),
+    ]
     try:
         os.write(ours, answer.encode())
         done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=60, check=False)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from multus_daemon.kubectl.commands import COMMANDS
+from multus_daemon.tools.kubectl.commands import COMMANDS
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.exec_kubelet import ExecKubelet
 from tests.e2e.node import Node
@@ -39,7 +39,7 @@ class Asked(Cluster):
     def kubectl_multus(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run it as the cluster's administrator."""
         flags = ("--namespace", self.namespace, "--kubeconfig", str(self.server.admin_kubeconfig))
-        command = [sys.executable, "-m", "multus_daemon.kubectl", *words, *flags]
+        command = [sys.executable, "-m", "multus_daemon.tools.kubectl", *words, *flags]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     def all_commands(self) -> dict[tuple[str, ...], subprocess.CompletedProcess[str]]:

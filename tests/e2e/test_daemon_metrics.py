@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from multus_daemon.kube import approver
+from multus_daemon.cluster.kube import approver
 from tests.fakes.apiserver import FakeApiServer
 
 NODE = "node-a"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.delegates import cache
+from multus_daemon.plugins import cache
 from tests.e2e.node import Node
 from tests.e2e.test_standalone import status_of
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.store import FileStore
 from multus_daemon.diagnosis import doctor as module
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.pod.store import FileStore
 from multus_daemon.settings import Settings
 from tests.e2e.node import Node
 
@@ -38,7 +38,16 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def all_findings(node: Node, *words: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and findings."""
-    command = [sys.executable, "-m", "multus_daemon.ctl", "doctor", "--json", *words, "--config", str(node.config)]
+    command = [
+        sys.executable,
+        "-m",
+        "multus_daemon.tools.ctl",
+        "doctor",
+        "--json",
+        *words,
+        "--config",
+        str(node.config),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)

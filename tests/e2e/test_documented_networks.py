@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from multus_daemon.nad import selection
+from multus_daemon.spec.nad import selection
 from tests.e2e.node import Node
 from tests.fakes.kubelet import FakeKubelet, container
 
@@ -174,7 +174,7 @@ class Cluster:
         """Where the daemon is, so that both see the same namespaces. The JSON object of the answer."""
         assert self.node.daemon is not None
         inside = ["nsenter", "--target", str(self.node.daemon.pid), "--mount", "--net"]
-        command = [sys.executable, "-m", "multus_daemon.ctl", *words, "--config", str(self.node.config), "--json"]
+        command = [sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(self.node.config), "--json"]
         done = subprocess.run([*inside, *command], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr or done.stdout
         answer: dict[str, Any] = json.loads(done.stdout)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.cni import versions
+from multus_daemon.spec.cni import versions
 from tests.e2e.node import Answer
 from tests.e2e.takeover import Make, Takeover
 

@@ -1,7 +1,7 @@
 """A daemon that dies at each step of its work with files, of an ADD and of a DEL, with and without the power.
 
 After kill -9 nothing is lost. After a power failure what had not been fsynced is: each time in two ways, all of it, or
-half of what each file was given (`tests.power`; all other ways are for `tests/unit/delegates/test_power_failure.py`).
+half of what each file was given (`tests.power`; all other ways are for `tests/unit/plugins/test_power_failure.py`).
 The kernel's state and the addresses stay here, other than after a power failure: so there is everything to be undone.
 """
 
@@ -23,7 +23,7 @@ import msgspec
 import pytest
 
 import multus_shim
-from multus_daemon.base import fs
+from multus_daemon.runtime import fs
 from tests import power
 from tests.e2e import dying_daemon
 from tests.e2e.dying_daemon import Journal, Order, Start

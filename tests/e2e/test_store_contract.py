@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Pod
-from multus_daemon.base.gates import Gates
-from multus_daemon.cni.names import PodUid
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.credentials import Kubeconfig
-from multus_daemon.kube.store import KubeStore
-from multus_daemon.nad import status
-from multus_daemon.nad.definition import KIND, NetworkAttachmentDefinition
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.credentials import Kubeconfig
+from multus_daemon.cluster.kube.store import KubeStore
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import PodUid
+from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad.definition import KIND, NetworkAttachmentDefinition
 from tests.contract.conftest import of_the_loop
 from tests.contract.test_cluster_store import *  # noqa: F403  every test of the suite
 from tests.e2e.apiserver import ApiServer

@@ -34,7 +34,7 @@ OF_THE_MACHINE = ("kernel", "links", "rules", "leases", "others", "shim")
 
 def multusctl(node: Node, *words: str) -> tuple[int, str]:
     """Exit status and output."""
-    return run("multus_daemon.ctl", *words, "--config", str(node.config))
+    return run("multus_daemon.tools.ctl", *words, "--config", str(node.config))
 
 
 def run(program: str, *words: str) -> tuple[int, str]:
@@ -104,7 +104,7 @@ class Broken(Cluster):
     def asked_from_anywhere(self, pod: str) -> tuple[int, str]:
         """Exit status and output of `kubectl multus why`."""
         words = ("why", f"{self.namespace}/{pod}", "--kubeconfig", str(self.server.admin_kubeconfig))
-        return run("multus_daemon.kubectl", *words)
+        return run("multus_daemon.tools.kubectl", *words)
 
     def explain(self, failed: Failed) -> tuple[str, str]:
         """The command and what it says."""

@@ -5,20 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.nad import status
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.ports import (
-    NetworkNotFoundError,
-    PodNotFoundError,
-    StatusWriteError,
-    StoreUnavailableError,
-)
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
 
 
 class FakeClusterStore:
-    """Implements `ports.ClusterStore`; records its calls and fails at the one it is told to.
+    """Implements `spec.ports.ClusterStore`; records its calls and fails at the one it is told to.
 
     `unsynced`: it does not know every pod now.
     """
@@ -46,7 +41,7 @@ class FakeClusterStore:
         self.networks[network.namespace, network.name] = network
 
     def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """See `ports.ClusterStore`."""
+        """See `spec.ports.ClusterStore`."""
         self._call("pod", namespace, name, uid)
         found = self.pods.get((namespace, name))
         if found is None:
@@ -54,7 +49,7 @@ class FakeClusterStore:
         return found
 
     def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        """See `ports.ClusterStore`."""
+        """See `spec.ports.ClusterStore`."""
         self._call("network", namespace, name)
         found = self.networks.get((namespace, name))
         if found is None:
@@ -62,18 +57,18 @@ class FakeClusterStore:
         return found
 
     def namespaces_with_network(self, name: str) -> list[str]:
-        """See `ports.ClusterStore`."""
+        """See `spec.ports.ClusterStore`."""
         return sorted(namespace for namespace, found in self.networks if found == name)
 
     def node_pods(self) -> list[Pod]:
-        """See `ports.ClusterStore`."""
+        """See `spec.ports.ClusterStore`."""
         self._call("node_pods")
         if self.unsynced:
             raise StoreUnavailableError("the fake store is told not to know")
         return list(self.pods.values())
 
     def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
-        """See `ports.ClusterStore`; kept in `statuses` by `namespace/name`."""
+        """See `spec.ports.ClusterStore`; kept in `statuses` by `namespace/name`."""
         meanwhile()
         self._call("write_network_status", str(pod), value)
         present = self.pods.get((pod.namespace, pod.name))
@@ -82,11 +77,11 @@ class FakeClusterStore:
         self.statuses[str(pod)] = value
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`; kept in `events`."""
+        """See `spec.ports.ClusterStore`; kept in `events`."""
         self.events.append((str(pod), kind, reason, message))
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`; kept in `events`, about "node"."""
+        """See `spec.ports.ClusterStore`; kept in `events`, about "node"."""
         self.events.append(("node", kind, reason, message))
 
     def _call(self, *call: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from multus_daemon.attachment import Attachment, Pod
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.nad import device_info
-from multus_daemon.nad.device_info import DeviceInfo
+from multus_daemon.spec.attachment import Attachment, Pod
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.nad import device_info
+from multus_daemon.spec.nad.device_info import DeviceInfo
 
 
 class FakeDeviceSource:

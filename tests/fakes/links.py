@@ -8,8 +8,8 @@ import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
-from multus_daemon.cni.names import IfName
-from multus_daemon.cni.result import Result, Route
+from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.cni.result import Result, Route
 
 
 class FakeLinks:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from multus_daemon.attachment import BUILT_IN, Attachment, Invocation, Sandbox
-from multus_daemon.base import deadline
-from multus_daemon.cni import result
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.cni.result import Result
-from multus_daemon.delegates.find import PluginNotFoundError
-from multus_daemon.delegates.recursion import PluginIsMultusError
+from multus_daemon.plugins.find import PluginNotFoundError
+from multus_daemon.plugins.recursion import PluginIsMultusError
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
+from multus_daemon.spec.cni import result
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.cni.result import Result
 
 
 def _pause(seconds: float) -> None:

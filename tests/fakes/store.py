@@ -6,11 +6,11 @@ import threading
 from collections.abc import Set
 from dataclasses import replace
 
-from multus_daemon.attachment import ContainerRecord, SetAside
-from multus_daemon.cni import names
-from multus_daemon.cni.errors import InvalidEnvironmentError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.ports import CorruptRecordError
+from multus_daemon.spec.attachment import ContainerRecord, SetAside
+from multus_daemon.spec.cni import names
+from multus_daemon.spec.cni.errors import InvalidEnvironmentError
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import CorruptRecordError
 
 
 class FakeDelegateStore:

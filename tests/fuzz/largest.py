@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon import settings
-from multus_daemon.attachment import Pod
-from multus_daemon.base.gates import Gates
-from multus_daemon.base.portal import LoopPortal
-from multus_daemon.cni.conf import CONFIG_MAX_BYTES, CONTAINERS_MAX, PLUGINS_MAX
-from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.daemon import Daemon
 from multus_daemon.metrics import Metrics
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.nad.selection import ANNOTATION_MAX_BYTES, ELEMENTS_MAX, NETWORKS_ANNOTATION
-from multus_daemon.portals import Cluster
+from multus_daemon.pod.portals import Cluster
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.conf import CONFIG_MAX_BYTES, CONTAINERS_MAX, PLUGINS_MAX
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import ANNOTATION_MAX_BYTES, ELEMENTS_MAX, NETWORKS_ANNOTATION
 from tests.netns.conftest import make_at, new_host, remove_netns
-from tests.unit.server.harness import body, exchange
+from tests.unit.api.harness import body, exchange
 
 PAUSE_MAX = 0.2
 """Seconds for which the event loop may stand still."""

@@ -15,19 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni import args, conf, gojson, result, versions
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, Namespace, PodName, PodUid
-from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
-from multus_daemon.delegates import cache, failure, record, upstream
-from multus_daemon.engine.request import CniRequest
-from multus_daemon.kube import objects
-from multus_daemon.kubelet import checkpoint
-from multus_daemon.nad import device_info, selection, status
-from multus_daemon.netconf.load import load
-from multus_daemon.ports import DevicesUnavailableError
-from multus_daemon.server import wire
+from multus_daemon.api import wire
+from multus_daemon.cluster.kube import objects
+from multus_daemon.cluster.kubelet import checkpoint
+from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
+from multus_daemon.plugins import cache, failure
+from multus_daemon.pod import record, upstream
+from multus_daemon.pod.request import CniRequest
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni import args, conf, gojson, result, versions
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.nad import device_info, selection, status
+from multus_daemon.spec.netconf.load import load
+from multus_daemon.spec.ports import DevicesUnavailableError
 
 CONTAINER = ContainerId("c0ffee")
 POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u1"), {}, False, {})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.cni.gojson import CONTAINERS_MAX
+from multus_daemon.spec.cni.gojson import CONTAINERS_MAX
 from tests.fuzz import targets
 from tests.fuzz.__main__ import CORPUS, SECONDS_OF_ONE_INPUT
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from multus_daemon.builtin.contract import Call, Plugin
-from multus_daemon.cni.result import Result
-from multus_daemon.netlink import ops
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel import ops
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin.contract import Call, Plugin
+from multus_daemon.spec.cni.result import Result
 
 T = TypeVar("T")
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.base.portal import OwnLoop
-from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.cni import gojson, result, versions
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.result import Result
-from multus_daemon.delegates.dispatch import Dispatcher, Mode
-from multus_daemon.delegates.process import ProcessRunner
-from multus_daemon.portals import Binaries
-from multus_daemon.ports import HostTools, PluginRunner
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.process import ProcessRunner
+from multus_daemon.plugins.select import Dispatcher, Mode
+from multus_daemon.pod.portals import Binaries
+from multus_daemon.runtime.portal import OwnLoop
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import gojson, result, versions
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.ports import HostTools, PluginRunner
 from tests.netns import reference
 
 _ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def program(
 ) -> Outcome:
     """As `builtin`, by `multus-builtin` as any runtime calls it."""
     done = subprocess.run(
-        [sys.executable, "-m", "multus_daemon.plugin", plugin],
+        [sys.executable, "-m", "multus_daemon.tools.builtin", plugin],
         input=json.dumps(config).encode(),
         env={
             "CNI_COMMAND": verb,

@@ -18,13 +18,14 @@ import blockbuster
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import ToolExit
-from multus_daemon.base import deadline, portal
-from multus_daemon.base.deadline import Deadline, Interrupted
-from multus_daemon.builtin import masquerade, spoofing, veth
-from multus_daemon.builtin.bridge import kernel, plugin
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.errors import (
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.plugins.builtin import masquerade, spoofing, veth
+from multus_daemon.plugins.builtin.bridge import kernel, plugin
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.runtime import deadline, portal
+from multus_daemon.runtime.deadline import Deadline, Interrupted
+from multus_daemon.spec.attachment import ToolExit
+from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
     InternalError,
@@ -33,9 +34,8 @@ from multus_daemon.cni.errors import (
     InvalidNetworkConfigError,
     TryAgainLaterError,
 )
-from multus_daemon.cni.result import Dns, to_object
-from multus_daemon.netlink.rtnl import Rtnl
-from multus_daemon.ports import HostTools, ToolNotFoundError
+from multus_daemon.spec.cni.result import Dns, to_object
+from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 from tests.aside import PATIENCE, Aside, together
 from tests.netns.conftest import remove_netns
 from tests.netns.direct import Direct, wait_for_removals

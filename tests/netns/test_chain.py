@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Attachment, Sandbox
-from multus_daemon.base.portal import OwnLoop
-from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.delegates.dispatch import Dispatcher
-from multus_daemon.delegates.process import ProcessRunner
-from multus_daemon.portals import Binaries
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.process import ProcessRunner
+from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.pod.portals import Binaries
+from multus_daemon.runtime.portal import OwnLoop
+from multus_daemon.spec.attachment import Attachment, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName
 
 DEBIAN = "/usr/lib/cni"
 

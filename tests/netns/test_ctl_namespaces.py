@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from multus_daemon.ctl import inside, namespaces
-from multus_daemon.netlink import netns
-from multus_daemon.netlink.inet import Route
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel import netns
+from multus_daemon.kernel.inet import Route
+from multus_daemon.kernel.ops import Session
+from multus_daemon.tools.ctl import inside, namespaces
 from tests.netns.direct import in_pod
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.cni.names import IfName
-from multus_daemon.cni.result import Route
-from multus_daemon.netlink.netns import NamespaceError
-from multus_daemon.netlink.ops import KernelLinks
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.cni.result import Route
 
 V4 = Route("0.0.0.0/0", "10.214.1.254")
 V6 = Route("::/0", "fd14:1::fe")
@@ -228,7 +228,7 @@ def test_what_can_not_be_put_back_is_logged_and_the_cause_raised(
     netns: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     netns.run("ip", "route", "add", "default", "via", "10.214.0.1")
-    monkeypatch.setattr("multus_daemon.netlink.routes.RTM_NEWROUTE", 9999)
+    monkeypatch.setattr("multus_daemon.kernel.routes.RTM_NEWROUTE", 9999)
     with caplog.at_level(logging.ERROR), pytest.raises(OSError, match="via 198.51.100.1"):
         move(netns, Route("0.0.0.0/0", "198.51.100.1"))
     assert "a default route of metric 0 can't be put back" in caplog.text

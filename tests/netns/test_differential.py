@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.builtin import loopback, ptp
-from multus_daemon.builtin.bridge import plugin as bridge
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.result import to_object
+from multus_daemon.plugins.builtin import loopback, ptp
+from multus_daemon.plugins.builtin.bridge import plugin as bridge
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.result import to_object
 from tests.netns import reference
 from tests.netns.direct import Direct
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.cni.names import IfName
-from multus_daemon.cni.result import Interface, IpConfig, Result, Route
-from multus_daemon.netlink.netns import NamespaceError
-from multus_daemon.netlink.ops import KernelLinks
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 
 NET1 = IfName("net1")
 ROUTES = (Route("0.0.0.0/0", "10.214.1.1"), Route("10.99.0.0/16", "10.214.1.9"), Route("fd99::/64"))

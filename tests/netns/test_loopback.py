@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.builtin import loopback
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.errors import InternalError, InvalidNetnsError
-from multus_daemon.cni.result import to_object
+from multus_daemon.plugins.builtin import loopback
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetnsError
+from multus_daemon.spec.cni.result import to_object
 from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]

@@ -12,13 +12,13 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.builtin import macvlan as plugin
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, TryAgainLaterError
-from multus_daemon.cni.result import Result, to_object
-from multus_daemon.netlink.rtnl import Rtnl
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.plugins.builtin import macvlan as plugin
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, TryAgainLaterError
+from multus_daemon.spec.cni.result import Result, to_object
 from tests.aside import PATIENCE, Aside
 from tests.netns import outcome, reference
 from tests.netns.conftest import remove_netns

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.delegates.dispatch import Mode
-from multus_daemon.delegates.store import FileStore
-from multus_daemon.netlink.ops import KernelLinks
-from multus_daemon.ports import HostTools
+from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.select import Mode
+from multus_daemon.pod.store import FileStore
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.ports import HostTools
 from tests.netns import outcome, reference
-from tests.unit.engine.conftest import Engine, definition
+from tests.unit.pod.conftest import Engine, definition
 
 SUBNET_ENV = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET={}\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
 GOOD = {"type": "host-local", "subnet": "10.63.0.0/24"}

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.base import deadline, portal
-from multus_daemon.base.deadline import Deadline, Interrupted
-from multus_daemon.cni.names import IfName
-from multus_daemon.netlink import inet, ops, sysctl
-from multus_daemon.netlink import netns as namespaces
-from multus_daemon.netlink.netns import NamespaceError
-from multus_daemon.netlink.ops import KernelLinks, Session
-from multus_daemon.netlink.transport import Socket
+from multus_daemon.kernel import inet, ops, sysctl
+from multus_daemon.kernel import netns as namespaces
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.kernel.ops import KernelLinks, Session
+from multus_daemon.kernel.transport import Socket
+from multus_daemon.runtime import deadline, portal
+from multus_daemon.runtime.deadline import Deadline, Interrupted
+from multus_daemon.spec.cni.names import IfName
 from tests.aside import Aside
 from tests.netns.direct import in_pod
 

@@ -16,7 +16,7 @@ from tests.netns.conftest import Netns
 from tests.netns.reference import DIRECTORY, has
 
 ROOT = Path(__file__).parents[2]
-OURS = (sys.executable, "-m", "multus_daemon.plugin")
+OURS = (sys.executable, "-m", "multus_daemon.tools.builtin")
 IFNAME = "eth0"
 
 

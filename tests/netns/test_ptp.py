@@ -19,25 +19,25 @@ from typing import Any
 import blockbuster
 import pytest
 
-from multus_daemon.base import deadline, portal
-from multus_daemon.base.deadline import Deadline, Interrupted
-from multus_daemon.builtin import ptp
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.errors import (
+from multus_daemon.kernel import sysctl
+from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.transport import Socket
+from multus_daemon.plugins.builtin import ptp
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.tools import ToolRunner
+from multus_daemon.pod.portals import Tools
+from multus_daemon.runtime import deadline, portal
+from multus_daemon.runtime.deadline import Deadline, Interrupted
+from multus_daemon.spec.cni.errors import (
     CniError,
     InternalError,
     InvalidNetnsError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
 )
-from multus_daemon.cni.result import Dns, to_object
-from multus_daemon.delegates.tools import ToolRunner
-from multus_daemon.netlink import sysctl
-from multus_daemon.netlink.links import Link
-from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import Rtnl
-from multus_daemon.netlink.transport import Socket
-from multus_daemon.portals import Tools
+from multus_daemon.spec.cni.result import Dns, to_object
 from tests.aside import Aside, together
 from tests.netns import reference
 from tests.netns.direct import Direct, in_pod, wait_for_removals

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from multus_daemon.attachment import ToolExit
-from multus_daemon.builtin import ptp
-from multus_daemon.builtin.bridge import plugin as bridge
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.errors import CniError, IoFailureError
-from multus_daemon.cni.result import Result, to_object
-from multus_daemon.ports import HostTools, ToolNotFoundError
+from multus_daemon.plugins.builtin import ptp
+from multus_daemon.plugins.builtin.bridge import plugin as bridge
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.spec.attachment import ToolExit
+from multus_daemon.spec.cni.errors import CniError, IoFailureError
+from multus_daemon.spec.cni.result import Result, to_object
+from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 from tests.netns.conftest import remove_netns
 from tests.netns.direct import Direct
 
@@ -165,7 +165,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory whose programs the plugins find first."""
     directory = tmp_path / "programs"
     directory.mkdir()
-    found = ("multus_daemon.delegates.tools._DIRECTORIES", (str(directory), "/usr/sbin", "/sbin", "/usr/bin", "/bin"))
+    found = ("multus_daemon.plugins.tools._DIRECTORIES", (str(directory), "/usr/sbin", "/sbin", "/usr/bin", "/bin"))
     monkeypatch.setattr(*found)
     return directory
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.base import deadline, threads
-from multus_daemon.netlink import links, removal
-from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.transport import Request, Socket
+from multus_daemon.kernel import links, removal
+from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.transport import Request, Socket
+from multus_daemon.runtime import deadline, threads
 from tests.netns.direct import in_pod, wait_for_removals
 
 AF_BRIDGE = 7

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.cni.errors import InvalidNetnsError
 from multus_daemon.daemon import Daemon
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.store import FileStore
-from multus_daemon.netlink import netns as namespaces
-from multus_daemon.netlink import ops
+from multus_daemon.kernel import netns as namespaces
+from multus_daemon.kernel import ops
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.pod.store import FileStore
+from multus_daemon.spec.cni.errors import InvalidNetnsError
 from tests.netns.conftest import Netns, make_at, remove_netns
 from tests.netns.test_road import Store, make
-from tests.unit.engine.conftest import wait_until
-from tests.unit.server.harness import body
+from tests.unit.api.harness import body
+from tests.unit.pod.conftest import wait_until
 
 __all__ = ["make"]
 

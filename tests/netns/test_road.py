@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from multus_daemon import settings
-from multus_daemon.attachment import Pod
-from multus_daemon.base.gates import Gates
-from multus_daemon.base.portal import LoopPortal
-from multus_daemon.cni.names import Namespace, PodName, PodUid
 from multus_daemon.daemon import Daemon
+from multus_daemon.kernel import transport
 from multus_daemon.metrics import Metrics
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.nad.selection import NETWORKS_ANNOTATION
-from multus_daemon.netlink import transport
-from multus_daemon.portals import Cluster
+from multus_daemon.pod.portals import Cluster
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
 from tests.netns.conftest import Netns
-from tests.unit.server.harness import body
+from tests.unit.api.harness import body
 
 NETWORKS = ("a", "b")
 FRAMES_MAX = 18

@@ -12,10 +12,10 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.tuning import backup, plugin
-from multus_daemon.cni.errors import CniError, InternalError, InvalidNetworkConfigError, IoFailureError
-from multus_daemon.netlink.rtnl import Rtnl
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.tuning import backup, plugin
+from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError, IoFailureError
 from tests.netns import outcome, reference
 from tests.netns.direct import Direct
 

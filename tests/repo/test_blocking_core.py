@@ -1,7 +1,7 @@
 """The core is blocking code: what runs in the thread of a request knows no event loop (`docs/architecture.md`).
 
 An `await` there would need a loop in that thread, and a primitive of asyncio in a thread without one fails, or waits
-for ever, in the first case that no test has. Who needs the loop goes through `multus_daemon/portals.py`.
+for ever, in the first case that no test has. Who needs the loop goes through `multus_daemon/pod/portals.py`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Final
 import pytest
 
 PACKAGE: Final = Path(__file__).resolve().parents[2] / "multus_daemon"
-PACKAGES: Final = ("engine", "builtin", "netlink")
-# The other modules of delegates start processes, which is the loop's work.
-MODULES: Final = tuple(
-    f"delegates/{name}.py"
-    for name in ("chain", "dispatch", "conf_files", "device_files", "cache", "store", "record", "find")
+PACKAGES: Final = ("pod", "plugins/builtin", "kernel")
+# The other modules of these packages start processes, or run for as long as the daemon does, which is the loop's work.
+MODULES: Final = (
+    *(f"plugins/{name}.py" for name in ("run", "select", "cache", "find", "recursion")),
+    *(f"cluster/{name}.py" for name in ("conf_files", "device_files")),
+    *(f"node/{name}.py" for name in ("gc", "orphans", "status")),
 )
 # What only code of the loop has a use for.
-OF_THE_LOOP: Final = ("asyncio", "multus_daemon.base.aio")
+OF_THE_LOOP: Final = ("asyncio", "multus_daemon.runtime.aio")
 
 
 def core() -> list[Path]:
@@ -46,7 +47,7 @@ def breaches(source: str) -> Iterator[str]:
             case ast.Import():
                 yield from (f"{node.lineno}: import {name.name}" for name in node.names if is_of_the_loop(name.name))
             case ast.ImportFrom(module=str(module)):
-                # `from multus_daemon.base import aio` imports a module, too.
+                # `from multus_daemon.runtime import aio` imports a module, too.
                 imported = (module, *(f"{module}.{name.name}" for name in node.names))
                 if any(is_of_the_loop(name) for name in imported):
                     yield f"{node.lineno}: from {module} import {', '.join(name.name for name in node.names)}"
@@ -79,9 +80,9 @@ def test_every_package_has_modules() -> None:
         ("def f():\n    import asyncio", ["2: import asyncio"]),
         ("from asyncio import Lock, Event", ["1: from asyncio import Lock, Event"]),
         ("from asyncio.locks import Lock", ["1: from asyncio.locks import Lock"]),
-        ("from multus_daemon.base import aio", ["1: from multus_daemon.base import aio"]),
-        ("from multus_daemon.base.aio import ended", ["1: from multus_daemon.base.aio import ended"]),
-        ("import asyncio_like\nfrom multus_daemon.base import threads\nfrom . import x", []),
+        ("from multus_daemon.runtime import aio", ["1: from multus_daemon.runtime import aio"]),
+        ("from multus_daemon.runtime.aio import ended", ["1: from multus_daemon.runtime.aio import ended"]),
+        ("import asyncio_like\nfrom multus_daemon.runtime import threads\nfrom . import x", []),
         ('"""async def f: await g, import asyncio"""  # import asyncio', []),
         ("def f(): return [x for x in g()]", []),
     ],

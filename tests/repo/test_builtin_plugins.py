@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from multus_daemon.builtin.contract import Call, Plugin
-from multus_daemon.builtin.runner import PLUGINS
-from multus_daemon.cni.result import Result
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin.contract import Call, Plugin
+from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.spec.cni.result import Result
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "builtin-plugins.md").read_text()

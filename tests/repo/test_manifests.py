@@ -12,7 +12,7 @@ import yaml
 
 from multus_daemon import __version__, cli, deadlines, flags, probe, settings
 from multus_daemon.cli import HOST_BIN_DIR
-from multus_daemon.delegates import limit
+from multus_daemon.plugins import limit
 from tests.repo import manifests
 from tests.repo.manifests import CHART, MANIFESTS, RENDERED, build, rendered, with_component
 
@@ -160,7 +160,7 @@ def test_service_accounts_are_in_the_namespace_of_their_bindings() -> None:
 
 
 def test_the_approver_may_approve_for_one_signer() -> None:
-    approver = pytest.importorskip("multus_daemon.kube.approver", reason="needs cryptography")
+    approver = pytest.importorskip("multus_daemon.cluster.kube.approver", reason="needs cryptography")
     (rule,) = [
         rule
         for rule in named("cert-approver/rbac.yaml", "ClusterRole", "multus-cert-approver")["rules"]

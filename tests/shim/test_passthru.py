@@ -11,7 +11,7 @@ import typing
 
 import pytest
 
-from multus_daemon.cni import versions
+from multus_daemon.spec.cni import versions
 
 if typing.TYPE_CHECKING:
     from tests.shim.conftest import Shim, Stub
@@ -34,7 +34,7 @@ def test_it_answers_as_the_built_in_does(shim: Shim, passthru: list[str], versio
     assert (done.code, done.err) == (0, b"")
     assert json.loads(done.out)["cniVersion"] == version
     env = os.environ | {**shim.environment("ADD"), "CNI_NETNS_OVERRIDE": "1"}
-    command = [sys.executable, "-m", "multus_daemon.plugin", "passthru"]
+    command = [sys.executable, "-m", "multus_daemon.tools.builtin", "passthru"]
     built_in = subprocess.run(command, input=stdin, env=env, capture_output=True, timeout=30, check=False)
     assert json.loads(done.out) == json.loads(built_in.stdout)
 

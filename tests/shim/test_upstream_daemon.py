@@ -8,7 +8,7 @@ import typing
 
 import pytest
 
-from multus_daemon.cni import result, versions
+from multus_daemon.spec.cni import result, versions
 
 if typing.TYPE_CHECKING:
     from tests.shim.conftest import Shim, Stub

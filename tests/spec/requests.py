@@ -1,8 +1,8 @@
 """The rules about the variables of a request, once for all that implement them.
 
 CNI SPEC section 2 "Parameters", in order, words and codes of containernetworking/cni `pkg/skel`. Three programs check
-them: the shim (Zig), every built-in plugin as a program (`multus_daemon.cni.skel`), and the daemon, which gets requests
-from other clients than our shim too (`multus_daemon.server.wire`). Where one differs, the case says so and why.
+them: the shim (Zig), every built-in plugin as a program (`multus_daemon.spec.cni.skel`), and the daemon, which gets
+requests from other clients than our shim too (`multus_daemon.api.wire`). Where one differs, the case says so and why.
 """
 
 from __future__ import annotations

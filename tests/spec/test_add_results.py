@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.cni import result, versions
-from multus_daemon.cni.errors import IncompatibleVersionError
-from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
+from multus_daemon.spec.cni import result, versions
+from multus_daemon.spec.cni.errors import IncompatibleVersionError
+from multus_daemon.spec.cni.result import Dns, Interface, IpConfig, Result, Route
 
 RESULTS = Path(__file__).parent / "results"
 NETNS = "/var/run/netns/cni-1"

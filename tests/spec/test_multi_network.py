@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, UnsupportedFieldError
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.delegates.conf_files import NodeConfFiles
-from multus_daemon.delegates.store import FileStore
-from multus_daemon.kube import objects
-from multus_daemon.nad.definition import RESOURCE_NAME_ANNOTATION, NetworkAttachmentDefinition
+from multus_daemon.cluster.conf_files import NodeConfFiles
+from multus_daemon.cluster.kube import objects
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.run import Chain
+from multus_daemon.pod.store import FileStore
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, UnsupportedFieldError
+from multus_daemon.spec.nad.definition import RESOURCE_NAME_ANNOTATION, NetworkAttachmentDefinition
 from tests.fakes.runner import FakePluginRunner, PluginCall
-from tests.unit.engine.conftest import NETNS, Engine
+from tests.unit.pod.conftest import NETNS, Engine
 
 ADDRESS = "10.1.0.9"
 MAC = "02:00:00:00:00:09"

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from multus_daemon.cni import skel
-from multus_daemon.cni.errors import CniError
-from multus_daemon.server import wire
+from multus_daemon.api import wire
+from multus_daemon.spec.cni import skel
+from multus_daemon.spec.cni.errors import CniError
 from tests.spec import requests
 from tests.spec.requests import CASES, Case, Outcome, Refusal
 

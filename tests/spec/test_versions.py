@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.cni import versions
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.delegates.store import FileStore
+from multus_daemon.api.app import UnixServer
+from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
-from multus_daemon.server.app import UnixServer
-from multus_daemon.server.cni_api import CniApi
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.run import Chain
+from multus_daemon.pod.store import FileStore
+from multus_daemon.spec.cni import versions
 from tests.fakes.runner import FakePluginRunner
-from tests.unit.engine.conftest import NETNS, Engine, definition
-from tests.unit.server.harness import Reply, exchange
+from tests.unit.api.harness import Reply, exchange
+from tests.unit.pod.conftest import NETNS, Engine, definition
 
 GOLDEN = Path(__file__).parent / "golden"
 ALL = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from multus_daemon.base.gates import Gates
-from multus_daemon.delegates import child
+from multus_daemon.api.app import UnixServer
+from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
-from multus_daemon.server.app import UnixServer
-from multus_daemon.server.cni_api import CniApi
-from tests.unit.server.harness import STDOUT_TYPE, FakeVerbs, body, exposition, http, parse_reply
+from multus_daemon.plugins import child
+from multus_daemon.runtime.gates import Gates
+from tests.unit.api.harness import STDOUT_TYPE, FakeVerbs, body, exposition, http, parse_reply
 
 CALL = """
 import os, socket, sys

@@ -11,9 +11,9 @@ import warnings
 
 import pytest
 
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.credentials import InCluster, Kubeconfig
-from multus_daemon.kube.errors import ApiUnavailableError
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
+from multus_daemon.cluster.kube.errors import ApiUnavailableError
 from tests.e2e.certificates import Authority
 from tests.fakes.apiserver import FakeApiServer
 

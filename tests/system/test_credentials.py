@@ -2,7 +2,7 @@
 
 import json
 
-from multus_daemon.kube.credentials import Kubeconfig
+from multus_daemon.cluster.kube.credentials import Kubeconfig
 
 
 def write(path, user, cluster=None, **changes):

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from multus_daemon import ctl
+from multus_daemon.tools import ctl
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ BLOCKS: Final = [text.splitlines() for language, text in FENCED if not language]
 OF_A_CLUSTER: Final = ("IMAGE=", "docker", "kubectl", "sed")
 MODULES: Final = {
     "multus-daemon": "multus_daemon.cli",
-    "multusctl": "multus_daemon.ctl",
-    "multus-builtin": "multus_daemon.plugin",
+    "multusctl": "multus_daemon.tools.ctl",
+    "multus-builtin": "multus_daemon.tools.builtin",
 }
 SERVES: Final = "multus-daemon run"
 

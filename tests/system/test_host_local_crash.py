@@ -5,8 +5,8 @@ import traceback
 
 import pytest
 
-from multus_daemon.builtin.host_local import store
-from multus_daemon.builtin.host_local.index import Index
+from multus_daemon.plugins.builtin.host_local import store
+from multus_daemon.plugins.builtin.host_local.index import Index
 
 OWNER = store.Owner("c1", "eth0")
 

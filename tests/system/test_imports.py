@@ -22,7 +22,7 @@ from tests.fakes.apiserver import NODES, FakeApiServer
 UNUSED = ("cryptography", "google.protobuf", "grpc", "pyroute2", "rich")
 GENERATED = ("kubernetes_asyncio.client.api", "kubernetes_asyncio.client.models")
 STRICT = (sys.executable, "-W", "error::ImportWarning")
-"""multus_daemon.kube.library warns where kubernetes_asyncio needs more than is loaded; the error names who and what."""
+"""`cluster.kube.library` warns where kubernetes_asyncio needs more than is loaded; the error names who and what."""
 
 # Runs the daemon; what it has loaded goes to the file, once its standard input ends.
 RUN = """
@@ -119,7 +119,7 @@ async def test_a_daemon_in_a_cluster_loads_only_what_it_uses(tmp_path: Path) -> 
             tmp_path, ["--kubeconfig", str(kubeconfig)], lambda: server.watches == 2, SSL_CERT_FILE=str(bundle)
         )
     modules = found["modules"]
-    assert loaded(modules, "multus_daemon.kube.store", "kubernetes_asyncio.config.kube_config")
+    assert loaded(modules, "multus_daemon.cluster.kube.store", "kubernetes_asyncio.config.kube_config")
     assert loaded(modules, *UNUSED, *GENERATED, "kubernetes_asyncio.watch", "urllib3.util") == []
     # That of the API server has one, aiohttp's none.
     assert sorted(found["authorities"]) == [0, 0, 1]
@@ -130,20 +130,22 @@ async def test_a_standalone_daemon_loads_nothing_of_kubernetes(tmp_path: Path) -
     (tmp_path / "manifests").mkdir()
     socket = tmp_path / "run" / "multus.sock"
     found = await run_daemon(tmp_path, ["--standalone", str(tmp_path / "manifests")], socket.exists)
-    assert loaded(found["modules"], "multus_daemon.standalone.store")
-    assert loaded(found["modules"], *UNUSED, "kubernetes_asyncio", "multus_daemon.kube") == []
+    assert loaded(found["modules"], "multus_daemon.cluster.standalone.store")
+    assert loaded(found["modules"], *UNUSED, "kubernetes_asyncio", "multus_daemon.cluster.kube") == []
     assert found["bundle"] == os.environ.get("SSL_CERT_FILE")
 
 
 def test_a_service_account_needs_no_yaml() -> None:
-    modules = loaded_by("import multus_daemon.daemon, multus_daemon.kube.connect, multus_daemon.kube.store")
+    modules = loaded_by(
+        "import multus_daemon.daemon, multus_daemon.cluster.kube.connect, multus_daemon.cluster.kube.store"
+    )
     assert loaded(modules, "kubernetes_asyncio.config.incluster_config")
     assert loaded(modules, "yaml", "kubernetes_asyncio.config.kube_config", *GENERATED) == []
 
 
 def test_the_programs_beside_the_daemon_load_nothing_of_what_attaches_pods() -> None:
     modules = loaded_by("import multus_daemon.companions")
-    assert loaded(modules, "multus_daemon.kube.client")
+    assert loaded(modules, "multus_daemon.cluster.kube.client")
     unwanted = [f"multus_daemon.{package}" for package in ("engine", "builtin", "delegates", "netlink", "daemon")]
     assert loaded(modules, *unwanted, *UNUSED, *GENERATED) == []
 
@@ -177,7 +179,7 @@ def test_what_a_new_version_of_kubernetes_asyncio_needs_is_named_and_there(tmp_p
 def test_urllib3_is_whole_for_who_uses_it() -> None:
     modules = loaded_by(
         "import warnings; warnings.simplefilter('ignore')\n"
-        "from multus_daemon.kube.library import Configuration\n"
+        "from multus_daemon.cluster.kube.library import Configuration\n"
         "made = Configuration(username='u', password='p').get_basic_auth_token()\n"
         "assert made == 'Basic dTpw', made"
     )

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import multus_shim
-from multus_daemon import install
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.cni import conf
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.store import FileStore
-from multus_daemon.install import InstallError
-from multus_daemon.netconf import generate
+from multus_daemon.node import install
+from multus_daemon.node.install import InstallError
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.pod.store import FileStore
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.netconf import generate
 
 OURS = b'{"cniVersion":"1.0.0","name":"multus-cni-network","type":"multus-shim"}'
 OURS_AS_LIST = b'{"cniVersion":"1.0.0","name":"multus-cni-network","plugins":[{"type":"multus-shim"}]}'

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon import kubectl
-from tests.unit.kubectl.conftest import Bench, benched, explain_reply, hang, status_reply, trace_reply
+from multus_daemon.tools import kubectl
+from tests.unit.tools.kubectl.conftest import Bench, benched, explain_reply, hang, status_reply, trace_reply
 
-PROGRAM = (sys.executable, "-m", "multus_daemon.kubectl")
+PROGRAM = (sys.executable, "-m", "multus_daemon.tools.kubectl")
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Invocation
-from multus_daemon.base.slots import one_turn
-from multus_daemon.cni.errors import CniError, TryAgainLaterError
-from multus_daemon.delegates.find import PluginNotFoundError
-from multus_daemon.delegates.limit import MIB, Allowance, ProcessLimit, automatic
-from multus_daemon.delegates.process import ProcessRunner
 from multus_daemon.metrics import Metrics
+from multus_daemon.plugins.find import PluginNotFoundError
+from multus_daemon.plugins.limit import MIB, Allowance, ProcessLimit, automatic
+from multus_daemon.plugins.process import ProcessRunner
+from multus_daemon.runtime.slots import one_turn
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "tests" / "fakes" / "plugin.py"

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.cni import versions
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import versions
 
 # Results of CNI SPEC 0.1.0 to 1.1.0 that say nothing: libraries print `dns` in 0.x always, in 1.x never when empty.
 EMPTY: dict[str, dict[str, object]] = {
@@ -30,7 +30,7 @@ def test_as_a_command(tmp_path: Path) -> None:
         "CNI_PATH": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "multus_daemon.plugin", "passthru"],
+        [sys.executable, "-m", "multus_daemon.tools.builtin", "passthru"],
         env=env,
         input=invocation("ADD", cniVersion="0.2.0").stdin,
         capture_output=True,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.base import deadline, threads
-from multus_daemon.base.deadline import ExpiredError
+from multus_daemon.runtime import deadline, threads
+from multus_daemon.runtime.deadline import ExpiredError
 
 
 def test_a_process_that_is_killed_gives_its_keys_back(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.store import FileStore
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.pod.store import FileStore
 from tests.disks import make_read_only, make_writable
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.delegates import strays
+from multus_daemon.plugins import strays
 
 NUMBER, STARTED, NAMESPACE = strays.mark().split("-")
 GONE = f"{NUMBER}-{int(STARTED) - 1}-{NAMESPACE}"

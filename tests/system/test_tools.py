@@ -7,10 +7,10 @@ import os
 
 import pytest
 
-from multus_daemon.cni.errors import InternalError, TryAgainLaterError
-from multus_daemon.delegates import tools
-from multus_daemon.delegates.tools import ToolRunner
-from multus_daemon.ports import ToolNotFoundError
+from multus_daemon.plugins import tools
+from multus_daemon.plugins.tools import ToolRunner
+from multus_daemon.spec.cni.errors import InternalError, TryAgainLaterError
+from multus_daemon.spec.ports import ToolNotFoundError
 
 
 @pytest.fixture

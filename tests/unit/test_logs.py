@@ -110,7 +110,7 @@ async def test_fields_belong_to_the_task():
 )
 def test_levels(capfd, level, shown):
     logs.configure(level)
-    logger = logging.getLogger("multus_daemon.engine")
+    logger = logging.getLogger("multus_daemon.pod")
     for number in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
         logger.log(number, "x")
     assert logs.flush()

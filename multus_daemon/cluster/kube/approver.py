@@ -23,7 +23,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from multus_daemon import deadlines
-from multus_daemon.base.backoff import backoff
+from multus_daemon.runtime.backoff import backoff
 
 log = logging.getLogger(__name__)
 

@@ -34,11 +34,11 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import NameOID
 
 from multus_daemon import deadlines
-from multus_daemon.base import fs
-from multus_daemon.base.backoff import backoff
-from multus_daemon.base.gates import Gates
-from multus_daemon.kube import approver
-from multus_daemon.kube.approver import CertificateError, Client, DeniedError, WaitingError
+from multus_daemon.cluster.kube import approver
+from multus_daemon.cluster.kube.approver import CertificateError, Client, DeniedError, WaitingError
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.gates import Gates
 
 log = logging.getLogger(__name__)
 

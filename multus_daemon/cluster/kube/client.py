@@ -18,9 +18,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from typing import Any, Final
 
 from multus_daemon import __version__, deadlines
-from multus_daemon.base import timeline
-from multus_daemon.kube.credentials import Access, Source
-from multus_daemon.kube.errors import (
+from multus_daemon.cluster.kube.credentials import Access, Source
+from multus_daemon.cluster.kube.errors import (
     ApiError,
     ApiUnavailableError,
     ConfigurationError,
@@ -28,7 +27,8 @@ from multus_daemon.kube.errors import (
     NoAnswerError,
     from_answer,
 )
-from multus_daemon.kube.library import aiohttp
+from multus_daemon.cluster.kube.library import aiohttp
+from multus_daemon.runtime import timeline
 
 log = logging.getLogger(__name__)
 

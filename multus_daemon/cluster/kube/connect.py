@@ -10,16 +10,16 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multus_daemon.base import fs
-from multus_daemon.base.gates import Gates
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.credentials import InCluster, Kubeconfig, Source
-from multus_daemon.kube.errors import ConfigurationError
-from multus_daemon.kube.node import VARIABLE, resolve_node_name
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig, Source
+from multus_daemon.cluster.kube.errors import ConfigurationError
+from multus_daemon.cluster.kube.node import VARIABLE, resolve_node_name
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import KubernetesSettings, PerNodeCertificate
 
 if TYPE_CHECKING:
-    from multus_daemon.kube.certs import CertificateManager, Connect
+    from multus_daemon.cluster.kube.certs import CertificateManager, Connect
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ class Connection:
             raise ConfigurationError(f"perNodeCertificate: needs the node's name, set {VARIABLE} or the key nodeName")
         try:
             # The library behind them is large, and is not installed where no certificates are asked for.
-            from multus_daemon.kube.approver import certificate_seconds
-            from multus_daemon.kube.certs import CertificateFiles, CertificateManager
+            from multus_daemon.cluster.kube.approver import certificate_seconds
+            from multus_daemon.cluster.kube.certs import CertificateFiles, CertificateManager
 
             seconds = certificate_seconds(found.cert_duration)
         except ImportError as error:

@@ -18,9 +18,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from multus_daemon.base import fs
-from multus_daemon.kube.errors import ConfigurationError
-from multus_daemon.kube.library import (
+from multus_daemon.cluster.kube.errors import ConfigurationError
+from multus_daemon.cluster.kube.library import (
     SERVICE_CERT_FILENAME,
     SERVICE_TOKEN_FILENAME,
     ConfigException,
@@ -28,6 +27,7 @@ from multus_daemon.kube.library import (
     InClusterConfigLoader,
     kubeconfig_loader,
 )
+from multus_daemon.runtime import fs
 
 TOKEN_SECONDS: Final = 10.0
 """A token's file is read again when its content is older. It is on a tmpfs, a read takes microseconds."""

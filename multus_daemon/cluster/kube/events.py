@@ -21,11 +21,11 @@ from urllib.parse import quote
 import msgspec
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Pod
-from multus_daemon.base.backoff import backoff
-from multus_daemon.kube.errors import ApiError, ApiUnavailableError, KubeError
-from multus_daemon.kube.observer import NullObserver, Observer
-from multus_daemon.kube.status import MERGE_PATCH
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
+from multus_daemon.cluster.kube.observer import NullObserver, Observer
+from multus_daemon.cluster.kube.status import MERGE_PATCH
+from multus_daemon.runtime.backoff import backoff
+from multus_daemon.spec.attachment import Pod
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +122,11 @@ class EventRecorder:
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`."""
+        """See `spec.ports.ClusterStore`."""
         self._queue(_Subject("Pod", pod.namespace, pod.name, pod.uid), kind, reason, message)
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`. Dropped where the node's name is not known."""
+        """See `spec.ports.ClusterStore`. Dropped where the node's name is not known."""
         if not self._host:
             self._observer.events_dropped(1)
             return

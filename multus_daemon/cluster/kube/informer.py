@@ -17,12 +17,12 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from multus_daemon import deadlines
-from multus_daemon.base.backoff import backoff
-from multus_daemon.base.gates import Gates
-from multus_daemon.kube import errors, objects
-from multus_daemon.kube.errors import ApiUnavailableError, GoneError, KubeError
-from multus_daemon.kube.objects import DECODE_ERRORS, Found, Key, Resource
-from multus_daemon.kube.observer import NullObserver, Observer
+from multus_daemon.cluster.kube import errors, objects
+from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
+from multus_daemon.cluster.kube.objects import DECODE_ERRORS, Found, Key, Resource
+from multus_daemon.cluster.kube.observer import NullObserver, Observer
+from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.gates import Gates
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 from urllib.parse import quote
 
 from multus_daemon import deadlines
-from multus_daemon.kube.errors import ApiError, KubeError
-from multus_daemon.nad import names
+from multus_daemon.cluster.kube.errors import ApiError, KubeError
+from multus_daemon.spec.nad import names
 
 VARIABLE: Final = "MULTUS_NODE_NAME"
 _REMEDY: Final = f"set {VARIABLE} (fieldRef spec.nodeName in the DaemonSet) or the key nodeName"

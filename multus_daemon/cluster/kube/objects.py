@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.nad import definition
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad import definition
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from multus_daemon.kube import objects
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.errors import ApiUnavailableError
-from multus_daemon.kube.library import aiohttp
+from multus_daemon.cluster.kube import objects
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.errors import ApiUnavailableError
+from multus_daemon.cluster.kube.library import aiohttp
 
 PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 MESSAGE_MAX_BYTES: Final = 2 * 1024 * 1024

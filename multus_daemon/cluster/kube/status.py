@@ -22,14 +22,14 @@ from typing import Final, Protocol
 import msgspec
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Pod
-from multus_daemon.base.aio import KeyedLock
-from multus_daemon.base.backoff import backoff
-from multus_daemon.kube import objects
-from multus_daemon.kube.errors import ApiError, ApiUnavailableError, KubeError
-from multus_daemon.kube.observer import NullObserver, Observer
-from multus_daemon.nad.status import ANNOTATION
-from multus_daemon.ports import StatusWriteError
+from multus_daemon.cluster.kube import objects
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
+from multus_daemon.cluster.kube.observer import NullObserver, Observer
+from multus_daemon.runtime.aio import KeyedLock
+from multus_daemon.runtime.backoff import backoff
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.nad.status import ANNOTATION
+from multus_daemon.spec.ports import StatusWriteError
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class StatusWriter:
         return len(self._pending)
 
     async def write(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        """See `ports.ClusterStore.write_network_status`."""
+        """See `spec.ports.ClusterStore.write_network_status`."""
         problem = "earlier value is still being written"
         # What waits is older than this value, whatever becomes of it.
         self._remove(self._pending.get(pod.uid))

@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Pod
-from multus_daemon.base.aio import KeyedLock
-from multus_daemon.base.gates import Gates
-from multus_daemon.cni.args import KubernetesArgs
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.kube import objects
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.errors import ApiError, KubeError
-from multus_daemon.kube.events import EventRecorder
-from multus_daemon.kube.informer import Informer
-from multus_daemon.kube.objects import Key
-from multus_daemon.kube.observer import Observer
-from multus_daemon.kube.status import StatusWriter
-from multus_daemon.nad import names, selection
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
+from multus_daemon.cluster.kube import objects
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.errors import ApiError, KubeError
+from multus_daemon.cluster.kube.events import EventRecorder
+from multus_daemon.cluster.kube.informer import Informer
+from multus_daemon.cluster.kube.objects import Key
+from multus_daemon.cluster.kube.observer import Observer
+from multus_daemon.cluster.kube.status import StatusWriter
+from multus_daemon.runtime.aio import KeyedLock
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.args import KubernetesArgs
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad import names, selection
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/co
 
 
 class KubeStore:
-    """Implements `portals.LoopStore`. Making one touches nothing; `run` is a root task.
+    """Implements `pod.portals.LoopStore`. Making one touches nothing; `run` is a root task.
 
     Gates: `pods` and `networks`, each open once it has been listed.
     """
@@ -82,7 +82,7 @@ class KubeStore:
     # --- portals.LoopStore ---
 
     def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
-        """See `portals.LoopStore`."""
+        """See `pod.portals.LoopStore`."""
         found = self.pods.get((namespace, name))
         return found if found is not None and is_incarnation(found, uid) else None
 
@@ -97,15 +97,15 @@ class KubeStore:
         return "\n".join(annotations[key] for key in keys if key in annotations)
 
     def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
-        """See `portals.LoopStore`."""
+        """See `pod.portals.LoopStore`."""
         return self.networks.get((namespace, name))
 
     def namespaces_with_network(self, name: str) -> list[str]:
-        """See `ports.ClusterStore`."""
+        """See `spec.ports.ClusterStore`."""
         return sorted(namespace for namespace, found in self.networks.names() if found == name)
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """See `ports.ClusterStore`. Waits for the watch's event, then asks the API server once."""
+        """See `spec.ports.ClusterStore`. Waits for the watch's event, then asks the API server once."""
         _check(f"pod {namespace}/{name}", namespace, name, PodNotFoundError)
         key = (namespace, name)
         deleted = self.pods.deleted_uid(key)
@@ -123,7 +123,7 @@ class KubeStore:
             return objects.decode_pod(body).value
 
     async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        """See `ports.ClusterStore`. Asks the API server once for what the informer does not have."""
+        """See `spec.ports.ClusterStore`. Asks the API server once for what the informer does not have."""
         what = f"NetworkAttachmentDefinition {namespace}/{name}"
         key = (namespace, name)
         if (found := self.networks.get(key)) is not None:
@@ -172,21 +172,21 @@ class KubeStore:
         }
 
     async def node_pods(self) -> list[Pod]:
-        """See `ports.ClusterStore`. What the informer has, while it hears of changes."""
+        """See `spec.ports.ClusterStore`. What the informer has, while it hears of changes."""
         if not self.pods.synced.is_set() or not self.pods.connected:
             raise StoreUnavailableError(f"pods of this node: {self.pods.problem}")
         return self.pods.values()
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        """See `ports.ClusterStore`. One PATCH, repeated for 2 s at most, and then behind the scenes."""
+        """See `spec.ports.ClusterStore`. One PATCH, repeated for 2 s at most, and then behind the scenes."""
         await self.statuses.write(pod, value, keep_trying=keep_trying)
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`."""
+        """See `spec.ports.ClusterStore`."""
         self.events.event(pod, kind, reason, message)
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`."""
+        """See `spec.ports.ClusterStore`."""
         self.events.node_event(kind, reason, message)
 
     def _answered(self) -> None:

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from multus_daemon.attachment import Pod
-from multus_daemon.base import fs
-from multus_daemon.ports import DevicesUnavailableError
+from multus_daemon.runtime import fs
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.ports import DevicesUnavailableError
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 # The UID that the kubelet itself gave a pod from its own files; in the API the pod has that of its mirror.

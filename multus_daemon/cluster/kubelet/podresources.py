@@ -17,8 +17,8 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Pod
-from multus_daemon.ports import DevicesUnavailableError
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.ports import DevicesUnavailableError
 
 MESSAGE_MAX_BYTES: Final = 16 * 1024 * 1024
 """Upstream's."""

@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from multus_daemon.attachment import Pod
-from multus_daemon.kubelet import checkpoint
-from multus_daemon.ports import DevicesUnavailableError
+from multus_daemon.cluster.kubelet import checkpoint
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.ports import DevicesUnavailableError
 
 
 class KubeletDevices:
-    """See `ports.DeviceSource`."""
+    """See `spec.ports.DeviceSource`."""
 
     def __init__(self, kubelet_dir: Path) -> None:
         """`kubelet_dir`: the kubelet's root directory."""
@@ -22,7 +22,7 @@ class KubeletDevices:
         self._checkpoint = kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
 
     async def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
-        """See `ports.DeviceSource`.
+        """See `spec.ports.DeviceSource`.
 
         Where the socket is there and nobody answers, the checkpoint is not asked instead: the kubelet is about to be
         back, and the file knows no claims, and keeps entries of pods that are gone until the next one is admitted.
@@ -48,7 +48,9 @@ class KubeletDevices:
     async def _ask(self, pod: Pod) -> list[tuple[str, str]]:
         try:
             # In a thread: the first import takes its time.
-            podresources = await asyncio.to_thread(importlib.import_module, "multus_daemon.kubelet.podresources")
+            podresources = await asyncio.to_thread(
+                importlib.import_module, "multus_daemon.cluster.kubelet.podresources"
+            )
         except ImportError as error:
             raise DevicesUnavailableError(
                 f"asking the kubelet for devices needs grpcio and protobuf: {error}; install multus-daemon[devices]"

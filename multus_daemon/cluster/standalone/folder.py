@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from multus_daemon.attachment import Pod
-from multus_daemon.base import fs
-from multus_daemon.cni import gojson
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.standalone import manifests
-from multus_daemon.standalone.manifests import ManifestError, Manifests
+from multus_daemon.cluster.standalone import manifests
+from multus_daemon.cluster.standalone.manifests import ManifestError, Manifests
+from multus_daemon.runtime import fs
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni import gojson
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.nad import definition
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.nad.names import label_problem, subdomain_problem
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad import definition
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from typing import Final
 
 import yaml
 
-from multus_daemon.attachment import Pod
-from multus_daemon.base import fs
-from multus_daemon.nad import status
-from multus_daemon.nad.names import label_problem, subdomain_problem
-from multus_daemon.standalone.folder import STATUS_DIRECTORY
+from multus_daemon.cluster.standalone.folder import STATUS_DIRECTORY
+from multus_daemon.runtime import fs
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 
 # Written as they stand; YAML 1.1 takes no other word of this form for anything but a string.
 _PLAIN: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*(\.[a-zA-Z0-9-]+)*")

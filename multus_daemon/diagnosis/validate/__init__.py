@@ -18,8 +18,8 @@ from multus_daemon.diagnosis.validate.configs import Plugins
 from multus_daemon.diagnosis.validate.objects import Objects
 from multus_daemon.diagnosis.validate.report import SCHEMA, Finding, Report
 from multus_daemon.diagnosis.validate.source import Source, UnreadableError
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.settings import Settings
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 
 __all__ = ["SCHEMA", "Finding", "Report", "of", "of_object"]
 

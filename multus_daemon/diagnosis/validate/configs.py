@@ -10,27 +10,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-from multus_daemon import jsontext
-from multus_daemon.attachment import Attachment, Invocation, Sandbox, ToolExit
-from multus_daemon.builtin import configuration
-from multus_daemon.builtin.host_local import config as host_local
-from multus_daemon.builtin.runner import PLUGINS, BuiltinRunner
-from multus_daemon.cni import args, conf, gojson, versions
-from multus_daemon.cni.conf import NetworkConfig, PluginConfig
-from multus_daemon.cni.errors import CniError, InternalError
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Result
-from multus_daemon.delegates import find
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.delegates.dispatch import BINARY, Dispatcher
-from multus_daemon.delegates.recursion import ProgramFiles
 from multus_daemon.diagnosis.validate import known
 from multus_daemon.diagnosis.validate.report import Report, Severity
 from multus_daemon.diagnosis.validate.source import Located
-from multus_daemon.engine import networks, plan
-from multus_daemon.jsontext import Path
-from multus_daemon.nad.selection import NetworkSelection
+from multus_daemon.plugins import find
+from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin.host_local import config as host_local
+from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.recursion import ProgramFiles
+from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.select import BINARY, Dispatcher
+from multus_daemon.pod import networks, plan
+from multus_daemon.runtime import jsontext
+from multus_daemon.runtime.jsontext import Path
+from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox, ToolExit
+from multus_daemon.spec.cni import args, conf, gojson, versions
+from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
+from multus_daemon.spec.cni.errors import CniError, InternalError
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.nad.selection import NetworkSelection
 
 HOST_LOCAL: Final = "host-local"
 SANDBOX: Final = Sandbox(ContainerId("not-a-container"), "")

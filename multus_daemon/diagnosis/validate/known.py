@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from multus_daemon.builtin.runner import PLUGINS
+from multus_daemon.plugins.builtin.runner import PLUGINS
 
 _NEAR: Final = 0.7
 """How alike two names are, from 0 to 1, of which one may be meant by the other."""

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from multus_daemon import settings
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError
+from multus_daemon.cluster.standalone.manifests import DEFAULT_NAMESPACE
 from multus_daemon.diagnosis.validate import configs, known
 from multus_daemon.diagnosis.validate.configs import Network, Plugins
 from multus_daemon.diagnosis.validate.report import Report, guessed
 from multus_daemon.diagnosis.validate.source import Located, Place, Source, documents
-from multus_daemon.jsontext import Path
-from multus_daemon.nad import definition, selection, status
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.nad.names import label_problem, subdomain_problem
-from multus_daemon.nad.selection import NetworkSelection
-from multus_daemon.netconf import load, primary
-from multus_daemon.standalone.manifests import DEFAULT_NAMESPACE
+from multus_daemon.runtime.jsontext import Path
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.nad import definition, selection, status
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.names import label_problem, subdomain_problem
+from multus_daemon.spec.nad.selection import NetworkSelection
+from multus_daemon.spec.netconf import load, primary
 
 OBJECTS_MAX: Final = 20_000
 """In all files together."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from multus_daemon.cni.errors import CniError
 from multus_daemon.diagnosis.validate.source import Located, Place, Source
-from multus_daemon.jsontext import Path, shown_path
+from multus_daemon.runtime.jsontext import Path, shown_path
+from multus_daemon.spec.cni.errors import CniError
 
 SCHEMA: Final = "multusctl.validate/v1"
 Severity = Literal["error", "warning"]

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from multus_daemon import jsontext
-from multus_daemon.cni import gojson
-from multus_daemon.jsontext import Path, Span
-from multus_daemon.standalone import manifests
+from multus_daemon.cluster.standalone import manifests
+from multus_daemon.runtime import jsontext
+from multus_daemon.runtime.jsontext import Path, Span
+from multus_daemon.spec.cni import gojson
 
 FILE_MAX_BYTES: Final = 8 * 1024 * 1024
 VALUES_MAX: Final = 200_000

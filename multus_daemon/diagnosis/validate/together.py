@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from multus_daemon.attachment import Attachment
-from multus_daemon.builtin.host_local.config import Range
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import IfName
 from multus_daemon.diagnosis.validate import configs, known
 from multus_daemon.diagnosis.validate.configs import Network, Plugins
 from multus_daemon.diagnosis.validate.objects import Element, Objects
 from multus_daemon.diagnosis.validate.report import Report, Severity, innermost
-from multus_daemon.engine import networks, plan, unsupported
-from multus_daemon.jsontext import Path
-from multus_daemon.netconf.load import load
-from multus_daemon.netconf.model import NetConf
+from multus_daemon.plugins.builtin.host_local.config import Range
+from multus_daemon.pod import networks, plan, unsupported
+from multus_daemon.runtime.jsontext import Path
+from multus_daemon.spec.attachment import Attachment
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.netconf.load import load
+from multus_daemon.spec.netconf.model import NetConf
 
 _IFNAME: Final = IfName("eth0")
 """What containerd and CRI-O call the cluster network's interface."""

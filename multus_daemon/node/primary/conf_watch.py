@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.base import watching
+from multus_daemon.runtime import watching
 
 log = logging.getLogger(__name__)
 

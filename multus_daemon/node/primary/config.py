@@ -22,20 +22,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from multus_daemon.base import fs
-from multus_daemon.base.aio import in_thread
-from multus_daemon.base.gates import Gates
-from multus_daemon.cni import conf, gojson
-from multus_daemon.cni.errors import CniError
-from multus_daemon.controllers import runtime_conf
-from multus_daemon.controllers.conf_watch import ConfWatch
-from multus_daemon.controllers.election import Election, NoPrimaryError
-from multus_daemon.controllers.runtime_conf import RuntimeConf, Wanted
-from multus_daemon.delegates.conf_files import CONF_MAX_BYTES
-from multus_daemon.engine.engine import INDICATOR_GATE
-from multus_daemon.netconf import generate
-from multus_daemon.ports import EVENT_MESSAGE_MAX, ConfFiles, NodeEvents
+from multus_daemon.cluster.conf_files import CONF_MAX_BYTES
+from multus_daemon.node.primary import runtime_conf
+from multus_daemon.node.primary.conf_watch import ConfWatch
+from multus_daemon.node.primary.election import Election, NoPrimaryError
+from multus_daemon.node.primary.runtime_conf import RuntimeConf, Wanted
+from multus_daemon.pod.engine import INDICATOR_GATE
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.aio import in_thread
+from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import AUTO, Settings
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.netconf import generate
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, ConfFiles, NodeEvents
 
 log = logging.getLogger(__name__)
 

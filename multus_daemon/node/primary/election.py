@@ -1,6 +1,6 @@
 """Which file of a directory is the primary network's configuration: the one that is named, else the first that can be.
 
-The first by name, as the runtime itself and upstream choose it, of those that `netconf.primary` lets pass. The answer
+The first by name, as the runtime itself and upstream choose it, of those that `spec.netconf.primary` lets pass. The answer
 depends on the directory, not on who came first: a restart at any time elects the same. So a file that comes before
 the present one takes over, but not at once, and a file that is gone is waited for: agents take theirs away and put it
 back as they start.
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import CniError
-from multus_daemon.netconf import primary
-from multus_daemon.ports import ConfFiles
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.netconf import primary
+from multus_daemon.spec.ports import ConfFiles
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from multus_daemon import deadlines
-from multus_daemon.base import fs
-from multus_daemon.base.aio import in_thread
-from multus_daemon.base.backoff import backoff
-from multus_daemon.delegates.conf_files import CONF_MAX_BYTES, SUFFIXES
-from multus_daemon.netconf import generate
-from multus_daemon.ports import NodeEvents
+from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.aio import in_thread
+from multus_daemon.runtime.backoff import backoff
+from multus_daemon.spec.netconf import generate
+from multus_daemon.spec.ports import NodeEvents
 
 log = logging.getLogger(__name__)
 

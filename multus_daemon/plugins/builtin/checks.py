@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import describe_route, step
-from multus_daemon.cni.errors import InternalError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Interface, Result
-from multus_daemon.netlink import inet
-from multus_daemon.netlink.expected import Tables, fits
-from multus_daemon.netlink.links import Link
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel import inet
+from multus_daemon.kernel.expected import Tables, fits
+from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import describe_route, step
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Interface, Result
 
 
 def previous_result(call: Call, plugin: str) -> Result:

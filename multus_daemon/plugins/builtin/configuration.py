@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from multus_daemon.cni import args as cni_args
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import InvalidEnvironmentError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Dns, read_dns
+from multus_daemon.spec.cni import args as cni_args
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import InvalidEnvironmentError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Dns, read_dns
 
 COMMON_KEYS: Final = frozenset(
     {

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.base import deadline
-from multus_daemon.builtin import configuration
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError
-from multus_daemon.cni.result import IpConfig, Result
-from multus_daemon.cni.result import Route as ResultRoute
-from multus_daemon.netlink import inet, links, sysctl
-from multus_daemon.netlink.inet import IpAddress
-from multus_daemon.netlink.links import OPERSTATE_UP, Link
-from multus_daemon.netlink.netns import NamespaceError
-from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import Rtnl
-from multus_daemon.netlink.transport import Request
+from multus_daemon.kernel import inet, links, sysctl
+from multus_daemon.kernel.inet import IpAddress
+from multus_daemon.kernel.links import OPERSTATE_UP, Link
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.transport import Request
+from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError
+from multus_daemon.spec.cni.result import IpConfig, Result
+from multus_daemon.spec.cni.result import Route as ResultRoute
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni import conf, gojson
-from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Result
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Result
 
 ADDRESSES_MAX: Final = 4096
 """Of one interface."""

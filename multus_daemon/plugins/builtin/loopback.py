@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from multus_daemon.builtin import interfaces
-from multus_daemon.builtin.configuration import COMMON_KEYS, unknown_key
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import step
-from multus_daemon.cni.errors import InternalError, InvalidNetnsError
-from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.netlink.netns import NamespaceError
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import interfaces
+from multus_daemon.plugins.builtin.configuration import COMMON_KEYS, unknown_key
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import step
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetnsError
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 
 _NAME = "lo"
 _MAC = "00:00:00:00:00:00"

@@ -16,18 +16,23 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from multus_daemon.builtin import checks, configuration, interfaces, ipam, veth
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import absent_is_done, step
-from multus_daemon.builtin.undo import Undo
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import DecodingFailureError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Dns, Interface, Result, read_dns
-from multus_daemon.netlink import sysctl
-from multus_daemon.netlink.links import MACVLAN_MODES, Link
-from multus_daemon.netlink.netns import NamespaceError
-from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import Rtnl
+from multus_daemon.kernel import sysctl
+from multus_daemon.kernel.links import MACVLAN_MODES, Link
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.plugins.builtin import checks, configuration, interfaces, ipam, veth
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import absent_is_done, step
+from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import (
+    DecodingFailureError,
+    InternalError,
+    InvalidNetnsError,
+    InvalidNetworkConfigError,
+)
+from multus_daemon.spec.cni.result import Dns, Interface, Result, read_dns
 
 _KEYS: Final = ("master", "mode", "mtu", "mac", "linkInContainer", "bcqueuelen")
 _DEFAULT_MODE: Final = "bridge"

@@ -18,14 +18,14 @@ from functools import partial
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import ToolExit
-from multus_daemon.base import deadline
-from multus_daemon.builtin import nftables
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.veth import Removed
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError, InternalError
-from multus_daemon.ports import HostTools, ToolNotFoundError
+from multus_daemon.plugins.builtin import nftables
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.veth import Removed
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.attachment import ToolExit
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError, InternalError
+from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 
 log = logging.getLogger(__name__)
 

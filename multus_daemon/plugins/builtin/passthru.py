@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.result import Result
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.spec.cni.result import Result
 
 
 def unsupported(call: Call) -> str:

@@ -18,17 +18,17 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from multus_daemon.builtin import checks, configuration, interfaces, ipam, masquerade, veth
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import Change, host_network
-from multus_daemon.builtin.undo import Undo
-from multus_daemon.cni import conf, gojson
-from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Dns, Interface, IpConfig, Result
-from multus_daemon.netlink import inet
-from multus_daemon.netlink.inet import IpAddress, IpInterface
-from multus_daemon.netlink.links import Link
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel import inet
+from multus_daemon.kernel.inet import IpAddress, IpInterface
+from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import checks, configuration, interfaces, ipam, masquerade, veth
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import Change, host_network
+from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Dns, Interface, IpConfig, Result
 
 _KEYS: Final = ("mtu", "dad", *masquerade.KEYS)
 # Position of the container's end in the result's interfaces; the host's end comes first.

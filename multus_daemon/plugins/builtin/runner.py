@@ -10,12 +10,13 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import BUILT_IN, Invocation
-from multus_daemon.base import deadline
-from multus_daemon.builtin import ipam
-from multus_daemon.builtin.contract import Call, Plugin
-from multus_daemon.cni import conf, gojson, skel
-from multus_daemon.cni.errors import (
+from multus_daemon.kernel import ops
+from multus_daemon.plugins.builtin import ipam
+from multus_daemon.plugins.builtin.contract import Call, Plugin
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.attachment import BUILT_IN, Invocation
+from multus_daemon.spec.cni import conf, gojson, skel
+from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
     InternalError,
@@ -23,24 +24,23 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
     UnsupportedFieldError,
 )
-from multus_daemon.cni.result import Result, from_object, in_version
-from multus_daemon.netlink import ops
-from multus_daemon.ports import HostTools, PluginRunner
+from multus_daemon.spec.cni.result import Result, from_object, in_version
+from multus_daemon.spec.ports import HostTools, PluginRunner
 
 log = logging.getLogger(__name__)
 
 # Imported when first used: as a command, `host-local` must not pay for the netlink library.
 PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "bridge": "multus_daemon.builtin.bridge.plugin",
-        "flannel": "multus_daemon.builtin.flannel.plugin",
-        "host-local": "multus_daemon.builtin.host_local.plugin",
-        "loopback": "multus_daemon.builtin.loopback",
-        "macvlan": "multus_daemon.builtin.macvlan",
-        "passthru": "multus_daemon.builtin.passthru",
-        "ptp": "multus_daemon.builtin.ptp",
-        "static": "multus_daemon.builtin.static",
-        "tuning": "multus_daemon.builtin.tuning.plugin",
+        "bridge": "multus_daemon.plugins.builtin.bridge.plugin",
+        "flannel": "multus_daemon.plugins.builtin.flannel.plugin",
+        "host-local": "multus_daemon.plugins.builtin.host_local.plugin",
+        "loopback": "multus_daemon.plugins.builtin.loopback",
+        "macvlan": "multus_daemon.plugins.builtin.macvlan",
+        "passthru": "multus_daemon.plugins.builtin.passthru",
+        "ptp": "multus_daemon.plugins.builtin.ptp",
+        "static": "multus_daemon.plugins.builtin.static",
+        "tuning": "multus_daemon.plugins.builtin.tuning.plugin",
     }
 )
 # Until IPv6 addresses are known to be nobody else's on a real segment: a second or two. The waits of a pod's networks
@@ -82,14 +82,14 @@ class BuiltinRunner:
         return BUILT_IN if plugin_type in PLUGINS or plugin_type in self._plugins else ""
 
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
-        """See `ports.BuiltinPlugins`."""
+        """See `spec.ports.BuiltinPlugins`."""
         try:
             return _unsupported(self._plugin(plugin_type), self._call(invocation, _checked(invocation), None))
         except CniError:
             return ""
 
     def validate(self, plugin_type: str, invocation: Invocation) -> None:
-        """See `ports.BuiltinPlugins`."""
+        """See `spec.ports.BuiltinPlugins`."""
         call = self._call(invocation, _checked(invocation), None)
         plugin = self._plugin(plugin_type)
         try:
@@ -100,17 +100,17 @@ class BuiltinRunner:
             raise error.with_context(f'plugin "{plugin_type}"') from error
 
     def waits(self, plugin_type: str) -> bool:
-        """See `ports.BuiltinPlugins`."""
+        """See `spec.ports.BuiltinPlugins`."""
         return plugin_type in WAITING
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
-        """See `ports.BuiltinPlugins`."""
+        """See `spec.ports.BuiltinPlugins`."""
         call = self._call(invocation, _checked(invocation), None)
         found: Mapping[str, Invocation] = getattr(self._plugin(plugin_type), "called_by", ipam.called_by)(call)
         return found
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
-        """See `ports.BuiltinPlugins`."""
+        """See `spec.ports.BuiltinPlugins`."""
         if plugin_type in KEEPING_NOTHING:
             return ""
         if (keeper := getattr(self._plugin(plugin_type) if self.locate(plugin_type) else None, "kept", None)) is None:
@@ -156,8 +156,8 @@ class BuiltinRunner:
             raise InternalError(str(error) or type(error).__name__) from error
 
     def remove_rules(self, invocation: Invocation) -> None:
-        """See `ports.BuiltinPlugins`."""
-        from multus_daemon.builtin import masquerade, spoofing, veth  # the kernel: a program does without
+        """See `spec.ports.BuiltinPlugins`."""
+        from multus_daemon.plugins.builtin import masquerade, spoofing, veth  # the kernel: a program does without
 
         config = skel.checked(invocation.verb, invocation.fields)
         call = self._call(invocation, config, _prev_result(invocation, config))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from multus_daemon.builtin import nftables
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni.errors import CniError, InternalError, from_code
-from multus_daemon.ports import HostTools, ToolNotFoundError
+from multus_daemon.plugins.builtin import nftables
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.spec.cni.errors import CniError, InternalError, from_code
+from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 
 _BASE: Final = nftables.Chain("bridge", "nat", "PREROUTING")
 _TABLE: Final = {"family": _BASE.family, "name": _BASE.table}

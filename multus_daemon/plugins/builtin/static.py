@@ -11,18 +11,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.builtin import configuration
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni import gojson, versions
-from multus_daemon.cni.errors import (
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni.errors import (
     DecodingFailureError,
     IncompatibleVersionError,
     InternalError,
     InvalidEnvironmentError,
     InvalidNetworkConfigError,
 )
-from multus_daemon.cni.result import Dns, IpConfig, Result, Route, cidr, read_dns, read_route
-from multus_daemon.netlink.ops import Session
+from multus_daemon.spec.cni.result import Dns, IpConfig, Result, Route, cidr, read_dns, read_route
 
 _IPAM_KEYS: Final = ("type", "name", "addresses", "routes", "dns")
 # `version` is of CNI 0.3: written still, and read by nobody.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from multus_daemon import deadlines
-from multus_daemon.base import deadline
+from multus_daemon.runtime import deadline
 
 log = logging.getLogger(__name__)
 

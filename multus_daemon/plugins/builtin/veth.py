@@ -11,17 +11,17 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from multus_daemon.builtin import interfaces
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import absent_is_done, step
-from multus_daemon.cni.errors import InternalError, InvalidNetnsError
-from multus_daemon.cni.result import Interface
-from multus_daemon.netlink import removal, sysctl
-from multus_daemon.netlink.inet import IpInterface
-from multus_daemon.netlink.links import Link
-from multus_daemon.netlink.netns import NamespaceError
-from multus_daemon.netlink.ops import Session
-from multus_daemon.netlink.rtnl import ANY_LINK, Rtnl
+from multus_daemon.kernel import removal, sysctl
+from multus_daemon.kernel.inet import IpInterface
+from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.rtnl import ANY_LINK, Rtnl
+from multus_daemon.plugins.builtin import interfaces
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import absent_is_done, step
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetnsError
+from multus_daemon.spec.cni.result import Interface
 
 _NAME_ATTEMPTS: Final = 10
 _HOST_END: Final = re.compile("veth[0-9a-f]{8}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from multus_daemon.cni.errors import InvalidEnvironmentError
-from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.cni.errors import InvalidEnvironmentError
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 
 Pairs = tuple[tuple[str, str], ...]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from multus_daemon.cni import gojson, versions
-from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
-from multus_daemon.cni.names import NetworkName, network_name_problem
+from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.names import NetworkName, network_name_problem
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from multus_daemon.cni import gojson
+from multus_daemon.spec.cni import gojson
 
 
 class CniError(Exception):

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon import jsontext
+from multus_daemon.runtime import jsontext
 
 
 class JsonError(ValueError):

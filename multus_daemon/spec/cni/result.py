@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from multus_daemon.cni import gojson, versions
-from multus_daemon.cni.errors import DecodingFailureError, IncompatibleVersionError
+from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni.errors import DecodingFailureError, IncompatibleVersionError
 
 IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.cni import gojson, versions
-from multus_daemon.cni.errors import (
+from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
     IncompatibleVersionError,
     InvalidEnvironmentError,
     InvalidNetworkConfigError,
 )
-from multus_daemon.cni.names import IFNAME_MAX_BYTES, container_id_problem, ifname_problem, network_name_problem
+from multus_daemon.spec.cni.names import IFNAME_MAX_BYTES, container_id_problem, ifname_problem, network_name_problem
 
 VERBS: Final = ("ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
 

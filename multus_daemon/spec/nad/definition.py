@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from multus_daemon.cni import conf
-from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.conf import NetworkConfig
 
 GROUP = "k8s.cni.cncf.io"
 VERSION = "v1"

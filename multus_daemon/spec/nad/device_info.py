@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
-from multus_daemon.cni.names import FILE_NAME_MAX_BYTES
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES
 
 _DRIVER: Final = ("vhost", "virtio")
 _PCI_EXTRAS: Final = ("pci-address", "pf-pci-address", "representor-device")

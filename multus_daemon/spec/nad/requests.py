@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import InvalidNetworkConfigError
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
 
 PROTOCOLS: Final = ("tcp", "udp", "sctp")
 BANDWIDTH_KEYS: Final = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")

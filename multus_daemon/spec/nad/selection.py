@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError, from_code
-from multus_daemon.cni.names import ifname_problem
-from multus_daemon.nad import requests
-from multus_daemon.nad.names import label_problem, subdomain_problem
-from multus_daemon.nad.requests import PortMapping
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError, from_code
+from multus_daemon.spec.cni.names import ifname_problem
+from multus_daemon.spec.nad import requests
+from multus_daemon.spec.nad.names import label_problem, subdomain_problem
+from multus_daemon.spec.nad.requests import PortMapping
 
 NETWORKS_ANNOTATION: Final = "k8s.v1.cni.cncf.io/networks"
 DEFAULT_NETWORK_ANNOTATION: Final = "v1.multus-cni.io/default-network"

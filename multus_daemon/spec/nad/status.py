@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import DecodingFailureError
-from multus_daemon.cni.names import ifname_problem
-from multus_daemon.cni.result import Interface, IpConfig, Result, write_dns
-from multus_daemon.nad.device_info import DeviceInfo
-from multus_daemon.nad.selection import ELEMENTS_MAX
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import DecodingFailureError
+from multus_daemon.spec.cni.names import ifname_problem
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result, write_dns
+from multus_daemon.spec.nad.device_info import DeviceInfo
+from multus_daemon.spec.nad.selection import ELEMENTS_MAX
 
 ANNOTATION: Final = "k8s.v1.cni.cncf.io/network-status"
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from multus_daemon.cni import gojson, versions
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import IncompatibleVersionError
+from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import IncompatibleVersionError
 
 FILE_NAME: Final = "00-multus.conf"
 NETWORK_NAME: Final = "multus-cni-network"

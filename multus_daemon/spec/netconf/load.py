@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from multus_daemon.cni import conf, gojson
-from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
-from multus_daemon.netconf.model import NetConf
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.netconf.model import NetConf
 
 _VALID_ATTACHMENTS: Final = ("cni.dev/valid-attachments", "cni.dev/attachments")
 

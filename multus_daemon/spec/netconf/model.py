@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.conf import NetworkConfig
 
 
 @dataclass(frozen=True, slots=True)

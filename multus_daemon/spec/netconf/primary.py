@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.conf import NetworkConfig
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.conf import NetworkConfig
 
 SUFFIXES: Final = (".conf", ".conflist")
 """Upstream's. A `.json` is not elected: it has to be named."""

@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from multus_daemon.cni.errors import CniError
-from multus_daemon.ctl.client import NoDaemonError
-from multus_daemon.ctl.commands import COMMANDS, common
 from multus_daemon.settings import SettingsError
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.tools.ctl.client import NoDaemonError
+from multus_daemon.tools.ctl.commands import COMMANDS, common
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         status = arguments.run(arguments)
     except CniError as error:
         # Here, not at the top: rich takes as long to load as all the rest, and JSON does without.
-        from multus_daemon.ctl import show
+        from multus_daemon.tools.ctl import show
 
         show.cni_error(error)
         sys.exit(common.FAILED)

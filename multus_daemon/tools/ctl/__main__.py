@@ -1,6 +1,6 @@
-"""`python -m multus_daemon.ctl`."""
+"""`python -m multus_daemon.tools.ctl`."""
 
-from multus_daemon.ctl import main
+from multus_daemon.tools.ctl import main
 
 if __name__ == "__main__":
     main()

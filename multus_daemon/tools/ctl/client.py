@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon import deadlines
-from multus_daemon.cni import errors
+from multus_daemon.spec.cni import errors
 
 ANSWER_MAX: Final = 64 * 1024 * 1024
 """Bytes of an answer: 250 pods with 16 networks each take some 5 MB."""
@@ -57,7 +57,7 @@ class Client:
     def _call(self, method: str, name: str, query: Mapping[str, str], body: bytes, timeout: float) -> dict[str, Any]:
         connection = _Connection(self._path, timeout)
         try:
-            # A path of the HTTP edge: see `server.admin_api`, which is not imported for its name, for aiohttp takes
+            # A path of the HTTP edge: see `api.admin`, which is not imported for its name, for aiohttp takes
             # longer to load than all the rest.
             connection.request(method, f"/admin/v1/{name}?{urllib.parse.urlencode(query)}", body or None)
             response = connection.getresponse()

@@ -6,8 +6,8 @@ import ipaddress
 import socket
 from typing import Any
 
-from multus_daemon.netlink.inet import Route
-from multus_daemon.netlink.ops import Session, session
+from multus_daemon.kernel.inet import Route
+from multus_daemon.kernel.ops import Session, session
 
 
 def look(netns: str) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon import __version__, deadlines
-from multus_daemon.base import fs
-from multus_daemon.ctl.commands.common import CommandError
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.store import FileStore
 from multus_daemon.diagnosis import attachments as about_attachments
 from multus_daemon.diagnosis import status as about_status
-from multus_daemon.netlink.ops import KernelLinks
+from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.pod.store import FileStore
+from multus_daemon.runtime import fs
+from multus_daemon.tools.ctl.commands.common import CommandError
 
 
 def attachments(cni_dir: Path, *, pod: str, leaks: bool) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from typing import Any, Final
 
 import multus_shim
 from multus_daemon import deadlines
-from multus_daemon.base import fs
-from multus_daemon.cni import args, errors, gojson
-from multus_daemon.cni.errors import CniError, InternalError
-from multus_daemon.ctl import inside, namespaces
-from multus_daemon.nad import status
-from multus_daemon.nad.names import label_problem, subdomain_problem
+from multus_daemon.cluster.standalone import status_file
+from multus_daemon.cluster.standalone.folder import Folder
+from multus_daemon.runtime import fs
 from multus_daemon.settings import Settings
-from multus_daemon.standalone import status_file
-from multus_daemon.standalone.folder import Folder
+from multus_daemon.spec.cni import args, errors, gojson
+from multus_daemon.spec.cni.errors import CniError, InternalError
+from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad.names import label_problem, subdomain_problem
+from multus_daemon.tools.ctl import inside, namespaces
 
 DEFAULT_CNI_VERSION: Final = "1.0.0"
 _CONTAINER_ID_DIGITS: Final = 64

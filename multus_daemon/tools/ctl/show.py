@@ -7,10 +7,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from multus_daemon import terminal
-from multus_daemon.cni.errors import CniError
-from multus_daemon.ctl.sandbox import Outcome
-from multus_daemon.terminal import literal
+from multus_daemon.runtime import terminal
+from multus_daemon.runtime.terminal import literal
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.tools.ctl.sandbox import Outcome
 
 
 def cni_error(error: CniError) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from rich import box
 from rich.table import Column, Table
 
-from multus_daemon import terminal
-from multus_daemon.terminal import literal
+from multus_daemon.runtime import terminal
+from multus_daemon.runtime.terminal import literal
 
 
 def containers(found: Mapping[str, Any], *, leaks: bool) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from multus_daemon import terminal
-from multus_daemon.terminal import literal
+from multus_daemon.runtime import terminal
+from multus_daemon.runtime.terminal import literal
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from rich.tree import Tree
 
-from multus_daemon import terminal
-from multus_daemon.terminal import literal
+from multus_daemon.runtime import terminal
+from multus_daemon.runtime.terminal import literal
 
 _LONGEST: Final = 100_000
 """Characters of a line."""

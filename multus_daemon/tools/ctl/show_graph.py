@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.tree import Tree
 
-from multus_daemon import terminal
-from multus_daemon.terminal import literal
+from multus_daemon.runtime import terminal
+from multus_daemon.runtime.terminal import literal
 
 
 def tree(found: Mapping[str, Any]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from multus_daemon import terminal
-from multus_daemon.terminal import literal
+from multus_daemon.runtime import terminal
+from multus_daemon.runtime.terminal import literal
 
 
 def status(found: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """`kubectl multus`: what a person asks about Multus in a whole cluster, with a kubeconfig of their own.
 
 The API server says which pods, networks, nodes and Events there are; what only a node knows is asked of its daemon, by
-`multusctl … --json` in the daemon's pod (`kube.pod_exec`).
+`multusctl … --json` in the daemon's pod (`cluster.kube.pod_exec`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from multus_daemon.kubectl.commands import COMMANDS, common
+from multus_daemon.tools.kubectl.commands import COMMANDS, common
 
 
 def main(argv: Sequence[str] | None = None) -> None:

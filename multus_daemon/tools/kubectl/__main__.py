@@ -1,6 +1,6 @@
-"""`python -m multus_daemon.kubectl`."""
+"""`python -m multus_daemon.tools.kubectl`."""
 
-from multus_daemon.kubectl import main
+from multus_daemon.tools.kubectl import main
 
 if __name__ == "__main__":
     main()

@@ -14,11 +14,11 @@ from typing import Final, Literal
 import msgspec
 
 from multus_daemon.diagnosis import status
-from multus_daemon.kubectl.cluster import Daemon, EventObject, NodeReply, PodObject
+from multus_daemon.tools.kubectl.cluster import Daemon, EventObject, NodeReply, PodObject
 
 SCHEMA: Final = "multusctl.explain/v1"
 COMPONENT: Final = "multus"
-"""Of the daemon's Events: `kube.events`."""
+"""Of the daemon's Events: `cluster.kube.events`."""
 Source = Literal["explain", "request", "event", "annotation", "pod", "daemon"]
 
 _KUBELET_REASONS: Final = ("FailedCreatePodSandBox", "FailedKillPod")

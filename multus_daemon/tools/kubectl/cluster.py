@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from multus_daemon.kube import objects, pod_exec
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.errors import ApiError, ApiUnavailableError, GoneError, KubeError
-from multus_daemon.kubectl.progress import Progress
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.cluster.kube import objects, pod_exec
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, GoneError, KubeError
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.tools.kubectl.progress import Progress
 
 T = TypeVar("T")
 Reply = TypeVar("Reply", bound="NodeReply")

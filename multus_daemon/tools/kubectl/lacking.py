@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError
-from multus_daemon.nad import selection, status
-from multus_daemon.nad.selection import NetworkSelection
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.nad import selection, status
+from multus_daemon.spec.nad.selection import NetworkSelection
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, unanswered
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, unanswered
 
 SCHEMA: Final = "kubectl-multus.leaks/v1"
 _NODE_SCHEMA: Final = "multusctl.attachments/v1"

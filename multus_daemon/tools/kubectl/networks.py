@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.gojson import JsonError
-from multus_daemon.kubectl import lacking
-from multus_daemon.kubectl.cluster import Answered, Cluster, NodeReply, PodObject, unanswered
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.gojson import JsonError
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.tools.kubectl import lacking
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, NodeReply, PodObject, unanswered
 
 SCHEMA: Final = "kubectl-multus.networks/v1"
 _NODE_SCHEMA: Final = "multusctl.plugins/v1"

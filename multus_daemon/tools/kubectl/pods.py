@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.kubectl import causes, lacking
-from multus_daemon.kubectl.causes import Cause, Explanation
-from multus_daemon.kubectl.cluster import Answered, Cluster, EventObject, PodObject, unanswered
+from multus_daemon.tools.kubectl import causes, lacking
+from multus_daemon.tools.kubectl.causes import Cause, Explanation
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, EventObject, PodObject, unanswered
 
 SCHEMA: Final = "kubectl-multus.pods/v1"
 CLUSTER_NETWORK: Final = "(cluster network)"

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from multus_daemon import terminal
-from multus_daemon.terminal import literal
+from multus_daemon.runtime import terminal
+from multus_daemon.runtime.terminal import literal
 
 SHOWN: Final = 5
 """Names of a longer list."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon.kubectl.cluster import Answered, Cluster, NodeReply, unanswered
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, NodeReply, unanswered
 
 SCHEMA: Final = "kubectl-multus.status/v1"
 _NODE_SCHEMA: Final = "multusctl.status/v1"

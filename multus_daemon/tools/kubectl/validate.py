@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from multus_daemon.diagnosis import validate
-from multus_daemon.kubectl.cluster import Cluster, PodObject
-from multus_daemon.nad import definition, selection
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad import definition, selection
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.tools.kubectl.cluster import Cluster, PodObject
 
 SCHEMA: Final = "kubectl-multus.validate/v1"
 _ANNOTATIONS: Final = (selection.NETWORKS_ANNOTATION, selection.DEFAULT_NETWORK_ANNOTATION)

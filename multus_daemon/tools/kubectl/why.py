@@ -25,10 +25,10 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon.kube.errors import ApiError, ApiUnavailableError
-from multus_daemon.kubectl import causes, lacking, leaks
-from multus_daemon.kubectl.causes import Cause, Explanation
-from multus_daemon.kubectl.cluster import Cluster, Daemon, EventObject, NodeReply, PodObject, unanswered
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
+from multus_daemon.tools.kubectl import causes, lacking, leaks
+from multus_daemon.tools.kubectl.causes import Cause, Explanation
+from multus_daemon.tools.kubectl.cluster import Cluster, Daemon, EventObject, NodeReply, PodObject, unanswered
 
 SCHEMA: Final = "kubectl-multus.why/v1"
 _TRACE_SCHEMA: Final = "multusctl.trace/v1"

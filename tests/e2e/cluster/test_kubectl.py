@@ -61,7 +61,7 @@ def reader(multus: MultusPod) -> str:
 
 def asked(kubeconfig: str, *words: str, status: int = 0) -> dict[str, Any]:
     """The JSON object that the program prints."""
-    command = [sys.executable, "-m", "multus_daemon.kubectl", *words, "--json", "--kubeconfig", kubeconfig]
+    command = [sys.executable, "-m", "multus_daemon.tools.kubectl", *words, "--json", "--kubeconfig", kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status, f"{done.returncode}: {done.stderr}\n{done.stdout}"
     found: dict[str, Any] = json.loads(done.stdout)
@@ -133,7 +133,7 @@ def _events(node: RealNode, pod: str) -> list[dict[str, Any]]:
 def _runs_as_a_plugin_of_kubectl(node: RealNode, kubeconfig: str, directory: Path) -> None:
     """As installed by pip: a program `kubectl-multus` on the PATH."""
     program = directory / "kubectl-multus"
-    program.write_text(f"#!{sys.executable}\nfrom multus_daemon.kubectl import main\nmain()\n")
+    program.write_text(f"#!{sys.executable}\nfrom multus_daemon.tools.kubectl import main\nmain()\n")
     program.chmod(0o755)
     command = [str(build_tools.find("kubectl")), "multus", "status"]
     env = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}", "KUBECONFIG": kubeconfig}
@@ -153,7 +153,7 @@ def test_a_daemon_that_is_away_is_named(multus: MultusPod, reader: str) -> None:
 
 def asked_nodes(kubeconfig: str) -> list[Any]:
     """Nodes whose daemon answers."""
-    command = [sys.executable, "-m", "multus_daemon.kubectl", "status", "--json", "--kubeconfig", kubeconfig]
+    command = [sys.executable, "-m", "multus_daemon.tools.kubectl", "status", "--json", "--kubeconfig", kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     found: list[Any] = json.loads(done.stdout)["nodes"]
     return found

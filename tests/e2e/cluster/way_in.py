@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from multus_daemon.netlink import netns
+from multus_daemon.kernel import netns
 from tests.e2e.cluster import boot
 
 _HEAD_MAX = 4096

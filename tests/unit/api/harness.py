@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multus_daemon.base import deadline
-from multus_daemon.cni.result import Interface, IpConfig, Result, from_object
-from multus_daemon.engine.request import CniRequest, DelegateRequest
+from multus_daemon.api.app import UnixServer
 from multus_daemon.metrics import Metrics
-from multus_daemon.server.app import UnixServer
+from multus_daemon.pod.request import CniRequest, DelegateRequest
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result, from_object
 from tests.aside import PATIENCE
 
 STDOUT_TYPE = "application/vnd.multus.cni-stdout"

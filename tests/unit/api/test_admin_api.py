@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from multus_daemon.base import deadline
-from multus_daemon.cni.errors import InvalidNetworkConfigError
-from multus_daemon.server.admin_api import AT_ONCE, BODY_LIMIT, AdminApi
-from multus_daemon.server.app import UnixServer
-from tests.unit.server.harness import exchange, exposition
+from multus_daemon.api.admin import AT_ONCE, BODY_LIMIT, AdminApi
+from multus_daemon.api.app import UnixServer
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
+from tests.unit.api.harness import exchange, exposition
 
 
 def refuse(_asked):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.server.app import METRICS_CONNECTIONS, ListenError, MetricsServer, UnixServer, application
-from tests.unit.server.harness import VECTORS, body, exchange, exposition, http, parse_reply, send
+from multus_daemon.api.app import METRICS_CONNECTIONS, ListenError, MetricsServer, UnixServer, application
+from tests.unit.api.harness import VECTORS, body, exchange, exposition, http, parse_reply, send
 
 
 def mode(path):

@@ -9,13 +9,13 @@ import threading
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from multus_daemon.base.timeline import Timelines
-from multus_daemon.cni.errors import CniError, UnknownContainerError
-from multus_daemon.cni.result import Result
-from multus_daemon.server.app import UnixServer, application
-from multus_daemon.server.cni_api import CniApi
-from multus_daemon.server.limit import FEWEST
-from tests.unit.server.harness import (
+from multus_daemon.api.app import UnixServer, application
+from multus_daemon.api.cni import CniApi
+from multus_daemon.api.limit import FEWEST
+from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
+from multus_daemon.spec.cni.result import Result
+from tests.unit.api.harness import (
     EXCHANGES,
     RESULT,
     STDOUT_TYPE,

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.result import Result
-from multus_daemon.engine.request import DelegateRequest
-from multus_daemon.server import wire
-from tests.unit.server.harness import PLUGGED_CONF, RESULT, delegate_body, exchange, exposition, http, send
+from multus_daemon.api import wire
+from multus_daemon.pod.request import DelegateRequest
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.result import Result
+from tests.unit.api.harness import PLUGGED_CONF, RESULT, delegate_body, exchange, exposition, http, send
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from multus_daemon.base.gates import Gates
-from multus_daemon.cni.result import decode
+from multus_daemon.api.app import UnixServer
+from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
-from multus_daemon.server.app import UnixServer
-from multus_daemon.server.cni_api import CniApi
-from tests.unit.server.harness import FakeVerbs, body, delegate_body, exchange, http, parse_reply, send
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.spec.cni.result import decode
+from tests.unit.api.harness import FakeVerbs, body, delegate_body, exchange, http, parse_reply, send
 
 BYTE_STRINGS = 2 * settings().max_examples
 REQUESTS = 20 * settings().max_examples

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from multus_daemon.delegates.limit import MIB, Allowance
-from multus_daemon.server.limit import automatic
+from multus_daemon.api.limit import automatic
+from multus_daemon.plugins.limit import MIB, Allowance
 
 GIB = 1024 * MIB
 

@@ -9,10 +9,10 @@ import threading
 import pytest
 
 from multus_daemon import logs
-from multus_daemon.server.app import UnixServer
-from multus_daemon.server.cni_api import CniApi
-from tests.unit.engine.conftest import NETNS, Engine
-from tests.unit.server.harness import body, exchange
+from multus_daemon.api.app import UnixServer
+from multus_daemon.api.cni import CniApi
+from tests.unit.api.harness import body, exchange
+from tests.unit.pod.conftest import NETNS, Engine
 
 pytestmark = pytest.mark.usefixtures("logging_as_found")
 

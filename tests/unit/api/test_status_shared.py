@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni.errors import PluginNotAvailableError
+from multus_daemon.api.cni import CniApi, DeadlineExceededError, StoppedError
 from multus_daemon.metrics import Metrics
-from multus_daemon.server.cni_api import CniApi, DeadlineExceededError, StoppedError
-from tests.unit.server.harness import FakeVerbs, body, netconf
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.cni.errors import PluginNotAvailableError
+from tests.unit.api.harness import FakeVerbs, body, netconf
 
 LIMITS = dict.fromkeys(("ADD", "DEL", "CHECK", "STATUS", "GC"), 30.0)
 

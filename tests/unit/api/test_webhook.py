@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from multus_daemon import deadlines
+from multus_daemon.api import webhook
+from multus_daemon.api.webhook import Certificate, WebhookServer
 from multus_daemon.metrics import Metrics
-from multus_daemon.server import webhook
-from multus_daemon.server.webhook import Certificate, WebhookServer
 
 x509 = pytest.importorskip("cryptography.x509", reason="needs cryptography")
 

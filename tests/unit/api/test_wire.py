@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from multus_daemon.cni import versions
-from multus_daemon.cni.errors import CniError, InvalidEnvironmentError
-from multus_daemon.cni.result import Result, from_object
-from multus_daemon.engine.request import CniRequest
-from multus_daemon.server import wire
-from tests.unit.server.harness import EXCHANGES, RESULT, STDOUT_TYPE, body, environment, netconf
+from multus_daemon.api import wire
+from multus_daemon.pod.request import CniRequest
+from multus_daemon.spec.cni import versions
+from multus_daemon.spec.cni.errors import CniError, InvalidEnvironmentError
+from multus_daemon.spec.cni.result import Result, from_object
+from tests.unit.api.harness import EXCHANGES, RESULT, STDOUT_TYPE, body, environment, netconf
 
 NOT_FOR_US = {
     "no-cni-args/ADD": "required env variables [CNI_ARGS] missing",

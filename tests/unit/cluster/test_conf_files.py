@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.cni import conf
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError
-from multus_daemon.delegates import conf_files
-from multus_daemon.delegates.conf_files import NodeConfFiles
+from multus_daemon.cluster import conf_files
+from multus_daemon.cluster.conf_files import NodeConfFiles
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError
 
 
 def write(path: Path, fields: object) -> Path:

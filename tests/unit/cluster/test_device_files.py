@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.attachment import Attachment
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.delegates import device_files
-from multus_daemon.delegates.device_files import NodeDeviceFiles
+from multus_daemon.cluster import device_files
+from multus_daemon.cluster.device_files import NodeDeviceFiles
+from multus_daemon.spec.attachment import Attachment
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName
 
 INFO = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:03:02.0"}}
 ATTACHMENT = Attachment(

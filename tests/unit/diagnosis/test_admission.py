@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from multus_daemon import settings
-from multus_daemon.cni import gojson
 from multus_daemon.diagnosis import admission
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 
 GOOD = '{"cniVersion": "1.0.0", "type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}'
 BAD = '{\n  "cniVersion": "1.0.0",\n  "type": "ptp",\n}'

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.base.timeline import Timelines
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.diagnosis.answers import Answers
+from multus_daemon.api.admin import Asked
+from multus_daemon.api.answers import Answers
 from multus_daemon.diagnosis.attachments import ORPHAN_ADVICE
-from multus_daemon.server.admin_api import Asked
-from tests.unit.engine.conftest import NETNS, Engine
+from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId
+from tests.unit.pod.conftest import NETNS, Engine
 
 
 class Asking:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.base.timeline import Timelines
-from multus_daemon.cni.errors import InvalidNetworkConfigError
-from multus_daemon.diagnosis.answers import Answers
-from multus_daemon.server.admin_api import Asked
-from tests.unit.engine.conftest import Engine
+from multus_daemon.api.admin import Asked
+from multus_daemon.api.answers import Answers
+from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
+from tests.unit.pod.conftest import Engine
 
 
 def test_a_runtime_without_a_configuration_is_the_problem() -> None:

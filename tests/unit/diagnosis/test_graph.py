@@ -2,8 +2,8 @@
 
 import xml.etree.ElementTree
 
-from multus_daemon.ctl import picture
 from multus_daemon.diagnosis import graph
+from multus_daemon.tools.ctl import picture
 
 
 def container(pod, *attachments):

@@ -1,7 +1,7 @@
 """Errors of the last requests by cause."""
 
-from multus_daemon.base.timeline import Timelines
 from multus_daemon.diagnosis import status
+from multus_daemon.runtime.timeline import Timelines
 
 
 def kept(*requests: tuple[str, str, tuple[int, str] | None]) -> Timelines:

@@ -10,11 +10,11 @@ import struct
 
 import pytest
 
-from multus_daemon.netlink import links
-from multus_daemon.netlink import vlans as messages
-from multus_daemon.netlink.links import RTM_DELLINK, RTM_GETLINK, RTM_SETLINK
-from multus_daemon.netlink.rtnl import Rtnl
-from multus_daemon.netlink.transport import Request, Socket
+from multus_daemon.kernel import links
+from multus_daemon.kernel import vlans as messages
+from multus_daemon.kernel.links import RTM_DELLINK, RTM_GETLINK, RTM_SETLINK
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.transport import Request, Socket
 
 HEADER = struct.pack("=BxHiII", 7, 0, 9, 0, 0)
 AF_SPEC, PROTINFO = 26, 12

@@ -10,9 +10,9 @@ import pytest
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from multus_daemon.netlink import inet
-from multus_daemon.netlink.inet import Address, IpInterface, Route
-from multus_daemon.netlink.transport import NLM_F_CREATE, NLM_F_EXCL, Request
+from multus_daemon.kernel import inet
+from multus_daemon.kernel.inet import Address, IpInterface, Route
+from multus_daemon.kernel.transport import NLM_F_CREATE, NLM_F_EXCL, Request
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 NEW = NLM_F_CREATE | NLM_F_EXCL

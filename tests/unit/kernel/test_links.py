@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from multus_daemon.netlink import links
-from multus_daemon.netlink.links import Link
-from multus_daemon.netlink.transport import NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Request
+from multus_daemon.kernel import links
+from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.transport import NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Request
 
 MAC = "02:00:00:00:00:0a"
 

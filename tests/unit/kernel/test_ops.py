@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.netlink import netns as namespaces
-from multus_daemon.netlink import ops
-from multus_daemon.netlink.netns import NamespaceError
+from multus_daemon.kernel import netns as namespaces
+from multus_daemon.kernel import ops
+from multus_daemon.kernel.netns import NamespaceError
 from tests.aside import Aside
 
 OWN = "/proc/thread-self/ns/net"

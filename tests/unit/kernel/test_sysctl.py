@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.netlink import sysctl
+from multus_daemon.kernel import sysctl
 
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "/"])

@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from multus_daemon.netlink import inet, transport
-from multus_daemon.netlink.inet import RTM_GETADDR, RTM_NEWADDR
-from multus_daemon.netlink.transport import (
+from multus_daemon.kernel import inet, transport
+from multus_daemon.kernel.inet import RTM_GETADDR, RTM_NEWADDR
+from multus_daemon.kernel.transport import (
     NLM_F_ACK,
     NLM_F_ACK_TLVS,
     NLM_F_CAPPED,

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.base import deadline
-from multus_daemon.base.threads import KeyedLock
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.engine import gc, reconcile
+from multus_daemon.node import gc, orphans
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.threads import KeyedLock
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from tests.aside import Aside, together
-from tests.unit.engine.conftest import NETNS, Engine, definition, wait_until
+from tests.unit.pod.conftest import NETNS, Engine, definition, wait_until
 
 ABSENT = b'{"cniVersion":"1.1.0","name":"multus"}'
 
@@ -313,7 +313,7 @@ def test_a_del_that_is_a_little_earlier_is_not_waited_for(
     """It has its container's lock before what looks for stale ones can take it, and may hang there."""
     add(engine, "c1", "")
     del engine.links.namespaces[netns_of("c1")]
-    [orphan] = reconcile.look(engine.verbs.engine).orphans.values()
+    [orphan] = orphans.look(engine.verbs.engine).orphans.values()
     deleting: list[Aside[None]] = []
     comes, reached, may_end, asked = threading.Event(), threading.Event(), threading.Event(), []
     real_hold, real_delete = KeyedLock.hold, engine.runner.delete
@@ -334,7 +334,7 @@ def test_a_del_that_is_a_little_earlier_is_not_waited_for(
     monkeypatch.setattr(KeyedLock, "hold", hold)
     engine.runner.delete = delete  # type: ignore[method-assign]  # of this object only
     work: Callable[[], object] = partial(engine.verbs.gc, listing())
-    looking = Aside(work if who == "GC" else partial(reconcile.delete, engine.verbs.engine, orphan, 30))
+    looking = Aside(work if who == "GC" else partial(orphans.delete, engine.verbs.engine, orphan, 30))
     try:
         assert looking.result() in (None, False)
         assert deleting

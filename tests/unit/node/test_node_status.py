@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import CniError, LimitedConnectivityError, PluginNotAvailableError
-from tests.unit.engine.conftest import Engine
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError, LimitedConnectivityError, PluginNotAvailableError
+from tests.unit.pod.conftest import Engine
 
 STDIN = b'{"cniVersion":"1.1.0","name":"multus"}'
 

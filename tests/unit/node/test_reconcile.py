@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Attachment, ContainerRecord, Pod, Sandbox
-from multus_daemon.base import portal
-from multus_daemon.base.deadline import Deadline
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Result
-from multus_daemon.controllers.reconcile import Reconcile
-from multus_daemon.engine import reconcile
-from multus_daemon.engine.reconcile import Findings, Orphan
-from multus_daemon.nad.selection import NETWORKS_ANNOTATION
+from multus_daemon.node import orphans
+from multus_daemon.node.orphans import Findings, Orphan
+from multus_daemon.node.reconcile import Reconcile
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
 from tests.aside import Aside
 from tests.fakes.runner import FakeDelegateRunner
 from tests.fakes.store import FakeDelegateStore
-from tests.unit.engine.conftest import NETNS, Engine
+from tests.unit.pod.conftest import NETNS, Engine
 
 Until = Callable[..., Awaitable[None]]
 
@@ -63,10 +63,10 @@ class Orphans:
         self.world = world
 
     async def look(self) -> Findings:
-        return await portal.run(Deadline(), partial(reconcile.look, self.world.engine.verbs.engine))
+        return await portal.run(Deadline(), partial(orphans.look, self.world.engine.verbs.engine))
 
     async def delete(self, orphan: Orphan, seconds: float) -> bool:
-        return await portal.run(Deadline(), partial(reconcile.delete, self.world.engine.verbs.engine, orphan, seconds))
+        return await portal.run(Deadline(), partial(orphans.delete, self.world.engine.verbs.engine, orphan, seconds))
 
 
 class World:

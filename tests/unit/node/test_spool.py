@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.base import fs
-from multus_daemon.base.backoff import backoff
-from multus_daemon.controllers import spool
-from multus_daemon.controllers.spool import SpoolReplay, UndecodableEntryError
+from multus_daemon.node import spool
+from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.backoff import backoff
 
 
 class World:

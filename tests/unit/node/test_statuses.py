@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.controllers.statuses import StatusesAtStart
-from multus_daemon.ports import StatusWriteError, StoreUnavailableError
+from multus_daemon.node.statuses import StatusesAtStart
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
 
 
 class Statuses:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError
-from multus_daemon.delegates import cache as cache_format
-from multus_daemon.delegates.cache import Entry, ResultCache
+from multus_daemon.plugins import cache as cache_format
+from multus_daemon.plugins.cache import Entry, ResultCache
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError
 
-UPSTREAM = json.loads((Path(__file__).parent / "data" / "upstream.json").read_text())
+UPSTREAM = json.loads((Path(__file__).parents[1] / "pod" / "data" / "upstream.json").read_text())
 RECORDED = [
     pytest.param(text, id=f"{name} {path}")
     for name, case in UPSTREAM.items()

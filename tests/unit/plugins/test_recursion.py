@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.delegates import recursion
-from multus_daemon.delegates.recursion import PluginIsMultusError, ProgramFiles
+from multus_daemon.plugins import recursion
+from multus_daemon.plugins.recursion import PluginIsMultusError, ProgramFiles
 
 OUR_SHIM = Path(sys.executable).parent / "multus-shim"
 

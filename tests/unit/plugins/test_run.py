@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from multus_daemon.attachment import Attachment, Sandbox
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni import conf, errors
-from multus_daemon.cni.errors import (
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.run import Chain
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.attachment import Attachment, Sandbox
+from multus_daemon.spec.cni import conf, errors
+from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
     IncompatibleVersionError,
@@ -20,11 +22,9 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
     UnknownContainerError,
 )
-from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.ports import NeverAttachedError
+from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
+from multus_daemon.spec.ports import NeverAttachedError
 from tests.fakes.runner import FakePluginRunner
 
 SANDBOX = Sandbox(ContainerId("c0ffee"), "/run/netns/a")

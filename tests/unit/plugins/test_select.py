@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from multus_daemon.attachment import BUILT_IN, Invocation
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni.errors import (
+from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.plugins.find import PluginNotFoundError
+from multus_daemon.plugins.recursion import PluginIsMultusError
+from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.attachment import BUILT_IN, Invocation
+from multus_daemon.spec.cni.errors import (
     CniError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
     UnsupportedFieldError,
 )
-from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.delegates.dispatch import Dispatcher
-from multus_daemon.delegates.find import PluginNotFoundError
-from multus_daemon.delegates.recursion import PluginIsMultusError
-from multus_daemon.netlink.ops import KernelLinks
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from tests.fakes.runner import FakePluginRunner
 
 OWN_NETNS = "/proc/self/ns/net"

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Pod
-from multus_daemon.base.gates import Gates
-from multus_daemon.cni import args
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.engine import engine as product
-from multus_daemon.engine.engine import StatusWrite
-from multus_daemon.engine.request import CniRequest, DelegateRequest
-from multus_daemon.engine.verbs import Verbs
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.nad.selection import NETWORKS_ANNOTATION
+from multus_daemon.api.verbs import Verbs
+from multus_daemon.pod import engine as product
+from multus_daemon.pod.engine import StatusWrite
+from multus_daemon.pod.request import CniRequest, DelegateRequest
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni import args
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
 from tests.fakes.cluster import FakeClusterStore
 from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
 from tests.fakes.links import FakeLinks

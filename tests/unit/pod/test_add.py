@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import BUILT_IN, Attachment, Pod, Sandbox
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import (
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Pod, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import (
     CniError,
     InternalError,
     InvalidEnvironmentError,
@@ -24,11 +24,11 @@ from multus_daemon.cni.errors import (
     IoFailureError,
     TryAgainLaterError,
 )
-from multus_daemon.cni.result import Result
-from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
-from multus_daemon.ports import StatusWriteError, StoreUnavailableError
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
+from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
 from tests.aside import Aside, together
-from tests.unit.engine.conftest import MORE, NETNS, Engine, definition
+from tests.unit.pod.conftest import MORE, NETNS, Engine, definition
 
 
 def attached(engine: Engine) -> list[tuple[str, str]]:

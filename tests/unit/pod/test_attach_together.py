@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Attachment, Sandbox
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.result import Result
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.attachment import Attachment, Sandbox
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.result import Result
 from tests.aside import Aside
 from tests.fakes.runner import FakeDelegateRunner
-from tests.unit.engine.conftest import Engine, definition, wait_until
+from tests.unit.pod.conftest import Engine, definition, wait_until
 
 NETWORKS = [f"n{number}" for number in range(1, 7)]
 

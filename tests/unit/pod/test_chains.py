@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Attachment
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import CniError, IncompatibleVersionError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Interface, Result
-from multus_daemon.delegates import record as record_format
-from multus_daemon.delegates.conf_files import NodeConfFiles
-from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
-from tests.unit.engine.conftest import NETNS, Engine, definition
+from multus_daemon.cluster.conf_files import NodeConfFiles
+from multus_daemon.pod import record as record_format
+from multus_daemon.spec.attachment import Attachment
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError, IncompatibleVersionError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Interface, Result
+from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
+from tests.unit.pod.conftest import NETNS, Engine, definition
 
 LIST = json.dumps({"name": "listed", "plugins": [{"type": "a"}, {"type": "b"}]})
 SINGLE = json.dumps({"name": "single", "type": "a"})

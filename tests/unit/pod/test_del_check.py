@@ -10,17 +10,12 @@ from typing import Any
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import ContainerRecord
-from multus_daemon.cni.errors import (
-    CniError,
-    InvalidNetnsError,
-    IoFailureError,
-    UnknownContainerError,
-)
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.cni.result import Result
+from multus_daemon.spec.attachment import ContainerRecord
+from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, IoFailureError, UnknownContainerError
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.cni.result import Result
 from tests.aside import Aside
-from tests.unit.engine.conftest import NETNS, Engine, definition, wait_until
+from tests.unit.pod.conftest import NETNS, Engine, definition, wait_until
 
 
 def add(engine: Engine) -> None:

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Attachment, Sandbox
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import detach
-from multus_daemon.engine.request import CniRequest
+from multus_daemon.pod import detach
+from multus_daemon.pod.request import CniRequest
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.attachment import Attachment, Sandbox
+from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.names import ContainerId
 from tests.aside import Aside
-from tests.unit.engine.conftest import NETNS, Engine
+from tests.unit.pod.conftest import NETNS, Engine
 
 OTHER = "/run/netns/other"
 

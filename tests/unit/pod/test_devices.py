@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Attachment, Pod
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION
-from multus_daemon.ports import DevicesUnavailableError
-from tests.unit.engine.conftest import Engine, definition
+from multus_daemon.spec.attachment import Attachment, Pod
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION
+from multus_daemon.spec.ports import DevicesUnavailableError
+from tests.unit.pod.conftest import Engine, definition
 
 VF = "vendor.com/vf"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"

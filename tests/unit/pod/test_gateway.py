@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Attachment, Sandbox
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import (
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.run import Chain
+from multus_daemon.pod import gateway
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.attachment import Attachment, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import (
     CniError,
     InternalError,
     InvalidNetnsError,
@@ -23,17 +26,14 @@ from multus_daemon.cni.errors import (
     IoFailureError,
     TryAgainLaterError,
 )
-from multus_daemon.cni.names import ContainerId, IfName
-from multus_daemon.cni.result import Interface, IpConfig, Result, Route
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.engine import gateway
-from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
-from multus_daemon.ports import StatusWriteError
+from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
+from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
+from multus_daemon.spec.ports import StatusWriteError
 from tests.aside import Aside
 from tests.fakes.links import FakeLinks
 from tests.fakes.runner import FakePluginRunner
-from tests.unit.engine.conftest import NETNS, Engine, definition
+from tests.unit.pod.conftest import NETNS, Engine, definition
 
 CLUSTER = "kube-system/cluster"
 POD_ROUTES = (Route("0.0.0.0/0", "10.0.0.1"), Route("10.8.0.0/16", "10.0.0.1"), Route("::/0", "fd00::1"))

@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.base.deadline import Interrupted
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import (
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import (
     CniError,
     InvalidNetnsError,
     InvalidNetworkConfigError,
@@ -21,10 +21,10 @@ from multus_daemon.cni.errors import (
     TryAgainLaterError,
     UnknownContainerError,
 )
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.cni.result import Interface, IpConfig, Result
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from tests.aside import Aside, together
-from tests.unit.engine.conftest import MORE, NETNS, Engine, wait_until
+from tests.unit.pod.conftest import MORE, NETNS, Engine, wait_until
 
 HOT = "web/hot"
 

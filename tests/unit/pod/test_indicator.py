@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from multus_daemon.cni.errors import PluginNotAvailableError, TryAgainLaterError
-from multus_daemon.engine.engine import INDICATOR_GATE
-from tests.unit.engine.conftest import Engine
+from multus_daemon.pod.engine import INDICATOR_GATE
+from multus_daemon.spec.cni.errors import PluginNotAvailableError, TryAgainLaterError
+from tests.unit.pod.conftest import Engine
 
 REASON = "/run/ready (readinessindicatorfile) is not there: the primary network is not ready"
 

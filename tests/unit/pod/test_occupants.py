@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine.occupants import Occupants
+from multus_daemon.pod.occupants import Occupants
+from multus_daemon.spec.cni.names import ContainerId
 
 A, B = ContainerId("a"), ContainerId("b")
 PATH = "/run/netns/p1"

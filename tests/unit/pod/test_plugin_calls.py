@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.cni import result, versions
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.delegates.cache import ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.delegates.conf_files import NodeConfFiles
-from multus_daemon.delegates.store import FileStore
+from multus_daemon.cluster.conf_files import NodeConfFiles
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.run import Chain
+from multus_daemon.pod.store import FileStore
+from multus_daemon.spec.cni import result, versions
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from tests.fakes.runner import FakePluginRunner
-from tests.unit.engine.conftest import NETNS, Engine, definition
+from tests.unit.pod.conftest import NETNS, Engine, definition
 
 MAC = "c2:11:22:33:44:66"
 PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]

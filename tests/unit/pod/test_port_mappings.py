@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.cni.errors import InvalidNetworkConfigError
-from tests.unit.engine.conftest import Engine
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
+from tests.unit.pod.conftest import Engine
 
 
 def ports(number: int, start: int = 1) -> list[dict[str, Any]]:

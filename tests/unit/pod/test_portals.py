@@ -10,16 +10,16 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
-from multus_daemon import portals
-from multus_daemon.attachment import Invocation, Pod, ToolExit
-from multus_daemon.base import deadline, portal
-from multus_daemon.base.deadline import Deadline, ExpiredError
-from multus_daemon.base.portal import LoopPortal
-from multus_daemon.cni.errors import DecodingFailureError, TryAgainLaterError
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.cni.result import Interface, Result
-from multus_daemon.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.ports import (
+from multus_daemon.pod import portals
+from multus_daemon.runtime import deadline, portal
+from multus_daemon.runtime.deadline import Deadline, ExpiredError
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.spec.attachment import Invocation, Pod, ToolExit
+from multus_daemon.spec.cni.errors import DecodingFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Interface, Result
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.ports import (
     DevicesUnavailableError,
     NetworkNotFoundError,
     PodNotFoundError,

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from multus_daemon.cni.errors import InvalidNetnsError
-from multus_daemon.cni.names import ContainerId
-from multus_daemon.engine import reconcile
-from tests.unit.engine.conftest import NETNS, Engine
+from multus_daemon.node import orphans
+from multus_daemon.spec.cni.errors import InvalidNetnsError
+from multus_daemon.spec.cni.names import ContainerId
+from tests.unit.pod.conftest import NETNS, Engine
 
 OWN, ANOTHERS = "boot-4-100", "boot-4-200"
 WHOLE = [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
@@ -40,11 +40,11 @@ def collect(engine: Engine) -> None:
 
 def compare(engine: Engine) -> None:
     core = engine.verbs.engine
-    found = reconcile.look(core)
+    found = orphans.look(core)
     assert found.in_use == {}
     for orphan in found.orphans.values():
         assert orphan.is_certain
-        assert reconcile.delete(core, orphan, 10)
+        assert orphans.delete(core, orphan, 10)
 
 
 Way = Callable[[Engine], None]

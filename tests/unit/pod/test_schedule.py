@@ -16,14 +16,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from multus_daemon.attachment import Attachment
-from multus_daemon.base import deadline, threads
-from multus_daemon.base.deadline import Deadline, Interrupted
-from multus_daemon.cni import conf
-from multus_daemon.cni.names import IfName
-from multus_daemon.engine.schedule import SERIAL, backwards, in_order, predecessors, side_by_side
+from multus_daemon.pod.schedule import SERIAL, backwards, in_order, predecessors, side_by_side
+from multus_daemon.runtime import deadline, threads
+from multus_daemon.runtime.deadline import Deadline, Interrupted
+from multus_daemon.spec.attachment import Attachment
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.names import IfName
 from tests.aside import Aside
-from tests.unit.engine.conftest import wait_until
+from tests.unit.pod.conftest import wait_until
 
 
 def network(ifname: str, *plugins: dict[str, Any], top: dict[str, Any] | None = None, **fields: Any) -> Attachment:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni.names import ContainerId, Namespace, PodName, PodUid
-from multus_daemon.engine import statuses
-from multus_daemon.nad.selection import NETWORKS_ANNOTATION
-from multus_daemon.nad.status import ANNOTATION
-from multus_daemon.ports import StatusWriteError, StoreUnavailableError
-from tests.unit.engine.conftest import NETNS, Engine
+from multus_daemon.pod import statuses
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
+from multus_daemon.spec.nad.status import ANNOTATION
+from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
+from tests.unit.pod.conftest import NETNS, Engine
 
 C1 = ContainerId("c1")
 AWAY = StatusWriteError("the API server is away")

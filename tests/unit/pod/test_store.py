@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.base import cached, fs
-from multus_daemon.cni import conf
-from multus_daemon.cni.errors import CniError
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.delegates import record as record_format
-from multus_daemon.delegates.cache import Entry, ResultCache
-from multus_daemon.delegates.chain import Chain
-from multus_daemon.delegates.store import FileStore
-from multus_daemon.ports import CorruptRecordError
+from multus_daemon.plugins.cache import Entry, ResultCache
+from multus_daemon.plugins.run import Chain
+from multus_daemon.pod import record as record_format
+from multus_daemon.pod.store import FileStore
+from multus_daemon.runtime import cached, fs
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.ports import CorruptRecordError
 from tests.fakes.runner import FakePluginRunner
 from tests.fakes.store import FakeDelegateStore
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError, UnsupportedFieldError
-from multus_daemon.cni.result import Interface, IpConfig, Result
-from multus_daemon.engine import unsupported
 from multus_daemon.metrics import REQUESTS
-from multus_daemon.nad.selection import DEFAULT_NETWORK_ANNOTATION
-from tests.unit.engine.conftest import MORE, NETNS, Engine, definition
+from multus_daemon.pod import unsupported
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, UnsupportedFieldError
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
+from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
+from tests.unit.pod.conftest import MORE, NETNS, Engine, definition
 
 MAC = "02:00:00:00:00:0a"
 OTHER = "02:00:00:00:00:0b"
@@ -137,7 +137,7 @@ class TestCapability:
         capability: str,
     ) -> None:
         engine.cluster.put_network(network("n1"))
-        with caplog.at_level(logging.WARNING, "multus_daemon.engine.unsupported"):
+        with caplog.at_level(logging.WARNING, "multus_daemon.pod.unsupported"):
             ask(**{key: value})
         [message] = told(engine)
         assert all(words in message for words in (key, "web/n1", "web/p1", f'"{capability}": true')), message

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from multus_daemon.base import aio
+from multus_daemon.runtime import aio
 
 
 async def turns(count: int = 5) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.base import cached
+from multus_daemon.runtime import cached
 
 
 def _is_known(path: Path) -> bool:

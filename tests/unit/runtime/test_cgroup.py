@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.base import cgroup
+from multus_daemon.runtime import cgroup
 
 V1_UNLIMITED = str(2**63 - 4096)
 V2 = "0::/\n"

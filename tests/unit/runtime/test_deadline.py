@@ -6,8 +6,8 @@ from concurrent import futures
 
 import pytest
 
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import Deadline, ExpiredError, Interrupted
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Deadline, ExpiredError, Interrupted
 from tests.aside import PATIENCE, Aside
 
 LONG = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.base import fs
+from multus_daemon.runtime import fs
 
 AS_ROOT = os.geteuid() == 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multus_daemon.base import fs
+from multus_daemon.runtime import fs
 
 
 @pytest.fixture

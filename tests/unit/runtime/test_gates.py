@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from multus_daemon.base.gates import Gates
+from multus_daemon.runtime.gates import Gates
 
 
 def test_gates_start_closed() -> None:

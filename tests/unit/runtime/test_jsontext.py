@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon import jsontext
-from multus_daemon.cni import gojson
+from multus_daemon.runtime import jsontext
+from multus_daemon.spec.cni import gojson
 
 
 def json_values() -> st.SearchStrategy[Any]:

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from multus_daemon.base import deadline, portal
-from multus_daemon.base.deadline import Deadline, ExpiredError, Interrupted
-from multus_daemon.base.portal import LoopPortal, OwnLoop
+from multus_daemon.runtime import deadline, portal
+from multus_daemon.runtime.deadline import Deadline, ExpiredError, Interrupted
+from multus_daemon.runtime.portal import LoopPortal, OwnLoop
 from tests.aside import PATIENCE
 
 Until = Callable[..., Awaitable[None]]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from multus_daemon.base.slots import URGENT, NoSlotError, Slots, one_turn
+from multus_daemon.runtime.slots import URGENT, NoSlotError, Slots, one_turn
 
 
 async def settled():

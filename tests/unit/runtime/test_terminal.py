@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.table import Table
 
-from multus_daemon.terminal import console, literal, table
+from multus_daemon.runtime.terminal import console, literal, table
 
 
 @pytest.mark.parametrize("text", ["9e:cd:b6:ab:48:cf", "[bold]x[/]", "fe80::ab:1", "[/red]"])

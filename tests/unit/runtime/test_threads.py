@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.base import deadline, threads
-from multus_daemon.base.deadline import ExpiredError, Interrupted
+from multus_daemon.runtime import deadline, threads
+from multus_daemon.runtime.deadline import ExpiredError, Interrupted
 from tests.aside import PATIENCE, Aside, together
 
 

@@ -1,7 +1,7 @@
 """What is kept of a request: its steps, from any thread, within bounds."""
 
-from multus_daemon.base import threads, timeline
-from multus_daemon.base.timeline import NOTES_MAX, TEXT_MAX, Timelines
+from multus_daemon.runtime import threads, timeline
+from multus_daemon.runtime.timeline import NOTES_MAX, TEXT_MAX, Timelines
 
 
 def test_steps_are_kept_in_order_and_also_those_of_other_threads():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.base import user
+from multus_daemon.runtime import user
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from multus_daemon import plugin
-from multus_daemon.builtin.runner import PLUGINS
-from multus_daemon.cni import skel, versions
+from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.spec.cni import skel, versions
+from multus_daemon.tools import builtin
 
 VERSIONS = '{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}\n'
 ENVIRON = {
@@ -45,7 +45,7 @@ def call(*argv, stdin=b"", arg0="/usr/bin/multus-builtin", **changes):
         stdin = io.BytesIO(stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode())
     stdout, stderr = io.BytesIO(), io.BytesIO()
     # In a context of its own, as in a process: whether the own namespace is allowed is said to no other test.
-    status = contextvars.copy_context().run(plugin.run, [arg0, *argv], environ, stdin, stdout, stderr)
+    status = contextvars.copy_context().run(builtin.run, [arg0, *argv], environ, stdin, stdout, stderr)
     return Done(status, stdout.getvalue(), stderr.getvalue())
 
 
@@ -166,7 +166,7 @@ def test_check_does_not_mind_the_namespace(tmp_path):
 
 
 def test_too_much_stdin(tmp_path):
-    stdin = b'{"name":"n","x":"' + b"x" * plugin.STDIN_MAX_BYTES + b'"}'
+    stdin = b'{"name":"n","x":"' + b"x" * builtin.STDIN_MAX_BYTES + b'"}'
     code, message, _ = error_of(call("host-local", stdin=stdin))
     assert (code, message) == (5, "error reading from stdin: more than 16777216 bytes")
 

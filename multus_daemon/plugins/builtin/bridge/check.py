@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from multus_daemon.builtin import checks
-from multus_daemon.builtin.bridge.config import BridgeConfig
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import step
-from multus_daemon.cni.errors import InternalError
-from multus_daemon.cni.result import Interface, Result
-from multus_daemon.netlink.links import Link
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import checks
+from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import step
+from multus_daemon.spec.cni.errors import InternalError
+from multus_daemon.spec.cni.result import Interface, Result
 
 
 def comparison(call: Call, config: BridgeConfig) -> Callable[[Session], None]:

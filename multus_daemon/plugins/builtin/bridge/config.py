@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.builtin import configuration, ipam, masquerade
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni import gojson, names
-from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Dns
+from multus_daemon.plugins.builtin import configuration, ipam, masquerade
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.spec.cni import gojson, names
+from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Dns
 
 DEFAULT_BRIDGE: Final = "cni0"
 VLAN_MAX: Final = 4094

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.base import deadline
-from multus_daemon.builtin import interfaces, veth
-from multus_daemon.builtin.bridge.config import BridgeConfig
-from multus_daemon.builtin.interfaces import step
-from multus_daemon.cni.errors import InternalError
-from multus_daemon.cni.result import Result
-from multus_daemon.netlink import inet, sysctl
-from multus_daemon.netlink.inet import IpInterface
-from multus_daemon.netlink.links import OPERSTATE_UP, Link
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel import inet, sysctl
+from multus_daemon.kernel.inet import IpInterface
+from multus_daemon.kernel.links import OPERSTATE_UP, Link
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import interfaces, veth
+from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
+from multus_daemon.plugins.builtin.interfaces import step
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.cni.errors import InternalError
+from multus_daemon.spec.cni.result import Result
 
 _PORT_POLL_SECONDS: Final = (0.001, 0.1)
 _NATIVE_VLAN: Final = 1

@@ -9,18 +9,18 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from multus_daemon.builtin import interfaces, ipam, masquerade, spoofing, veth
-from multus_daemon.builtin.bridge import config, kernel
-from multus_daemon.builtin.bridge.check import comparison
-from multus_daemon.builtin.bridge.config import BridgeConfig
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.undo import Undo
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError, InternalError
-from multus_daemon.cni.result import Interface, IpConfig, Result, Route
-from multus_daemon.netlink import inet
-from multus_daemon.netlink.links import Link
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel import inet
+from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import interfaces, ipam, masquerade, spoofing, veth
+from multus_daemon.plugins.builtin.bridge import config, kernel
+from multus_daemon.plugins.builtin.bridge.check import comparison
+from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError, InternalError
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 
 # Position of the container's end in the result's interfaces: behind the bridge and the host's end.
 _CONTAINER_INTERFACE: Final = 2

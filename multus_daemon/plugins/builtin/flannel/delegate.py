@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.flannel.subnet import Subnets
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import InternalError, InvalidNetworkConfigError
-from multus_daemon.cni.result import read_route, write_route
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.flannel.subnet import Subnets
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import read_route, write_route
 
 DEFAULT_TYPE: Final = "bridge"
 _DEFAULT_IPAM: Final = "host-local"

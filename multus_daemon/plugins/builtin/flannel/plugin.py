@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.base import fs
-from multus_daemon.builtin import configuration, interfaces
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.flannel import delegate, subnet
-from multus_daemon.builtin.interfaces import step
-from multus_daemon.builtin.undo import Undo
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import DecodingFailureError, InternalError
-from multus_daemon.cni.result import Result
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import configuration, interfaces
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.flannel import delegate, subnet
+from multus_daemon.plugins.builtin.interfaces import step
+from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.runtime import fs
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import DecodingFailureError, InternalError
+from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import ipaddress
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Protocol
 
-from multus_daemon.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet, text_of
-from multus_daemon.builtin.ipam import ADDRESSES_MAX
-from multus_daemon.cni.errors import CniError, InternalError
-from multus_daemon.cni.result import IpConfig
+from multus_daemon.plugins.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet, text_of
+from multus_daemon.plugins.builtin.ipam import ADDRESSES_MAX
+from multus_daemon.spec.cni.errors import CniError, InternalError
+from multus_daemon.spec.cni.result import IpConfig
 
 _EXHAUSTED_ADVICE = (
     "`multusctl attachments` shows who holds them, with `--leaks` those that nobody deletes; "

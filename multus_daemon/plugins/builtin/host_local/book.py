@@ -10,8 +10,8 @@ import socket
 from collections.abc import Iterable, KeysView
 from typing import Final
 
-from multus_daemon.builtin.host_local.config import text_of
-from multus_daemon.builtin.host_local.runs import Runs
+from multus_daemon.plugins.builtin.host_local.config import text_of
+from multus_daemon.plugins.builtin.host_local.runs import Runs
 
 LOCK_NAME: Final = "lock"
 LAST_RESERVED_PREFIX: Final = "last_reserved_ip."

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from multus_daemon.builtin import configuration
-from multus_daemon.cni import gojson, versions
-from multus_daemon.cni import result as cni_result
-from multus_daemon.cni.errors import (
+from multus_daemon.plugins.builtin import configuration
+from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni import result as cni_result
+from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
     InvalidEnvironmentError,

@@ -39,10 +39,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from multus_daemon.builtin.host_local.book import Book, is_lease
+from multus_daemon.plugins.builtin.host_local.book import Book, is_lease
 
 if TYPE_CHECKING:
-    from multus_daemon.base.inotify import Change, Watcher
+    from multus_daemon.runtime.inotify import Change, Watcher
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Index:
         """The directory's entry, made where there is none: the watch is there before the book is filled."""
         try:
             if self._watcher is None:
-                from multus_daemon.base.inotify import Watcher  # ctypes: a program does without
+                from multus_daemon.runtime.inotify import Watcher  # ctypes: a program does without
 
                 self._watcher = Watcher()
             self._collect(self._watcher)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from multus_daemon import deadlines
-from multus_daemon.base import deadline, fs
-from multus_daemon.base.threads import KeyedLock
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.host_local import allocator, book, config, store
-from multus_daemon.builtin.host_local.index import Index
-from multus_daemon.cni import conf, gojson
-from multus_daemon.cni.errors import InternalError, IoFailureError
-from multus_daemon.cni.result import Dns, Result
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.host_local import allocator, book, config, store
+from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.runtime import deadline, fs
+from multus_daemon.runtime.threads import KeyedLock
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.errors import InternalError, IoFailureError
+from multus_daemon.spec.cni.result import Dns, Result
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def delete(call: Call, session: Session) -> None:
 
 
 def kept(call: Call) -> str:
-    """The addresses of the container's interface, whatever else the configuration says; see `ports.BuiltinPlugins`."""
+    """The addresses of the container's interface, whatever else the configuration says; see `spec.ports.BuiltinPlugins`."""
     try:
         data_dir = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "dataDir") or config.DEFAULT_DATA_DIR
     except gojson.JsonError:

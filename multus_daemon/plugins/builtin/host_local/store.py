@@ -25,11 +25,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.base import deadline, fs
-from multus_daemon.base.backoff import backoff
-from multus_daemon.builtin.host_local.book import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book
-from multus_daemon.builtin.host_local.index import Index
-from multus_daemon.cni.errors import TryAgainLaterError
+from multus_daemon.plugins.builtin.host_local.book import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book
+from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.runtime import deadline, fs
+from multus_daemon.runtime.backoff import backoff
+from multus_daemon.spec.cni.errors import TryAgainLaterError
 
 _OWNER_MAX_BYTES: Final = 4096
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.base import fs
-from multus_daemon.cni.errors import InvalidNetworkConfigError, IoFailureError
+from multus_daemon.runtime import fs
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError, IoFailureError
 
 PATH: Final = "/etc/cni/tuning/allowlist.conf"
 """As the host sees it."""

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.base import fs
-from multus_daemon.builtin import configuration
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.tuning.config import Attributes, number
-from multus_daemon.cni import gojson
-from multus_daemon.netlink.links import Link
-from multus_daemon.netlink.rtnl import Rtnl
+from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.tuning.config import Attributes, number
+from multus_daemon.runtime import fs
+from multus_daemon.spec.cni import gojson
 
 _LIMIT: Final = 64 * 1024
 

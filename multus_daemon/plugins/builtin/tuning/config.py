@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.builtin import configuration
-from multus_daemon.builtin.contract import Call
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidNetworkConfigError
 
 DEFAULT_DATA_DIR: Final = "/run/cni/tuning"
 _KEYS: Final = ("sysctl", "mac", "promisc", "mtu", "allmulti", "txQLen", "dataDir")

@@ -11,19 +11,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from multus_daemon.base import fs
-from multus_daemon.builtin import interfaces
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.interfaces import step
-from multus_daemon.builtin.tuning import allowlist, backup, config
-from multus_daemon.builtin.tuning.config import Attributes, Sysctl, TuningConfig
-from multus_daemon.builtin.undo import Undo
-from multus_daemon.cni import gojson
-from multus_daemon.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
-from multus_daemon.cni.result import Result
-from multus_daemon.netlink import sysctl
-from multus_daemon.netlink.netns import NamespaceError
-from multus_daemon.netlink.ops import Session
+from multus_daemon.kernel import sysctl
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import interfaces
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import step
+from multus_daemon.plugins.builtin.tuning import allowlist, backup, config
+from multus_daemon.plugins.builtin.tuning.config import Attributes, Sysctl, TuningConfig
+from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.runtime import fs
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ imported by `run`, so that every command answers at once.
 
 from __future__ import annotations
 
-from multus_daemon.ctl.commands import (
+from multus_daemon.tools.ctl.commands import (
     attachments,
     completion,
     doctor,

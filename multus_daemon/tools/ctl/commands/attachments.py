@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from multus_daemon import deadlines
-from multus_daemon.ctl.client import NoDaemonError
-from multus_daemon.ctl.commands import common
+from multus_daemon.tools.ctl.client import NoDaemonError
+from multus_daemon.tools.ctl.commands import common
 
 FORGET: Final = "forget"
 FORGET_MEANING: Final = "forget a container that can't be deleted; asks; refuses while its network namespace exists"
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.print_json(found)
     else:
-        from multus_daemon.ctl import show_attachments
+        from multus_daemon.tools.ctl import show_attachments
 
         show_attachments.containers(found, leaks=arguments.leaks)
     return common.FAILED if any(item["check"] for item in found["containers"]) else common.DONE
@@ -61,7 +61,7 @@ def _forget(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.print_json(found)
     else:
-        from multus_daemon.ctl import show_attachments
+        from multus_daemon.tools.ctl import show_attachments
 
         show_attachments.forgotten(found)
     return common.DONE
@@ -89,7 +89,7 @@ def ask(arguments: argparse.Namespace, query: Mapping[str, str]) -> dict[str, An
     except NoDaemonError as error:
         if check:
             raise
-        from multus_daemon.ctl import offline
+        from multus_daemon.tools.ctl import offline
 
         sys.stderr.write(f"multusctl: {error}; what follows is from the records on this node\n")
         return offline.attachments(common.cni_dir(arguments), pod=query.get("pod", ""), leaks=bool(query.get("leaks")))

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from multus_daemon import settings
-from multus_daemon.base import user
+from multus_daemon.runtime import user
 from multus_daemon.settings import Settings
 
 if TYPE_CHECKING:
-    from multus_daemon.ctl.client import Client
+    from multus_daemon.tools.ctl.client import Client
 
 Groups = Any
 """What `argparse.ArgumentParser.add_subparsers` gives; its class is private."""
@@ -64,7 +64,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 def client(arguments: argparse.Namespace) -> Client:
     """The daemon that the flags, or the configuration, lead to. Raises SettingsError."""
-    from multus_daemon.ctl.client import Client
+    from multus_daemon.tools.ctl.client import Client
 
     if arguments.socket_dir:
         return Client(arguments.socket_dir / "multus.sock")

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from multus_daemon.ctl.commands import common
+from multus_daemon.tools.ctl.commands import common
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -21,7 +21,7 @@ def add_to(groups: common.Groups) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises nothing."""
-    from multus_daemon import ctl
+    from multus_daemon.tools import ctl
 
     words = dict(_words(ctl.parser()))
     sys.stdout.write(_fish(words) if arguments.shell == "fish" else _bash(words, zsh=arguments.shell == "zsh"))

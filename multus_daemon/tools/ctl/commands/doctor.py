@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multus_daemon.ctl.client import NoDaemonError
-from multus_daemon.ctl.commands import common
+from multus_daemon.tools.ctl.client import NoDaemonError
+from multus_daemon.tools.ctl.commands import common
 
 if TYPE_CHECKING:
     from multus_daemon.diagnosis import doctor
@@ -28,8 +28,8 @@ def add_to(groups: common.Groups) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises SettingsError, CommandError."""
-    from multus_daemon.ctl import offline
     from multus_daemon.diagnosis import doctor
+    from multus_daemon.tools.ctl import offline
 
     settings = common.settings_of(arguments)
     client = common.client(arguments)
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.print_json(doctor.to_object(findings))
     else:
-        from multus_daemon.ctl import show_doctor
+        from multus_daemon.tools.ctl import show_doctor
 
         show_doctor.findings(doctor.to_object(findings))
     return common.FAILED if any(item.severity == "error" for item in findings) else common.DONE

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon import deadlines
-from multus_daemon.ctl.commands import common
+from multus_daemon.tools.ctl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.print_json(found)
     else:
-        from multus_daemon.ctl import show_explain
+        from multus_daemon.tools.ctl import show_explain
 
         show_explain.explanation(found)
     return common.FAILED if found["problem"] else common.DONE

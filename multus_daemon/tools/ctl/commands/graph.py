@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from multus_daemon.ctl.commands import attachments, common
+from multus_daemon.tools.ctl.commands import attachments, common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.print_json(found)
     elif arguments.svg:
-        from multus_daemon.ctl import picture
+        from multus_daemon.tools.ctl import picture
 
         text = picture.svg(found)
         if str(arguments.svg) == "-":
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
             except OSError as error:
                 raise common.CommandError(f"{arguments.svg} can't be written: {error.strerror}") from error
     else:
-        from multus_daemon.ctl import show_graph
+        from multus_daemon.tools.ctl import show_graph
 
         show_graph.tree(found)
     return common.DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from multus_daemon.ctl.commands import common
+from multus_daemon.tools.ctl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.print_json(found)
     else:
-        from multus_daemon.ctl import show_plugins
+        from multus_daemon.tools.ctl import show_plugins
 
         show_plugins.plugins(found)
     return common.FAILED if any(item["problem"] for item in found["plugins"]) else common.DONE

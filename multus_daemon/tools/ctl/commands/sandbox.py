@@ -6,8 +6,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from multus_daemon.base import user
-from multus_daemon.ctl.commands import common
+from multus_daemon.runtime import user
+from multus_daemon.tools.ctl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -45,7 +45,7 @@ def add_to(groups: common.Groups) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CniError, CommandError, SettingsError."""
-    from multus_daemon.ctl.sandbox import Places, SandboxError, Sandboxes
+    from multus_daemon.tools.ctl.sandbox import Places, SandboxError, Sandboxes
 
     options = {"--config": arguments.config, "--standalone": arguments.standalone or Path("DIR")}
     words = [str(word) for option in options.items() if option[1] for word in option]
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.print_json(outcome.to_object())
     else:
-        from multus_daemon.ctl import show
+        from multus_daemon.tools.ctl import show
 
         show.outcome(arguments.verb, arguments.pod, outcome)
     return common.DONE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from multus_daemon.ctl.client import NoDaemonError
-from multus_daemon.ctl.commands import common
+from multus_daemon.tools.ctl.client import NoDaemonError
+from multus_daemon.tools.ctl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -19,14 +19,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         found = common.client(arguments).ask("status")
     except NoDaemonError as error:
-        from multus_daemon.ctl import offline
+        from multus_daemon.tools.ctl import offline
 
         sys.stderr.write(f"multusctl: {error}\n")
         found = offline.status(common.cni_dir(arguments), str(error))
     if arguments.json:
         common.print_json(found)
     else:
-        from multus_daemon.ctl import show_status
+        from multus_daemon.tools.ctl import show_status
 
         show_status.status(found)
     if found["source"] != "daemon":

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from multus_daemon.ctl.commands import common
+from multus_daemon.tools.ctl.commands import common
 
 STDIN: Final = "-"
 FORMATS: Final = ("text", "json", "github")
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json or arguments.format == "json":
         common.print_json(report.to_object())
     else:
-        from multus_daemon.ctl import show_validate
+        from multus_daemon.tools.ctl import show_validate
 
         if arguments.format == "github":
             show_validate.github(report)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from multus_daemon import deadlines
 
 if TYPE_CHECKING:
-    from multus_daemon.kube.credentials import InCluster, Kubeconfig
-    from multus_daemon.kubectl.cluster import Cluster
+    from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
+    from multus_daemon.tools.kubectl.cluster import Cluster
 
 Groups = Any
 """What `argparse.ArgumentParser.add_subparsers` gives; its class is private."""
@@ -93,7 +93,7 @@ def ask(
     """What `look` finds, printed: as JSON, or by `show`. Raises CommandError."""
     import asyncio
 
-    from multus_daemon.kube.errors import KubeError, NoAnswerError
+    from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
 
     try:
         found = asyncio.run(_asked(arguments, look))
@@ -112,9 +112,9 @@ def ask(
 
 
 async def _asked(arguments: argparse.Namespace, look: Callable[[Cluster], Coroutine[Any, Any, Answer]]) -> Answer:
-    from multus_daemon.kube.client import ApiClient
-    from multus_daemon.kubectl.cluster import AT_ONCE, Cluster
-    from multus_daemon.kubectl.progress import Progress
+    from multus_daemon.cluster.kube.client import ApiClient
+    from multus_daemon.tools.kubectl.cluster import AT_ONCE, Cluster
+    from multus_daemon.tools.kubectl.progress import Progress
 
     with Progress() as progress:
         async with ApiClient(source(arguments), websockets=AT_ONCE) as client:
@@ -125,7 +125,7 @@ async def _asked(arguments: argparse.Namespace, look: Callable[[Cluster], Corout
 
 def source(arguments: argparse.Namespace) -> Kubeconfig | InCluster:
     """As kubectl finds it: `--kubeconfig`, the variable KUBECONFIG, `~/.kube/config`, the pod's own service account."""
-    from multus_daemon.kube.credentials import InCluster, Kubeconfig
+    from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
 
     if arguments.kubeconfig:
         return Kubeconfig(arguments.kubeconfig, context=arguments.context)

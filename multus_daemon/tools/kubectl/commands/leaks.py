@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 
-from multus_daemon.kubectl.commands import common
+from multus_daemon.tools.kubectl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -16,7 +16,7 @@ def add_to(groups: common.Groups) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CommandError."""
-    from multus_daemon.kubectl import leaks, show
+    from multus_daemon.tools.kubectl import leaks, show
 
     found = common.ask(arguments, functools.partial(leaks.look, namespace=arguments.namespace), show.leaks)
     return common.status_of(found, wrong=bool(found["containers"]))

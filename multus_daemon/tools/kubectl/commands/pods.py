@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 
-from multus_daemon.kubectl.commands import common
+from multus_daemon.tools.kubectl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -15,7 +15,7 @@ def add_to(groups: common.Groups) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CommandError."""
-    from multus_daemon.kubectl import pods, show
+    from multus_daemon.tools.kubectl import pods, show
 
     found = common.ask(arguments, functools.partial(pods.look, namespace=arguments.namespace), show.pods)
     return common.FAILED if found["pods"] else common.status_of(found, wrong=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from multus_daemon.kubectl.commands import common
+from multus_daemon.tools.kubectl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -15,7 +15,7 @@ def add_to(groups: common.Groups) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CommandError."""
-    from multus_daemon.kubectl import show, status
+    from multus_daemon.tools.kubectl import show, status
 
     found = common.ask(arguments, status.look, show.status)
     return common.status_of(found, wrong=any(not node["ready"] for node in found["nodes"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 
-from multus_daemon.kubectl.commands import common
+from multus_daemon.tools.kubectl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -17,7 +17,7 @@ def add_to(groups: common.Groups) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CommandError."""
-    from multus_daemon.kubectl import show, validate
+    from multus_daemon.tools.kubectl import show, validate
 
     found = common.ask(arguments, functools.partial(validate.look, namespace=arguments.namespace), show.validate)
     return common.FAILED if found["errors"] or (arguments.strict and found["findings"]) else common.DONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 
-from multus_daemon.kubectl.commands import common
+from multus_daemon.tools.kubectl.commands import common
 
 
 def add_to(groups: common.Groups) -> None:
@@ -17,7 +17,7 @@ def add_to(groups: common.Groups) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CommandError."""
-    from multus_daemon.kubectl import show, why
+    from multus_daemon.tools.kubectl import show, why
 
     namespace, slash, name = arguments.pod.rpartition("/")
     if not name or "/" in namespace or (slash and not namespace):
@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_context(arguments: argparse.Namespace) -> str:
     """The namespace that the kubeconfig's context names. Raises CommandError."""
-    from multus_daemon.kube.credentials import Kubeconfig
-    from multus_daemon.kube.errors import ConfigurationError
+    from multus_daemon.cluster.kube.credentials import Kubeconfig
+    from multus_daemon.cluster.kube.errors import ConfigurationError
 
     source = common.source(arguments)
     try:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.base.gates import Gates
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.credentials import Kubeconfig
-from multus_daemon.kube.store import KubeStore
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.credentials import Kubeconfig
+from multus_daemon.cluster.kube.store import KubeStore
+from multus_daemon.runtime.gates import Gates
 from tests.fakes.apiserver import FakeApiServer
 
 Running = Callable[[Coroutine[Any, Any, object]], AbstractAsyncContextManager[asyncio.Task[object]]]

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from multus_daemon.kube import approver
-from multus_daemon.kube.approver import Approve, Approver, CertificateSigningRequest, Deny, Ignore, judge
+from multus_daemon.cluster.kube import approver
+from multus_daemon.cluster.kube.approver import Approve, Approver, CertificateSigningRequest, Deny, Ignore, judge
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 ORG, CN, OU = NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME

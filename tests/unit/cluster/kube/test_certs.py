@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from multus_daemon.base import fs
-from multus_daemon.base.gates import Gates
-from multus_daemon.kube import approver, certs
-from multus_daemon.kube.certs import CertificateFiles, CertificateManager
+from multus_daemon.cluster.kube import approver, certs
+from multus_daemon.cluster.kube.certs import CertificateFiles, CertificateManager
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.gates import Gates
 
 BASE = datetime.datetime(2026, 11, 21, 6, tzinfo=datetime.UTC).timestamp()
 MINUTE, HOUR = 60.0, 3600.0

@@ -9,13 +9,13 @@ from asyncio import sslproto
 import pytest
 
 from multus_daemon import __version__
-from multus_daemon.attachment import Pod
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.kube import client as module
-from multus_daemon.kube.client import CONCURRENT_REQUESTS, ApiClient
-from multus_daemon.kube.credentials import InCluster, Kubeconfig
-from multus_daemon.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, GoneError
-from multus_daemon.kube.status import StatusWriter
+from multus_daemon.cluster.kube import client as module
+from multus_daemon.cluster.kube.client import CONCURRENT_REQUESTS, ApiClient
+from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, GoneError
+from multus_daemon.cluster.kube.status import StatusWriter
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from tests.fakes.apiserver import FakeApiServer
 
 

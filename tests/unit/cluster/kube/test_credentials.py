@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from multus_daemon.kube.credentials import TOKEN_SECONDS, InCluster, Kubeconfig, TokenFile
-from multus_daemon.kube.errors import ConfigurationError
+from multus_daemon.cluster.kube.credentials import TOKEN_SECONDS, InCluster, Kubeconfig, TokenFile
+from multus_daemon.cluster.kube.errors import ConfigurationError
 
 
 def write(path, user, cluster=None, **changes):

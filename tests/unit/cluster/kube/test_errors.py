@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from multus_daemon.kube import errors
-from multus_daemon.kube.errors import ApiError, ApiUnavailableError, GoneError
+from multus_daemon.cluster.kube import errors
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, GoneError
 
 
 def status(code=404, **more):

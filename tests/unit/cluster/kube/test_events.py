@@ -3,10 +3,10 @@ import time
 
 import pytest
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.kube import events as module
-from multus_daemon.kube.events import BURST, EventRecorder
+from multus_daemon.cluster.kube import events as module
+from multus_daemon.cluster.kube.events import BURST, EventRecorder
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 
 
 @pytest.fixture

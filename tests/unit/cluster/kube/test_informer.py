@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kube import informer as module
-from multus_daemon.kube import objects
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.credentials import Kubeconfig
-from multus_daemon.kube.errors import ApiUnavailableError, GoneError, KubeError
-from multus_daemon.kube.informer import Informer
-from multus_daemon.nad import definition
+from multus_daemon.cluster.kube import informer as module
+from multus_daemon.cluster.kube import objects
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.credentials import Kubeconfig
+from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
+from multus_daemon.cluster.kube.informer import Informer
+from multus_daemon.spec.nad import definition
 
 KEY = ("web", "web-1")
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from multus_daemon.kube import library
+from multus_daemon.cluster.kube import library
 
 NAME = "large_package"
 

@@ -1,6 +1,6 @@
 import pytest
 
-from multus_daemon.kube.node import NodeNameError, resolve_node_name
+from multus_daemon.cluster.kube.node import NodeNameError, resolve_node_name
 
 
 async def test_variable_then_key_without_a_request(server, client):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kube.objects import decode_pod
+from multus_daemon.cluster.kube.objects import decode_pod
 
 DIRECT = [{"name": "gpu", "resourceClaimName": "the-gpu"}]
 BY_TEMPLATE = [{"name": "nic", "resourceClaimTemplateName": "nics"}]

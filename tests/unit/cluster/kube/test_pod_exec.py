@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from multus_daemon.kube import pod_exec
-from multus_daemon.kube.errors import ApiError, ApiUnavailableError
+from multus_daemon.cluster.kube import pod_exec
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
 from tests.fakes.apiserver import FakeApiServer
 
 POD = ("kube-system", "multus-a")

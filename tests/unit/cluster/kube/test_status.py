@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.kube.status import StatusWriter
-from multus_daemon.nad.status import ANNOTATION
-from multus_daemon.ports import StatusWriteError
+from multus_daemon.cluster.kube.status import StatusWriter
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad.status import ANNOTATION
+from multus_daemon.spec.ports import StatusWriteError
 
 
 @pytest.fixture

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 
-from multus_daemon import deadlines, portals
-from multus_daemon.attachment import Pod
-from multus_daemon.base import portal
-from multus_daemon.base.deadline import Deadline
-from multus_daemon.base.gates import Gates
-from multus_daemon.base.portal import LoopPortal
-from multus_daemon.cni.names import ContainerId, Namespace, PodName, PodUid
-from multus_daemon.controllers.statuses import StatusesAtStart
-from multus_daemon.engine import statuses
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.store import KubeStore
-from multus_daemon.nad.status import ANNOTATION
+from multus_daemon import deadlines
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.store import KubeStore
+from multus_daemon.node.statuses import StatusesAtStart
+from multus_daemon.pod import portals, statuses
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.nad.status import ANNOTATION
 from tests.fakes.apiserver import PODS, FakeApiServer
-from tests.unit.engine.conftest import NETNS, Engine
-from tests.unit.kube.conftest import Running
+from tests.unit.cluster.kube.conftest import Running
+from tests.unit.pod.conftest import NETNS, Engine
 
 
 class Statuses:

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni import args as cni_args
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.credentials import Kubeconfig
-from multus_daemon.kube.store import KubeStore, is_incarnation
-from multus_daemon.nad import selection
-from multus_daemon.nad.status import ANNOTATION
-from multus_daemon.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.credentials import Kubeconfig
+from multus_daemon.cluster.kube.store import KubeStore, is_incarnation
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni import args as cni_args
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad import selection
+from multus_daemon.spec.nad.status import ANNOTATION
+from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
 
 OTHER = "99999999-2222-3333-4444-555555555555"
 

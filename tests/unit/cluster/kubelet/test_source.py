@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Pod
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.kubelet import checkpoint, podresources
-from multus_daemon.kubelet.source import KubeletDevices
-from multus_daemon.ports import DevicesUnavailableError
+from multus_daemon.cluster.kubelet import checkpoint, podresources
+from multus_daemon.cluster.kubelet.source import KubeletDevices
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.ports import DevicesUnavailableError
 from tests.fakes.kubelet import MESSAGES, FakeKubelet, container
 
 VF = "vendor.com/vf"
@@ -185,7 +185,7 @@ async def test_a_pod_without_a_name_or_namespace(kubelet: FakeKubelet, pod: Pod)
 async def test_without_grpcio_the_error_says_what_to_install(
     kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "multus_daemon.kubelet.podresources", None)
+    monkeypatch.setitem(sys.modules, "multus_daemon.cluster.kubelet.podresources", None)
     with kubelet, pytest.raises(DevicesUnavailableError, match=r"install multus-daemon\[devices\]"):
         await allocated(kubelet)
 

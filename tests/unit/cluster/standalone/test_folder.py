@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from multus_daemon.standalone.folder import Folder
+from multus_daemon.cluster.standalone.folder import Folder
 
 
 def pod(name: str, note: str = "") -> str:
@@ -129,7 +129,7 @@ def test_unchanged_files_are_not_read_again(tmp_path: pathlib.Path, monkeypatch:
     (tmp_path / "a.yaml").write_text(pod("a"))
     folder = Folder(tmp_path)
     folder.scan()
-    monkeypatch.setattr("multus_daemon.base.fs.read_limited", lambda *_args, **_named: pytest.fail("read again"))
+    monkeypatch.setattr("multus_daemon.runtime.fs.read_limited", lambda *_args, **_named: pytest.fail("read again"))
     assert names(folder) == ["a"]
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni.gojson import JsonError
-from multus_daemon.standalone import manifests
-from multus_daemon.standalone.manifests import ManifestError
+from multus_daemon.cluster.standalone import manifests
+from multus_daemon.cluster.standalone.manifests import ManifestError
+from multus_daemon.spec.cni.gojson import JsonError
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n"
 NETWORK = """

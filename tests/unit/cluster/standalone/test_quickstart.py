@@ -3,11 +3,11 @@
 import json
 import pathlib
 
-from multus_daemon.cni import conf
-from multus_daemon.nad import selection
-from multus_daemon.standalone.folder import Folder
+from multus_daemon.cluster.standalone.folder import Folder
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.nad import selection
 
-CLUSTER = pathlib.Path(__file__).parents[3] / "examples" / "quickstart" / "cluster"
+CLUSTER = pathlib.Path(__file__).parents[4] / "examples" / "quickstart" / "cluster"
 
 
 def test_every_network_that_the_pod_names_is_declared() -> None:

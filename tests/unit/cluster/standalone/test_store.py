@@ -8,16 +8,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import yaml
 
-from multus_daemon.attachment import Pod
-from multus_daemon.cni.names import Namespace, PodName, PodUid
-from multus_daemon.ports import (
-    NetworkNotFoundError,
-    PodNotFoundError,
-    StatusWriteError,
-    StoreUnavailableError,
-)
-from multus_daemon.standalone import status_file
-from multus_daemon.standalone.store import StandaloneStore
+from multus_daemon.cluster.standalone import status_file
+from multus_daemon.cluster.standalone.store import StandaloneStore
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
 
 VALUE = '[{\n    "name": "web/n",\n    "dns": {}\n}]'
 
@@ -121,7 +116,9 @@ async def test_watch_follows_changes(tmp_path: pathlib.Path) -> None:
 async def test_watch_follows_a_directory_that_is_replaced(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multus_daemon.base.watching.LOOK_SECONDS", 60)  # without it nothing is seen but by the watch
+    monkeypatch.setattr(
+        "multus_daemon.runtime.watching.LOOK_SECONDS", 60
+    )  # without it nothing is seen but by the watch
     (tmp_path / "sub").mkdir()
     declare(tmp_path / "sub", "a", note="1")
     (tmp_path / ".new").mkdir()
@@ -154,7 +151,7 @@ async def test_watch_polls_where_there_is_no_watch(tmp_path: pathlib.Path, monke
     def refuse(*_args: object, **_named: object) -> None:
         raise OSError(28, "inotify watch limit reached")
 
-    monkeypatch.setattr("multus_daemon.base.watching.changes", refuse)
+    monkeypatch.setattr("multus_daemon.runtime.watching.changes", refuse)
     store = StandaloneStore(tmp_path, poll_seconds=0.05)
     async with watching(store):
         declare(tmp_path, "a")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.controllers.conf_watch import ConfWatch
+from multus_daemon.node.primary.conf_watch import ConfWatch
 
 
 class Told:

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from multus_daemon import settings
-from multus_daemon.base import fs
-from multus_daemon.base.gates import Gates
-from multus_daemon.controllers import runtime_conf
-from multus_daemon.controllers.primary_config import GATE, PrimaryConfig
-from multus_daemon.delegates.conf_files import NodeConfFiles
-from multus_daemon.engine.engine import INDICATOR_GATE
-from multus_daemon.netconf import generate
-from multus_daemon.ports import EVENT_MESSAGE_MAX
+from multus_daemon.cluster.conf_files import NodeConfFiles
+from multus_daemon.node.primary import runtime_conf
+from multus_daemon.node.primary.config import GATE, PrimaryConfig
+from multus_daemon.pod.engine import INDICATOR_GATE
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.spec.netconf import generate
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
 from tests.fakes.cluster import FakeClusterStore
 
 
@@ -497,7 +497,7 @@ async def test_changes_are_seen_by_the_watch(node: Node) -> None:
 
 
 async def test_changes_are_seen_without_a_watch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multus_daemon.base.watching.changes", raising(OSError(28, "inotify limit")))
+    monkeypatch.setattr("multus_daemon.runtime.watching.changes", raising(OSError(28, "inotify limit")))
     async with running(node.restarted(poll_seconds=0.05)):
         await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
         node.put()

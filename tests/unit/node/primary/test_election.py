@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.controllers import election
-from multus_daemon.controllers.election import Election, NoPrimaryError
-from multus_daemon.delegates.conf_files import NodeConfFiles
+from multus_daemon.cluster.conf_files import NodeConfFiles
+from multus_daemon.node.primary import election
+from multus_daemon.node.primary.election import Election, NoPrimaryError
 
 
 class Clock:

@@ -1,9 +1,9 @@
 import pytest
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.builtin.flannel import delegate, subnet
-from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.cni import gojson
+from multus_daemon.plugins.builtin.flannel import delegate, subnet
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import gojson
 
 V4 = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.7.1/24\n"
 REST = "FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"

@@ -12,16 +12,16 @@ from functools import partial
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.attachment import Invocation
-from multus_daemon.base import deadline, fs, inotify, portal
-from multus_daemon.base.deadline import Deadline, Interrupted
-from multus_daemon.base.threads import KeyedLock
-from multus_daemon.builtin.host_local import plugin
-from multus_daemon.builtin.host_local.index import Index
-from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.cni import result
-from multus_daemon.cni.errors import CniError, IoFailureError, TryAgainLaterError
-from multus_daemon.cni.result import Result
+from multus_daemon.plugins.builtin.host_local import plugin
+from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.runtime import deadline, fs, inotify, portal
+from multus_daemon.runtime.deadline import Deadline, Interrupted
+from multus_daemon.runtime.threads import KeyedLock
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import result
+from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.result import Result
 from tests.aside import Aside, together
 
 

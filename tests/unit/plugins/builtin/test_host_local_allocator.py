@@ -7,8 +7,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from multus_daemon.builtin.host_local import allocator, config
-from multus_daemon.cni.errors import CniError
+from multus_daemon.plugins.builtin.host_local import allocator, config
+from multus_daemon.spec.cni.errors import CniError
 
 
 class DictLeases:

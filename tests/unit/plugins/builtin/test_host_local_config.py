@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.builtin.host_local import config
-from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidEnvironmentError, InvalidNetworkConfigError
+from multus_daemon.plugins.builtin.host_local import config
+from multus_daemon.spec.cni.errors import (
+    CniError,
+    DecodingFailureError,
+    InvalidEnvironmentError,
+    InvalidNetworkConfigError,
+)
 
 
 def read(ipam, *, version="1.0.0", args="", **fields):

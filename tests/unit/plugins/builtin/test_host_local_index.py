@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.base import inotify
-from multus_daemon.builtin.host_local import index as index_module
-from multus_daemon.builtin.host_local import store
-from multus_daemon.builtin.host_local.index import Index
+from multus_daemon.plugins.builtin.host_local import index as index_module
+from multus_daemon.plugins.builtin.host_local import store
+from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.runtime import inotify
 
 MINE = store.Owner("c1", "eth0")
 SYSTEM_CALLS = ("open", "listdir", "scandir", "read", "write", "stat", "fstat", "link", "unlink", "close")

@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from multus_daemon.builtin.host_local import book
-from multus_daemon.builtin.host_local.book import Book
-from multus_daemon.builtin.host_local.config import text_of
-from multus_daemon.builtin.host_local.runs import Runs
+from multus_daemon.plugins.builtin.host_local import book
+from multus_daemon.plugins.builtin.host_local.book import Book
+from multus_daemon.plugins.builtin.host_local.config import text_of
+from multus_daemon.plugins.builtin.host_local.runs import Runs
 
 FEW = st.integers(0, 20)
 

@@ -9,12 +9,12 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import Deadline, Interrupted
-from multus_daemon.builtin.host_local import store
-from multus_daemon.builtin.host_local.allocator import candidates
-from multus_daemon.builtin.host_local.config import Range, RangeSet
-from multus_daemon.cni.errors import TryAgainLaterError
+from multus_daemon.plugins.builtin.host_local import store
+from multus_daemon.plugins.builtin.host_local.allocator import candidates
+from multus_daemon.plugins.builtin.host_local.config import Range, RangeSet
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Deadline, Interrupted
+from multus_daemon.spec.cni.errors import TryAgainLaterError
 
 OWNER = store.Owner("c1", "eth0")
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.builtin.host_local import plugin as host_local
-from multus_daemon.builtin.host_local.index import Index
-from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.cni.errors import CniError, IoFailureError
-from multus_daemon.cni.result import Dns, Interface, Result
+from multus_daemon.plugins.builtin.host_local import plugin as host_local
+from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni.errors import CniError, IoFailureError
+from multus_daemon.spec.cni.result import Dns, Interface, Result
 from tests.fakes.runner import FakePluginRunner
 
 

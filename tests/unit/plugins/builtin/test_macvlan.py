@@ -1,7 +1,7 @@
 import pytest
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.spec.attachment import Invocation
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.attachment import Invocation, ToolExit
-from multus_daemon.builtin import masquerade
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.masquerade import Owner
-from multus_daemon.cni.errors import CniError
-from multus_daemon.ports import ToolNotFoundError
+from multus_daemon.plugins.builtin import masquerade
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.masquerade import Owner
+from multus_daemon.spec.attachment import Invocation, ToolExit
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.ports import ToolNotFoundError
 from tests.fakes.runner import FakePluginRunner
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.cni import result, versions
-from multus_daemon.cni.result import Result
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import result, versions
+from multus_daemon.spec.cni.result import Result
 
 # Results of CNI SPEC 0.1.0 to 1.1.0 that say nothing: libraries print `dns` in 0.x always, in 1.x never when empty.
 EMPTY: dict[str, dict[str, Any]] = {

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from multus_daemon.base import deadline
-from multus_daemon.base.deadline import ExpiredError, Interrupted
-from multus_daemon.builtin.undo import Undo
+from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import ExpiredError, Interrupted
 from tests.aside import PATIENCE, Aside
 
 

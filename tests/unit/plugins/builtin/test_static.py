@@ -1,9 +1,9 @@
 import pytest
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.cni import result
-from multus_daemon.cni.errors import CniError
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import result
+from multus_daemon.spec.cni.errors import CniError
 
 
 def invocation(verb, ipam, *, args="", **keys):

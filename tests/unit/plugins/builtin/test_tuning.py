@@ -5,12 +5,12 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from multus_daemon.attachment import Invocation
-from multus_daemon.builtin.contract import Call
-from multus_daemon.builtin.runner import BuiltinRunner
-from multus_daemon.builtin.tuning import allowlist, config
-from multus_daemon.builtin.tuning.config import Attributes
-from multus_daemon.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.builtin.tuning import allowlist, config
+from multus_daemon.plugins.builtin.tuning.config import Attributes
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 
 
 def call(ifname="eth0", cni_args="", **keys):

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni import args
-from multus_daemon.cni.errors import InvalidEnvironmentError
-from multus_daemon.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.cni import args
+from multus_daemon.spec.cni.errors import InvalidEnvironmentError
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 
 KEYS = st.text(st.characters(blacklist_characters=";=", blacklist_categories=["Cs"]), min_size=1).filter(
     lambda text: text == text.strip() != ""

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni import conf, gojson
-from multus_daemon.cni.conf import NetworkConfig
-from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni import errors, gojson
-from multus_daemon.cni.errors import CniError
+from multus_daemon.spec.cni import errors, gojson
+from multus_daemon.spec.cni.errors import CniError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

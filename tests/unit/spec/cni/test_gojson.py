@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni import gojson
-from multus_daemon.cni.gojson import JsonError
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.gojson import JsonError
 
 JSON = st.recursive(
     st.none()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni import names
+from multus_daemon.spec.cni import names
 
 LETTERS_AND_DIGITS = string.ascii_letters + string.digits
 GOOD = ["a", "A", "0", "a.b_c-D", "0-", "a..", "k8s_POD_x", "9.9"]

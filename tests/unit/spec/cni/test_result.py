@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni import gojson, result, versions
-from multus_daemon.cni.errors import CniError, DecodingFailureError, IncompatibleVersionError
-from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
+from multus_daemon.spec.cni import gojson, result, versions
+from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, IncompatibleVersionError
+from multus_daemon.spec.cni.result import Dns, Interface, IpConfig, Result, Route
 
 OLDEST = ("0.1.0", "0.2.0")
 MIDDLE = ("0.3.0", "0.3.1", "0.4.0")

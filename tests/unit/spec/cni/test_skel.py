@@ -1,6 +1,7 @@
 """What every plugin checks of its configuration, read from bytes or given as an object: the same, in the same order.
 
-The table of what is refused is `tests/unit/builtin/test_runner.py`; the variables are in `tests/spec/test_requests.py`.
+The table of what is refused is `tests/unit/plugins/builtin/test_runner.py`; the variables are in
+`tests/spec/test_requests.py`.
 """
 
 import json
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni import gojson, skel, versions
-from multus_daemon.cni.errors import CniError, DecodingFailureError, IncompatibleVersionError
+from multus_daemon.spec.cni import gojson, skel, versions
+from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, IncompatibleVersionError
 
 VALUES: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just({}) | st.just([])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni import versions
+from multus_daemon.spec.cni import versions
 
 NUMBERS = st.integers(min_value=0, max_value=10**6)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni.errors import CniError
-from multus_daemon.nad import device_info
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.nad import device_info
 
 GOOD = [
     {"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:01:00.1", "rdma-device": "mlx5_0"}},

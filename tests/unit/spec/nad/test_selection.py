@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
-from multus_daemon.nad import selection
-from multus_daemon.nad.requests import PortMapping
-from multus_daemon.nad.selection import NetworkSelection
+from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.nad import selection
+from multus_daemon.spec.nad.requests import PortMapping
+from multus_daemon.spec.nad.selection import NetworkSelection
 
 
 def parse(text: str) -> tuple[NetworkSelection, ...]:

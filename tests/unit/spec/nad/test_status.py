@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from multus_daemon.cni.errors import DecodingFailureError
-from multus_daemon.cni.result import Dns, Interface, IpConfig, Result, Route
-from multus_daemon.nad import device_info, status
+from multus_daemon.spec.cni.errors import DecodingFailureError
+from multus_daemon.spec.cni.result import Dns, Interface, IpConfig, Result, Route
+from multus_daemon.spec.nad import device_info, status
 
 NETNS = "/var/run/netns/rec2"
 

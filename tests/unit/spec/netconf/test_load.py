@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
-from multus_daemon.netconf.load import load
-from multus_daemon.netconf.model import NetConf
+from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.netconf.load import load
+from multus_daemon.spec.netconf.model import NetConf
 
 DELEGATE = {"name": "a", "cniVersion": "1.0.0", "type": "bridge"}
 

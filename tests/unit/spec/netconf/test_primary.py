@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.cni import conf
-from multus_daemon.netconf import primary
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.netconf import primary
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.ctl import show_attachments, show_explain
+from multus_daemon.tools.ctl import show_attachments, show_explain
 
 LONG = "the plugin is nowhere " * 20
 

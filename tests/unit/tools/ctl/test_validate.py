@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon import ctl
+from multus_daemon.tools import ctl
 
 GOOD = {"cniVersion": "1.0.0", "type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}
 

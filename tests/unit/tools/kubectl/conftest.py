@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kube.client import ApiClient
-from multus_daemon.kube.credentials import Kubeconfig
-from multus_daemon.kubectl.cluster import AT_ONCE, Cluster
-from multus_daemon.kubectl.progress import Progress
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.credentials import Kubeconfig
+from multus_daemon.tools.kubectl.cluster import AT_ONCE, Cluster
+from multus_daemon.tools.kubectl.progress import Progress
 from tests.fakes.apiserver import EVENTS, NETWORKS, NODES, PODS, Execution, FakeApiServer, Object
 
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from multus_daemon.kubectl import lacking
-from tests.unit.kubectl.conftest import NETWORKS_ANNOTATION, STATUS_ANNOTATION
+from multus_daemon.tools.kubectl import lacking
+from tests.unit.tools.kubectl.conftest import NETWORKS_ANNOTATION, STATUS_ANNOTATION
 
 
 def entry(name, interface):

@@ -1,7 +1,7 @@
 """`kubectl multus leaks`."""
 
-from multus_daemon.kubectl import leaks, show
-from tests.unit.kubectl.conftest import hang
+from multus_daemon.tools.kubectl import leaks, show
+from tests.unit.tools.kubectl.conftest import hang
 
 
 def leak(pod, **fields):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from multus_daemon.kube.errors import ApiUnavailableError
-from multus_daemon.kubectl import networks, show
-from tests.unit.kubectl.conftest import hang
+from multus_daemon.cluster.kube.errors import ApiUnavailableError
+from multus_daemon.tools.kubectl import networks, show
+from tests.unit.tools.kubectl.conftest import hang
 
 
 def node_of(**plugins):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from multus_daemon.kubectl import pods, show
-from tests.unit.kubectl.conftest import explain_reply, hang
+from multus_daemon.tools.kubectl import pods, show
+from tests.unit.tools.kubectl.conftest import explain_reply, hang
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
 HINT = "; on the node, `multusctl explain default/web` says more"

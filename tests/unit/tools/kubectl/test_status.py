@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from multus_daemon.kube.errors import ApiUnavailableError
-from multus_daemon.kubectl import cluster as module
-from multus_daemon.kubectl import show, status
-from multus_daemon.kubectl.commands import common
+from multus_daemon.cluster.kube.errors import ApiUnavailableError
+from multus_daemon.tools.kubectl import cluster as module
+from multus_daemon.tools.kubectl import show, status
+from multus_daemon.tools.kubectl.commands import common
 from tests.fakes.apiserver import NODES, PODS
-from tests.unit.kubectl.conftest import hang, status_reply
+from tests.unit.tools.kubectl.conftest import hang, status_reply
 
 
 def answering(**fields):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multus_daemon.kubectl import show, validate
+from multus_daemon.tools.kubectl import show, validate
 
 GOOD = '{"cniVersion": "1.0.0", "name": "n", "type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}'
 

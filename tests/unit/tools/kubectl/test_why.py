@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from multus_daemon.kube.errors import ApiUnavailableError
-from multus_daemon.kubectl import show, why
-from tests.unit.kubectl.conftest import explain_reply, hang, trace_reply
-from tests.unit.kubectl.test_leaks import leak
+from multus_daemon.cluster.kube.errors import ApiUnavailableError
+from multus_daemon.tools.kubectl import show, why
+from tests.unit.tools.kubectl.conftest import explain_reply, hang, trace_reply
+from tests.unit.tools.kubectl.test_leaks import leak
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
 ATTACHED = json.dumps([{"name": "cluster", "interface": "eth0"}, {"name": "default/blue", "interface": "net1"}])

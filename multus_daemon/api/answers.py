@@ -1,4 +1,4 @@
-"""What the daemon answers itself: the admin paths, by name (`server.admin_api`)."""
+"""What the daemon answers itself: the admin paths, by name (`api.admin`)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from multus_daemon.attachment import ContainerRecord, Pod
-from multus_daemon.base.timeline import Timelines
-from multus_daemon.cni.args import KubernetesArgs
-from multus_daemon.cni.errors import CniError, DecodingFailureError, InvalidEnvironmentError, IoFailureError
-from multus_daemon.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.api.admin import Answer, Asked
 from multus_daemon.diagnosis import attachments, explain, status, trace
-from multus_daemon.engine import aside, reconcile
-from multus_daemon.engine.check import announced, failures
-from multus_daemon.engine.engine import Engine
-from multus_daemon.engine.plan import find_pod
-from multus_daemon.engine.records import held_if_free
-from multus_daemon.server.admin_api import Answer, Asked
+from multus_daemon.node import orphans
+from multus_daemon.pod import aside
+from multus_daemon.pod.check import announced, failures
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.plan import find_pod
+from multus_daemon.pod.records import held_if_free
+from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.cni.args import KubernetesArgs
+from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidEnvironmentError, IoFailureError
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 
 
 class Answers:
@@ -78,7 +79,7 @@ class Answers:
 
     def _orphans(self) -> dict[str, attachments.Problem]:
         """Raises OSError."""
-        found = reconcile.look(self._engine)
+        found = orphans.look(self._engine)
         in_use = attachments.Problem(
             "its pod is gone, but processes live in its network namespace",
             "remove the container from the runtime (crictl rmp -f); nothing is touched while they live",
@@ -127,7 +128,7 @@ class Answers:
 
     def _explain_manifest(self, asked: Asked) -> Mapping[str, Any]:
         # Here: a standalone daemon has nothing of Kubernetes in memory otherwise.
-        from multus_daemon.kube import objects
+        from multus_daemon.cluster.kube import objects
 
         try:
             pod = objects.decode_pod(asked.body).value
