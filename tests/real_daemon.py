@@ -121,7 +121,7 @@ class RealDaemon:
         environment = {
             "CNI_COMMAND": verb,
             "CNI_CONTAINERID": container,
-            "CNI_NETNS": self.netns,
+            "CNI_NETNS": self._path_of(container),
             "CNI_IFNAME": "eth0",
             "CNI_PATH": str(self.bin_dir),
             "CNI_ARGS": ";".join(f"{key}={value}" for key, value in {"IgnoreUnknown": "1", **kubernetes}.items()),
@@ -133,6 +133,15 @@ class RealDaemon:
 
     netns = ""
     """Path of the network namespace that `cni` names."""
+
+    def _path_of(self, container: str) -> str:
+        """A path of the container's own: a runtime never attaches two containers at the same one."""
+        if not self.netns:
+            return ""
+        path = self.root / f"netns-{container}"
+        if not path.is_symlink():
+            path.symlink_to(self.netns)
+        return str(path)
 
     def _ask(self, method: str, path: str, body: bytes | None, seconds: float) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("localhost")

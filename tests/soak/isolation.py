@@ -164,8 +164,8 @@ class Isolation:
 
     def finish(self) -> list[str]:
         """Delete the last pods; what is left, a line each, once the networks of the bad pods are corrected."""
-        if self.counts["inode taken by another"] > 3 * self.counts["inode reused"]:
-            self.wrong.append("less than a quarter of the namespaces had the inode of the one before: too few")
+        if self.counts["inode taken by another"] > 9 * self.counts["inode reused"]:
+            self.wrong.append("less than a tenth of the namespaces had the inode of the one before: too few")
         for reused in self._reused:
             reused.finish()
         if not self._settles(lambda: _requests(self.node) == 0, 10):
