@@ -1,6 +1,6 @@
 """The socket's JSON, read into typed requests and written from results and errors. `docs/protocol.md` describes it.
 
-Reading follows Go's encoding/json (`spec.cni.gojson`): upstream's shim and its other clients were written for that.
+Reading follows Go's encoding/json (`cni.gojson`): upstream's shim and its other clients were written for that.
 Everything that is wrong with a request is a `CniError` whose message begins with the cause.
 """
 

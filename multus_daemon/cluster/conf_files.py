@@ -20,18 +20,18 @@ SUFFIXES = (".conf", ".json", ".conflist")
 
 
 class NodeConfFiles:
-    """`spec.ports.ConfFiles` on the file system. Files are read anew at each call: they are few, small and changeable."""
+    """`ports.ConfFiles` on the file system. Files are read anew at each call: they are few, small and changeable."""
 
     def by_name(self, directory: str, name: str) -> NetworkConfig | None:
-        """See `spec.ports.ConfFiles`."""
+        """See `ports.ConfFiles`."""
         return _by_name(Path(directory), name)
 
     def at_path(self, path: str) -> NetworkConfig:
-        """See `spec.ports.ConfFiles`."""
+        """See `ports.ConfFiles`."""
         return _at_path(Path(path))
 
     def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
-        """See `spec.ports.ConfFiles`."""
+        """See `ports.ConfFiles`."""
         return _plugins_beside(Path(path), name)
 
 

@@ -27,27 +27,27 @@ _BASE: Final = "/".join((_VOLATILE, *_FOLDERS))
 
 
 class NodeDeviceFiles:
-    """`spec.ports.DeviceFiles` in the file system that plugins see."""
+    """`ports.DeviceFiles` in the file system that plugins see."""
 
     def __init__(self, host_root: Path) -> None:
         """`host_root`: the root directory of the plugins. Links in the way are followed inside of it."""
         self._host_root = str(host_root)
 
     def path(self, attachment: Attachment, container_id: ContainerId) -> str:
-        """See `spec.ports.DeviceFiles`."""
+        """See `ports.DeviceFiles`."""
         return f"{_BASE}/cni/{device_info.cni_file(attachment.name, container_id, attachment.ifname)}"
 
     def prepare(self, attachment: Attachment, path: str) -> None:
-        """See `spec.ports.DeviceFiles`. What an ADD that a crash cut off has left there is replaced."""
+        """See `ports.DeviceFiles`. What an ADD that a crash cut off has left there is replaced."""
         self._prepare(attachment, path)
 
     def read(self, path: str) -> DeviceInfo | None:
-        """See `spec.ports.DeviceFiles`."""
+        """See `ports.DeviceFiles`."""
         data = self._read("cni", _name(path))
         return device_info.parse(data) if data is not None else None
 
     def remove(self, path: str) -> None:
-        """See `spec.ports.DeviceFiles`."""
+        """See `ports.DeviceFiles`."""
         self._remove(_name(path))
 
     def _prepare(self, attachment: Attachment, path: str) -> None:

@@ -30,7 +30,7 @@ _DEFAULT_PARENTS: Final = {"bridge": "cni0"}
 
 
 class Namespaces(Protocol):
-    """What is asked about network namespaces: `spec.ports.LinkOps` has it."""
+    """What is asked about network namespaces: `ports.LinkOps` has it."""
 
     def is_netns(self, path: str) -> bool:
         """True where `path` is a network namespace that exists."""

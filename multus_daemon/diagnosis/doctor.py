@@ -87,7 +87,7 @@ class Node:
     settings: Settings
     store: DelegateStore
     vanished: Callable[[set[str]], set[str]]
-    """Which of the network namespaces are certainly gone: `spec.ports.LinkOps` has it."""
+    """Which of the network namespaces are certainly gone: `ports.LinkOps` has it."""
     answers: Callable[[], tuple[str, dict[str, str]]]
     """Why no daemon answers, empty where one does; then its closed gates."""
     proc: Path = Path("/proc")

@@ -88,5 +88,5 @@ def errors(timelines: Iterable[Timeline]) -> list[dict[str, Any]]:
 
 
 def cause_of(text: str) -> str:
-    """The cause in an error's text: without what it was for, in brackets or behind a semicolon (`spec.cni.errors`)."""
+    """The cause in an error's text: without what it was for, in brackets or behind a semicolon (`cni.errors`)."""
     return text.partition(" (pod ")[0].partition("; ")[0]

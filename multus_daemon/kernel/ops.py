@@ -182,7 +182,7 @@ class kept_open:  # noqa: N801
 class session:  # noqa: N801
     """The calling thread's session of the namespace at `path`, for the duration of the block. Opens nothing yet.
 
-    For threads that end with their request (`runtime.portal`): in any other one a way back out of the namespace that fails
+    For threads that end with their request (`runtime.portal`): in any other one a failing way back out of the namespace
     would have later work done in the wrong place.
     """
 
@@ -204,14 +204,14 @@ class session:  # noqa: N801
 
 
 class KernelLinks:
-    """`spec.ports.LinkOps` by asking the kernel."""
+    """`ports.LinkOps` by asking the kernel."""
 
     def kept_open(self, leaving: Collection[IfName] = ()) -> contextlib.AbstractContextManager[None]:
-        """See `spec.ports.LinkOps`."""
+        """See `ports.LinkOps`."""
         return kept_open(leaving)
 
     def allow_own_netns(self, allowed: bool) -> None:
-        """See `spec.ports.LinkOps`."""
+        """See `ports.LinkOps`."""
         namespaces.allow_own(allowed)
 
     def is_netns(self, path: str) -> bool:
@@ -219,16 +219,16 @@ class KernelLinks:
         return namespaces.is_netns(path)
 
     def netns_problem(self, path: str) -> str:
-        """See `spec.ports.LinkOps`. As quick as `is_netns`."""
+        """See `ports.LinkOps`. As quick as `is_netns`."""
         return namespaces.problem(path)
 
     def netns_id(self, path: str) -> str:
-        """See `spec.ports.LinkOps`. It describes the namespace that the thread enters, whatever is at the path later."""
+        """See `ports.LinkOps`. It describes the namespace that the thread enters, whatever is at the path later."""
         with session(path) as opened:
             return opened.identity()
 
     def is_elsewhere(self, path: str, netns_id: str) -> bool:
-        """See `spec.ports.LinkOps`. Within `kept_open`, plugins then work in the namespace that was compared."""
+        """See `ports.LinkOps`. Within `kept_open`, plugins then work in the namespace that was compared."""
         try:
             with session(path) as opened:
                 opened.require()
@@ -239,11 +239,11 @@ class KernelLinks:
             return namespaces.is_something_else(error)
 
     def vanished(self, paths: Collection[str]) -> set[str]:
-        """See `spec.ports.LinkOps`."""
+        """See `ports.LinkOps`."""
         return namespaces.vanished(paths)
 
     def netns_in_use(self, paths: Collection[str]) -> set[str]:
-        """See `spec.ports.LinkOps`. It takes some microseconds for each process of the node."""
+        """See `ports.LinkOps`. It takes some microseconds for each process of the node."""
         return namespaces.inhabited(paths)
 
     def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
@@ -261,7 +261,7 @@ class KernelLinks:
             return None if link is None else [item.address for item in opened.pod.addresses(link.index)]
 
     def observe(self, netns: str, attached: Sequence[tuple[IfName, Result]]) -> list[Result]:
-        """See `spec.ports.LinkOps`."""
+        """See `ports.LinkOps`."""
         from multus_daemon.kernel import expected
 
         with session(netns) as opened:
@@ -269,7 +269,7 @@ class KernelLinks:
             return expected.observe(opened.pod, attached)
 
     def first_missing(self, netns: str, ifname: IfName, result: Result, *, observed: bool) -> str:
-        """See `spec.ports.LinkOps`."""
+        """See `ports.LinkOps`."""
         from multus_daemon.kernel import expected
 
         with session(netns) as opened:

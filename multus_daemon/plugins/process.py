@@ -81,7 +81,7 @@ class ProcessRunner:
             return ""
 
     def refuse_multus(self, plugin_type: str, path: str) -> None:
-        """See `spec.ports.BinaryRunner`."""
+        """See `ports.BinaryRunner`."""
         # A file that is gone is for whoever runs it to report.
         with contextlib.suppress(OSError):
             self._files.refuse(plugin_type, fs.resolve(self._root, path))

@@ -48,7 +48,7 @@ class Chain:
         self._bin_path = bin_path
 
     def plan(self, sandbox: Sandbox, attachment: Attachment) -> Attachment:
-        """See `spec.ports.DelegateRunner`: names, version, and that every plugin and every IPAM plugin is to be had.
+        """See `ports.DelegateRunner`: names, version, and that every plugin and every IPAM plugin is to be had.
 
         Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name), IncompatibleVersionError, and what
         a plugin has against its configuration.
@@ -105,12 +105,12 @@ class Chain:
         return served_by
 
     def invocations(self, sandbox: Sandbox, attachment: Attachment) -> Sequence[tuple[str, Invocation]]:
-        """See `spec.ports.DelegateRunner`."""
+        """See `ports.DelegateRunner`."""
         plugins = attachment.config.plugins
         return [(plugin.type, self._invocation("ADD", sandbox, attachment, plugin, None)) for plugin in plugins]
 
     def runs_here(self, attachment: Attachment, verb: str) -> bool:
-        """See `spec.ports.DelegateRunner`."""
+        """See `ports.DelegateRunner`."""
         served_by = attachment.served_by
         named = {name for plugin in attachment.config.plugins for name in (plugin.type, plugin.ipam_type) if name}
         if not named <= served_by.keys() or any(where != BUILT_IN for where in served_by.values()):

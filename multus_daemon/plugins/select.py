@@ -83,11 +83,11 @@ class Dispatcher:
                 return self._builtin.locate(plugin_type) or self._process.locate(plugin_type)
 
     def waits(self, plugin_type: str) -> bool:
-        """See `spec.ports.ChoosingRunner`."""
+        """See `ports.ChoosingRunner`."""
         return self._builtin.waits(plugin_type)
 
     def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
-        """See `spec.ports.ChoosingRunner`."""
+        """See `ports.ChoosingRunner`."""
         recursion.refuse_name(plugin_type)
         served_by = {plugin_type: self._server(plugin_type, invocation)}
         if served_by[plugin_type] == BUILT_IN:
@@ -130,7 +130,7 @@ class Dispatcher:
                 self._validate(name, called)
 
     def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
-        """See `spec.ports.ChoosingRunner`."""
+        """See `ports.ChoosingRunner`."""
         if self._is_multus(plugin_type):
             return True
         try:
@@ -146,7 +146,7 @@ class Dispatcher:
         return any(self.refuses(name, one) for name, one in called.items() if name != plugin_type)
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
-        """See `spec.ports.ChoosingRunner`."""
+        """See `ports.ChoosingRunner`."""
         return "" if self._is_multus(plugin_type) else self._builtin.kept(plugin_type, invocation)
 
     def _is_multus(self, plugin_type: str) -> bool:

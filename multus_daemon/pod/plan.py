@@ -36,7 +36,7 @@ class Plan:
     netns_id: str
     """Of the namespace that was looked at (`ContainerRecord.netns_id`)."""
     here: frozenset[int]
-    """The numbers of those that the request's own thread runs (`spec.ports.DelegateRunner.runs_here`)."""
+    """The numbers of those that the request's own thread runs (`ports.DelegateRunner.runs_here`)."""
 
 
 def find_pod(engine: Engine, named: args.KubernetesArgs) -> Pod:

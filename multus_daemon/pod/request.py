@@ -13,7 +13,7 @@ from multus_daemon.spec.cni.names import ContainerId, IfName
 
 @dataclass(frozen=True, slots=True)
 class CniRequest:
-    """One call for one container. The values have passed the validators of `spec.cni.names`."""
+    """One call for one container. The values have passed the validators of `cni.names`."""
 
     verb: str
     """ADD, DEL or CHECK."""

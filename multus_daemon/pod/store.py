@@ -180,7 +180,7 @@ class FileStore:
             raise CorruptRecordError(f"record can't be read: {own}: {error.strerror}") from error
 
     def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
-        """See `spec.ports.DelegateStore`: where the kernel has our own record in memory."""
+        """See `ports.DelegateStore`: where the kernel has our own record in memory."""
         data = cached.read(self._own_path(container_id))
         try:
             record = None if data is None else record_format.decode(data)
@@ -235,7 +235,7 @@ class FileStore:
         return replace(record, foreign=True)
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
-        """See `spec.ports.DelegateStore`. Raises OSError, InvalidEnvironmentError for an id that is none."""
+        """See `ports.DelegateStore`. Raises OSError, InvalidEnvironmentError for an id that is none."""
         path = self._own_path(record.sandbox.container_id)
         data = record_format.encode(record) + b"\n"
         # What `load` would refuse must not come to be: its networks could not be detached.
@@ -275,7 +275,7 @@ class FileStore:
         fs.remove(own)
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
-        """See `spec.ports.DelegateStore`. What was set aside of the container before stays with it."""
+        """See `ports.DelegateStore`. What was set aside of the container before stays with it."""
         path = self._aside_path(record.sandbox.container_id)
         before = self._read_aside(record.sandbox.container_id).record if path.exists() else None
         if before is not None:
@@ -287,7 +287,7 @@ class FileStore:
         self.remove(record.sandbox.container_id)
 
     def aside(self) -> list[SetAside]:
-        """See `spec.ports.DelegateStore`."""
+        """See `ports.DelegateStore`."""
         names_found = sorted(name.removesuffix(_SUFFIX) for name in _files(self._aside) if name.endswith(_SUFFIX))
         return [self._read_aside(ContainerId(name)) for name in names_found if not names.container_id_problem(name)]
 
@@ -301,7 +301,7 @@ class FileStore:
             return SetAside(container_id, 0.0, f"can't be read: {path}: {error}", None)
 
     def forget(self, container_id: ContainerId) -> bool:
-        """See `spec.ports.DelegateStore`; the cached results go too, or it would pass for another daemon's leftover."""
+        """See `ports.DelegateStore`; the cached results go too, or it would pass for another daemon's leftover."""
         path = self._aside_path(container_id)
         entries = self._cache.entries(container_id)
         known = bool(entries) or path.exists() or container_id in self.containers()
@@ -321,7 +321,7 @@ class FileStore:
         return sorted(ContainerId(name) for name in found if not names.container_id_problem(name))
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
-        """See `spec.ports.DelegateStore`. Those of upstream's files first; each directory is listed once."""
+        """See `ports.DelegateStore`. Those of upstream's files first; each directory is listed once."""
         own = {name.removesuffix(_SUFFIX) for name in (*_files(self._directory), *_files(self._aside))}
         known = own | passed_over
         listed = sorted(

@@ -1,4 +1,4 @@
-"""Every implementation of `spec.ports.ClusterStore` behind one harness, which declares things and reads what was written.
+"""Every implementation of `ports.ClusterStore` behind one harness, which declares things and reads what was written.
 
 The tests are on an event loop, as the stores of the loop and their API server are. So each call of a `ClusterStore`,
 which blocks, is in a thread of its own, as a request's is; and it comes back to the loop by `portals`.
@@ -44,10 +44,10 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class Store(Events, Protocol):
-    """A `spec.ports.ClusterStore` as the tests call it."""
+    """A `ports.ClusterStore` as the tests call it."""
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """See `spec.ports.ClusterStore`, as for the others."""
+        """See `ports.ClusterStore`, as for the others."""
 
     async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition: ...
 

@@ -1,4 +1,4 @@
-"""What every `spec.ports.ClusterStore` does."""
+"""What every `ports.ClusterStore` does."""
 
 import dataclasses
 

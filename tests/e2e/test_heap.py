@@ -20,7 +20,7 @@ HEAP = 64 * 1024 * 1024
 HOLES = """
 import functools, runpy, sys
 import multus_daemon.daemon
-from multus_daemon.base import malloc
+from multus_daemon.runtime import malloc
 blocks = [bytearray(8000 if number % 2 else 600) for number in range(2000)]
 del blocks[1::2]
 if sys.argv[1] != "own":

@@ -13,7 +13,7 @@ from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, Sta
 
 
 class FakeClusterStore:
-    """Implements `spec.ports.ClusterStore`; records its calls and fails at the one it is told to.
+    """Implements `ports.ClusterStore`; records its calls and fails at the one it is told to.
 
     `unsynced`: it does not know every pod now.
     """
@@ -41,7 +41,7 @@ class FakeClusterStore:
         self.networks[network.namespace, network.name] = network
 
     def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """See `spec.ports.ClusterStore`."""
+        """See `ports.ClusterStore`."""
         self._call("pod", namespace, name, uid)
         found = self.pods.get((namespace, name))
         if found is None:
@@ -49,7 +49,7 @@ class FakeClusterStore:
         return found
 
     def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        """See `spec.ports.ClusterStore`."""
+        """See `ports.ClusterStore`."""
         self._call("network", namespace, name)
         found = self.networks.get((namespace, name))
         if found is None:
@@ -57,18 +57,18 @@ class FakeClusterStore:
         return found
 
     def namespaces_with_network(self, name: str) -> list[str]:
-        """See `spec.ports.ClusterStore`."""
+        """See `ports.ClusterStore`."""
         return sorted(namespace for namespace, found in self.networks if found == name)
 
     def node_pods(self) -> list[Pod]:
-        """See `spec.ports.ClusterStore`."""
+        """See `ports.ClusterStore`."""
         self._call("node_pods")
         if self.unsynced:
             raise StoreUnavailableError("the fake store is told not to know")
         return list(self.pods.values())
 
     def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
-        """See `spec.ports.ClusterStore`; kept in `statuses` by `namespace/name`."""
+        """See `ports.ClusterStore`; kept in `statuses` by `namespace/name`."""
         meanwhile()
         self._call("write_network_status", str(pod), value)
         present = self.pods.get((pod.namespace, pod.name))
@@ -77,11 +77,11 @@ class FakeClusterStore:
         self.statuses[str(pod)] = value
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """See `spec.ports.ClusterStore`; kept in `events`."""
+        """See `ports.ClusterStore`; kept in `events`."""
         self.events.append((str(pod), kind, reason, message))
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `spec.ports.ClusterStore`; kept in `events`, about "node"."""
+        """See `ports.ClusterStore`; kept in `events`, about "node"."""
         self.events.append(("node", kind, reason, message))
 
     def _call(self, *call: str) -> None:

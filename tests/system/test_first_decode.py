@@ -10,7 +10,7 @@ PROGRAM: Final = """
 import importlib, sys, threading
 
 from multus_daemon.attachment import ContainerRecord, Sandbox
-from multus_daemon.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 
 # So that one thread is in the midst of a thing when the next has its turn.
 sys.setswitchinterval(1e-6)

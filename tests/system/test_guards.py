@@ -33,7 +33,7 @@ async def test_it(tmp_path):
     assert (tmp_path / "a").read_text() == "x"
 """
 ALLOWED = """
-from multus_daemon.base import fs
+from multus_daemon.runtime import fs
 async def test_it(tmp_path):
     fs.write_atomic(tmp_path / "a", b"x")
     assert fs.read_limited(tmp_path / "a") == b"x"

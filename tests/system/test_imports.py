@@ -159,7 +159,7 @@ def test_what_a_new_version_of_kubernetes_asyncio_needs_is_named_and_there(tmp_p
     """As if the loaders of kubeconfigs asked for one more name of the package that is not executed."""
     program = """
         import sys
-        from multus_daemon.kube import library
+        from multus_daemon.cluster.kube import library
         library.kubeconfig_loader()
         from kubernetes_asyncio.client import V1Pod
         from kubernetes_asyncio.client.models.v1_pod import V1Pod as same

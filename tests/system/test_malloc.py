@@ -7,7 +7,7 @@ import pytest
 
 HEAD = """
     import asyncio, contextlib, pathlib, re, sys, threading
-    from multus_daemon.base import malloc
+    from multus_daemon.runtime import malloc
 
     def anonymous():
         return int(re.search(r"(?m)^Anonymous: +(\\d+)", pathlib.Path("/proc/self/smaps_rollup").read_text())[1])

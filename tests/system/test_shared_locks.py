@@ -16,7 +16,7 @@ def test_a_process_that_is_killed_gives_its_keys_back(tmp_path: Path) -> None:
     program = f"""
 import sys, time
 from pathlib import Path
-from multus_daemon.base.threads import SharedKeyedLock
+from multus_daemon.runtime.threads import SharedKeyedLock
 with SharedKeyedLock(Path({str(tmp_path / "locks")!r})).hold("a"):
     print(flush=True)
     time.sleep(60)

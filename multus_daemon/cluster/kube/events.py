@@ -122,11 +122,11 @@ class EventRecorder:
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """See `spec.ports.ClusterStore`."""
+        """See `ports.ClusterStore`."""
         self._queue(_Subject("Pod", pod.namespace, pod.name, pod.uid), kind, reason, message)
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `spec.ports.ClusterStore`. Dropped where the node's name is not known."""
+        """See `ports.ClusterStore`. Dropped where the node's name is not known."""
         if not self._host:
             self._observer.events_dropped(1)
             return

@@ -99,7 +99,7 @@ class StatusWriter:
         return len(self._pending)
 
     async def write(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        """See `spec.ports.ClusterStore.write_network_status`."""
+        """See `ports.ClusterStore.write_network_status`."""
         problem = "earlier value is still being written"
         # What waits is older than this value, whatever becomes of it.
         self._remove(self._pending.get(pod.uid))

@@ -101,11 +101,11 @@ class KubeStore:
         return self.networks.get((namespace, name))
 
     def namespaces_with_network(self, name: str) -> list[str]:
-        """See `spec.ports.ClusterStore`."""
+        """See `ports.ClusterStore`."""
         return sorted(namespace for namespace, found in self.networks.names() if found == name)
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """See `spec.ports.ClusterStore`. Waits for the watch's event, then asks the API server once."""
+        """See `ports.ClusterStore`. Waits for the watch's event, then asks the API server once."""
         _check(f"pod {namespace}/{name}", namespace, name, PodNotFoundError)
         key = (namespace, name)
         deleted = self.pods.deleted_uid(key)
@@ -123,7 +123,7 @@ class KubeStore:
             return objects.decode_pod(body).value
 
     async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        """See `spec.ports.ClusterStore`. Asks the API server once for what the informer does not have."""
+        """See `ports.ClusterStore`. Asks the API server once for what the informer does not have."""
         what = f"NetworkAttachmentDefinition {namespace}/{name}"
         key = (namespace, name)
         if (found := self.networks.get(key)) is not None:
@@ -172,21 +172,21 @@ class KubeStore:
         }
 
     async def node_pods(self) -> list[Pod]:
-        """See `spec.ports.ClusterStore`. What the informer has, while it hears of changes."""
+        """See `ports.ClusterStore`. What the informer has, while it hears of changes."""
         if not self.pods.synced.is_set() or not self.pods.connected:
             raise StoreUnavailableError(f"pods of this node: {self.pods.problem}")
         return self.pods.values()
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        """See `spec.ports.ClusterStore`. One PATCH, repeated for 2 s at most, and then behind the scenes."""
+        """See `ports.ClusterStore`. One PATCH, repeated for 2 s at most, and then behind the scenes."""
         await self.statuses.write(pod, value, keep_trying=keep_trying)
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """See `spec.ports.ClusterStore`."""
+        """See `ports.ClusterStore`."""
         self.events.event(pod, kind, reason, message)
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `spec.ports.ClusterStore`."""
+        """See `ports.ClusterStore`."""
         self.events.node_event(kind, reason, message)
 
     def _answered(self) -> None:

@@ -14,7 +14,7 @@ from multus_daemon.spec.ports import DevicesUnavailableError
 
 
 class KubeletDevices:
-    """See `spec.ports.DeviceSource`."""
+    """See `ports.DeviceSource`."""
 
     def __init__(self, kubelet_dir: Path) -> None:
         """`kubelet_dir`: the kubelet's root directory."""
@@ -22,7 +22,7 @@ class KubeletDevices:
         self._checkpoint = kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
 
     async def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
-        """See `spec.ports.DeviceSource`.
+        """See `ports.DeviceSource`.
 
         Where the socket is there and nobody answers, the checkpoint is not asked instead: the kubelet is about to be
         back, and the file knows no claims, and keeps entries of pods that are gone until the next one is admitted.

@@ -43,7 +43,7 @@ class Event:
 
 
 class StandaloneStore:
-    """Implements `spec.ports.ClusterStore`; `run` is a root task, on the event loop."""
+    """Implements `ports.ClusterStore`; `run` is a root task, on the event loop."""
 
     def __init__(self, directory: Path, gates: Gates | None = None, *, poll_seconds: float = POLL_SECONDS) -> None:
         """The gate `manifests` is open while the directory can be read; `poll_seconds` is for where no watch works."""
@@ -128,7 +128,7 @@ class StandaloneStore:
     # --- ports.ClusterStore: it blocks, without a way over the event loop ---
 
     def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """See `spec.ports.ClusterStore`. A miss looks at the directory, so that a file just written counts at once."""
+        """See `ports.ClusterStore`. A miss looks at the directory, so that a file just written counts at once."""
         found = self._view.pods.get((namespace, name))
         if found is None or (uid and found.uid != uid):
             self.refresh()
@@ -138,7 +138,7 @@ class StandaloneStore:
         return found
 
     def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        """See `spec.ports.ClusterStore`. A miss looks at the directory."""
+        """See `ports.ClusterStore`. A miss looks at the directory."""
         if (namespace, name) not in self._view.networks:
             self.refresh()
         found = self._view.networks.get((namespace, name))
@@ -150,18 +150,18 @@ class StandaloneStore:
         return found
 
     def namespaces_with_network(self, name: str) -> list[str]:
-        """See `spec.ports.ClusterStore`."""
+        """See `ports.ClusterStore`."""
         return sorted(namespace for namespace, found in self._view.networks if found == name)
 
     def node_pods(self) -> list[Pod]:
-        """See `spec.ports.ClusterStore`. Looks at the directory; a file that can't be used may declare anything."""
+        """See `ports.ClusterStore`. Looks at the directory; a file that can't be used may declare anything."""
         self.refresh()
         if self.errors:
             raise StoreUnavailableError(f"not every manifest in {self._directory} can be read{self._hint()}")
         return list(self._view.pods.values())
 
     def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
-        """See `spec.ports.ClusterStore`. Writes `status/<namespace>/<pod>.yaml`."""
+        """See `ports.ClusterStore`. Writes `status/<namespace>/<pod>.yaml`."""
         meanwhile()
         present = self._view.pods.get((pod.namespace, pod.name))
         if present is None:
@@ -174,12 +174,12 @@ class StandaloneStore:
             raise StatusWriteError(f"status file of pod {pod} can't be written: {error}") from error
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """See `spec.ports.ClusterStore`. Logged and kept for a while."""
+        """See `ports.ClusterStore`. Logged and kept for a while."""
         self._events.append(Event(str(pod), kind, reason, message))
         _log_event(str(pod), kind, reason, message)
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `spec.ports.ClusterStore`. Logged."""
+        """See `ports.ClusterStore`. Logged."""
         _log_event("the node", kind, reason, message)
 
     def _hint(self) -> str:

@@ -1,6 +1,6 @@
 """Which file of a directory is the primary network's configuration: the one that is named, else the first that can be.
 
-The first by name, as the runtime itself and upstream choose it, of those that `spec.netconf.primary` lets pass. The answer
+The first by name, as the runtime itself and upstream choose it, of those that `netconf.primary` lets pass. The answer
 depends on the directory, not on who came first: a restart at any time elects the same. So a file that comes before
 the present one takes over, but not at once, and a file that is gone is waited for: agents take theirs away and put it
 back as they start.

@@ -39,7 +39,7 @@ class Call:
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """The whole configuration object; read with `spec.cni.gojson` (keys in any case)."""
+        """The whole configuration object; read with `cni.gojson` (keys in any case)."""
         return self.invocation.fields
 
     def once(self, read: Callable[[Call], T]) -> T:
@@ -64,7 +64,7 @@ class Plugin(Protocol):
 
     Each function that is given a session runs in the thread that it belongs to, on the host's side. A plugin that calls
     others than its IPAM plugin has a function `called_by` too, as `ipam.called_by`; one that keeps something by which
-    others are kept out, such as addresses, has `kept`, see `spec.ports.BuiltinPlugins`.
+    others are kept out, such as addresses, has `kept`, see `ports.BuiltinPlugins`.
     """
 
     def unsupported(self, call: Call) -> str:

@@ -82,14 +82,14 @@ class BuiltinRunner:
         return BUILT_IN if plugin_type in PLUGINS or plugin_type in self._plugins else ""
 
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
-        """See `spec.ports.BuiltinPlugins`."""
+        """See `ports.BuiltinPlugins`."""
         try:
             return _unsupported(self._plugin(plugin_type), self._call(invocation, _checked(invocation), None))
         except CniError:
             return ""
 
     def validate(self, plugin_type: str, invocation: Invocation) -> None:
-        """See `spec.ports.BuiltinPlugins`."""
+        """See `ports.BuiltinPlugins`."""
         call = self._call(invocation, _checked(invocation), None)
         plugin = self._plugin(plugin_type)
         try:
@@ -100,17 +100,17 @@ class BuiltinRunner:
             raise error.with_context(f'plugin "{plugin_type}"') from error
 
     def waits(self, plugin_type: str) -> bool:
-        """See `spec.ports.BuiltinPlugins`."""
+        """See `ports.BuiltinPlugins`."""
         return plugin_type in WAITING
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
-        """See `spec.ports.BuiltinPlugins`."""
+        """See `ports.BuiltinPlugins`."""
         call = self._call(invocation, _checked(invocation), None)
         found: Mapping[str, Invocation] = getattr(self._plugin(plugin_type), "called_by", ipam.called_by)(call)
         return found
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
-        """See `spec.ports.BuiltinPlugins`."""
+        """See `ports.BuiltinPlugins`."""
         if plugin_type in KEEPING_NOTHING:
             return ""
         if (keeper := getattr(self._plugin(plugin_type) if self.locate(plugin_type) else None, "kept", None)) is None:
@@ -156,7 +156,7 @@ class BuiltinRunner:
             raise InternalError(str(error) or type(error).__name__) from error
 
     def remove_rules(self, invocation: Invocation) -> None:
-        """See `spec.ports.BuiltinPlugins`."""
+        """See `ports.BuiltinPlugins`."""
         from multus_daemon.plugins.builtin import masquerade, spoofing, veth  # the kernel: a program does without
 
         config = skel.checked(invocation.verb, invocation.fields)

@@ -65,7 +65,7 @@ def delete(call: Call, session: Session) -> None:
 
 
 def kept(call: Call) -> str:
-    """The addresses of the container's interface, whatever else the configuration says; see `spec.ports.BuiltinPlugins`."""
+    """The addresses of the container's interface, whatever else the configuration says; see `ports.BuiltinPlugins`."""
     try:
         data_dir = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "dataDir") or config.DEFAULT_DATA_DIR
     except gojson.JsonError:
