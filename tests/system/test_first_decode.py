@@ -9,7 +9,7 @@ from typing import Final
 PROGRAM: Final = """
 import importlib, sys, threading
 
-from multus_daemon.attachment import ContainerRecord, Sandbox
+from multus_daemon.spec.attachment import ContainerRecord, Sandbox
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 
 # So that one thread is in the midst of a thing when the next has its turn.
