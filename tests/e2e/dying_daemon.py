@@ -119,7 +119,8 @@ def _run(start: Start) -> None:
 
 def _main() -> None:
     # Whatever a daemon imports later it finds imported: starting one takes a third of the time.
-    for name in ("cli", "daemon", "cluster.standalone.store", "plugins.builtin.ptp", "plugins.builtin.host_local.plugin"):
+    plugins = ("plugins.builtin.ptp", "plugins.builtin.host_local.plugin")
+    for name in ("cli", "daemon", "cluster.standalone.store", *plugins):
         importlib.import_module(f"multus_daemon.{name}")
     pid = 0
     for line in sys.stdin:
