@@ -23,20 +23,19 @@ from multus_daemon.api import wire
 from multus_daemon.api.admin import PATH as ADMIN_PATH
 from multus_daemon.api.admin import ROOT as ADMIN_ROOT
 from multus_daemon.api.admin import AdminApi
-from multus_daemon.api.callers import Peer, is_plugin, peer
+from multus_daemon.api.callers import peer
 from multus_daemon.api.cni import CniApi, to_response
 from multus_daemon.api.health import Readiness, healthz
 from multus_daemon.api.tcp import TcpListener
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime.aio import SharedCalls
 from multus_daemon.runtime.gates import Gates
-from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.errors import InternalError
 
 SOCKET_NAME: Final = "multus.sock"
 BODY_LIMIT: Final = 24 * 1024 * 1024
 """Bytes of a request's body: the 16 MiB of stdin that the shim takes, in base64, and its variables."""
 BACKLOG: Final = 1024
-_VERB_PATHS: Final = frozenset({"/cni", "/delegate"})
 METRICS_CONNECTIONS: Final = 16
 """That are accepted at once on the port of the metrics."""
 # sockaddr_un has 108 bytes, the last one a NUL.
@@ -148,28 +147,13 @@ def _refusal(request: web.Request, metrics: Metrics, allowed_uids: frozenset[int
         return None
     caller = peer(request)
     if caller is not None and caller.uid in allowed_uids:
-        return _refusal_of_plugin(request, caller)
+        return None
     metrics.refused_peer()
     who = f"user {caller.uid} (process {caller.pid})" if caller else "an unknown user"
     log.error("%s %s refused: called by %s", request.method, request.path, who)
     error = InternalError(f"{who} may not call the multus daemon", "only root and the daemon's own user may")
     stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))
     return to_response(wire.encode_error(error, stdout=stdout, status=403))
-
-
-def _refusal_of_plugin(request: web.Request, caller: Peer) -> web.Response | None:
-    """Refuse verbs to a plugin of this daemon: it would wait for itself, and take the places of other pods."""
-    if request.path not in _VERB_PATHS or not is_plugin(caller.pid):
-        return None
-    log.error(
-        "%s %s refused: called by process %d, which a plugin has started", request.method, request.path, caller.pid
-    )
-    error = InvalidNetworkConfigError(
-        "the request comes from a plugin that this daemon runs",
-        f"process {caller.pid}; a network's plugin must not call Multus: correct the network's configuration",
-    )
-    stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))
-    return to_response(wire.encode_error(error, stdout=stdout and request.path == "/cni"))
 
 
 async def hide_server(_request: web.Request, response: web.StreamResponse) -> None:

@@ -14,8 +14,8 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 from aiohttp import web
 
 from multus_daemon import deadlines, logs
+from multus_daemon.api import callers, wire
 from multus_daemon.api import limit as requests
-from multus_daemon.api import wire
 from multus_daemon.metrics import Metrics
 from multus_daemon.plugins.limit import RANKS
 from multus_daemon.pod.request import CniRequest, DelegateRequest
@@ -29,6 +29,7 @@ from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
     InternalError,
+    InvalidNetworkConfigError,
     IoFailureError,
     TryAgainLaterError,
     from_code,
@@ -106,6 +107,8 @@ class Client:
     stdout: bool = False
     """True for the native shim, which prints the body as it is."""
     is_gone: Callable[[], bool] = lambda: False
+    plugin_pid: int = 0
+    """Process id, if a plugin that this daemon runs has sent the request."""
 
 
 NO_CLIENT: Final = Client()
@@ -206,6 +209,9 @@ class CniApi:
         if isinstance(request, DelegateRequest):
             names |= {"network": request.network}
         with logs.fields(**names):
+            if client.plugin_pid:
+                _refuse_plugin(request.verb, client.plugin_pid)
+                return wire.encode_done(stdout=client.stdout)
             self._refuse_when_closed(request.verb)
             return await self._requests.run(self._work(call, client, names), name=" ".join(names.values()))
 
@@ -398,7 +404,24 @@ def to_cni_error(error: BaseException) -> CniError:
 
 
 def _client(request: web.Request, *, stdout: bool = False) -> Client:
-    return Client(stdout, lambda: request.transport is None or request.transport.is_closing())
+    caller = callers.peer(request)
+    plugin_pid = caller.pid if caller and callers.is_plugin(caller.pid) else 0
+    return Client(stdout, lambda: request.transport is None or request.transport.is_closing(), plugin_pid)
+
+
+def _refuse_plugin(verb: str, pid: int) -> None:
+    """Serve no verb to a plugin of this daemon: it would wait for itself, and take the places of other pods.
+
+    A DEL is answered as done without doing anything, since its ADD was refused: with an error, the attachment to which
+    the plugin belongs could never be removed. Raises InvalidNetworkConfigError (7) for the other verbs.
+    """
+    error = InvalidNetworkConfigError(
+        "the request comes from a plugin that this daemon runs",
+        f"process {pid}; a network's plugin must not call Multus: correct the network's configuration",
+    )
+    log.error("CNI %s not served: %s", verb, error)
+    if verb != "DEL":
+        raise error
 
 
 def to_response(answer: wire.Answer) -> web.Response:

@@ -190,9 +190,22 @@ def _behind(main: str) -> Iterator[Case]:
                 versions=LATEST if secondary else VERSIONS,
             )
     for name, override in OVERRIDES.items():
-        needs = "route-override" if override["type"] == "route-override" else ""
-        yield Case(f"{main}, {name}", [usual, override], needs=needs)
-        yield Case(f"{main}, {name}, as net1", [usual, override], needs=needs, secondary=True, versions=LATEST)
+        real = override["type"] == "route-override"
+        for secondary in (False, True):
+            yield Case(
+                f"{main}, {name}{', as net1' if secondary else ''}",
+                [usual, override],
+                needs="route-override" if real else "",
+                secondary=secondary,
+                # The real one is built with a library of before 1.1.0.
+                versions=("1.0.0",)
+                if real and secondary
+                else VERSIONS[:2]
+                if real
+                else LATEST
+                if secondary
+                else VERSIONS,
+            )
 
 
 CASES: Final = {case.name: case for case in (*_alone(), *(case for main in MAINS for case in _behind(main)))}
@@ -212,6 +225,7 @@ class Pod:
     ports: list[dict[str, Any]] = field(default_factory=list)
     result: Any = None
     """The result of ADD, which the runtime keeps."""
+    is_attached: bool = False
 
     @property
     def container(self) -> str:
@@ -307,7 +321,8 @@ class Lab:
     @contextlib.contextmanager
     def pod(self, case: Case, version: str) -> Iterator[Pod]:
         """Declare a pod and its network, and make its namespace; what is left of it is removed."""
-        name = f"p{next(self._numbers)}"
+        # No name is the beginning of another one.
+        name = f"p{next(self._numbers):04}"
         made = Pod(name, case, version, self.node.add_netns())
         self.node.ip("link", "set", "lo", "up", netns=made.netns)
         if case.device:
@@ -324,6 +339,8 @@ class Lab:
             self._remove(made)
 
     def _remove(self, pod: Pod) -> None:
+        if pod.is_attached:
+            self.call("DEL", pod)
         self.node.remove_netns(pod.netns)
         if pod.case.device and "hd1" in self.node.links():
             self.node.ip("link", "delete", "hd1")
@@ -331,11 +348,12 @@ class Lab:
 
     def call(self, verb: str, pod: Pod) -> Answer:
         """Call the shim as libcni does: CHECK and DEL have the result of ADD."""
-        keys: dict[str, Any] = {"cniVersion": pod.version}
+        keys: dict[str, Any] = {"cniVersion": self.runtime_version(pod)}
         if pod.case.ports and not pod.case.secondary:
             keys["runtimeConfig"] = {"portMappings": PORTS}
         if verb != "ADD" and pod.result is not None:
             keys["prevResult"] = pod.result
+        pod.is_attached = verb != "DEL"
         answer = self.run(verb, pod, keys)
         if verb == "ADD" and answer.code == 0:
             pod.result = answer.json
@@ -344,6 +362,10 @@ class Lab:
     # --- what differs ------------------------------------------------------------------------------------------------
 
     namespace = "kube-system"
+
+    def runtime_version(self, pod: Pod) -> str:
+        """Return the CNI version of the runtime's configuration."""
+        return pod.version
 
     def declare(self, pod: Pod, config: str, annotations: dict[str, str]) -> None:
         """Make the objects of the network and of the pod."""
@@ -357,9 +379,9 @@ class Lab:
         stdin = json.dumps(json.loads(self.node.stdin) | keys).encode()
         return self.node.cni(verb, pod.container, pod.netns, pod.name, stdin=stdin)
 
-    def leftovers(self) -> list[str]:
-        """Return the files of attachments."""
-        return self.node.leftovers()
+    def leftovers(self, pod: Pod) -> list[str]:
+        """Return the files of the pod's attachments; no other pod has addresses."""
+        return [path for path in self.node.leftovers() if pod.container in path or path.startswith("networks/")]
 
 
 class ClusterLab(Lab):
@@ -385,6 +407,13 @@ class UpstreamLab(ClusterLab):
     def __init__(self, made: Takeover, kubeconfig: Path) -> None:
         super().__init__(made, kubeconfig)
         self._upstream = made.upstream
+
+    def runtime_version(self, pod: Pod) -> str:
+        # Its CHECK and DEL refuse a result of 0.4.0: "result type supports [1.0.0 1.1.0]".
+        return "1.0.0" if pod.version == "0.4.0" else pod.version
+
+    def leftovers(self, pod: Pod) -> list[str]:
+        return []
 
     def run(self, verb: str, pod: Pod, keys: dict[str, Any]) -> Answer:
         uid = self.cluster.uids[pod.name]

@@ -112,9 +112,11 @@ class Isolation:
         self.slowest_refusal = 0.0
         self.busiest = 0
         """Requests that ran or waited."""
+        self.latest: dict[str, float] = {}
+        """By how many seconds a piece of work began late, by its stream: the run's own, not the daemon's."""
         self.stop = threading.Event()
         self._lock = threading.Lock()
-        # One inode after the other: two that wait for theirs would take each other's.
+        # Whoever makes a namespace takes the lowest free inode, which another may wait for.
         self._remaking = threading.Lock()
 
     def prepare(self) -> None:
@@ -132,7 +134,6 @@ class Isolation:
         self._bad = self._declare_bad()
         node.start()
         self._spaces = [node.add_netns() for _ in range(ORDINARY_WORKERS)]
-        self._bad_spaces = [node.add_netns() for _ in range(BAD_WORKERS)]
         self._reused = [Reused(self, 0, "inner,mac"), Reused(self, 1, "far,refmac,lan")]
         for number, kind in enumerate(kinds.values()):
             self._ordinary(0, -1 - number, kind, life=0.0)
@@ -160,7 +161,7 @@ class Isolation:
                     self.stop.wait(min(1.0, max(0.0, end - time.monotonic())))
             finally:
                 self.stop.set()
-        self.counts["late starts"] += sum(stream.latest > self.slowest for stream in streams)
+        self.latest = {stream.name: stream.latest for stream in streams}
 
     def finish(self) -> list[str]:
         """Delete the last pods; what is left, a line each, once the networks of the bad pods are corrected."""
@@ -177,13 +178,15 @@ class Isolation:
             # They are tried again after longer and longer pauses, of which a new daemon knows nothing.
             self.counts["records that waited for a correct network"] = len(left)
             self.node.stop(timeout=90)
+            self.node.settings["reconcileSeconds"] = 5
             self.node.start(timeout=90)
-        return remains.settled(seconds=180)
+        return remains.settled(seconds=300)
 
     def summary(self) -> str:
         """Counts, and how long ordinary ADDs took."""
         took = sorted(self.seconds) or [0.0]
         counts = ", ".join(f"{what} {number}" for what, number in sorted(self.counts.items()))
+        counts += "".join(f", {name} up to {seconds:.1f} s late" for name, seconds in self.latest.items())
         return (
             f"ordinary ADD: median {took[len(took) // 2]:.3f} s, 99 of 100 {took[len(took) * 99 // 100]:.3f} s, "
             f"longest {took[-1]:.3f} s; longest refusal {self.slowest_refusal:.3f} s; at most {self.busiest} requests "
@@ -263,7 +266,9 @@ class Isolation:
 
     def _bad_pod(self, worker: int, number: int) -> None:
         way = self._bad[number % len(self._bad)]
-        container_id, netns, pod = f"bad{number}", self._bad_spaces[worker], f"bad-{way.name}"
+        with self._remaking:
+            netns = self.node.add_netns()
+        container_id, pod = f"bad{number}", f"bad-{way.name}"
         if way.name == "hang-up":
             self._hang_up(container_id, netns, pod)
         else:
@@ -281,6 +286,7 @@ class Isolation:
             self.wrong.append(f"DEL of {container_id}, {way.name}: {answer.stdout!r} {answer.stderr!r}")
         if left := interfaces(self.node, netns):
             self.wrong.append(f"{container_id}, {way.name}, still has {sorted(left)} after its DEL")
+        self.node.remove_netns(netns)
         self.count("bad pods")
 
     def _hang_up(self, container_id: str, netns: str, pod: str) -> None:
