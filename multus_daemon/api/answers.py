@@ -12,7 +12,7 @@ from multus_daemon.node import orphans
 from multus_daemon.pod import aside
 from multus_daemon.pod.check import announced, failures
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.plan import find_pod
+from multus_daemon.pod.gather import find_pod
 from multus_daemon.pod.records import held_if_free
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.attachment import ContainerRecord, Pod

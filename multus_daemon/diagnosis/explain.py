@@ -16,15 +16,16 @@ touched.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from multus_daemon.pod import networks, plan, unsupported
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine
-from multus_daemon.pod.networks import Network
+from multus_daemon.pod.gather import gather
+from multus_daemon.pod.plan import PlannedNetwork, plan_pod
 from multus_daemon.pod.request import CniRequest
+from multus_daemon.pod.unsupported import KEYS, UnsupportedArgError, undeclared
 from multus_daemon.runtime.timeline import Timeline
-from multus_daemon.spec.attachment import Attachment, Pod, Sandbox
+from multus_daemon.spec.attachment import Pod, Sandbox
 from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
@@ -70,7 +71,7 @@ def of(
     cause: what is wrong is in the answer. Raises OSError where the records can't be listed.
     """
     steps = _Steps()
-    found = list(_planned(engine, configuration, find, steps))
+    found = _planned(engine, configuration, find, steps)
     record = _on_record(engine, name)
     return {
         "schema": SCHEMA,
@@ -96,8 +97,8 @@ def of(
 
 def _planned(
     engine: Engine, configuration: Callable[[], bytes], find: Callable[[], Pod], steps: _Steps
-) -> Iterator[dict[str, Any]]:
-    """The networks, as far as planning comes."""
+) -> list[dict[str, Any]]:
+    """Return the networks, as far as planning comes."""
     if reason := engine.gates.closed.get(INDICATOR_GATE):
         steps.fail("readiness indicator", _refusal(reason))
     try:
@@ -106,51 +107,48 @@ def _planned(
         steps.take("configuration", f"cluster network {net_conf.cluster_network or _first(net_conf)}")
     except CniError as error:
         steps.fail("configuration", error)
-        return
+        return []
     try:
         pod = find()
         steps.take("pod", f"found, UID {pod.uid}" if pod.uid else "taken from the file")
     except CniError as error:
         steps.fail("pod", error)
-        return
+        return []
     for key in (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION):
         if key in pod.annotations:
             steps.take(f"annotation {key}", pod.annotations[key])
-    try:
-        chosen = networks.of_pod(engine, pod, net_conf)
-        steps.take("networks", ", ".join(item.name for item in chosen))
-    except CniError as error:
-        steps.fail("networks", error.with_context(f"pod {pod}"))
-        return
-    try:
-        attachments = plan.attachments(engine, _request(pod, stdin), pod, net_conf)
-        steps.take("interfaces and devices", ", ".join(f"{item.ifname}: {item.name}" for item in attachments))
-    except CniError as error:
-        steps.fail("interfaces and devices", error)
-        return
-    for number, (network, attachment) in enumerate(zip(chosen, attachments, strict=True)):
-        yield _network(engine, pod, network, attachment, _why(pod, network, number, net_conf), steps)
+    inputs = gather(engine, pod, net_conf)
+    if inputs.refusal:
+        steps.fail("networks", inputs.refusal.with_context(f"pod {pod}"))
+        return []
+    steps.take("networks", ", ".join(item.name for item in inputs.networks))
+    plan = plan_pod(_request(pod, stdin), inputs, engine.runner, engine.device_files)
+    if not plan.networks and plan.refusal:
+        steps.fail("interfaces and devices", plan.refusal)
+        return []
+    steps.take("interfaces and devices", ", ".join(f"{item.ifname}: {item.name}" for item in plan.attachments))
+    if isinstance(plan.refusal, UnsupportedArgError):
+        steps.fail("requests", plan.refusal)
+    for network in plan.networks:
+        name = network.attachment.name
+        if network.refusal:
+            steps.fail(f"plugins of {name}", network.refusal)
+        else:
+            types = ", ".join(plugin.type for plugin in network.attachment.config.plugins)
+            steps.take(f"plugins of {name}", types)
+    return [_network(engine, network) for network in plan.networks]
 
 
-def _network(
-    engine: Engine, pod: Pod, network: Network, attachment: Attachment, why: str, steps: _Steps
-) -> dict[str, Any]:
-    sandbox = Sandbox(_CONTAINER, "")
-    problem = ""
-    try:
-        attachment = engine.runner.plan(sandbox, attachment)
-        steps.take(f"plugins of {attachment.name}", ", ".join(plugin.type for plugin in attachment.config.plugins))
-    except CniError as error:
-        steps.fail(f"plugins of {attachment.name}", error.with_context(f"pod {pod}"))
-        problem = str(error)
-    calls = engine.runner.invocations(sandbox, attachment)
+def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
+    attachment = network.attachment
+    calls = engine.runner.invocations(Sandbox(_CONTAINER, ""), attachment)
     types = [plugin_type for plugin_type, _ in calls]
     requests = {key: attachment.capability_args.get(key) for key in sorted(attachment.asked)}
     return {
         "network": attachment.name,
         "interface": attachment.ifname,
-        "why": why,
-        "problem": problem,
+        "why": network.why,
+        "problem": str(network.refusal) if network.refusal else "",
         "plugins": [
             {"type": plugin_type, "servedBy": attachment.served_by.get(plugin_type, ""), "config": dict(call.fields)}
             for plugin_type, call in calls
@@ -160,22 +158,9 @@ def _network(
         ],
         "requests": requests,
         "unsupported": [
-            f"{item.problem}; {item.advice}"
-            for item in unsupported.undeclared(attachment, attachment.asked & unsupported.KEYS.keys())
+            f"{item.problem}; {item.advice}" for item in undeclared(attachment, attachment.asked & KEYS.keys())
         ],
     }
-
-
-def _why(pod: Pod, network: Network, number: int, net_conf: NetConf) -> str:
-    if network.auxiliary:
-        return "the auxiliary chain, for every pod"
-    if number == 0:
-        if selection.DEFAULT_NETWORK_ANNOTATION in pod.annotations:
-            return f"the pod's annotation {selection.DEFAULT_NETWORK_ANNOTATION}"
-        return "the cluster network, for every pod"
-    if network.request is not None:
-        return f"the pod's annotation {selection.NETWORKS_ANNOTATION}"
-    return "delegates, for every pod" if net_conf.delegates else "defaultNetworks, for every pod"
 
 
 def _first(net_conf: NetConf) -> str:

@@ -7,14 +7,14 @@ below 0.4.0 is the engine's, and the first words of an error are its cause, foll
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from multus_daemon.kernel import netns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Progress, Sandbox
-from multus_daemon.spec.cni import args, conf, errors, names, result, versions
+from multus_daemon.spec.cni import args, conf, errors, gojson, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -26,7 +26,7 @@ from multus_daemon.spec.cni.errors import (
 )
 from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.ports import ChoosingRunner, NeverAttachedError
+from multus_daemon.spec.ports import ChoosingRunner, NeverAttachedError, Program
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ _NO_IPAM: Final = frozenset(
 )
 
 
+_TYPES_DEPTH: Final = 4
+"""Levels of a plugin's configuration in which another plugin can be named."""
+
+
 class Chain:
     """The DelegateRunner over a ChoosingRunner. `bin_path` is CNI_PATH, directories joined by `:`."""
 
@@ -47,7 +51,11 @@ class Chain:
         self._cache = cache
         self._bin_path = bin_path
 
-    def plan(self, sandbox: Sandbox, attachment: Attachment) -> Attachment:
+    def programs(self, configs: Iterable[NetworkConfig]) -> Mapping[str, Program]:
+        """See `ports.DelegateRunner`."""
+        return self._runner.programs({name for config in configs for name in _types(config)})
+
+    def plan(self, sandbox: Sandbox, attachment: Attachment, programs: Mapping[str, Program]) -> Attachment:
         """See `ports.DelegateRunner`: names, version, and that every plugin and every IPAM plugin is to be had.
 
         Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name), IncompatibleVersionError, and what
@@ -58,7 +66,7 @@ class Chain:
             attachment = replace(attachment, progress=Progress(tuple({} for _ in attachment.config.plugins)))
             served_by: dict[str, str] = {}
             for plugin in attachment.config.plugins:
-                served_by |= self._servers(sandbox, attachment, plugin)
+                served_by |= self._servers(sandbox, attachment, plugin, programs)
         except CniError as error:
             raise error.with_context(_place(attachment)) from error
         return replace(attachment, served_by=served_by)
@@ -89,12 +97,15 @@ class Chain:
         if not config.plugins:
             raise InvalidNetworkConfigError("no plugins in list", "name one in the configuration's 'plugins'")
 
-    def _servers(self, sandbox: Sandbox, attachment: Attachment, plugin: PluginConfig) -> Mapping[str, str]:
-        served_by = self._runner.choose(plugin.type, self._invocation("ADD", sandbox, attachment, plugin, None))
+    def _servers(
+        self, sandbox: Sandbox, attachment: Attachment, plugin: PluginConfig, programs: Mapping[str, Program]
+    ) -> Mapping[str, str]:
+        invocation = self._invocation("ADD", sandbox, attachment, plugin, None)
+        served_by = self._runner.choose(plugin.type, invocation, programs)
         needed = dict(served_by)
         if plugin.ipam_type and plugin.ipam_type not in needed:
             # What a binary calls is its own choice, but must be there.
-            needed[plugin.ipam_type] = self._runner.locate(plugin.ipam_type)
+            needed[plugin.ipam_type] = self._runner.chosen(plugin.ipam_type, programs)
         for name, where in needed.items():
             if not where:
                 called = "" if name == plugin.type else f", the IPAM of {plugin.type}"
@@ -301,6 +312,24 @@ class Chain:
             parsed=_parsed(attachment, plugin),
             netns_override=netns.own_is_allowed(),
         )
+
+
+def _types(config: NetworkConfig) -> Iterator[str]:
+    """Yield the types of all plugins that the configuration names, those that plugins call by themselves included."""
+    for plugin in config.plugins:
+        yield from _named(plugin.fields)
+        if plugin.type == "flannel":
+            # What it calls if its configuration does not say.
+            yield from ("bridge", "host-local")
+
+
+def _named(value: Any, depth: int = 0) -> Iterator[str]:
+    if isinstance(value, Mapping) and depth < _TYPES_DEPTH:
+        plugin_type = gojson.get(value, "type")
+        if isinstance(plugin_type, str) and plugin_type:
+            yield plugin_type
+        for item in value.values():
+            yield from _named(item, depth + 1)
 
 
 def _parsed(attachment: Attachment, plugin: PluginConfig) -> dict[Any, Any] | None:

@@ -23,7 +23,8 @@ from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, UnsupportedFieldError
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.ports import BinaryRunner, BuiltinPlugins
+from multus_daemon.spec.netconf.primary import OWN_TYPES
+from multus_daemon.spec.ports import BinaryRunner, BuiltinPlugins, Program
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ _READ_ALIKE: Final = frozenset({"bridge", "host-local", "macvlan", "ptp", "stati
 
 # They are about what an ADD has made.
 _FOLLOWING: Final = frozenset({"CHECK", "DEL"})
+_NO_PROGRAM: Final = Program()
 BINARY: Final = "binary"
 """What `served_by` says for a binary of which no more is known: an upstream daemon ran it."""
 
@@ -82,35 +84,46 @@ class Dispatcher:
             case "prefer":
                 return self._builtin.locate(plugin_type) or self._process.locate(plugin_type)
 
+    def chosen(self, plugin_type: str, programs: Mapping[str, Program]) -> str:
+        """See `ports.ChoosingRunner`."""
+        mode = self._mode_of(plugin_type)
+        built_in = self._builtin.locate(plugin_type) if mode != "off" else ""
+        binary = programs.get(plugin_type, _NO_PROGRAM).path
+        return built_in or binary if mode == "prefer" else binary or built_in
+
     def waits(self, plugin_type: str) -> bool:
         """See `ports.ChoosingRunner`."""
         return self._builtin.waits(plugin_type)
 
-    def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
+    def programs(self, plugin_types: Iterable[str]) -> Mapping[str, Program]:
+        """See `ports.ChoosingRunner`."""
+        return {name: self._program(name) for name in plugin_types}
+
+    def _program(self, plugin_type: str) -> Program:
+        path = self._process.locate(plugin_type)
+        try:
+            if path:
+                self._process.refuse_multus(plugin_type, path)
+        except recursion.PluginIsMultusError as error:
+            return Program(path, error)
+        return Program(path)
+
+    def choose(self, plugin_type: str, invocation: Invocation, programs: Mapping[str, Program]) -> Mapping[str, str]:
         """See `ports.ChoosingRunner`."""
         recursion.refuse_name(plugin_type)
-        served_by = {plugin_type: self._server(plugin_type, invocation)}
+        program = programs.get(plugin_type, _NO_PROGRAM)
+        served_by = {plugin_type: self._server(plugin_type, invocation, lambda: program.path)}
         if served_by[plugin_type] == BUILT_IN:
             self._builtin.validate(plugin_type, invocation)
             for name, called in self._builtin.called_by(plugin_type, invocation).items():
                 if name not in served_by:
-                    served_by |= self.choose(name, called)
+                    served_by |= self.choose(name, called, programs)
         elif served_by[plugin_type]:
-            self._process.refuse_multus(plugin_type, served_by[plugin_type])
-            self._refuse_ipam(invocation)
+            if program.refusal:
+                raise program.refusal
+            _refuse_ipam(invocation, programs)
             self._validate(plugin_type, invocation)
         return served_by
-
-    def _refuse_ipam(self, invocation: Invocation) -> None:
-        """Raise PluginIsMultusError for the plugin that a binary will ask for addresses."""
-        try:
-            ipam_type = gojson.get_str(gojson.get_object(invocation.fields, "ipam") or {}, "type")
-        except gojson.JsonError:
-            return
-        if ipam_type:
-            recursion.refuse_name(ipam_type)
-            if path := self._process.locate(ipam_type):
-                self._process.refuse_multus(ipam_type, path)
 
     def _validate(self, plugin_type: str, invocation: Invocation) -> None:
         """Raise CniError for what a binary is certain to refuse, it or the IPAM plugin that it will call.
@@ -150,16 +163,10 @@ class Dispatcher:
         return "" if self._is_multus(plugin_type) else self._builtin.kept(plugin_type, invocation)
 
     def _is_multus(self, plugin_type: str) -> bool:
-        try:
-            recursion.refuse_name(plugin_type)
-            if path := self._process.locate(plugin_type):
-                self._process.refuse_multus(plugin_type, path)
-        except recursion.PluginIsMultusError:
-            return True
-        return False
+        return plugin_type in OWN_TYPES or self._program(plugin_type).refusal is not None
 
-    def _server(self, plugin_type: str, invocation: Invocation) -> str:
-        """Who serves what is attached anew; empty where nobody does."""
+    def _server(self, plugin_type: str, invocation: Invocation, locate: Callable[[], str]) -> str:
+        """Return who serves what is attached anew; empty if there is neither. `locate`: the binary, empty for none."""
         mode = self._mode_of(plugin_type)
         built_in = self._builtin.locate(plugin_type) if mode != "off" else ""
         if built_in and mode == "prefer":
@@ -167,13 +174,13 @@ class Dispatcher:
             if not unsupported:
                 return built_in
             # Without a binary the built-in says what is missing.
-            if binary := self._process.locate(plugin_type):
+            if binary := locate():
                 # Without the value, which may be a password.
                 key = unsupported.partition(":")[0]
                 log.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, key)
                 return binary
             return built_in
-        return self._process.locate(plugin_type) or built_in
+        return locate() or built_in
 
     def run(self, plugin_type: str, invocation: Invocation) -> Result:
         """As PluginRunner. Raises PluginNotFoundError where neither has it."""
@@ -182,7 +189,7 @@ class Dispatcher:
         try:
             if invocation.verb in _FOLLOWING:
                 made = self._follow(plugin_type, invocation)
-            elif (where := invocation.served_by.get(plugin_type) or self._server(plugin_type, invocation)) == BUILT_IN:
+            elif (where := self._where(plugin_type, invocation)) == BUILT_IN:
                 made = self._builtin.run(plugin_type, invocation)
             else:
                 made = self._process.run(plugin_type, invocation, where)
@@ -196,6 +203,12 @@ class Dispatcher:
             raise
         finally:
             self._observe(plugin_type, invocation.verb, outcome, time.monotonic() - began)
+
+    def _where(self, plugin_type: str, invocation: Invocation) -> str:
+        """Return who was chosen for the ADD; for a verb about no container, who would be."""
+        return invocation.served_by.get(plugin_type) or self._server(
+            plugin_type, invocation, lambda: self._process.locate(plugin_type)
+        )
 
     def shadowed(self, plugin_types: Iterable[str]) -> dict[str, str]:
         """Those of the types that a built-in serves though there is a binary, with its path. May touch the disk."""
@@ -242,6 +255,17 @@ class Dispatcher:
         unsupported = self._builtin.unsupported(plugin_type, invocation)
         # Without a binary the built-in says what is missing, or does the DEL.
         return not (unsupported and self._process.locate(plugin_type))
+
+
+def _refuse_ipam(invocation: Invocation, programs: Mapping[str, Program]) -> None:
+    """Raise PluginIsMultusError for the plugin that a binary will ask for addresses."""
+    try:
+        ipam_type = gojson.get_str(gojson.get_object(invocation.fields, "ipam") or {}, "type") or ""
+    except gojson.JsonError:
+        return
+    recursion.refuse_name(ipam_type)
+    if refusal := programs.get(ipam_type, _NO_PROGRAM).refusal:
+        raise refusal
 
 
 def _masquerading(plugin_type: str, invocation: Invocation) -> Invocation | None:

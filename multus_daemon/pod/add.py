@@ -9,18 +9,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from multus_daemon import deadlines
-from multus_daemon.pod import detach, devices, gateway, plan, publish, records, schedule, statuses, unsupported
+from multus_daemon.pod import detach, devices, gateway, publish, records, schedule, statuses, unsupported
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine
-from multus_daemon.pod.plan import Plan
+from multus_daemon.pod.gather import find_pod, gather
+from multus_daemon.pod.plan import PodPlan, plan_pod
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline, timeline
 from multus_daemon.runtime.deadline import Deadline
-from multus_daemon.spec.attachment import Attachment, ContainerRecord
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni.errors import (
     CniError,
     InternalError,
     InvalidEnvironmentError,
     InvalidNetnsError,
+    InvalidNetworkConfigError,
     IoFailureError,
     TryAgainLaterError,
 )
@@ -51,10 +53,12 @@ def add(engine: Engine, request: CniRequest) -> Result:
         if reason := engine.gates.closed.get(INDICATOR_GATE):
             raise TryAgainLaterError(reason)
         net_conf = engine.net_conf(request.stdin)
-        pod = plan.find_pod(engine, request.args)
-        with publish.telling_of_failure(engine, pod, publish.INVALID):
-            attachments = plan.attachments(engine, request, pod, net_conf)
-        timeline.note(f"networks: {', '.join(item.name for item in attachments)}")
+        pod = find_pod(engine, request.args)
+        plan = plan_pod(request, gather(engine, pod, net_conf), engine.runner, engine.device_files)
+        publish.notices(engine, pod, plan.notices)
+        if plan.refusal:
+            publish.refusal(engine, plan)
+        timeline.note(f"networks: {', '.join(item.name for item in plan.attachments)}")
         base = ContainerRecord(
             sandbox=request.sandbox,
             ifname=request.ifname,
@@ -64,12 +68,17 @@ def add(engine: Engine, request: CniRequest) -> Result:
             attachments=hot_plugged,
             created=engine.clock(),
         )
-        with publish.telling_of_failure(engine, pod, publish.FAILED):
-            unsupported.before_add(engine, pod, attachments, strict=net_conf.strict_requests)
-            with attached(engine, base, attachments, netns, completes=True) as made:
-                unsupported.after_add(engine, pod, made.record.attachments, strict=net_conf.strict_requests)
-                publish.attached(engine, pod, made.record, functools.partial(keep, engine, made))
-                timeline.note("results recorded, network-status handed over")
+        with (
+            publish.telling_of_failure(engine, pod, publish.FAILED),
+            attached(engine, base, plan, netns, completes=True) as made,
+        ):
+            notices = unsupported.after_add(pod, made.record.attachments, strict=net_conf.strict_requests)
+            keep(engine, made)
+            timeline.note("results recorded")
+            publish.required_status(engine, pod, made.record)
+        publish.notices(engine, pod, notices)
+        publish.attached(engine, pod, made.record)
+        timeline.note("network-status handed over")
         return _cluster_result(made.record)
 
 
@@ -118,15 +127,13 @@ class Made:
 
 
 @contextlib.contextmanager
-def attached(
-    engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns: str, *, completes: bool
-) -> Iterator[Made]:
-    """Run ADD for each of `new`, then the block with what came of it, which the block is to `keep`.
+def attached(engine: Engine, base: ContainerRecord, plan: PodPlan, netns: str, *, completes: bool) -> Iterator[Made]:
+    """Run ADD for each network of the plan, then the block with what came of it, which the block is to `keep`.
 
     Those that have nothing to do with each other run side by side (`pod.schedule`); whatever is told and kept
     has the order of the list. The caller holds the container's lock.
 
-    `base` is the record without `new`; `completes` says that with them the runtime's ADD is complete. The write-ahead
+    `base` is the record without them; `completes` says that with them the runtime's ADD is complete. The write-ahead
     record is on disk before the first plugin runs, so that a DEL after a crash at any point finds what there may be to
     undo. At the end of the runtime's ADD default routes come to where they were asked for.
 
@@ -135,23 +142,26 @@ def attached(
     Raises CniError, that of the first in the list that failed, and what the block raises.
     """
     undo_failed: list[str] = []
+    sandbox = Sandbox(base.sandbox.container_id, netns)
+    in_all = len(base.attachments) + len(plan.networks)
+    new = [replace(attachment, networks=in_all) for attachment in plan.attachments]
     with engine.netns_locks.hold(netns), engine.links.kept_open(), contextlib.ExitStack() as undo:
-        planned = plan.plan(engine, base, new, netns)
-        base = replace(base, netns_id=base.netns_id or planned.netns_id)
+        netns_id = _require_room(engine, base, new, netns)
+        base = replace(base, netns_id=base.netns_id or netns_id)
         # As it is then: with the default routes moved, results in `base` are others too.
         undo.callback(lambda: _put_back(engine, base, undo_failed))
-        _save(engine, replace(base, attachments=(*base.attachments, *planned.new)))
+        _save(engine, replace(base, attachments=(*base.attachments, *new)))
         timeline.note("planned and recorded")
         # On record before, plugins begin after: so GC of a network sees each attachment, or is over.
-        engine.barriers.passed(attachment.config.name for attachment in planned.new)
+        engine.barriers.passed(attachment.config.name for attachment in new)
         begun: set[int] = set()
-        made = list(planned.new)
-        undo.callback(_undo_all, engine, base, planned, begun, made, undo_failed)
+        made = list(new)
+        undo.callback(_undo_all, engine, base, sandbox, begun, made, undo_failed)
         errors = schedule.in_order(
-            functools.partial(_add_one, engine, planned, begun, made),
-            planned.before,
+            functools.partial(_add_one, engine, sandbox, plan, begun, made),
+            plan.before,
             at_once=engine.attach_concurrency,
-            here=planned.here,
+            here=plan.here,
             patience=deadlines.SETTLE_SECONDS,
         )
         for error in list(errors.values())[1:]:
@@ -160,36 +170,61 @@ def attached(
             raise next(iter(errors.values()))
         before = present = (*base.attachments, *made)
         if completes:
-            present = gateway.moved(engine.links, planned.sandbox, base.pod, before)
+            present = gateway.moved(engine.links, sandbox, base.pod, before)
             base = replace(base, attachments=present[: len(base.attachments)])
-        later = {len(base.attachments) + number for number in planned.here}
+        later = {len(base.attachments) + number for number in plan.here}
         changed = tuple(now for at, now in enumerate(present) if now is not before[at] or at in later)
-        observed = _observed(engine, planned, present if completes else present[len(base.attachments) :])
+        observed = _observed(engine, sandbox, base.pod, present if completes else present[len(base.attachments) :])
         present = (*present[: len(present) - len(observed)], *observed)
         yield Made(replace(base, attachments=present, complete=base.complete or completes), changed)
         undo.pop_all()
 
 
-def _add_one(engine: Engine, planned: Plan, begun: set[int], made: list[Attachment], number: int) -> None:
+def _add_one(
+    engine: Engine, sandbox: Sandbox, plan: PodPlan, begun: set[int], made: list[Attachment], number: int
+) -> None:
     """Run ADD for one of the new attachments; its result goes to `made`."""
-    attachment = planned.new[number]
+    attachment = made[number]
     begun.add(number)
     try:
         devices.prepare(engine, attachment)
-        result = engine.runner.add(planned.sandbox, attachment)
+        result = engine.runner.add(sandbox, attachment)
         made[number] = replace(attachment, result=result, device_info=devices.info(engine, attachment))
         # At once, where the pod's other networks may take seconds more and the daemon may be killed meanwhile.
-        if number not in planned.here:
-            engine.runner.remember(planned.sandbox, made[number])
+        if number not in plan.here:
+            engine.runner.remember(sandbox, made[number])
     except CniError as error:
-        raise error.with_context(f"pod {planned.pod}") from error
+        raise error.with_context(f"pod {plan.pod}") from error
     except Exception as error:
-        raise InternalError(
-            f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {planned.pod}"
-        ) from error
+        raise InternalError(f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {plan.pod}") from error
 
 
-def _observed(engine: Engine, planned: Plan, made: Sequence[Attachment]) -> tuple[Attachment, ...]:
+def _require_room(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns: str) -> str:
+    """Return the identity of the namespace, in which no link has the name of a new interface. Raises CniError."""
+    if problem := engine.links.netns_problem(netns):
+        raise InvalidNetnsError(f"{netns} {problem}", f"pod {base.pod}: CNI_NETNS must be one")
+    owners = {item.ifname: item.name for item in base.attachments if not item.auxiliary}
+    for attachment in new:
+        if owner := owners.get(attachment.ifname):
+            raise InvalidNetworkConfigError(
+                f"interface {attachment.ifname!r} belongs to network {owner}",
+                f"network {attachment.name} of pod {base.pod} needs that name",
+            )
+    try:
+        taken = engine.links.existing_links(netns, [item.ifname for item in new if not item.auxiliary])
+        netns_id = engine.links.netns_id(netns)
+    except OSError as error:
+        raise InvalidNetnsError(f"{netns} can't be entered: {error}", f"pod {base.pod}") from error
+    if taken:
+        wanting = next(item for item in new if item.ifname == taken[0])
+        raise InvalidNetworkConfigError(
+            f"interface {taken[0]!r} already exists in {netns}",
+            f"network {wanting.name} of pod {base.pod} needs that name",
+        )
+    return netns_id
+
+
+def _observed(engine: Engine, sandbox: Sandbox, pod: str, made: Sequence[Attachment]) -> tuple[Attachment, ...]:
     """Return the attachments with what the kernel has of their results, which CHECK compares later.
 
     Results of built-ins say what there is. Those of binaries may not: a later plugin of the chain moves or removes what
@@ -199,12 +234,12 @@ def _observed(engine: Engine, planned: Plan, made: Sequence[Attachment]) -> tupl
     if all(item.is_built_in for item in made) or not looked_for:
         return tuple(made)
     try:
-        found = iter(engine.links.observe(planned.sandbox.netns, looked_for))
+        found = iter(engine.links.observe(sandbox.netns, looked_for))
     except OSError as error:
         log.warning(
             "pod %s: %s cannot be looked into, so CHECK will compare less: %s",
-            planned.pod,
-            planned.sandbox.netns,
+            pod,
+            sandbox.netns,
             error,
         )
         return tuple(made)
@@ -214,7 +249,7 @@ def _observed(engine: Engine, planned: Plan, made: Sequence[Attachment]) -> tupl
 def _undo_all(
     engine: Engine,
     base: ContainerRecord,
-    planned: Plan,
+    sandbox: Sandbox,
     begun: set[int],
     made: Sequence[Attachment],
     failed: list[str],
@@ -224,10 +259,10 @@ def _undo_all(
         attachment = made[number]
         # Whatever became of the request: a deadline of its own.
         with deadline.given(Deadline()):
-            error = detach.delete(engine, planned.sandbox, base, attachment, deadlines.UNDO_SECONDS)
+            error = detach.delete(engine, sandbox, base, attachment, deadlines.UNDO_SECONDS)
         if error:
             failed.append(attachment.name)
-            log.error("undoing %s of pod %s failed: %s", _describe(attachment), planned.pod, error)
+            log.error("undoing %s of pod %s failed: %s", _describe(attachment), base.pod, error)
 
 
 def _put_back(engine: Engine, base: ContainerRecord, undo_failed: list[str]) -> None:

@@ -13,10 +13,10 @@ from typing import Final
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.networks import Network
 from multus_daemon.spec.attachment import Attachment, Pod
-from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.nad.device_info import DeviceInfo
-from multus_daemon.spec.ports import DevicesUnavailableError
+from multus_daemon.spec.ports import DeviceFiles
 
 log = logging.getLogger(__name__)
 
@@ -26,28 +26,21 @@ _INFO_FILE: Final = "CNIDeviceInfoFile"
 _SHOWN_NAMES: Final = 10
 
 
-def deal(engine: Engine, pod: Pod, networks: Sequence[Network]) -> list[str]:
-    """The device of each network, empty for none: the n-th network of a resource has the resource's n-th device.
+def deal(pod: Pod, networks: Sequence[Network], allocated: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the device of each network, empty for none: the n-th network of a resource has its n-th device. Pure.
 
-    A device id that was asked for counts where the network has no resource, or where the resource has no more
-    devices. Touches nothing. Raises TryAgainLaterError (11) where nobody can say what the pod has been given,
-    InvalidNetworkConfigError (7) where that is not enough.
+    A requested device id counts if the network has no resource, or the resource has no more devices. `allocated`: ids
+    by resource or claim. Raises InvalidNetworkConfigError (7) if there are too few.
     """
-    allocated: Mapping[str, Sequence[str]] = {}
-    if any(network.resource_name for network in networks):
-        try:
-            allocated = engine.devices.allocated(pod)
-        except DevicesUnavailableError as error:
-            raise TryAgainLaterError(f"the pod's devices cannot be determined: {error}") from error
     dealt: set[tuple[str, str]] = set()
     return [_device_for(network, pod, allocated, dealt) for network in networks]
 
 
-def with_info_file(engine: Engine, attachment: Attachment, container_id: ContainerId) -> Attachment:
+def with_info_file(files: DeviceFiles, attachment: Attachment, container_id: ContainerId) -> Attachment:
     """The attachment with the path of its device-info file, if its plugins or its device have use for one."""
     given = {key: value for key, value in attachment.capability_args.items() if key != _INFO_FILE}
     if attachment.device_id or _INFO_FILE in attachment.config.capabilities:
-        given[_INFO_FILE] = engine.device_files.path(attachment, container_id)
+        given[_INFO_FILE] = files.path(attachment, container_id)
     return replace(attachment, capability_args=given)
 
 

@@ -10,8 +10,10 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from multus_daemon.pod import add, check, detach, networks, plan, publish, records, unsupported
+from multus_daemon.pod import add, check, detach, networks, publish, records, unsupported
 from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.gather import Inputs, find_pod
+from multus_daemon.pod.plan import plan_network
 from multus_daemon.pod.request import DelegateRequest
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni import conf
@@ -81,7 +83,7 @@ def _add(
     net_conf: NetConf,
 ) -> Result:
     strict = net_conf.strict_requests
-    pod = plan.find_pod(engine, request.args)
+    pod = find_pod(engine, request.args)
     with publish.telling_of_failure(engine, pod, publish.FAILED):
         config = conf.parse_written(request.stdin)
         networks.refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
@@ -90,13 +92,17 @@ def _add(
             record = detach.detach_some(engine, record, leftovers, request.netns)
         base = record or _new_record(engine, request, pod)
         ifname = request.ifname or _free_name(engine, request, base)
-        new = plan.hot_plugged(request, config, pod.namespace, ifname)
-        unsupported.before_add(engine, pod, (new,), strict=strict)
-        with add.attached(engine, base, (new,), request.netns, completes=False) as made:
+        inputs = Inputs(pod, net_conf, programs=engine.runner.programs((config,)))
+        plan = plan_network(request, config, ifname, inputs, engine.runner)
+        publish.notices(engine, pod, plan.notices)
+        if plan.refusal:
+            raise plan.refusal
+        with add.attached(engine, base, plan, request.netns, completes=False) as made:
             done = made.record.attachments[-1]
-            unsupported.after_add(engine, pod, (done,), strict=strict)
+            notices = unsupported.after_add(pod, (done,), strict=strict)
             add.keep(engine, made)
-            publish.added(engine, pod, done)
+    publish.notices(engine, pod, notices)
+    publish.added(engine, pod, done)
     return done.result or Result()
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from multus_daemon.pod import unsupported
 from multus_daemon.pod.engine import Engine
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import conf, gojson, versions
@@ -56,21 +55,29 @@ class Network:
     resource_name: str = ""
 
 
-def of_pod(engine: Engine, pod: Pod, net_conf: NetConf) -> list[Network]:
-    """What the pod gets, in order; the cluster network first. Raises CniError."""
+def selections(pod: Pod, net_conf: NetConf) -> tuple[NetworkSelection | None, tuple[NetworkSelection, ...]]:
+    """Return the default network that the pod chooses, if any, and the networks of its annotation. Raises CniError."""
     default = pod.annotations.get(selection.DEFAULT_NETWORK_ANNOTATION)
     annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
     chosen = None
     if default is not None:
         chosen = selection.parse_default_network(default, default_namespace=net_conf.multus_namespace)
-    elements = selection.parse(annotation, pod_namespace=pod.namespace)
-    # First: what is misspelt may be why what follows fails.
-    unsupported.unknown_keys(engine, pod, [chosen, *elements] if chosen else elements)
-    networks = [
+    return chosen, tuple(selection.parse(annotation, pod_namespace=pod.namespace))
+
+
+def of_pod(
+    engine: Engine,
+    pod: Pod,
+    net_conf: NetConf,
+    chosen: NetworkSelection | None,
+    elements: Sequence[NetworkSelection],
+) -> tuple[Network, ...]:
+    """Look up the networks of the pod, by its `selections`, in order; the cluster network first. Raises CniError."""
+    networks = (
         *_of_every_pod(engine, pod.namespace, chosen, net_conf),
         *(_element(engine, pod.namespace, element, net_conf, isolated=True) for element in elements),
         *_auxiliary(engine, net_conf),
-    ]
+    )
     _refuse_two_gateways(networks)
     _bound_port_mappings(pod, networks, net_conf.max_port_mappings)
     return networks

@@ -1,4 +1,8 @@
-"""From a pod to its attachments: under which interface names, with which devices and requests, by which plugins."""
+"""The plan of an ADD: a value. ADD executes it, hot-plug too, `explain` shows it, tests compare it.
+
+Pure: from what `gather` found to interface names, devices, requests and the plugins that serve them. Planning sends
+nothing, counts nothing, logs nothing and waits for nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from multus_daemon.pod import devices, networks, schedule
-from multus_daemon.pod.engine import Engine
+from multus_daemon.pod import devices, networks, schedule, unsupported
+from multus_daemon.pod.gather import Inputs
 from multus_daemon.pod.networks import Network
 from multus_daemon.pod.request import CniRequest, DelegateRequest
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
+from multus_daemon.pod.unsupported import Notice
+from multus_daemon.spec.attachment import Attachment, Pod, Sandbox
 from multus_daemon.spec.cni import args, conf, gojson
 from multus_daemon.spec.cni.conf import NetworkConfig
-from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, InvalidNetworkConfigError, TryAgainLaterError
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkSelection
-from multus_daemon.spec.netconf.model import NetConf
-from multus_daemon.spec.ports import PodNotFoundError, StoreUnavailableError
+from multus_daemon.spec.ports import DelegateRunner, DeviceFiles
 
 REQUEST_MAX_BYTES: Final = 64 * 1024
 """What one request may ask of its networks, as JSON, `cni-args` once for each plugin: the container's record keeps it,
@@ -25,71 +30,131 @@ and a pod's author writes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What one ADD attaches, in which order, and by whom. All that can be refused has been."""
+class PlannedNetwork:
+    """One network of the pod, with the plugins that serve it."""
 
-    sandbox: Sandbox
-    pod: str
-    new: tuple[Attachment, ...]
-    before: tuple[frozenset[int], ...]
-    """For each of `new` the numbers of those that must be attached when it begins."""
-    netns_id: str
-    """Of the namespace that was looked at (`ContainerRecord.netns_id`)."""
-    here: frozenset[int]
+    attachment: Attachment
+    """As the record will have it, without a result."""
+    why: str = ""
+    """Who asks for it, for people."""
+    refusal: CniError | None = None
+    """Why its plugins cannot attach it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlan:
+    """What an ADD attaches, in which order, by which plugins; or why it is refused."""
+
+    pod: Pod
+    networks: tuple[PlannedNetwork, ...] = ()
+    before: tuple[frozenset[int], ...] = ()
+    """For each network the numbers of those that must be attached when it begins."""
+    here: frozenset[int] = frozenset()
     """The numbers of those that the request's own thread runs (`ports.DelegateRunner.runs_here`)."""
+    notices: tuple[Notice, ...] = ()
+    """What the pod's author should know although nothing fails."""
+    refusal: CniError | None = None
+    """Why nothing is attached."""
+    is_invalid: bool = False
+    """The refusal is about the annotations or the networks, and not about plugins."""
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        """Those of the networks."""
+        return tuple(network.attachment for network in self.networks)
 
 
-def find_pod(engine: Engine, named: args.KubernetesArgs) -> Pod:
-    """The pod that the request is for, the same incarnation. Raises TryAgainLaterError (11)."""
+def plan_pod(request: CniRequest, inputs: Inputs, runner: DelegateRunner, device_files: DeviceFiles) -> PodPlan:
+    """Return the plan of the pod's ADD. Never raises CniError: see `PodPlan.refusal`."""
+    pod = inputs.pod
+    notices = unsupported.unknown_keys(pod, inputs.elements)
+    if inputs.refusal:
+        return _refused(pod, notices, inputs.refusal)
     try:
-        pod = engine.cluster.pod(named.namespace, named.name, named.uid)
-    except PodNotFoundError as error:
-        raise TryAgainLaterError(
-            f"pod {named.namespace}/{named.name} is not known", f"{error}; cannot determine the pod's networks"
-        ) from error
-    except StoreUnavailableError as error:
-        raise TryAgainLaterError(
-            f"pod {named.namespace}/{named.name} can't be looked up: {error}", networks.LOOKUP_ADVICE
-        ) from error
-    # The UID of a static pod in the API is that of its mirror, another than the kubelet's.
-    if named.uid and pod.uid != named.uid and not pod.is_static:
-        raise TryAgainLaterError(
-            f"pod {pod} has UID {pod.uid}, and the request is for {named.uid}",
-            "the pod has been created anew under the same name",
-        )
-    return pod
-
-
-def attachments(engine: Engine, request: CniRequest, pod: Pod, net_conf: NetConf) -> tuple[Attachment, ...]:
-    """What to attach, in order; the cluster network first. Raises CniError whose first words are the cause."""
-    try:
-        chosen = networks.of_pod(engine, pod, net_conf)
-        ifnames = interface_names(request.ifname, chosen)
-        device_ids = devices.deal(engine, pod, chosen)
-        made: list[Attachment] = []
-        room = REQUEST_MAX_BYTES
-        for network, ifname, device_id in zip(chosen, ifnames, device_ids, strict=True):
-            element = network.request
-            room = _room_after(element, network.config, room)
-            # In each plugin's object, as upstream has it; what has no capability goes under `args.cni`.
-            fields = {devices.DEVICE_ID: device_id, "pciBusID": device_id} if device_id else {}
-            attachment = Attachment(
-                name=network.name,
-                config=conf.with_plugin_fields(network.config, fields, (element and element.cni_args) or {}),
-                ifname=ifname,
-                cluster_network=not made,
-                capability_args={**network.capability_args, **({devices.DEVICE_ID: device_id} if device_id else {})},
-                cni_args=args.for_delegate(request.args, deprecated_args(element, network.config)),
-                auxiliary=network.auxiliary,
-                default_route=element.default_route if element else None,
-                resource_name=network.resource_name,
-                device_id=device_id,
-                asked=frozenset(element.capability_args() if element else ()),
-            )
-            made.append(devices.with_info_file(engine, attachment, request.container_id))
-        return tuple(made)
+        attachments = _attachments(request, inputs, device_files)
     except CniError as error:
-        raise error.with_context(f"pod {pod}") from error
+        return _refused(pod, notices, error)
+    refusal: CniError | None = None
+    try:
+        notices += unsupported.before_add(pod, attachments, strict=inputs.net_conf.strict_requests)
+    except CniError as error:
+        refusal = error
+    planned = tuple(
+        _with_plugins(runner, inputs, request.sandbox, item, _why(inputs, network, number))
+        for number, (network, item) in enumerate(zip(inputs.networks, attachments, strict=True))
+    )
+    refusal = refusal or next((network.refusal for network in planned if network.refusal), None)
+    return _in_order(PodPlan(pod, planned, notices=notices, refusal=refusal), runner)
+
+
+def plan_network(
+    request: DelegateRequest, config: NetworkConfig, ifname: IfName, inputs: Inputs, runner: DelegateRunner
+) -> PodPlan:
+    """Return the plan of a hot-plug: one network more for a pod that runs. Never raises CniError."""
+    pod = inputs.pod
+    notices: tuple[Notice, ...] = ()
+    try:
+        networks.refuse_too_many(request.network, request.ips, request.cni_args, inputs.net_conf)
+        attachment = _hot_plugged(request, config, pod.namespace, ifname)
+        notices = unsupported.before_add(pod, (attachment,), strict=inputs.net_conf.strict_requests)
+    except CniError as error:
+        return PodPlan(pod, notices=notices, refusal=error)
+    planned = _with_plugins(runner, inputs, request.sandbox, attachment, "asked for by /delegate")
+    return _in_order(PodPlan(pod, (planned,), notices=notices, refusal=planned.refusal), runner)
+
+
+def _refused(pod: Pod, notices: tuple[Notice, ...], error: CniError) -> PodPlan:
+    context = error.with_context(f"pod {pod}")
+    context.__cause__ = error
+    return PodPlan(pod, notices=notices, refusal=context, is_invalid=True)
+
+
+def _in_order(plan: PodPlan, runner: DelegateRunner) -> PodPlan:
+    if plan.refusal:
+        return plan
+    attachments = plan.attachments
+    here = frozenset(number for number, item in enumerate(attachments) if runner.runs_here(item, "ADD"))
+    return replace(plan, before=schedule.predecessors(attachments), here=here)
+
+
+def _with_plugins(
+    runner: DelegateRunner, inputs: Inputs, sandbox: Sandbox, attachment: Attachment, why: str
+) -> PlannedNetwork:
+    try:
+        return PlannedNetwork(runner.plan(sandbox, attachment, inputs.programs), why)
+    except CniError as error:
+        refusal = error.with_context(f"pod {inputs.pod}")
+        refusal.__cause__ = error
+        return PlannedNetwork(attachment, why, refusal)
+
+
+def _attachments(request: CniRequest, inputs: Inputs, device_files: DeviceFiles) -> tuple[Attachment, ...]:
+    """Return what to attach, in order; the cluster network first. Raises CniError whose first words are the cause."""
+    chosen = inputs.networks
+    ifnames = interface_names(request.ifname, chosen)
+    device_ids = devices.deal(inputs.pod, chosen, inputs.devices)
+    made: list[Attachment] = []
+    room = REQUEST_MAX_BYTES
+    for network, ifname, device_id in zip(chosen, ifnames, device_ids, strict=True):
+        element = network.request
+        room = _room_after(element, network.config, room)
+        # In each plugin's object, as upstream has it; what has no capability goes under `args.cni`.
+        fields = {devices.DEVICE_ID: device_id, "pciBusID": device_id} if device_id else {}
+        attachment = Attachment(
+            name=network.name,
+            config=conf.with_plugin_fields(network.config, fields, (element and element.cni_args) or {}),
+            ifname=ifname,
+            cluster_network=not made,
+            capability_args={**network.capability_args, **({devices.DEVICE_ID: device_id} if device_id else {})},
+            cni_args=args.for_delegate(request.args, deprecated_args(element, network.config)),
+            auxiliary=network.auxiliary,
+            default_route=element.default_route if element else None,
+            resource_name=network.resource_name,
+            device_id=device_id,
+            asked=frozenset(element.capability_args() if element else ()),
+        )
+        made.append(devices.with_info_file(device_files, attachment, request.container_id))
+    return tuple(made)
 
 
 def interface_names(cluster_ifname: IfName, chosen: Sequence[Network]) -> list[IfName]:
@@ -121,46 +186,8 @@ def interface_names(cluster_ifname: IfName, chosen: Sequence[Network]) -> list[I
     return names
 
 
-def plan(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns: str) -> Plan:
-    """How `new` comes to what the container has. Raises CniError for what can be known to fail; touches nothing."""
-    if problem := engine.links.netns_problem(netns):
-        raise InvalidNetnsError(f"{netns} {problem}", f"pod {base.pod}: CNI_NETNS must be one")
-    owners = {item.ifname: item.name for item in base.attachments if not item.auxiliary}
-    networks_in_all = len(base.attachments) + len(new)
-    planned = []
-    for attachment in new:
-        if owner := owners.get(attachment.ifname):
-            raise InvalidNetworkConfigError(
-                f"interface {attachment.ifname!r} belongs to network {owner}",
-                f"network {attachment.name} of pod {base.pod} needs that name",
-            )
-        try:
-            planned.append(engine.runner.plan(base.sandbox, replace(attachment, networks=networks_in_all)))
-        except CniError as error:
-            raise error.with_context(f"pod {base.pod}") from error
-    try:
-        taken = engine.links.existing_links(netns, [item.ifname for item in new if not item.auxiliary])
-        netns_id = engine.links.netns_id(netns)
-    except OSError as error:
-        raise InvalidNetnsError(f"{netns} can't be entered: {error}", f"pod {base.pod}") from error
-    if taken:
-        wanting = next(item for item in new if item.ifname == taken[0])
-        raise InvalidNetworkConfigError(
-            f"interface {taken[0]!r} already exists in {netns}",
-            f"network {wanting.name} of pod {base.pod} needs that name",
-        )
-    return Plan(
-        Sandbox(base.sandbox.container_id, netns),
-        base.pod,
-        tuple(planned),
-        schedule.predecessors(planned),
-        netns_id,
-        frozenset(number for number, attachment in enumerate(planned) if engine.runner.runs_here(attachment, "ADD")),
-    )
-
-
-def hot_plugged(request: DelegateRequest, config: NetworkConfig, namespace: str, ifname: IfName) -> Attachment:
-    """The attachment that a hot-plug request describes; `namespace` is the pod's. Raises CniError."""
+def _hot_plugged(request: DelegateRequest, config: NetworkConfig, namespace: str, ifname: IfName) -> Attachment:
+    """Return the attachment that a hot-plug request describes; `namespace` is the pod's. Raises CniError."""
     element = NetworkSelection(
         namespace=namespace, name=config.name, ips=request.ips, mac=request.mac, cni_args=request.cni_args
     )
@@ -176,6 +203,19 @@ def hot_plugged(request: DelegateRequest, config: NetworkConfig, namespace: str,
         cni_args=args.for_delegate(pod, deprecated_args(element, config)),
         hot_plugged=True,
     )
+
+
+def _why(inputs: Inputs, network: Network, number: int) -> str:
+    annotations, net_conf = inputs.pod.annotations, inputs.net_conf
+    if network.auxiliary:
+        return "the auxiliary chain, for every pod"
+    if number == 0:
+        if selection.DEFAULT_NETWORK_ANNOTATION in annotations:
+            return f"the pod's annotation {selection.DEFAULT_NETWORK_ANNOTATION}"
+        return "the cluster network, for every pod"
+    if network.request is not None:
+        return f"the pod's annotation {selection.NETWORKS_ANNOTATION}"
+    return "delegates, for every pod" if net_conf.delegates else "defaultNetworks, for every pod"
 
 
 def _room_after(element: NetworkSelection | None, config: NetworkConfig, room: int) -> int:

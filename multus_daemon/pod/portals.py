@@ -6,7 +6,7 @@ without going there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from multus_daemon.runtime.portal import LoopPortal, Portal
@@ -75,10 +75,9 @@ class Cluster:
         """See `ports.ClusterStore`."""
         return self._portal.call(self._store.node_pods)
 
-    def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+    def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`."""
-        write = self._store.write_network_status
-        self._portal.call_beside(meanwhile, write, pod, value, keep_trying=keep_trying)
+        self._portal.call(self._store.write_network_status, pod, value, keep_trying=keep_trying)
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         """See `ports.Events`."""

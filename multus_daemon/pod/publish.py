@@ -1,16 +1,21 @@
-"""What is told about an ADD: the pod's network-status, and Events. Events are never in the way of the ADD."""
+"""The one step that announces: the pod's network-status, Events, counts. What is announced is on disk.
+
+Events never fail a request.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.pod import unsupported
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.networks import MissingDefinitionError
+from multus_daemon.pod.plan import PodPlan
+from multus_daemon.pod.unsupported import Notice
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
@@ -30,18 +35,45 @@ class StatusRequiredError(TryAgainLaterError):
     """The network-status must be written, and could not be."""
 
 
-def attached(engine: Engine, pod: Pod, record: ContainerRecord, keep: Callable[[], None]) -> None:
-    """The runtime's ADD has made `record`: network-status and events. `keep`, which stores it, goes on beside that.
+def required_status(engine: Engine, pod: Pod, record: ContainerRecord) -> None:
+    """Write the network-status if an ADD must not succeed without it. Raises StatusRequiredError (11)."""
+    if engine.status_write != "required":
+        return
+    if problem := _write_status(engine, pod, shown(record), keep_trying=False):
+        raise StatusRequiredError(
+            f"network-status can't be written: {problem} (pod {pod})",
+            "statusWrite is 'required', so nothing stays attached",
+        )
 
-    Raises StatusRequiredError (11), and what `keep` raises.
-    """
+
+def attached(engine: Engine, pod: Pod, record: ContainerRecord) -> None:
+    """Announce the runtime's ADD, whose record is on disk: network-status and Events. Nothing is undone any more."""
     attachments = shown(record)
-    problem = _write_status(engine, pod, attachments, keep)
+    problem = ""
+    if engine.status_write != "required":
+        problem = _write_status(engine, pod, attachments, keep_trying=True)
     for attachment in attachments:
         if not attachment.hot_plugged:
             added(engine, pod, attachment)
     if problem:
+        log.warning("network-status of pod %s: %s", pod, problem)
         engine.cluster.event(pod, "Warning", NO_STATUS, f"network-status: {problem}")
+
+
+def notices(engine: Engine, pod: Pod, found: Iterable[Notice]) -> None:
+    """Report what the pod's author should know although nothing fails: a line in the log, an Event, a count."""
+    for notice in found:
+        log.warning("%s", notice.text)
+        if notice.key:
+            engine.count_unsupported_arg(notice.key)
+        engine.cluster.event(pod, "Warning", notice.reason, notice.text)
+
+
+def refusal(engine: Engine, plan: PodPlan) -> None:
+    """Report the refusal of the plan as a Warning. Raises it."""
+    assert plan.refusal is not None, "a plan that is refused"
+    with telling_of_failure(engine, plan.pod, INVALID if plan.is_invalid else FAILED):
+        raise plan.refusal
 
 
 def shown(record: ContainerRecord) -> list[Attachment]:
@@ -84,31 +116,24 @@ def telling_of_failure(engine: Engine, pod: Pod, reason: str) -> Iterator[None]:
     try:
         yield
     except CniError as error:
+        if isinstance(error, unsupported.UnsupportedArgError):
+            engine.count_unsupported_arg(error.key)
         reason, message = _as_event(error, reason)
         more = f"; on the node, `multusctl explain {pod}` says more"
         engine.cluster.event(pod, "Warning", reason, message[: EVENT_MESSAGE_MAX - len(more)] + more)
         raise
 
 
-def _write_status(engine: Engine, pod: Pod, attachments: list[Attachment], keep: Callable[[], None]) -> str:
-    """Why the status is not written yet; empty where it is. Raises StatusRequiredError."""
+def _write_status(engine: Engine, pod: Pod, attachments: list[Attachment], *, keep_trying: bool) -> str:
+    """Write the network-status of what is attached; return why that failed, empty if it did not."""
     found = entries(attachments)
     if not found:
-        keep()
         return ""
-    required = engine.status_write == "required"
     try:
         with deadline.within(deadlines.NETWORK_STATUS_SECONDS):
-            engine.cluster.write_network_status(pod, status.render(found), keep, keep_trying=not required)
+            engine.cluster.write_network_status(pod, status.render(found), keep_trying=keep_trying)
     except (StatusWriteError, deadline.ExpiredError) as error:
-        problem = str(error) or f"not written within {deadlines.NETWORK_STATUS_SECONDS:g} s"
-        if required:
-            raise StatusRequiredError(
-                f"network-status can't be written: {problem} (pod {pod})",
-                "statusWrite is 'required', so nothing stays attached",
-            ) from error
-        log.warning("network-status of pod %s: %s", pod, problem)
-        return problem
+        return str(error) or f"not written within {deadlines.NETWORK_STATUS_SECONDS:g} s"
     return ""
 
 

@@ -74,12 +74,8 @@ def _bring_up_to_date(engine: Engine, record: ContainerRecord) -> bool:
     if wanted is None:
         return False
     log.info("network-status of pod %s is not what is attached: it is written anew", pod)
-    engine.cluster.write_network_status(pod, wanted, _nothing, keep_trying=True)
+    engine.cluster.write_network_status(pod, wanted, keep_trying=True)
     return True
-
-
-def _nothing() -> None:
-    """All there is to do beside the writing."""
 
 
 def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:

@@ -8,20 +8,16 @@ pods of today rely on starting; with `strictRequests` it is the error that the S
 from __future__ import annotations
 
 import ipaddress
-import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.pod.engine import Engine
 from multus_daemon.spec.attachment import Attachment, Pod
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import UnsupportedFieldError
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
-
-log = logging.getLogger(__name__)
 
 EVENT: Final = "RequestNotMet"
 UNKNOWN_KEY: Final = "UnknownKey"
@@ -38,10 +34,6 @@ _SHOWN: Final = frozenset({"ips", "mac"})
 _SHOWN_CHARACTERS: Final = 200
 
 
-class UnsupportedArgError(UnsupportedFieldError):
-    """A capability arg is not supported, and strictRequests makes that an error."""
-
-
 @dataclass(frozen=True, slots=True)
 class UnsupportedArg:
     """One capability arg of the pod that is not supported."""
@@ -52,37 +44,50 @@ class UnsupportedArg:
     advice: str
 
 
-def before_add(engine: Engine, pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> None:
-    """Report the capability args that no plugin of the network can take. Raises UnsupportedArgError (2) if `strict`."""
-    for attachment in attachments:
-        for arg in undeclared(attachment, KEYS.keys() if strict else KEYS.keys() - _SHOWN):
-            _tell(engine, pod, arg, strict)
+class UnsupportedArgError(UnsupportedFieldError):
+    """A capability arg is not supported, and strictRequests makes that an error."""
+
+    def __init__(self, arg: UnsupportedArg, pod: Pod) -> None:
+        """`arg` of the pod."""
+        super().__init__(f"{arg.problem} (pod {pod})", arg.advice)
+        self.key = arg.key
 
 
-def after_add(engine: Engine, pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> None:
-    """Report the capability args that the results do not show. Raises UnsupportedArgError (2) if `strict`."""
-    for attachment in attachments:
-        for arg in not_shown(attachment):
-            _tell(engine, pod, arg, strict)
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A Warning about a pod that starts all the same."""
+
+    reason: str
+    """Of the Event."""
+    text: str
+    key: str = ""
+    """The capability arg that is not supported, as the selection element has it; empty for another notice."""
 
 
-def _tell(engine: Engine, pod: Pod, arg: UnsupportedArg, strict: bool) -> None:
-    engine.count_unsupported_arg(arg.key)
-    problem = f"{arg.problem} (pod {pod})"
-    if strict:
-        raise UnsupportedArgError(problem, arg.advice)
-    log.warning("%s; %s", problem, arg.advice)
-    engine.cluster.event(pod, "Warning", EVENT, f"{problem}; {arg.advice}")
+def before_add(pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> tuple[Notice, ...]:
+    """Return the capability args that no plugin of the network can take. Raises UnsupportedArgError (2) if `strict`."""
+    wanted = KEYS.keys() if strict else KEYS.keys() - _SHOWN
+    return _notices(pod, (arg for attachment in attachments for arg in undeclared(attachment, wanted)), strict)
 
 
-def unknown_keys(engine: Engine, pod: Pod, elements: Iterable[NetworkSelection]) -> None:
-    """Report keys of the pod's annotations that mean nothing: what is misspelt would be missing without a word."""
+def after_add(pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> tuple[Notice, ...]:
+    """Return the capability args that the results do not show. Raises UnsupportedArgError (2) if `strict`."""
+    return _notices(pod, (arg for attachment in attachments for arg in not_shown(attachment)), strict)
+
+
+def _notices(pod: Pod, args: Iterable[UnsupportedArg], strict: bool) -> tuple[Notice, ...]:
+    found = []
+    for arg in args:
+        if strict:
+            raise UnsupportedArgError(arg, pod)
+        found.append(Notice(EVENT, f"{arg.problem} (pod {pod}); {arg.advice}", arg.key))
+    return tuple(found)
+
+
+def unknown_keys(pod: Pod, elements: Iterable[NetworkSelection]) -> tuple[Notice, ...]:
+    """Return the keys of the pod's annotations that mean nothing: a misspelt request would go unnoticed."""
     found = [f"network {element}: {'; '.join(element.unknown)}" for element in elements if element.unknown]
-    if not found:
-        return
-    text = f"{'; '.join(found)} (pod {pod})"[:EVENT_MESSAGE_MAX]
-    log.warning("passed over in the annotation: %s", text)
-    engine.cluster.event(pod, "Warning", UNKNOWN_KEY, text)
+    return (Notice(UNKNOWN_KEY, f"{'; '.join(found)} (pod {pod})"[:EVENT_MESSAGE_MAX]),) if found else ()
 
 
 def undeclared(attachment: Attachment, capabilities: Collection[str]) -> list[UnsupportedArg]:

@@ -95,16 +95,6 @@ class LoopPortal:
 
     def call(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Portal`."""
-        return self.call_beside(lambda: None, work, *args, **kwargs)
-
-    def call_beside(
-        self,
-        meanwhile: Callable[[], None],
-        work: Callable[P, Coroutine[Any, Any, T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """As `call`, with `meanwhile` in the calling thread while the loop is at work; where that raises, this does."""
         limit = deadline.current()
         limit.check()
         done: futures.Future[T] = futures.Future()
@@ -133,7 +123,6 @@ class LoopPortal:
             # The loop is closed: the daemon has ended.
             raise Interrupted from None
         try:
-            meanwhile()
             limit.wait(done)
         except BaseException:
             with contextlib.suppress(RuntimeError):

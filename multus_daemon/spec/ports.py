@@ -9,8 +9,9 @@ every implementation and the fakes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Invocation, Pod, Sandbox, SetAside, ToolExit
@@ -110,10 +111,9 @@ class ClusterStore(Events, Protocol):
         """
         ...
 
-    def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+    def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """Replace the pod's `k8s.v1.cni.cncf.io/network-status` by `value`, other annotations untouched.
 
-        `meanwhile` is called once, beside the writing and whatever becomes of that; what it raises ends the writing.
         Raises StatusWriteError where that is not done within the caller's patience (a few seconds). `keep_trying`:
         the store then goes on in the background until it is written, replaced by a newer value, or the pod is gone.
         Refuses, as StatusWriteError and for good, to write to another incarnation of the pod (UID differs).
@@ -166,6 +166,16 @@ class PluginRunner(Protocol):
         ends what it started.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The file of a plugin."""
+
+    path: str = ""
+    """Empty if there is none."""
+    refusal: CniError | None = field(default=None, compare=False)
+    """Why it must not be run: it is Multus itself."""
 
 
 class BinaryRunner(Protocol):
@@ -235,10 +245,19 @@ class ChoosingRunner(PluginRunner, Protocol):
         """True where an ADD by the built-in may wait for seconds."""
         ...
 
-    def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
+    def programs(self, plugin_types: Iterable[str]) -> Mapping[str, Program]:
+        """Look for the binaries of these types. Reads the disk."""
+        ...
+
+    def chosen(self, plugin_type: str, programs: Mapping[str, Program]) -> str:
+        """As `locate`, among these binaries. Pure."""
+        ...
+
+    def choose(self, plugin_type: str, invocation: Invocation, programs: Mapping[str, Program]) -> Mapping[str, str]:
         """Who serves an ADD of the plugin, and of those that a built-in calls, by type: for `Invocation.served_by`.
 
-        Empty for one that is not to be had. Raises CniError for a configuration that is certain to be refused.
+        Pure; `programs` are the binaries. Empty if there is neither. Raises CniError for a configuration that is sure
+        to be refused.
         """
         ...
 
@@ -266,8 +285,12 @@ class HostTools(Protocol):
 class DelegateRunner(Protocol):
     """Runs every plugin of one attachment by the rules of libcni."""
 
-    def plan(self, sandbox: Sandbox, attachment: Attachment) -> Attachment:
-        """The attachment with `served_by`. Touches nothing.
+    def programs(self, configs: Iterable[NetworkConfig]) -> Mapping[str, Program]:
+        """Look for the plugins that the configurations name, by type. Reads the disk."""
+        ...
+
+    def plan(self, sandbox: Sandbox, attachment: Attachment, programs: Mapping[str, Program]) -> Attachment:
+        """The attachment with `served_by`. Pure; `programs` are those of its configuration.
 
         Raises CniError for everything about it that can be known to fail before anything is touched.
         """

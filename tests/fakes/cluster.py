@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
@@ -67,9 +67,8 @@ class FakeClusterStore:
             raise StoreUnavailableError("the fake store is told not to know")
         return list(self.pods.values())
 
-    def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+    def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`; kept in `statuses` by `namespace/name`."""
-        meanwhile()
         self._call("write_network_status", str(pod), value)
         present = self.pods.get((pod.namespace, pod.name))
         if present is None or present.uid != pod.uid:

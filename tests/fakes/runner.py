@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.ports import Program
 
 
 def _pause(seconds: float) -> None:
@@ -112,9 +113,15 @@ class FakePluginRunner:
     def waits(self, plugin_type: str) -> bool:
         return plugin_type in self.waiting
 
-    def choose(self, plugin_type: str, invocation: Invocation) -> Mapping[str, str]:
+    def programs(self, plugin_types: Iterable[str]) -> Mapping[str, Program]:
+        return {name: Program(self.locate(name)) for name in plugin_types}
+
+    def chosen(self, plugin_type: str, programs: Mapping[str, Program]) -> str:
+        return programs[plugin_type].path
+
+    def choose(self, plugin_type: str, invocation: Invocation, programs: Mapping[str, Program]) -> Mapping[str, str]:
         self.validate(plugin_type, invocation)
-        return {plugin_type: self.locate(plugin_type)}
+        return {plugin_type: programs[plugin_type].path}
 
     def remove_rules(self, invocation: Invocation) -> None:
         self.run("rules", invocation)
@@ -183,7 +190,10 @@ class FakeDelegateRunner:
         """(verb, attachment name) of each call."""
         return [(call.verb, call.attachment.name) for call in self.calls]
 
-    def plan(self, sandbox: Sandbox, attachment: Attachment) -> Attachment:
+    def programs(self, configs: Iterable[NetworkConfig]) -> Mapping[str, Program]:
+        return {plugin.type: Program(f"/fake/{plugin.type}") for config in configs for plugin in config.plugins}
+
+    def plan(self, sandbox: Sandbox, attachment: Attachment, programs: Mapping[str, Program]) -> Attachment:
         self.planned.append(attachment)
         if error := self.fail.get(("PLAN", attachment.name)):
             raise error

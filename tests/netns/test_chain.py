@@ -23,6 +23,7 @@ from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
+from tests.planning import plan_one
 
 DEBIAN = "/usr/lib/cni"
 
@@ -121,7 +122,7 @@ def test_add_check_delete(
 ) -> None:
     if portmap and subprocess.run(["sh", "-c", "iptables-save -t nat"], check=False, capture_output=True).returncode:
         pytest.skip("portmap needs a working iptables: apt-get install iptables")
-    whole = chain.plan(sandbox, attachment(bridge, tmp_path, version, portmap=portmap))
+    whole = plan_one(chain, sandbox, attachment(bridge, tmp_path, version, portmap=portmap))
     netns = os.path.basename(sandbox.netns)
     try:
         result = chain.add(sandbox, whole)

@@ -24,6 +24,7 @@ from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.ports import HostTools
 from tests.netns import outcome, reference
 from tests.netns.test_differential import CASES, V4, V6
+from tests.planning import plan_one
 
 MakeNetns = Callable[[], Any]
 Cases = dict[str, tuple[list[dict[str, str]], list[dict[str, Any]], dict[str, Any]]]
@@ -137,7 +138,7 @@ def test_lists(case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_pa
         return Chain(outcome.dispatched(mode, tools), cache, str(reference.DIRECTORY))
 
     adding = chain(first)
-    planned = adding.plan(sandbox, whole)
+    planned = plan_one(adding, sandbox, whole)
     result = adding.add(sandbox, planned)
     adding.remember(sandbox, planned.with_result(result))
     assert (set(planned.served_by.values()) - {str(reference.DIRECTORY / "portmap")} == {"built-in"}) is (
@@ -214,7 +215,7 @@ def test_rules_of_an_interface_that_has_lost_its_address(
         return Chain(outcome.dispatched(mode, tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
 
     adding = chain(adds)
-    whole = adding.plan(sandbox, whole)
+    whole = plan_one(adding, sandbox, whole)
     whole = replace(whole, result=adding.add(sandbox, whole))
     assert (set(whole.served_by.values()) == {"built-in"}) is (adds == "prefer")
     assert [line for line in reference.rules(host) if "container1" in line]

@@ -7,7 +7,7 @@ import collections
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -160,9 +160,8 @@ class StandaloneStore:
             raise StoreUnavailableError(f"not every manifest in {self._directory} can be read{self._hint()}")
         return list(self._view.pods.values())
 
-    def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+    def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """See `ports.ClusterStore`. Writes `status/<namespace>/<pod>.yaml`."""
-        meanwhile()
         present = self._view.pods.get((pod.namespace, pod.name))
         if present is None:
             raise StatusWriteError(f"pod {pod} is no longer declared in {self._directory}")

@@ -68,7 +68,7 @@ class Plugins:
 
     def plan(self, attachment: Attachment) -> None:
         """Raises CniError for what an ADD would refuse before it touches anything."""
-        self.chain.plan(SANDBOX, attachment)
+        self.chain.plan(SANDBOX, attachment, self.chain.programs((attachment.config,)))
 
     def only_built_in(self, plugin_type: str) -> bool:
         """Whether nobody but the built-in serves the type, so that what it does not know fails an ADD."""

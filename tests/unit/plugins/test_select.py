@@ -31,6 +31,12 @@ def invocation(**changes) -> Invocation:
     return replace(Invocation("ADD", "c", "/n", "net1", "", "/a", {"cniVersion": "1.0.0"}), **changes)
 
 
+def choose(dispatcher, plugin_type, call):
+    """As planning does: with the binaries of every type that the tests name."""
+    types = {plugin_type, "both", "binary", "builtin", "none", "host-local", "static", "bridge", "disguised"}
+    return dispatcher.choose(plugin_type, call, dispatcher.programs(types))
+
+
 def made_by(name):
     """What an ADD prints; its interface names the one that made it."""
     return b'{"cniVersion":"1.0.0","interfaces":[{"name":"%s"}]}' % name.encode()
@@ -77,7 +83,7 @@ def test_choice(process, builtin, mode, name, expected):
         assert dispatcher.run(name, invocation()) == result_of(expected)
     where = {None: "", "process": f"/a/{name}", "built-in": BUILT_IN}
     assert dispatcher.locate(name) == where[expected]
-    assert dispatcher.choose(name, invocation()) == {name: where[expected]}
+    assert choose(dispatcher, name, invocation()) == {name: where[expected]}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +209,7 @@ def test_observed(process, builtin, error, outcome):
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_one_that_was_chosen_does_the_add_also_where_it_fails(process, builtin, mode, name, expected, fails):
     dispatcher = Dispatcher(process, builtin, mode)
-    chosen = dispatcher.choose(name, invocation())
+    chosen = choose(dispatcher, name, invocation())
     assert chosen == expected
     assert process.calls == builtin.calls == []
     if fails:
@@ -225,7 +231,7 @@ def test_the_choice_holds_whatever_has_been_installed_or_set_since(process, buil
 def test_a_binary_that_goes_after_it_was_chosen_fails_the_add(process, builtin):
     """Another one would be on record as the one that did it."""
     dispatcher = Dispatcher(process, builtin, "fallback")
-    chosen = dispatcher.choose("both", invocation())
+    chosen = choose(dispatcher, "both", invocation())
     process.missing.add("both")
     with pytest.raises(PluginNotFoundError):
         dispatcher.run("both", invocation(served_by=chosen))
@@ -242,7 +248,7 @@ def test_what_a_builtin_calls_is_chosen_with_it(process, builtin, monkeypatch):
         return ""
 
     monkeypatch.setattr(builtin, "unsupported", unsupported)
-    assert Dispatcher(process, builtin, "prefer").choose("both", invocation()) == {
+    assert choose(Dispatcher(process, builtin, "prefer"), "both", invocation()) == {
         "both": BUILT_IN,
         "ipam": BUILT_IN,
         "binary": "/a/binary",
@@ -253,7 +259,7 @@ def test_what_a_builtin_calls_is_chosen_with_it(process, builtin, monkeypatch):
 
 def test_plugins_that_call_each_other_are_chosen_once(process, builtin):
     builtin.called = {"both": {"both": {}}}
-    assert Dispatcher(process, builtin, "prefer").choose("both", invocation()) == {"both": BUILT_IN}
+    assert choose(Dispatcher(process, builtin, "prefer"), "both", invocation()) == {"both": BUILT_IN}
 
 
 @pytest.mark.parametrize("mode", ["prefer", "fallback"])
@@ -261,7 +267,7 @@ def test_a_configuration_that_the_builtin_refuses_is_refused_when_it_is_chosen(p
     process.missing.add("both")
     builtin.refused["both"] = InvalidNetworkConfigError("no such range")
     with pytest.raises(InvalidNetworkConfigError, match="no such range"):
-        Dispatcher(process, builtin, mode).choose("both", invocation())
+        choose(Dispatcher(process, builtin, mode), "both", invocation())
 
 
 @pytest.mark.parametrize("mode", ["off", "fallback"])
@@ -271,17 +277,17 @@ def test_what_a_reference_binary_is_certain_to_refuse_is_refused(process, builti
     builtin.refused["host-local"] = InvalidNetworkConfigError("no such range")
     dispatcher = Dispatcher(process, builtin, mode)
     with pytest.raises(InvalidNetworkConfigError, match="no such range"):
-        dispatcher.choose("bridge", invocation())
-    assert dispatcher.choose("sriov", invocation()) == {"sriov": "/a/sriov"}
+        choose(dispatcher, "bridge", invocation())
+    assert choose(dispatcher, "sriov", invocation()) == {"sriov": "/a/sriov"}
     # A key of a newer binary may allow it.
     builtin.not_supported["host-local"] = "allowSmall: true"
-    assert dispatcher.choose("bridge", invocation()) == {"bridge": "/a/bridge"}
+    assert choose(dispatcher, "bridge", invocation()) == {"bridge": "/a/bridge"}
 
 
 def test_a_key_that_older_binaries_pass_over_is_left_to_the_binary(process, builtin):
     builtin.refused["bridge"] = InvalidNetworkConfigError("no such VLAN")
     dispatcher = Dispatcher(process, builtin, "off")
-    assert dispatcher.choose("bridge", invocation(fields={"vlanTrunk": "x"})) == {"bridge": "/a/bridge"}
+    assert choose(dispatcher, "bridge", invocation(fields={"vlanTrunk": "x"})) == {"bridge": "/a/bridge"}
     # Of a DEL that has failed it tells nevertheless.
     assert dispatcher.refuses("bridge", invocation(fields={"vlanTrunk": "x"}))
 
@@ -301,7 +307,7 @@ def test_whether_an_add_was_refused_is_asked_of_what_it_calls_too(process, built
 
 def test_what_a_binary_calls_is_its_own_choice(process, builtin):
     builtin.called = {"both": {"ipam": {}}}
-    assert Dispatcher(process, builtin, "fallback").choose("both", invocation()) == {"both": "/a/both"}
+    assert choose(Dispatcher(process, builtin, "fallback"), "both", invocation()) == {"both": "/a/both"}
 
 
 # --- CHECK and DEL by the one that did the ADD ------------------------------------------------------------------------
@@ -340,7 +346,7 @@ def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, nam
 
 def test_a_new_choice_does_not_go_by_the_last_one(process, builtin):
     call = invocation(served_by={"both": "/a/both"})
-    assert Dispatcher(process, builtin, "prefer").choose("both", call) == {"both": BUILT_IN}
+    assert choose(Dispatcher(process, builtin, "prefer"), "both", call) == {"both": BUILT_IN}
 
 
 def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(process, builtin):
@@ -413,7 +419,7 @@ def test_no_value_of_an_unknown_key_is_logged(process, builtin, caplog):
 def test_multus_is_refused_by_its_name(process, builtin, mode, plugin_type):
     dispatcher = Dispatcher(process, builtin, mode)
     with pytest.raises(PluginIsMultusError):
-        dispatcher.choose(plugin_type, invocation())
+        choose(dispatcher, plugin_type, invocation())
 
 
 @pytest.mark.parametrize("ipam_type", ["multus-shim", "disguised"])
@@ -423,14 +429,14 @@ def test_multus_is_refused_as_the_ipam_plugin_of_a_binary(process, builtin, ipam
     dispatcher = Dispatcher(process, builtin, "off")
     fields = {**invocation().fields, "ipam": {"type": ipam_type}}
     with pytest.raises(PluginIsMultusError, match=f'^plugin "{ipam_type}"'):
-        dispatcher.choose("binary", replace(invocation(), fields=fields))
+        choose(dispatcher, "binary", replace(invocation(), fields=fields))
 
 
 def test_a_file_of_multus_is_refused_and_what_is_on_record_of_it_holds_nothing(process, builtin):
     process.programs_of_multus.add("/a/binary")
     dispatcher = Dispatcher(process, builtin, "prefer")
     with pytest.raises(PluginIsMultusError, match='^plugin "binary"'):
-        dispatcher.choose("binary", invocation())
+        choose(dispatcher, "binary", invocation())
     # So a DEL of an attachment that an older daemon recorded does not fail for ever.
     assert dispatcher.refuses("binary", invocation())
     assert dispatcher.kept("binary", invocation()) == ""

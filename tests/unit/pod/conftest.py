@@ -72,9 +72,9 @@ class Cluster(FakeClusterStore):
         super().__init__()
         self.keeps_trying: list[bool] = []
 
-    def write_network_status(self, pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+    def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         self.keeps_trying.append(keep_trying)
-        super().write_network_status(pod, value, meanwhile, keep_trying=keep_trying)
+        super().write_network_status(pod, value, keep_trying=keep_trying)
 
 
 class Engine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from multus_daemon import deadlines
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
-from multus_daemon.spec.attachment import BUILT_IN, Attachment, Pod, Sandbox
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -114,7 +113,7 @@ def test_the_undoing_knows_the_results(engine: Engine) -> None:
     assert undone["web/n2"] is None
 
 
-def test_results_of_binaries_are_told_at_once_and_those_of_built_ins_beside_the_status(engine: Engine) -> None:
+def test_every_result_is_on_disk_before_the_status_is_written(engine: Engine) -> None:
     engine.runner.built_in.add("web/n2")
     engine.declare("n2,n1")
     before: list[list[str]] = []
@@ -124,14 +123,15 @@ def test_results_of_binaries_are_told_at_once_and_those_of_built_ins_beside_the_
 
     write = engine.cluster.write_network_status
 
-    def noting(pod: Pod, value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
+    def noting(pod: Pod, value: str, *, keep_trying: bool) -> None:
         before.append(told())
-        write(pod, value, meanwhile, keep_trying=keep_trying)
+        assert engine.store.saved[-1].complete
+        write(pod, value, keep_trying=keep_trying)
 
     engine.cluster.write_network_status = noting  # type: ignore[method-assign]
     engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
     engine.verbs.add(engine.request())
-    assert before == [["kube-system/cluster", "web/n1"]]
+    assert before == [["kube-system/cluster", "web/n1", "web/n2"]]
     assert told() == ["kube-system/cluster", "web/n1", "web/n2"]
     assert [item.result for item in engine.runner.remembered[:1]] == [engine.runner.results["kube-system/cluster"]]
 
@@ -653,8 +653,7 @@ def test_a_status_that_can_not_be_written_does_not_fail_the_add(engine: Engine) 
 
 @pytest.mark.weak_spot(38)
 def test_a_status_write_that_hangs_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(_pod: object, _value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
-        meanwhile()
+    def hang(_pod: object, _value: str, *, keep_trying: bool) -> None:
         deadline.pause(60)
 
     monkeypatch.setattr(deadlines, "NETWORK_STATUS_SECONDS", 0.01)
@@ -677,8 +676,7 @@ def test_a_required_status_that_is_written(engine: Engine) -> None:
 def test_a_required_status_that_can_not_be_written_undoes_everything(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    def hang(_pod: object, _value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
-        meanwhile()
+    def hang(_pod: object, _value: str, *, keep_trying: bool) -> None:
         deadline.pause(60)
 
     engine.declare("n1")
@@ -698,13 +696,11 @@ def test_a_required_status_that_can_not_be_written_undoes_everything(
     assert len(engine.cluster.events) == 1
 
 
-def test_cancelling_while_the_status_is_written_undoes_everything(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelling_while_the_status_is_written_undoes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ADD is on disk, and the status may be on its way: it must not say what is undone. The runtime asks again."""
     writing = threading.Event()
 
-    def hang(_pod: object, _value: str, meanwhile: Callable[[], None], *, keep_trying: bool) -> None:
-        meanwhile()
+    def hang(_pod: object, _value: str, *, keep_trying: bool) -> None:
         writing.set()
         deadline.pause(60)
 
@@ -715,8 +711,30 @@ def test_cancelling_while_the_status_is_written_undoes_everything(
     adding.stop()
     with pytest.raises(Interrupted):
         adding.result()
-    assert attached(engine) == []
-    assert engine.store.records == {}
+    assert engine.store.records["c1"].complete
+    monkeypatch.undo()
+    engine.links.namespaces[NETNS].add("eth0")
+    assert engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
+    assert engine.runner.order == [("ADD", "kube-system/cluster")]
+
+
+def test_an_add_whose_results_cannot_be_kept_announces_nothing(engine: Engine) -> None:
+    """The disk is full when the plugins are through: the ADD is undone, and no status may say that it is attached."""
+    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
+    save = engine.store.save
+
+    def full(record: ContainerRecord, *, durable: bool = True) -> None:
+        if not durable:
+            raise OSError(28, "No space left on device")
+        save(record, durable=durable)
+
+    engine.store.save = full  # type: ignore[method-assign]
+    with pytest.raises(IoFailureError, match="No space left"):
+        engine.verbs.add(engine.request())
+    assert engine.runner.order == [("ADD", "kube-system/cluster"), ("DEL", "kube-system/cluster")]
+    assert engine.cluster.keeps_trying == []
+    assert engine.cluster.statuses == {}
+    assert [reason for _, kind, reason, _ in engine.cluster.events if kind == "Normal"] == []
 
 
 # --- what goes wrong is told, once -----------------------------------------------------------------------------------

@@ -115,9 +115,9 @@ class CountingPortal(LoopPortal):
         super().__init__()
         self.called = self.told = 0
 
-    def call_beside(self, meanwhile: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, work: Any, *args: Any, **kwargs: Any) -> Any:
         self.called += 1
-        return super().call_beside(meanwhile, work, *args, **kwargs)
+        return super().call(work, *args, **kwargs)
 
     def tell(self, work: Any, *args: Any, **kwargs: Any) -> None:
         self.told += 1
@@ -185,7 +185,7 @@ async def test_the_pods_of_the_node_and_the_status_cross_once(store: Store, way:
     cluster = portals.Cluster(store, way)
     assert await as_a_request(cluster.node_pods) == [POD]
     for keep_trying in (True, False):
-        await as_a_request(cluster.write_network_status, POD, "[]", lambda: None, keep_trying=keep_trying)
+        await as_a_request(cluster.write_network_status, POD, "[]", keep_trying=keep_trying)
     assert store.calls == [
         ("node_pods",),
         ("write_network_status", POD, "[]", True),
@@ -201,7 +201,7 @@ async def test_the_pods_of_the_node_and_the_status_cross_once(store: Store, way:
         (lambda cluster: cluster.network("web", "n1"), NetworkNotFoundError("no such network")),
         (lambda cluster: cluster.node_pods(), StoreUnavailableError("away")),
         (
-            lambda cluster: cluster.write_network_status(POD, "[]", lambda: None, keep_trying=False),
+            lambda cluster: cluster.write_network_status(POD, "[]", keep_trying=False),
             StatusWriteError("refused"),
         ),
     ],

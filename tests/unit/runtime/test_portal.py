@@ -430,39 +430,3 @@ def test_a_program_without_a_loop_has_one_for_each_call() -> None:
         assert way.call(work, 1, second=2) == (3, threading.current_thread())
     with pytest.raises(LookupError, match="no such pod"):
         way.call(fail)
-
-
-async def test_something_is_done_beside_a_call_of_the_loop() -> None:
-    way, begun, done = LoopPortal(), asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    async def work() -> str:
-        begun.set()
-        await asyncio.to_thread(done.wait, 30)
-        return "written"
-
-    def meanwhile() -> None:
-        # Its turn comes while the loop is at work: neither would end without the other.
-        asyncio.run_coroutine_threadsafe(begun.wait(), loop).result(30)
-        done.set()
-
-    assert await portal.run(Deadline(), lambda: way.call_beside(meanwhile, work)) == "written"
-
-
-async def test_what_fails_beside_a_call_ends_it() -> None:
-    way, begun, ended = LoopPortal(), threading.Event(), asyncio.Event()
-
-    async def work() -> None:
-        begun.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-
-    def meanwhile() -> None:
-        begun.wait(PATIENCE)
-        raise OSError("no space left")
-
-    with pytest.raises(OSError, match="no space left"):
-        await portal.run(Deadline(), lambda: way.call_beside(meanwhile, work))
-    assert ended.is_set()

@@ -177,7 +177,7 @@ def test_the_status_file_reads_like_a_pod(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
     declared = declare(tmp_path, "a")
     store.refresh()
-    store.write_network_status(declared, VALUE, lambda: None, keep_trying=False)
+    store.write_network_status(declared, VALUE, keep_trying=False)
     path = tmp_path / "status" / "web" / "a.yaml"
     assert path.read_text() == (
         "apiVersion: v1\n"
@@ -204,7 +204,7 @@ def test_a_status_that_can_not_be_written(tmp_path: pathlib.Path) -> None:
     store.refresh()
     (tmp_path / "status").write_text("in the way")
     with pytest.raises(StatusWriteError, match="status file of pod web/a"):
-        store.write_network_status(declared, VALUE, lambda: None, keep_trying=False)
+        store.write_network_status(declared, VALUE, keep_trying=False)
 
 
 def test_status_files_are_removed_with_their_namespace(tmp_path: pathlib.Path) -> None:
