@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -18,9 +18,9 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) 
     """Return what of `result` the container lacks, for a message; empty if it has everything. Raises OSError.
 
     `kernel` as the container sees it, `ifname` that of the ADD, for results that name no interface. Addresses are
-    compared without their length. `observed`: the result is one of `observe`, so each route must be in its table and
-    on an interface of the result. Else a route may be in any table, since plugins such as sbr move routes without a
-    word, and a default route may have any gateway.
+    compared without their length. `observed`: the result is one of `observe`, so each route must be as it was, on an
+    interface of the result. Else a route may be in any table, since plugins such as sbr move routes without a word, and
+    a default route may have any gateway.
     """
     inside = _inside(result)
     own: dict[str, int] = {}
@@ -38,7 +38,11 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) 
     tables = Tables(kernel)
     for route in result.routes:
         if observed:
-            is_there = any(True for _ in _exact(tables, route, set(own.values())))
+            is_there = any(
+                item.oif in own.values() and _gateway(item) == route.gw
+                for item in tables.routes_to(route, inet.ANY_TABLE)
+                if item.table == route.table
+            )
         else:
             found = tables.routes_to(route, route.table or inet.ANY_TABLE)
             is_there = any(fits(route, item) for item in found if item.table != inet.TABLE_LOCAL)
@@ -51,8 +55,9 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) 
 def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result]:
     """Return what the container has of each result, by the interface name of its ADD. Raises OSError.
 
-    Routes are those on an interface of the result, with their table: plugins move and remove routes on purpose, and
-    their results do not always say so. A route that has gone to another interface is left out.
+    Routes are all those on an interface of the result, whatever the result says of them: plugins move and remove routes
+    on purpose, and the kernel makes those to the subnets. Left out is what comes and goes by itself: link-local and
+    multicast routes, and those that a router advertises.
     """
     tables = Tables(kernel)
     return [_observe(kernel, tables, ifname, result) for ifname, result in attached]
@@ -75,14 +80,30 @@ def _observe(kernel: Rtnl, tables: Tables, ifname: str, result: Result) -> Resul
         for ip, owner in owners.items()
         if owner in own and ipaddress.ip_interface(ip.address).ip in present[owner]
     )
-    indices = set(own.values())
-    routes = []
-    for route in result.routes:
-        found = sorted(_exact(tables, route, indices), key=lambda item: item.table != inet.TABLE_MAIN)
-        if found:
-            gateway = "" if found[0].gateway is None else str(found[0].gateway)
-            routes.append(ResultRoute(route.dst, gateway, table=found[0].table))
-    return Result(tuple(interfaces), ips, tuple(routes))
+    addresses = [ipaddress.ip_interface(ip.address) for ip in ips]
+    routes = tuple(
+        ResultRoute(str(network), _gateway(item), table=item.table)
+        for network, item in tables.all()
+        if item.oif in own.values() and _stays(item, addresses)
+    )
+    return Result(tuple(interfaces), ips, routes)
+
+
+def _stays(route: inet.Route, addresses: Sequence[inet.IpInterface]) -> bool:
+    """Report whether a route is there until somebody removes it. `addresses`: those of its interface."""
+    network = route.dst.network
+    if not route.is_unicast or route.table == inet.TABLE_LOCAL or route.protocol == inet.PROTOCOL_RA:
+        return False
+    if network.is_multicast or network.is_link_local:
+        return False
+    # The kernel makes the routes to the subnets of addresses, those of advertised addresses too.
+    return route.protocol != inet.PROTOCOL_KERNEL or any(
+        address.version == network.version and address.ip in network for address in addresses
+    )
+
+
+def _gateway(route: inet.Route) -> str:
+    return "" if route.gateway is None else str(route.gateway)
 
 
 class Tables:
@@ -100,6 +121,13 @@ class Tables:
                 found.setdefault(route.dst.network, []).append(route)
         return self._read[ipv4, table]
 
+    def all(self) -> Iterator[tuple[inet.IpNetwork, inet.Route]]:
+        """Yield the routes of all tables of both families with their destinations. Raises OSError."""
+        for ipv4 in (True, False):
+            for network, routes in self.routes(ipv4, inet.ANY_TABLE).items():
+                for route in routes:
+                    yield network, route
+
     def routes_to(self, expected: ResultRoute, table: int) -> Sequence[inet.Route]:
         """Return those of a table to the destination of the expected one. Raises OSError."""
         return self.routes(expected.is_ipv4, table).get(ipaddress.ip_interface(expected.dst).network, ())
@@ -108,18 +136,6 @@ class Tables:
 def fits(expected: ResultRoute, found: inet.Route) -> bool:
     """Report whether a route to the same destination has the expected gateway, if one is named and it is no default."""
     return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
-
-
-def _exact(tables: Tables, expected: ResultRoute, links: set[int]) -> list[inet.Route]:
-    """Return the routes to the destination by the gateway and in the table that are named, on one of the links."""
-    return [
-        item
-        for item in tables.routes_to(expected, inet.ANY_TABLE)
-        if item.oif in links
-        and item.table == (expected.table or item.table)
-        and item.table != inet.TABLE_LOCAL
-        and (not expected.gw or item.gateway == ipaddress.ip_address(expected.gw))
-    ]
 
 
 def _inside(result: Result) -> dict[int, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -60,7 +60,9 @@ RTA_MULTIPATH: Final = 9
 RTA_TABLE: Final = 15
 
 _TABLE_FIELD_MAX: Final = 255
+PROTOCOL_KERNEL: Final = 2
 _PROTOCOL_BOOT: Final = 3
+PROTOCOL_RA: Final = 9
 _TYPE_UNICAST: Final = 1
 # From this prefix length on there is no broadcast address (RFC 3021).
 _NO_BROADCAST: Final = 31
@@ -100,6 +102,10 @@ class Route:
     scope: int = SCOPE_GLOBAL
     table: int = TABLE_MAIN
     priority: int = 0
+    protocol: int = field(default=_PROTOCOL_BOOT, compare=False)
+    """Who made it: RTPROT_..., rtnetlink(7)."""
+    is_unicast: bool = field(default=True, compare=False)
+    """False for local, multicast, broadcast and the like."""
 
 
 def _family(address: IpInterface) -> int:
@@ -196,7 +202,7 @@ def _table_field(table: int) -> int:
 
 def decode_routes(body: bytes) -> list[Route]:
     """A route, once for each of its next hops. Raises OSError (EBADMSG)."""
-    family, length, _, _, table, _, scope, _, _ = ROUTE.unpack_from(body)
+    family, length, _, _, table, protocol, scope, kind, _ = ROUTE.unpack_from(body)
     found = attributes.by_kind(body, ROUTE.size)
     # A default route has no RTA_DST.
     anywhere = bytes(4 if family == socket.AF_INET else 16)
@@ -211,6 +217,8 @@ def decode_routes(body: bytes) -> list[Route]:
             scope=scope,
             table=attributes.to_number(found.get(RTA_TABLE)) or table,
             priority=attributes.to_number(found.get(RTA_PRIORITY)),
+            protocol=protocol,
+            is_unicast=kind == _TYPE_UNICAST,
         )
         for oif, gateway in hops or [(attributes.to_number(found.get(RTA_OIF)), found.get(RTA_GATEWAY))]
     ]

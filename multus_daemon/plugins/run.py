@@ -38,6 +38,8 @@ _NO_IPAM: Final = frozenset(
     }
 )
 
+_IPAM: Final = frozenset({"dhcp", "host-local", "static", "whereabouts"})
+
 
 _TYPES_DEPTH: Final = 4
 """Levels of a plugin's configuration in which another plugin can be named."""
@@ -89,7 +91,9 @@ class Chain:
                 f'unsupported CNI version "{config.cni_version}"', f"known are {', '.join(versions.SUPPORTED)}"
             )
         for plugin in config.plugins:
-            if plugin.ipam_type and plugin.ipam_type in {plugin.type, *_NO_IPAM}:
+            # Of an IPAM plugin alone, `ipam` is its own configuration.
+            calls_itself = plugin.ipam_type == plugin.type and plugin.type not in _IPAM
+            if calls_itself or plugin.ipam_type in _NO_IPAM:
                 raise InvalidNetworkConfigError(
                     f'ipam.type "{plugin.ipam_type}" is no IPAM plugin',
                     "it would call itself for an address; name one such as host-local",

@@ -104,7 +104,8 @@ def failures(
             try:
                 _ask_plugins(engine, sandbox, attachment)
             except CniError as failure:
-                is_certain = bool(missing) or attachment.result is None
+                # With built-ins alone, nothing can have moved what their CHECK looks for.
+                is_certain = bool(missing) or attachment.result is None or _is_ours(attachment)
                 yield Failure(attachment, failure.with_context(f"pod {record.pod}"), is_certain)
             else:
                 if missing:
@@ -121,6 +122,9 @@ def _missing(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> str:
     expected = attachment.observed or attachment.result
     if expected is None:
         return ""
+    if _is_ours(attachment) and not attachment.has_interface:
+        # An IPAM plugin alone, or the auxiliary chain.
+        return ""
     if attachment.observed is None and not attachment.is_built_in:
         if attachment.device_id:
             # A device in user space has no interface that could be looked for.
@@ -134,6 +138,11 @@ def _missing(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> str:
         )
     except OSError as error:
         return f"{sandbox.netns} can't be looked into: {error}"
+
+
+def _is_ours(attachment: Attachment) -> bool:
+    """Report whether built-ins alone served this ADD and those of the pod's other networks."""
+    return attachment.is_built_in and attachment.observed is None
 
 
 def _ask_plugins(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> None:

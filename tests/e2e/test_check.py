@@ -7,7 +7,9 @@ import functools
 import json
 import os
 import shutil
+import struct
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -123,45 +125,52 @@ class Left:
     def __init__(self, lab: Lab, pod: Pod) -> None:
         self._node, self._netns = lab.node, pod.netns
         self._ifname = "lo" if "loopback" in pod.case.types else pod.ifname
-        self._routes = [*self._read_routes("-4", "0.0.0.0/0"), *self._read_routes("-6", "::/0")]
+        self._saved = {family: self._save(family) for family in ("-4", "-6")}
 
-    def _read_routes(self, family: str, default: str) -> Iterator[dict[str, str]]:
-        """Yield the routes over the interface as the words of `ip`; the kernel's own of IPv6 are left out."""
-        for route in self._node.ip(family, "-details", "route", "show", "table", "all", netns=self._netns):
-            dst = default if route["dst"] == "default" else route["dst"]
-            table = route.get("table", "main")
-            if route.get("dev") != self._ifname or table == "local" or dst.startswith(("fe80:", "ff00:")):
-                continue
-            words = {"dst": dst, "dev": self._ifname, "table": table}
-            for key, word in {"gateway": "via", "protocol": "proto", "scope": "scope", "prefsrc": "src"}.items():
-                if key in route:
-                    words[word] = route[key]
-            yield words | ({"metric": str(route["metric"])} if "metric" in route else {})
+    def take(self, words: str, stdin: bytes = b"") -> bytes:
+        """Run `ip` in the pod's namespace."""
+        command = ["ip", "-n", Path(self._netns).name, *words.split()]
+        # A file: `ip route restore` reads it three times.
+        with tempfile.TemporaryFile() as file:
+            file.write(stdin)
+            file.seek(0)
+            return subprocess.run(command, check=True, capture_output=True, stdin=file).stdout
+
+    def _save(self, family: str) -> bytes:
+        """Read all routes: netlink messages, behind four bytes of `ip`."""
+        saved = bytearray(self.take(f"{family} route save table all"))
+        position = 4
+        while position < len(saved):
+            (length,) = struct.unpack_from("=I", saved, position)
+            # Flags of a device without carrier, dead and linkdown, which the kernel does not take back.
+            saved[position + 24] &= ~0x11
+            position += length + -length % 4
+        return bytes(saved)
+
+    def _restore(self) -> None:
+        for family, saved in self._saved.items():
+            # It passes over routes that are there.
+            self.take(f"{family} route restore", saved)
 
     def things(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Yield each route and address: how to take it away, as words of `ip`, and a function that puts it back."""
-        for route in self._routes:
-            yield f"route delete {route['dst']} dev {self._ifname} table {route['table']}", self._put_back
+        for family in self._saved:
+            for route in self._node.ip(family, "-details", "route", "show", "table", "all", netns=self._netns):
+                table = route.get("table", "main")
+                # What the kernel makes by itself is no plugin's.
+                if route.get("dev") != self._ifname or table == "local" or route["dst"].startswith(("fe80:", "ff00:")):
+                    continue
+                yield f"{family} route delete {route['dst']} dev {self._ifname} table {table}", self._restore
         (link,) = self._node.ip("address", "show", self._ifname, netns=self._netns)
         for item in link["addr_info"]:
-            # Link-local addresses of IPv6 are the kernel's own.
             if not item["local"].startswith("fe80:"):
                 words = f"{item['local']}/{item['prefixlen']} dev {self._ifname}"
                 options = f"scope {item['scope']}" + (" nodad" if item["family"] == "inet6" else "")
                 yield f"address delete {words}", partial(self._put_back, f"address add {words} {options}")
 
-    def _put_back(self, *commands: str) -> None:
-        """Run the commands, and make all routes that are missing."""
-        # Those to a gateway need the others.
-        ordered = sorted(self._routes, key=lambda route: "via" in route)
-        routes = [" ".join(f"{key} {word}" for key, word in route.items() if key != "dst") for route in ordered]
-        replaced = [f"route replace {route['dst']} {words}" for route, words in zip(ordered, routes, strict=True)]
-        self.take(*commands, *replaced)
-
-    def take(self, *commands: str) -> None:
-        """Run these commands of `ip` in the pod's namespace."""
-        inside = ["ip", "-n", Path(self._netns).name, "-batch", "-"]
-        subprocess.run(inside, input="\n".join(commands), check=True, capture_output=True, text=True)
+    def _put_back(self, address: str) -> None:
+        self.take(address)
+        self._restore()
 
 
 def require_finds_what_is_missing(lab: Lab, pod: Pod) -> None:

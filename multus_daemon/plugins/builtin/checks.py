@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from multus_daemon.kernel import inet
 from multus_daemon.kernel.expected import Tables, fits
 from multus_daemon.kernel.links import Link
@@ -55,6 +57,19 @@ def check_addresses(session: Session, link: Link, previous: Result) -> None:
             routes = tables.routes(ip.is_ipv4, inet.TABLE_MAIN)
         if address.network not in routes:
             raise InternalError(f'expected a route to {address.network} for "{link.name}", and there is none')
+
+
+def check_gateways(session: Session, link: Link, previous: Result) -> None:
+    """Every gateway of the previous result's addresses has a route of its own on the link. Raises InternalError."""
+    tables = Tables(session.pod)
+    for ip in previous.ips:
+        if not ip.gateway:
+            continue
+        gateway = ipaddress.ip_network(ip.gateway)
+        with step("read the routing table"):
+            found = tables.routes(ip.is_ipv4, inet.TABLE_MAIN).get(gateway, ())
+        if not any(route.oif == link.index for route in found):
+            raise InternalError(f'expected a route to the gateway {ip.gateway} on "{link.name}", and there is none')
 
 
 def check_routes(session: Session, previous: Result) -> None:

@@ -118,6 +118,8 @@ def check(call: Call, session: Session) -> None:
         link = checks.check_link(session, expected, "veth")
         checks.check_addresses(session, link, previous)
         checks.check_routes(session, previous)
+        # The reference does not look, and without it nothing leaves the pod.
+        checks.check_gateways(session, link, previous)
 
 
 def status(call: Call) -> None:
