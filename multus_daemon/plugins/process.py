@@ -79,7 +79,7 @@ class ProcessRunner:
         self._environ = {"GOMAXPROCS": str(procs), **environ}
         self._limit = limit
         self._files = ProgramFiles()
-        self._looks = threads.Reads(deadlines.PLUGIN_LOOKUP_SECONDS)
+        self._looks = threads.Reads(deadlines.PLUGIN_LOOKUP_SECONDS, shared=True)
 
     def locate(self, plugin_type: str) -> str:
         """Return the plugin's path inside the chroot; empty if not found. Raises IoFailureError if the disk hangs."""
@@ -108,7 +108,7 @@ class ProcessRunner:
     def _look(self, plugin_type: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work`, which reads files of the plugin, with a deadline. Raises IoFailureError if the disk hangs."""
         try:
-            return self._looks.of((work.__name__, plugin_type), work, *args, **kwargs)
+            return self._looks.of((work.__name__, *args), work, *args, **kwargs)
         except TimeoutError as error:
             where = f"below {self._root}" if self._root else "in the daemon's own file system"
             raise IoFailureError(

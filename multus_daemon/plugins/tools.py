@@ -41,7 +41,7 @@ class ToolRunner:
         self._root = chroot_dir.rstrip("/")
         self._chroot = chroot_program() if self._root else ""
         self._limits = child.Limits(timeout, grace, max_output)
-        self._looks = threads.Reads(deadlines.PLUGIN_LOOKUP_SECONDS)
+        self._looks = threads.Reads(deadlines.PLUGIN_LOOKUP_SECONDS, shared=True)
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:

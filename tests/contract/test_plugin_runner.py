@@ -614,7 +614,8 @@ def _pool_threads():
 
 async def test_a_look_up_in_a_directory_that_hangs(bench, stuck):
     expected = rf'^directory {bench.inside}/none, {bench.inside}/bin does not answer: plugin "steered" could not be'
-    for _ in range(3):
+    before = set(threading.enumerate())
+    for _ in range(5):
         with pytest.raises(IoFailureError, match=expected):
             stuck.locate("steered")
         with pytest.raises(IoFailureError, match=expected):
@@ -622,7 +623,7 @@ async def test_a_look_up_in_a_directory_that_hangs(bench, stuck):
         with pytest.raises(IoFailureError, match=expected):
             await stuck.run("steered", bench.invocation())
     # Each kind of look costs one thread, however often it is repeated, and none of the default executor.
-    assert len([thread for thread in threading.enumerate() if thread.name == "read"]) == 3
+    assert len([thread for thread in set(threading.enumerate()) - before if thread.name == "read"]) <= 3
     assert _pool_threads() == []
 
 
