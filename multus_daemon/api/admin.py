@@ -16,8 +16,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from multus_daemon import deadlines
+from multus_daemon.api.cni import to_cni_error
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError
 
@@ -86,8 +88,8 @@ class AdminApi:
                     found = await portal.run(Deadline(self._seconds), work, name=f"admin {name}")
         except TimeoutError:
             return _error(TryAgainLaterError(f"no answer to {name} within {self._seconds:g} s"), 504)
-        except CniError as error:
-            return _error(error, 400)
+        except (CniError, NoThreadError) as error:
+            return _error(to_cni_error(error), 400)
         if request.method == "POST":
             log.info("admin %s: done", name)
         return web.Response(body=gojson.dumps(found, sort_keys=False), content_type="application/json")

@@ -69,9 +69,9 @@ class OutputTooLargeError(Exception):
 async def run(argv: Sequence[str], environ: Mapping[str, str], stdin: bytes, limits: Limits) -> Exit:
     """Run a program to its end, in `/`, with exactly `environ` and the daemon's mark (`strays`).
 
-    Raises OSError where it can't be started, DeadlineExceededError, OutputTooLargeError. In every case, cancellation
-    included, the child has been reaped on return and its group has got SIGKILL, unless it ended by itself with its
-    pipes closed: what detached itself properly then lives on.
+    Raises OSError (NoThreadError too) where it can't be started, DeadlineExceededError, OutputTooLargeError. In every
+    case, cancellation included, the child has been reaped on return and its group has got SIGKILL, unless it ended by
+    itself with its pipes closed: what detached itself properly then lives on.
     """
     deadline = asyncio.get_running_loop().time() + limits.timeout
     popen, pidfd = await _start(argv, environ, deadline, limits)

@@ -116,11 +116,16 @@ class ProcessRunner:
                 f"within {deadlines.PLUGIN_LOOKUP_SECONDS:g} s",
                 f"{where}; check its disk or mount, such as an NFS server that is gone",
             ) from error
+        except threads.NoThreadError as error:
+            raise _no_thread(plugin_type) from error
 
     async def _looked(self, plugin_type: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `_look` in a thread of its own: a disk that hangs must not take threads of the default executor."""
         look = functools.partial(self._look, plugin_type, work, *args, **kwargs)
-        return await portal.run(Deadline(), look, name="look")
+        try:
+            return await portal.run(Deadline(), look, name="look")
+        except threads.NoThreadError as error:
+            raise _no_thread(plugin_type) from error
 
     async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
         """What the plugin printed on stdout, its exit status being 0; `path` is where `locate` has just found it.
@@ -163,6 +168,8 @@ class ProcessRunner:
         verb, path = invocation.verb, argv[-1]
         try:
             end = await child.run(argv, environ, invocation.stdin, limits)
+        except threads.NoThreadError as error:
+            raise _no_thread(plugin_type) from error
         except OSError as error:
             if error.errno == errno.ETXTBSY:
                 return None
@@ -258,6 +265,13 @@ def chroot_program() -> str:
             continue
     raise FileNotFoundError(
         errno.ENOENT, f"no chroot program (looked for {', '.join(CHROOT_PROGRAMS)}), which a chroot directory needs"
+    )
+
+
+def _no_thread(plugin_type: str) -> TryAgainLaterError:
+    return TryAgainLaterError(
+        f'plugin "{plugin_type}" could not be started: no thread, the limit of processes or memory is reached',
+        "raise the limits of the daemon's pod or service (pids.max, memory), or see what else uses them up",
     )
 
 

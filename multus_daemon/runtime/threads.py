@@ -37,14 +37,25 @@ _FLOCK: Final = struct.Struct("@hhqqi0q")
 """struct flock of fcntl(2)."""
 
 
+class NoThreadError(OSError, RuntimeError):
+    """The kernel starts no more threads: a limit is reached (EAGAIN, pthread_create(3)), or memory is short."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EAGAIN, "can't start new thread")
+
+
 def start(work: Callable[[], T], *, name: str = "") -> futures.Future[T]:
-    """Run `work` in a new thread, in a copy of the calling context; what it returns or raises.
+    """Run `work` in a new thread, in a copy of the calling context; what it returns or raises. Raises NoThreadError.
 
     Nothing waits for the thread at the end of the program: one that the kernel holds must not hold the daemon.
     """
     done: futures.Future[T] = futures.Future()
     body = functools.partial(_settle, done, work)
-    threading.Thread(target=contextvars.copy_context().run, args=(body,), name=name or None, daemon=True).start()
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(body,), name=name or None, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise NoThreadError from error
     return done
 
 
@@ -206,14 +217,14 @@ class Reads:
     """Reads of files that nobody has to wait for for ever: each on a thread, the wait for it with an end.
 
     The thread of a disk that hangs can't be ended. Who asks for the same key again waits for it to come back, however
-    often that is, so that one file costs one thread. A thread that has come back takes the next read: that takes 30 us,
-    a new thread 150 us.
+    often that is, so that one file costs one thread.
     """
 
     def __init__(self, seconds: float, *, shared: bool = False) -> None:
         """`seconds`: how long to wait for one read, those of the same key that are before it included.
 
-        `shared`: a caller takes the outcome of the read that runs, where one does, in place of reading anew after it.
+        `shared`: reads are cheap and frequent. A caller takes the outcome of the read that runs, where one does, in
+        place of reading anew after it; and a thread that has come back takes the next read (30 us, a new one 150 us).
         """
         self._seconds = seconds
         self._shared = shared
@@ -267,6 +278,8 @@ class Reads:
         jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         while True:
             job()
+            if not self._shared:
+                return
             with self._guard:
                 self._idle.append(jobs)
             try:

@@ -595,6 +595,19 @@ async def test_names_that_are_none(bench, name):
     assert bench.runner().locate(name) == ""
 
 
+async def test_no_thread(bench, monkeypatch):
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    runner = bench.runner()
+    path = runner.locate("steered")
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    for work in (runner.run("steered", bench.invocation(), path), runner.run("steered", bench.invocation())):
+        with pytest.raises(TryAgainLaterError, match='^plugin "steered" could not be started: no thread'):
+            await work
+    assert not bench.calls()
+
+
 # --- a directory that hangs -----------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from multus_daemon.api.admin import AT_ONCE, BODY_LIMIT, AdminApi
 from multus_daemon.api.app import UnixServer
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
-from tests.unit.api.harness import exchange, exposition
+from tests.unit.api.harness import exchange, exposition, no_thread
 
 
 def refuse(_asked):
@@ -90,6 +90,15 @@ async def test_an_answer_that_takes_too_long_is_stopped(api, gates, metrics, tmp
         await server.stop(1)
     assert (reply.status, reply.json["code"]) == (504, 11)
     assert await asyncio.to_thread(stopped.wait, 10)
+
+
+async def test_without_a_thread_it_is_to_be_asked_again(server, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        reply = await exchange(server, "GET", "/admin/v1/echo", b"")
+    assert (reply.status, reply.json["code"]) == (400, 11)
+    assert reply.json["msg"].startswith("the daemon can't start a thread")
+    assert (await exchange(server, "GET", "/admin/v1/echo", b"")).status == 200
 
 
 async def test_few_are_worked_on_at_once(api, gates, metrics, tmp_path):

@@ -1,5 +1,6 @@
 import contextlib
 import contextvars
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -545,9 +546,21 @@ def test_a_read_that_hangs_is_interrupted_with_its_caller(disk: Hanging, ends: s
             threads.Reads(60).of("a", disk.read)
 
 
-def test_reads_share_threads_that_end_when_there_are_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_can_not_be_started_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(threads.NoThreadError, match="can't start new thread") as caught:
+        threads.start(lambda: None)
+    assert caught.value.errno == errno.EAGAIN
+    # Callers that do the work themselves in place of a thread expect it.
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_shared_reads_reuse_threads_that_end_when_there_are_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.05)
-    reads = threads.Reads(PATIENCE)
+    reads = threads.Reads(PATIENCE, shared=True)
     found: set[threading.Thread] = set()
     for number in range(20):
         found.add(reads.of(number, threading.current_thread))
