@@ -79,7 +79,7 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
                 return admission.answer(review, settings, known)
 
             tasks: dict[str, Coroutine[Any, Any, Any]] = {
-                "webhook": webhook.WebhookServer(answer, metrics, pair.context, port, address).run(),
+                "webhook": webhook.WebhookServer(answer, metrics, lambda: pair.context, port, address).run(),
                 "certificate": pair.run(),
                 "networks": networks.run(),
             }

@@ -253,18 +253,10 @@ class Daemon:
         )
         # A built-in's IPAM plugin is chosen as any other is.
         builtin.ipam = dispatcher
-        if shadowed := dispatcher.shadowed(PLUGINS):
-            log.info(
-                "builtinPlugins: prefer: these binaries run only for what the built-in of the name does not know, "
-                "and for what they have attached: %s",
-                ", ".join(sorted(shadowed.values())),
-            )
-        if missing := {name for name in plugins.builtin_plugins_except if not dispatcher.locate(name)}:
-            log.warning(
-                "builtinPluginsExcept: no binary in %s, networks of these types can't be attached: %s",
-                paths.bin_dir,
-                ", ".join(sorted(missing)),
-            )
+        try:
+            self._log_binaries(dispatcher)
+        except CniError as error:
+            log.error("%s", error)
         cache = ResultCache(cni_dir)
         self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records)
         return Engine(
@@ -290,6 +282,22 @@ class Daemon:
             count_set_aside=self._metrics.deletes.set_aside,
             count_replaced_netns=self._metrics.deletes.replaced_namespace,
         )
+
+    def _log_binaries(self, dispatcher: Dispatcher) -> None:
+        """Log which built-ins shadow a binary, and which binaries are missing. Raises CniError if their disk hangs."""
+        if shadowed := dispatcher.shadowed(PLUGINS):
+            log.info(
+                "builtinPlugins: prefer: these binaries run only for what the built-in of the name does not know, "
+                "and for what they have attached: %s",
+                ", ".join(sorted(shadowed.values())),
+            )
+        excepted = self._settings.plugins.builtin_plugins_except
+        if missing := {name for name in excepted if not dispatcher.locate(name)}:
+            log.warning(
+                "builtinPluginsExcept: no binary in %s, networks of these types can't be attached: %s",
+                self._settings.paths.bin_dir,
+                ", ".join(sorted(missing)),
+            )
 
     def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
         """A plugin has ended: see `plugins.select.Observe`."""

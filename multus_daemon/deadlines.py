@@ -170,6 +170,12 @@ DELEGATE_SECONDS = 120.0
 DELEGATE_DEL_SECONDS = 60.0
 """As DELEGATE_SECONDS, for DEL by a process, at most: where one hangs, time is left for those of the other networks."""
 
+PLUGIN_LOOKUP_SECONDS = 5.0
+"""For one look at a plugin's file, such as its search in `binDir`. Below STATUS_PLUGINS_SECONDS.
+
+Four of them fit into SHIM_DEL_REPLY_SECONDS, so that the runtime reads the reason.
+"""
+
 KILL_GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL for a child process."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 
 def fill(disk: Path) -> Path:
@@ -31,3 +35,26 @@ def make_read_only(disk: Path) -> None:
 def make_writable(disk: Path) -> None:
     """As it was."""
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+@contextlib.contextmanager
+def hanging(directory: Path, process: int | None = None) -> Iterator[None]:
+    """Mount a disk over `directory` that answers nothing, as a dead NFS server does; the block's end releases waiters.
+
+    It is a FUSE file system without a program behind it. As with NFS, only SIGKILL ends a process that waits for it.
+    `process`: whose mounts it is among; those of the tests if None.
+    """
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("needs root and /dev/fuse, for a disk that hangs: run pytest as root, modprobe fuse")
+    descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0"
+    there = ["nsenter", f"--mount=/proc/{process or os.getpid()}/ns/mnt"]
+    try:
+        mount = [*there, "mount", "-i", "-t", "fuse", "-o", options, "hanging", str(directory)]
+        subprocess.run(mount, check=True, pass_fds=[descriptor])
+        yield
+    finally:
+        os.close(descriptor)
+        # The mounts of a process end with it.
+        if process is None:
+            subprocess.run(["umount", "-l", str(directory)], check=True)

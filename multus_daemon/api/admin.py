@@ -16,15 +16,26 @@ from typing import Any, Final
 from aiohttp import web
 
 from multus_daemon import deadlines
+from multus_daemon.api.cni import to_cni_error
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError
+from multus_daemon.spec.cni.errors import (
+    CniError,
+    DecodingFailureError,
+    InvalidEnvironmentError,
+    IoFailureError,
+    TryAgainLaterError,
+)
 
 ROOT: Final = "/admin"
-PATH: Final = ROOT + "/v1/{name}"
+PATH: Final = ROOT + "/{path:.*}"
+_VERSION: Final = "v1/"
 BODY_LIMIT: Final = 2 * 1024 * 1024
 """Bytes: a manifest of a pod."""
+SHOWN: Final = 40
+"""Characters of a wrong value that an error shows."""
 AT_ONCE: Final = 2
 """Questions that are worked on side by side: whoever asks waits for pods, not the other way round."""
 
@@ -40,16 +51,26 @@ class Asked:
     body: bytes = b""
 
     def flag(self, key: str) -> bool:
-        """Whether `key` is given as true."""
-        return self.query.get(key, "") == "true"
+        """Return whether `key` is "true". Raises InvalidEnvironmentError for what is neither "true" nor "false"."""
+        text = self.query.get(key, "")
+        if text not in ("", "true", "false"):
+            raise InvalidEnvironmentError(f"{key} is {text[:SHOWN]!r}: true or false is needed")
+        return text == "true"
+
+    def pod(self) -> str:
+        """Return `namespace/name` of the key `pod`; empty if absent. Raises InvalidEnvironmentError."""
+        text = self.query.get("pod", "")
+        if text and (text.count("/") != 1 or not all(text.split("/"))):
+            raise InvalidEnvironmentError(f"pod is {text[:SHOWN]!r}: NAMESPACE/POD is needed")
+        return text
 
     def number(self, key: str, default: int, *, most: int) -> int:
-        """The number from 1 that `key` stands for. Raises CniError."""
+        """Return the number from 1 to `most` that `key` stands for. Raises InvalidEnvironmentError."""
         text = self.query.get(key, "")
         if not text:
             return default
         if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
-            raise InternalError(f"{key} is {text[:40]!r}: a number from 1 to {most} is needed")
+            raise InvalidEnvironmentError(f"{key} is {text[:SHOWN]!r}: a number from 1 to {most} is needed")
         return int(text)
 
 
@@ -74,10 +95,11 @@ class AdminApi:
 
     async def handle(self, request: web.Request) -> web.Response:
         """The handler of every method."""
-        name = request.match_info["name"]
-        answer = self._answers.get(request.method, {}).get(name)
+        path = request.match_info["path"]
+        name = path.removeprefix(_VERSION)
+        answer = self._answers.get(request.method, {}).get(name) if path != name else None
         if answer is None:
-            return self._unknown(request.method, name)
+            return self._unknown(request.method, path)
         try:
             async with asyncio.timeout(self._seconds):
                 asked = Asked(dict(request.query), await _body(request))
@@ -86,28 +108,34 @@ class AdminApi:
                     found = await portal.run(Deadline(self._seconds), work, name=f"admin {name}")
         except TimeoutError:
             return _error(TryAgainLaterError(f"no answer to {name} within {self._seconds:g} s"), 504)
-        except CniError as error:
-            return _error(error, 400)
+        except (CniError, NoThreadError) as error:
+            return _error(to_cni_error(error), 400)
         if request.method == "POST":
             log.info("admin %s: done", name)
         return web.Response(body=gojson.dumps(found, sort_keys=False), content_type="application/json")
 
-    def _unknown(self, method: str, name: str) -> web.Response:
+    def _unknown(self, method: str, path: str) -> web.Response:
         for other, answers in self._answers.items():
-            if name in answers:
-                return web.Response(status=405, text=f"{name} is a {other}, no {method}\n", headers={"Allow": other})
-        known = ", ".join(sorted(name for answers in self._answers.values() for name in answers))
-        return _error(InternalError(f"{name!r} is not known to this daemon", f"it knows {known}"), 404)
+            if path in {_VERSION + name for name in answers}:
+                response = _error(InvalidEnvironmentError(f"{path} is asked by {other}, not by {method[:SHOWN]}"), 405)
+                response.headers["Allow"] = other
+                return response
+        known = ", ".join(sorted(_VERSION + name for answers in self._answers.values() for name in answers))
+        error = InvalidEnvironmentError(f"{path[:SHOWN]!r} is not known to this daemon", f"it knows {known}")
+        return _error(error, 404)
 
 
 async def _body(request: web.Request) -> bytes:
     """Raises CniError."""
     if (request.content_length or 0) > BODY_LIMIT:
-        raise InternalError(f"the body is larger than {BODY_LIMIT} bytes")
+        raise DecodingFailureError(f"the body is larger than {BODY_LIMIT} bytes")
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise InternalError(f"the body is larger than {BODY_LIMIT} bytes") from error
+        raise DecodingFailureError(f"the body is larger than {BODY_LIMIT} bytes") from error
+    except Exception as error:
+        # A cut connection, bad chunks or bad compression: the client's fault, and aiohttp has no one base for it.
+        raise IoFailureError(f"the body can't be read: {type(error).__name__}: {error}") from error
 
 
 def _error(error: CniError, status: int) -> web.Response:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from multus_daemon.api.admin import Answer, Asked
+from multus_daemon.api.admin import SHOWN, Answer, Asked
 from multus_daemon.diagnosis import attachments, explain, status, trace
 from multus_daemon.node import orphans
 from multus_daemon.pod import aside
@@ -16,6 +16,7 @@ from multus_daemon.pod.gather import find_pod
 from multus_daemon.pod.records import held_if_free
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.cni import names
 from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidEnvironmentError, IoFailureError
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
@@ -68,7 +69,7 @@ class Answers:
                 self._engine.store,
                 self._engine.links,
                 source="daemon",
-                pod=asked.query.get("pod", ""),
+                pod=asked.pod(),
                 leaks=leaks,
                 problems=self._orphans() if leaks else None,
                 last_errors=self._last_errors(),
@@ -102,6 +103,10 @@ class Answers:
 
     def _forget(self, asked: Asked) -> Mapping[str, Any]:
         container_id = ContainerId(asked.query.get("container", ""))
+        if not container_id:
+            raise InvalidEnvironmentError("no container is named", "container=ID")
+        if problem := names.container_id_problem(container_id):
+            raise InvalidEnvironmentError(f"container is {container_id[:SHOWN]!r}: {problem}")
         record = aside.forget(self._engine, container_id)
         return attachments.forgotten(container_id, record)
 
@@ -120,9 +125,9 @@ class Answers:
             return ""
 
     def _explain(self, asked: Asked) -> Mapping[str, Any]:
-        namespace, _, name = asked.query.get("pod", "").partition("/")
-        if not namespace or not name:
+        if not asked.pod():
             raise InvalidEnvironmentError("no pod is named", "pod=NAMESPACE/POD")
+        namespace, _, name = asked.pod().partition("/")
         named = KubernetesArgs(Namespace(namespace), PodName(name), PodUid(""), "", ())
         return self._explained(lambda: find_pod(self._engine, named), f"{namespace}/{name}")
 
@@ -133,7 +138,9 @@ class Answers:
         try:
             pod = objects.decode_pod(asked.body).value
         except objects.DECODE_ERRORS as error:
-            raise DecodingFailureError(f"that is no pod: {error}") from error
+            raise DecodingFailureError(f"the body is not a pod: {error}") from error
+        if not pod.namespace or not pod.name:
+            raise DecodingFailureError("the pod has no name or no namespace", "metadata.name, metadata.namespace")
         return self._explained(lambda: pod, str(pod))
 
     def _explained(self, find: Callable[[], Pod], name: str) -> Mapping[str, Any]:
@@ -143,4 +150,4 @@ class Answers:
             raise IoFailureError(f"records can't be listed: {error}") from error
 
     def _trace(self, asked: Asked) -> Mapping[str, Any]:
-        return trace.of(self._timelines, asked.query.get("pod", ""), asked.number("last", 20, most=1000))
+        return trace.of(self._timelines, asked.pod(), asked.number("last", 20, most=1000))

@@ -22,6 +22,7 @@ from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.runtime import portal, slots, timeline
 from multus_daemon.runtime.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
+from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni import versions
 from multus_daemon.spec.cni.args import KubernetesArgs
@@ -197,10 +198,14 @@ class CniApi:
         """
         try:
             # A large one takes longer to read than others may wait for the loop.
-            call = decode(body) if len(body) <= _DECODED_HERE else await asyncio.to_thread(decode, body)
-        except CniError as error:
-            log.error("CNI request refused: %s", error)
-            raise
+            if len(body) <= _DECODED_HERE:
+                call = decode(body)
+            else:
+                call = await portal.run(Deadline(), functools.partial(decode, body), name="decode")
+        except (CniError, NoThreadError) as error:
+            failure = to_cni_error(error)
+            log.error("CNI request refused: %s", failure)
+            raise failure from None
         request = call.request
         names = {"verb": request.verb}
         if isinstance(request, CniRequest):
@@ -266,7 +271,7 @@ class CniApi:
             except (Exception, asyncio.CancelledError) as error:
                 failure = to_cni_error(error)
                 kept.end((failure.code, str(failure)))
-                traceback = None if isinstance(error, CniError | asyncio.CancelledError) else error
+                traceback = None if isinstance(error, CniError | NoThreadError | asyncio.CancelledError) else error
                 if told := _with_command(failure, call.request):
                     raise told from error
                 if failure is error:
@@ -394,9 +399,17 @@ def _with_command(error: CniError, request: CniRequest | wire.NodeRequest) -> Cn
 
 
 def to_cni_error(error: BaseException) -> CniError:
-    """What the caller is told: a CniError as it is, a cancelled verb as "try again", anything else as code 999."""
+    """Return what the caller is told.
+
+    A CniError is unchanged, a cancelled verb and a lack of threads are "try again", all else is code 999.
+    """
     if isinstance(error, CniError):
         return error
+    if isinstance(error, NoThreadError):
+        return TryAgainLaterError(
+            "the daemon can't start a thread for the request: the limit of processes or memory is reached",
+            "raise the limits of the daemon's pod or service (pids.max, memory), or see what else uses them up",
+        )
     if isinstance(error, asyncio.CancelledError):
         return StoppedError("multus daemon was stopped before the request was done", "what was begun is undone")
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

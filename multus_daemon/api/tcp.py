@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -33,11 +34,12 @@ class TcpListener:
         connections: int,
         seconds: float,
         retry: tuple[float, float] = (1, 60),
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """`name`: for the log. `address`: empty for all. `connections`: that are accepted at once.
 
-        `seconds`: for one connection, from its beginning to its end, the handshake of `tls` apart, which has as many.
+        `seconds`: for one connection, from its beginning to its end, the handshake of TLS apart, which has as many.
+        `tls`: called for each connection.
         `retry`: the first and the longest pause in seconds.
         """
         self._name = name
@@ -105,7 +107,7 @@ class TcpListener:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
                 connection,
-                ssl=self._tls,
+                ssl=self._tls() if self._tls else None,
                 ssl_handshake_timeout=self._seconds if self._tls else None,
                 ssl_shutdown_timeout=self._seconds if self._tls else None,
             )

@@ -47,10 +47,9 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises OSError, ssl.SSLError where they can't be used."""
         self._files = (certificate, key)
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._state = self._look()
-        self.context.load_cert_chain(*self._files)
+        self.context = self._load()
+        """For new connections. A renewal replaces it and changes nothing in it: connections have it open."""
 
     async def run(self, *, pause: float = LOOK_SECONDS) -> None:
         """Look for new ones, for ever. Those that can't be used are told of, and the present ones stay."""
@@ -67,11 +66,16 @@ class Certificate:
         state = self._look()
         if state == self._state:
             return False
-        # Half of a pair that does not fit would be taken otherwise.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
-        self.context.load_cert_chain(*self._files)
+        self.context = self._load()
         self._state = state
         return True
+
+    def _load(self) -> ssl.SSLContext:
+        """Raises OSError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(*self._files)
+        return context
 
     def _look(self) -> list[tuple[int, int, int]]:
         # Links are followed: the kubelet replaces the directory that they lead to.
@@ -86,13 +90,13 @@ class WebhookServer:
         self,
         answer: Answer,
         metrics: Metrics,
-        tls: ssl.SSLContext,
+        tls: Callable[[], ssl.SSLContext],
         port: int,
         address: str = "",
         *,
         seconds: float = deadlines.WEBHOOK_REVIEW_SECONDS,
     ) -> None:
-        """`seconds`: for one review, the wait for its turn included."""
+        """`tls`: called for each connection. `seconds`: for one review, the wait for its turn included."""
         self._answer = answer
         self._metrics = metrics
         metrics.expect_reviews()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from typing import Any, TypeAlias
 from multus_daemon import deadlines
 from multus_daemon.plugins import strays
 from multus_daemon.plugins.failure import STDERR_TAIL, Exit
+from multus_daemon.runtime import threads
 
 _CHUNK = 64 * 1024
 _DESCENDANTS_MAX = 256
@@ -67,9 +69,9 @@ class OutputTooLargeError(Exception):
 async def run(argv: Sequence[str], environ: Mapping[str, str], stdin: bytes, limits: Limits) -> Exit:
     """Run a program to its end, in `/`, with exactly `environ` and the daemon's mark (`strays`).
 
-    Raises OSError where it can't be started, DeadlineExceededError, OutputTooLargeError. In every case, cancellation
-    included, the child has been reaped on return and its group has got SIGKILL, unless it ended by itself with its
-    pipes closed: what detached itself properly then lives on.
+    Raises OSError (NoThreadError too) where it can't be started, DeadlineExceededError, OutputTooLargeError. In every
+    case, cancellation included, the child has been reaped on return and its group has got SIGKILL, unless it ended by
+    itself with its pipes closed: what detached itself properly then lives on.
     """
     deadline = asyncio.get_running_loop().time() + limits.timeout
     popen, pidfd = await _start(argv, environ, deadline, limits)
@@ -81,9 +83,12 @@ async def run(argv: Sequence[str], environ: Mapping[str, str], stdin: bytes, lim
 
 
 async def _start(argv: Sequence[str], environ: Mapping[str, str], deadline: float, limits: Limits) -> _Started:
-    """In a thread, as exec waits for the disk. A start that nobody awaits any more is ended as soon as it is there."""
-    loop = asyncio.get_running_loop()
-    started = loop.run_in_executor(None, _popen, list(argv), dict(environ))
+    """Start the process in a thread of its own, since exec waits for a disk, which may hang.
+
+    A start that nobody awaits any more is ended as soon as it is there.
+    """
+    work = functools.partial(_popen, list(argv), dict(environ))
+    started = asyncio.wrap_future(threads.start(work, name="starting a plugin process"))
     try:
         async with asyncio.timeout_at(deadline):
             return await asyncio.shield(started)

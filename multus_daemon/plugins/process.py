@@ -3,6 +3,8 @@
 Execution protocol: CNI SPEC section 2; libcni's habits in containernetworking/cni `pkg/invoke`. The host's root is
 entered by the `chroot` program, which also changes to `/`, so that a plugin never has a working directory outside
 its root. Of the daemon's own environment a plugin gets what the operator has named, in particular no KUBERNETES_*.
+
+A directory of plugins may be on a disk that hangs: everything that reads a plugin's file has a deadline (`_look`).
 """
 
 from __future__ import annotations
@@ -11,20 +13,25 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import functools
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, ParamSpec, TypeVar
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import child, failure, find
 from multus_daemon.plugins.limit import ProcessLimit
 from multus_daemon.plugins.recursion import ProgramFiles
-from multus_daemon.runtime import elf, fs
+from multus_daemon.runtime import elf, fs, portal, threads
 from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -72,34 +79,63 @@ class ProcessRunner:
         self._environ = {"GOMAXPROCS": str(procs), **environ}
         self._limit = limit
         self._files = ProgramFiles()
+        self._looks = threads.Reads(deadlines.PLUGIN_LOOKUP_SECONDS, shared=True)
 
     def locate(self, plugin_type: str) -> str:
-        """The plugin's path inside the chroot; empty where it is not to be had."""
+        """Return the plugin's path inside the chroot; empty if not found. Raises IoFailureError if the disk hangs."""
+        return self._look(plugin_type, self._locate, plugin_type)
+
+    def _locate(self, plugin_type: str) -> str:
         try:
             return find.find(self._bin_dirs, plugin_type, root=self._root)
         except CniError:
             return ""
 
     def refuse_multus(self, plugin_type: str, path: str) -> None:
-        """See `ports.BinaryRunner`."""
+        """See `ports.BinaryRunner`. Raises IoFailureError if the disk hangs."""
+        self._look(plugin_type, self._refuse_multus, plugin_type, path)
+
+    def _refuse_multus(self, plugin_type: str, path: str) -> None:
         # A file that is gone is for whoever runs it to report.
         with contextlib.suppress(OSError):
             self._files.refuse(plugin_type, fs.resolve(self._root, path))
 
     def _find(self, plugin_type: str) -> str:
         path = find.find(self._bin_dirs, plugin_type, root=self._root)
-        self.refuse_multus(plugin_type, path)
+        self._refuse_multus(plugin_type, path)
         return path
+
+    def _look(self, plugin_type: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `work`, which reads files of the plugin, with a deadline. Raises IoFailureError if the disk hangs."""
+        try:
+            return self._looks.of((work.__name__, *args), work, *args, **kwargs)
+        except TimeoutError as error:
+            where = f"below {self._root}" if self._root else "in the daemon's own file system"
+            raise IoFailureError(
+                f'directory {", ".join(self._bin_dirs)} does not answer: plugin "{plugin_type}" could not be read '
+                f"within {deadlines.PLUGIN_LOOKUP_SECONDS:g} s",
+                f"{where}; check its disk or mount, such as an NFS server that is gone",
+            ) from error
+        except threads.NoThreadError as error:
+            raise _no_thread(plugin_type) from error
+
+    async def _looked(self, plugin_type: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `_look` in a thread of its own: a disk that hangs must not take threads of the default executor."""
+        look = functools.partial(self._look, plugin_type, work, *args, **kwargs)
+        try:
+            return await portal.run(Deadline(), look, name="look")
+        except threads.NoThreadError as error:
+            raise _no_thread(plugin_type) from error
 
     async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
         """What the plugin printed on stdout, its exit status being 0; `path` is where `locate` has just found it.
 
         Raises the plugin's own CniError, PluginNotFoundError, PluginIsMultusError, IoFailureError where it can't be
-        started, TryAgainLaterError where its file stays busy, its time is up or no place became free, InternalError for
-        an end without a CNI error and for too much output.
+        started or its disk hangs, TryAgainLaterError where its file stays busy, its time is up or no place became free,
+        InternalError for an end without a CNI error and for too much output.
         """
         # First, so that a plugin that is not there is known at once.
-        path = path or await asyncio.to_thread(self._find, plugin_type)
+        path = path or await self._looked(plugin_type, self._find, plugin_type)
         async with self._limit.hold(plugin_type, invocation) if self._limit else contextlib.nullcontext():
             return await self._run(plugin_type, invocation, path)
 
@@ -132,11 +168,15 @@ class ProcessRunner:
         verb, path = invocation.verb, argv[-1]
         try:
             end = await child.run(argv, environ, invocation.stdin, limits)
+        except threads.NoThreadError as error:
+            raise _no_thread(plugin_type) from error
         except OSError as error:
             if error.errno == errno.ETXTBSY:
                 return None
             if error.errno == errno.ENOEXEC:
-                problem = await asyncio.to_thread(self._foreign, path) or "it is no program, nor a script with #!"
+                problem = (
+                    await self._looked(plugin_type, self._foreign, path) or "it is no program, nor a script with #!"
+                )
                 raise _not_executable(plugin_type, verb, path, problem) from error
             raise IoFailureError(
                 f'plugin "{plugin_type}" could not be started: {error.strerror}',
@@ -158,10 +198,12 @@ class ProcessRunner:
                 failure.context(plugin_type, verb, first=path),
             ) from error
         if self._root and end.returncode > 0 and not end.stdout:
-            if end.returncode == _CHROOT_CANNOT_EXECUTE and await asyncio.to_thread(self._is_busy, path, end.stderr):
+            if end.returncode == _CHROOT_CANNOT_EXECUTE and await self._looked(
+                plugin_type, self._is_busy, path, end.stderr
+            ):
                 return None
             # For chroot the C library has the shell try what the kernel does not execute: any error may come of that.
-            if problem := await asyncio.to_thread(self._foreign, path):
+            if problem := await self._looked(plugin_type, self._foreign, path):
                 raise _not_executable(plugin_type, verb, path, problem, end.stderr)
         return end
 
@@ -223,6 +265,13 @@ def chroot_program() -> str:
             continue
     raise FileNotFoundError(
         errno.ENOENT, f"no chroot program (looked for {', '.join(CHROOT_PROGRAMS)}), which a chroot directory needs"
+    )
+
+
+def _no_thread(plugin_type: str) -> TryAgainLaterError:
+    return TryAgainLaterError(
+        f'plugin "{plugin_type}" could not be started: no thread, the limit of processes or memory is reached',
+        "raise the limits of the daemon's pod or service (pids.max, memory), or see what else uses them up",
     )
 
 

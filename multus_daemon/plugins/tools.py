@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import child, find
 from multus_daemon.plugins.process import MINIMAL_ENVIRON, chroot_program
+from multus_daemon.runtime import portal, threads
+from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.ports import ToolNotFoundError
@@ -38,15 +41,21 @@ class ToolRunner:
         self._root = chroot_dir.rstrip("/")
         self._chroot = chroot_program() if self._root else ""
         self._limits = child.Limits(timeout, grace, max_output)
+        self._looks = threads.Reads(deadlines.PLUGIN_LOOKUP_SECONDS, shared=True)
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
         """As HostTools."""
         try:
-            path = await asyncio.to_thread(find.find, _DIRECTORIES, tool, root=self._root)
+            find_tool = functools.partial(self._looks.of, tool, find.find, _DIRECTORIES, tool, root=self._root)
+            path = await portal.run(Deadline(), find_tool, name="look")
         except find.PluginNotFoundError as error:
             where = f" below {self._root}" if self._root else ""
             raise ToolNotFoundError(f"{tool} is not in {', '.join(_DIRECTORIES)}{where}") from error
+        except TimeoutError as error:
+            raise IoFailureError(
+                f"{', '.join(_DIRECTORIES)} do not answer: {tool} was not found", str(error)
+            ) from error
         argv = [*([self._chroot, self._root] if self._root else []), path, *arguments]
         try:
             async with self._places:

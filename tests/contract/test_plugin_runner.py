@@ -34,6 +34,7 @@ from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureErro
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.ports import BinaryRunner, PluginRunner
 from tests.contract.conftest import in_thread
+from tests.disks import hanging
 from tests.fakes.runner import FakePluginRunner
 
 DEBIAN = "/usr/lib/cni"
@@ -592,6 +593,67 @@ async def test_names_that_are_none(bench, name):
         await bench.runner().run(name, bench.invocation())
     assert caught.value.code == 7
     assert bench.runner().locate(name) == ""
+
+
+async def test_no_thread(bench, monkeypatch):
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    runner = bench.runner()
+    path = runner.locate("steered")
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    for work in (runner.run("steered", bench.invocation(), path), runner.run("steered", bench.invocation())):
+        with pytest.raises(TryAgainLaterError, match='^plugin "steered" could not be started: no thread'):
+            await work
+    assert not bench.calls()
+
+
+# --- a directory that hangs -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stuck(bench, monkeypatch):
+    """The bench's directory of plugins does not answer any more."""
+    monkeypatch.setattr(deadlines, "PLUGIN_LOOKUP_SECONDS", 0.2)
+    runner = bench.runner(timeout=0.5, grace=0.1)
+    assert runner.locate("steered")
+    with hanging(bench.bin):
+        yield runner
+
+
+def _pool_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
+
+
+async def test_a_look_up_in_a_directory_that_hangs(bench, stuck):
+    expected = rf'^directory {bench.inside}/none, {bench.inside}/bin does not answer: plugin "steered" could not be'
+    before = set(threading.enumerate())
+    for _ in range(5):
+        with pytest.raises(IoFailureError, match=expected):
+            stuck.locate("steered")
+        with pytest.raises(IoFailureError, match=expected):
+            stuck.refuse_multus("steered", f"{bench.inside}/bin/steered")
+        with pytest.raises(IoFailureError, match=expected):
+            await stuck.run("steered", bench.invocation())
+    # Each kind of look costs one thread, however often it is repeated, and none of the default executor.
+    assert len([thread for thread in set(threading.enumerate()) - before if thread.name == "read"]) <= 3
+    assert _pool_threads() == []
+
+
+async def test_a_look_up_that_hangs_is_cancelled_at_once(bench, stuck, monkeypatch):
+    monkeypatch.setattr(deadlines, "PLUGIN_LOOKUP_SECONDS", 60)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await bench.runner().run("steered", bench.invocation())
+
+
+async def test_an_exec_that_hangs(bench, stuck, monkeypatch):
+    """Its file was there a moment ago."""
+    monkeypatch.setattr(deadlines, "KILLED_SECONDS", 0.2)
+    with pytest.raises(TryAgainLaterError, match='^plugin "steered" did not end within 0.5 s'):
+        await stuck.run("steered", bench.invocation(), f"{bench.inside}/bin/steered")
+    # Behind chroot the process is there, and a thread has looked for its descendants.
+    assert bench.root or _pool_threads() == []
 
 
 def test_no_chroot_program(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.disks import fill, make_read_only, make_writable
+from tests.disks import fill, hanging, make_read_only, make_writable
 from tests.e2e.node import Answer, Node
 
 PAGE = 4096
@@ -422,3 +423,42 @@ def test_the_result_is_the_one_that_was_stored(small: Node) -> None:
     assert again.code == 0, again.stdout
     assert json.loads(again.stdout) == json.loads(first.stdout)
     assert small.cni("DEL", "one", netns, "one").code == 0
+
+
+# --- a binDir that hangs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_a_bin_dir_that_hangs(node: Node) -> None:
+    """An ADD and a DEL fail in time and name the directory, other pods are served, and the daemon stops."""
+    node.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0")
+    node.network("steered", {"cniVersion": "1.0.0", "name": "steered", "type": "steered"}, namespace="default")
+    node.pod("one")
+    node.pod("two", "steered")
+    node.pod("three", "steered")
+    plugin = node.bin_dir / "steered"
+    shutil.copy(Path(__file__).parents[1] / "fakes" / "plugin.py", plugin)
+    plugin.chmod(0o755)
+    node.start()
+    second = add(node, "two")
+    assert node.daemon is not None
+    with hanging(node.bin_dir, node.daemon.pid), ThreadPoolExecutor(4) as pool:
+        deletes = [pool.submit(node.cni, "DEL", "two", second, "two") for _ in range(3)]
+        third = node.add_netns()
+        adding = pool.submit(node.cni, "ADD", "three", third, "three")
+        first = add(node, "one")
+        assert node.cni("DEL", "one", first, "one").code == 0
+        assert_refused(adding.result(), f"directory {node.bin_dir} does not answer")
+        assert "steered" in adding.result().json["msg"]
+        assert_refused(deletes[0].result(), f"directory {node.bin_dir} does not answer")
+        assert_alive(node)
+        begun = time.monotonic()
+        assert node.stop() == 0
+        print(f"SIGTERM to exit: {time.monotonic() - begun:.1f} s")
+        for call in deletes:
+            call.result()
+    with hanging(node.bin_dir):
+        node.start()
+        assert node.stop() == 0
+    node.start()
+    assert node.cni("DEL", "two", second, "two").code == 0

@@ -120,6 +120,11 @@ def test_a_disk_that_hangs_is_told_before_the_shim_gives_up() -> None:
     assert d.RECORD_READ_SECONDS < d.DETACH_SECONDS
 
 
+def test_a_bin_dir_that_hangs_is_told_before_the_caller_gives_up() -> None:
+    assert d.PLUGIN_LOOKUP_SECONDS < d.STATUS_PLUGINS_SECONDS
+    assert 4 * d.PLUGIN_LOOKUP_SECONDS < d.SHIM_DEL_REPLY_SECONDS
+
+
 def test_what_hangs_does_not_keep_the_error_of_another_network() -> None:
     assert d.SETTLE_SECONDS < d.DELEGATE_SECONDS
 

@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -86,7 +86,7 @@ class Client(Protocol):
 class WatchClient(Client, Protocol):
     """A client that can watch, too."""
 
-    def stream(self, path: str, *, query: Mapping[str, str]) -> AsyncIterator[bytes]:
+    def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         """The lines of an answer, as they come; it ends when the API server ends it."""
         ...
 
@@ -290,10 +290,8 @@ class Approver:
             "timeoutSeconds": str(deadlines.APPROVER_WATCH_SECONDS),
         }
         # The API server's own limit does not help where the connection is dead.
-        async with asyncio.timeout(deadlines.APPROVER_WATCH_SECONDS * 1.1), contextlib.AsyncExitStack() as stack:
-            lines = self._client.stream(CSR_PATH, query=query)
-            if isinstance(lines, AsyncGenerator):
-                await stack.enter_async_context(contextlib.aclosing(lines))
+        watch = contextlib.aclosing(self._client.lines(CSR_PATH, query))
+        async with asyncio.timeout(deadlines.APPROVER_WATCH_SECONDS * 1.1), watch as lines:
             async for line in lines:
                 event = _decode_event(line)
                 if event.type == "ERROR":

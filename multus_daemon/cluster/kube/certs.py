@@ -1,24 +1,14 @@
 """The node's own client certificate: asked for by CertificateSigningRequest, kept in a file, renewed without a gap.
 
-The file is `multus-client-current.pem` in `certDir`, certificate first, then its key. As in client-go's file store it
-is a link to a dated file, so that upstream's daemon can take over: client-go refuses to renew what is no link. The
-key that waits for its certificate is kept beside it, and the request's name is derived from that key: after a crash,
-or an attempt that took too long, the same request is found again, and requests do not pile up in the cluster.
 Needs the package `cryptography`; import this module only where the key `perNodeCertificate` asks for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import datetime
-import hashlib
 import logging
-import os
 import random
-import re
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -26,17 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import msgspec
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
-from cryptography.x509.oid import NameOID
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.kube import approver
 from multus_daemon.cluster.kube.approver import CertificateError, Client, DeniedError, WaitingError
-from multus_daemon.runtime import fs
+from multus_daemon.cluster.kube.certificate import Pair, Pending, ask, loop_time, read_pair
+from multus_daemon.cluster.kube.certificate_files import CertificateFiles
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.runtime.gates import Gates
 
@@ -51,169 +36,11 @@ REJECTION_SECONDS = 30.0
 """After a certificate was put in place: a 401 in this time may be the answer to its predecessor."""
 CLOCK_SECONDS = 60.0
 """How often the wall clock is looked at, which may jump."""
-FILE_MAX_BYTES = 256 * 1024
-
-_DATED = re.compile(r"multus-client-[0-9]{4}(-[0-9]{2}){5}\.pem")
-
 Connect = Callable[[Path | None], AbstractAsyncContextManager[Client]]
 """A client for the cluster of the bootstrap kubeconfig, whose file, and CA, is read again with every call.
 
 With None it has the credentials of that kubeconfig, with a path the certificate and key in that file alone.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A certificate with its key, fit for this node; times are Unix seconds."""
-
-    pem: bytes
-    not_before: float
-    not_after: float
-
-
-@approver.long_names()
-def read_pair(pem: bytes, node: str) -> Pair:
-    """The certificate and key in `pem`, judged but for the time. Raises CertificateError."""
-    try:
-        leaf = x509.load_pem_x509_certificates(pem)[0]
-        key = serialization.load_pem_private_key(pem, None).public_key()
-        matches = _public_bytes(leaf.public_key()) == _public_bytes(key)
-        common_names = [item.value for item in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-        organizations = [item.value for item in leaf.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
-        pair = Pair(pem, leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp())
-    except Exception as error:  # the library raises ValueError, TypeError and several of its own
-        raise CertificateError(f"not a certificate with its key: {error}") from error
-    if not matches:
-        raise CertificateError("the key is not the certificate's")
-    if common_names != [approver.USER_PREFIX + node] or organizations != [approver.ORGANIZATION]:
-        raise CertificateError(f"the certificate is for {leaf.subject.rfc4514_string()!a}, not for node {node}")
-    return pair
-
-
-def _public_bytes(key: PublicKeyTypes) -> bytes:
-    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
-@dataclass(slots=True)
-class Pending:
-    """A key that has no certificate yet, and the request for one."""
-
-    key: ec.EllipticCurvePrivateKey
-    posted: float | None = None
-    """When this process made the request, on the loop's clock."""
-
-    @classmethod
-    def from_pem(cls, pem: bytes) -> Pending | None:
-        """The key that an earlier process left; None if it can't be used."""
-        try:
-            key = serialization.load_pem_private_key(pem, None)
-        except (ValueError, TypeError):
-            return None
-        return cls(key) if isinstance(key, ec.EllipticCurvePrivateKey) else None
-
-    @property
-    def pem(self) -> bytes:
-        """The key, in the form that client-go writes."""
-        form = serialization.PrivateFormat.TraditionalOpenSSL
-        return self.key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-    def name(self, node: str, seconds: int) -> str:
-        """Of the CertificateSigningRequest: the same as long as what is asked for is the same."""
-        about = _public_bytes(self.key.public_key()) + f"\0{approver.SIGNER}\0{node}\0{seconds}".encode()
-        return f"multus-{hashlib.sha256(about).hexdigest()[:40]}"
-
-    @approver.long_names()
-    def request(self, node: str, seconds: int) -> bytes:
-        """The CertificateSigningRequest object as JSON."""
-        names = ((NameOID.ORGANIZATION_NAME, approver.ORGANIZATION), (NameOID.COMMON_NAME, approver.USER_PREFIX + node))
-        subject = x509.Name([x509.NameAttribute(oid, value, _validate=False) for oid, value in names])
-        signed = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(self.key, hashes.SHA256())
-        spec = {
-            "request": base64.b64encode(signed.public_bytes(serialization.Encoding.PEM)).decode(),
-            "signerName": approver.SIGNER,
-            "usages": sorted(approver.USAGES, reverse=True),
-            "expirationSeconds": seconds,
-        }
-        kind = {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest"}
-        return msgspec.json.encode({**kind, "metadata": {"name": self.name(node, seconds)}, "spec": spec})
-
-
-class CertificateFiles:
-    """The files in `certDir`, all of mode 0600. Its methods block and raise OSError."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.current = directory / "multus-client-current.pem"
-        self._pending = directory / "multus-client-pending.key"
-
-    def prepare(self) -> None:
-        """Make the directory where it is missing, remove what killed writers left."""
-        fs.ensure_directory(self._directory)
-        fs.sweep(self._directory)
-
-    def load(self) -> tuple[bytes, bytes]:
-        """The certificate and key in use, and the key that waits for its certificate; empty where there is none."""
-        return self._read(self.current), self._read(self._pending)
-
-    def _read(self, path: Path) -> bytes:
-        try:
-            return fs.read_limited(path, limit=FILE_MAX_BYTES)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            log.warning("%s is not used, it will be replaced: %s", path, error)
-            return b""
-
-    def install(self, pem: bytes, now: float) -> None:
-        """Put `pem` in place in one step; of the older ones the last stays, for a reader that is halfway."""
-        stamp = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d-%H-%M-%S")
-        dated = self._directory / f"multus-client-{stamp}.pem"
-        last = self.current.readlink().name if self.current.is_symlink() else ""
-        fs.write_atomic(dated, pem)
-        # The name is one that `sweep` knows. The target is relative: the directory may be mounted elsewhere.
-        link = self._directory / f".{self.current.name}.{os.getpid()}-{secrets.token_hex(6)}"
-        link.symlink_to(dated.name)
-        link.replace(self.current)
-        fs.fsync_directory(self._directory)
-        fs.remove(self._pending)
-        for path in list(self._directory.iterdir()):
-            if _DATED.fullmatch(path.name) and path.name not in (dated.name, last):
-                fs.remove(path)
-
-    def keep(self, key: bytes | None) -> None:
-        """The key that waits for its certificate from now on; None: none does."""
-        if key:
-            fs.write_atomic(self._pending, key)
-        else:
-            fs.remove(self._pending)
-
-
-async def ask(client: Client, pending: Pending, node: str, seconds: int) -> bytes:
-    """Make the request, or find it made, and wait for its certificates, PEM.
-
-    Raises DeniedError, WaitingError, and what the client raises.
-    """
-    name, now = pending.name(node, seconds), _loop_time()
-    try:
-        await client.request(
-            "POST", approver.CSR_PATH, body=pending.request(node, seconds), timeout=deadlines.APPROVER_REQUEST_SECONDS
-        )
-        pending.posted = now
-    except Exception as error:
-        if getattr(error, "status", None) != 409:
-            raise
-        log.info("CertificateSigningRequest %s exists already, its certificate is waited for", name)
-    for delay in backoff(0.25, 10.0, jitter=0.2):
-        answer = await client.request("GET", f"{approver.CSR_PATH}/{name}", timeout=deadlines.APPROVER_REQUEST_SECONDS)
-        if chain := approver.decode_request(answer).issued():
-            return chain
-        if _loop_time() - now > deadlines.CERTIFICATE_SECONDS:
-            break
-        await asyncio.sleep(delay)
-    raise WaitingError(
-        f"CertificateSigningRequest {name} has no certificate after {deadlines.CERTIFICATE_SECONDS:.0f} s: is it"
-        " approved (kubectl get csr), does the approver run (multus-daemon cert-approver)?"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +95,7 @@ class CertificateManager:
 
     def rejected(self) -> None:
         """Tell that the API server answered 401 to the certificate in use: another one is asked for at once."""
-        if self._held and not self._refused and _loop_time() - self._held.since > REJECTION_SECONDS:
+        if self._held and not self._refused and loop_time() - self._held.since > REJECTION_SECONDS:
             self._refused = True
             self._failure = "it answered 401 to a request"
             self._show()
@@ -318,7 +145,7 @@ class CertificateManager:
 
     async def _until_due(self) -> None:
         while (held := self._held) and not self._refused and not self._passed(held.renew):
-            left = min(held.renew[0] - self.now(), held.renew[1] - _loop_time())
+            left = min(held.renew[0] - self.now(), held.renew[1] - loop_time())
             await self._pause(min(max(left, 0.1), CLOCK_SECONDS))
 
     async def _renew(self) -> None:
@@ -370,7 +197,7 @@ class CertificateManager:
         `posted`: when this process asked for it, on the loop's clock. Where that is not long ago the wall clock need
         not be right: the API server knows better, and a wrong clock must not ask again and again.
         """
-        now, loop_now, life = self.now(), _loop_time(), pair.not_after - pair.not_before
+        now, loop_now, life = self.now(), loop_time(), pair.not_after - pair.not_before
         share = random.uniform(*RENEW_AT)
         left, renew_in = min(pair.not_after - now, life), pair.not_before + share * life - now
         if posted is not None and loop_now - posted < self.seconds / 2:
@@ -381,7 +208,7 @@ class CertificateManager:
         return _Held(pair, loop_now, (now + renew_in, loop_now + renew_in), (now + left, loop_now + left))
 
     def _passed(self, moment: tuple[float, float]) -> bool:
-        return self.now() >= moment[0] or _loop_time() >= moment[1]
+        return self.now() >= moment[0] or loop_time() >= moment[1]
 
     def _show(self) -> None:
         if problem := self.problem:
@@ -395,8 +222,3 @@ class CertificateManager:
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds)
-
-
-def _loop_time() -> float:
-    """Seconds on a clock that does not jump."""
-    return asyncio.get_running_loop().time()

@@ -1,7 +1,6 @@
 """The API client: requests and watches in raw bytes, with deadlines, limits and errors of our own.
 
-kubernetes_asyncio says how the API server is reached (`credentials`); its models are never built. Its own transport is
-not used: for each request it looks for `~/.netrc` in a thread, and it closes a connection that is idle for 15 s.
+kubernetes_asyncio says how the API server is reached (`credentials`); its models are never built.
 """
 
 from __future__ import annotations
@@ -9,136 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 import time
-import urllib.parse
-import urllib.request
-from asyncio import sslproto
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from multus_daemon import __version__, deadlines
-from multus_daemon.cluster.kube.credentials import Access, Source
-from multus_daemon.cluster.kube.errors import (
-    ApiError,
-    ApiUnavailableError,
-    ConfigurationError,
-    KubeError,
-    NoAnswerError,
-    from_answer,
-)
-from multus_daemon.cluster.kube.library import aiohttp
+from multus_daemon import deadlines
+from multus_daemon.cluster.kube.credentials import Source
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, from_answer
+from multus_daemon.cluster.kube.transport import CONCURRENT_REQUESTS, Transport, as_unavailable, let_go, read, whole
 from multus_daemon.runtime import timeline
 
 log = logging.getLogger(__name__)
 
-CONCURRENT_REQUESTS: Final = 16
-WATCHES: Final = 4
-KEPT_SECONDS: Final = 60.0
-"""How long an idle connection stays open for the next request: less than the 90 s of kube-apiserver, so that it is not
-closed there while a request is on its way."""
-READ_BUFFER_BYTES: Final = 2 * 1024 * 1024
-"""Of a connection; an event of a watch comes in few pieces."""
-TLS_BUFFER_BYTES: Final = 32 * 1024
-"""Of a connection, for what comes encrypted: two records of TLS. asyncio takes 256 KiB and touches all of it, and in a
-burst of pods there are up to CONCURRENT_REQUESTS connections."""
 LINE_MAX_BYTES: Final = 8 * 1024 * 1024
 """Of a watch. An object has at most 1.5 MiB (etcd's limit)."""
-ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024
-"""Of any other answer: the pods of a node come in one, some 5 MiB for 250 of them."""
 RELOAD_SECONDS: Final = 5.0
 """Credentials that the server refused, or that could not be read, are read again after this at the earliest."""
 CLOSE_SECONDS: Final = 1.0
 """A websocket waits so long for the other side to say goodbye."""
 CREDENTIALS_MAX: Final = 3
 """So many may be refused in one request, where they are replaced while it is under way."""
-
-_TRANSPORT_ERRORS: Final = (
-    OSError,
-    TimeoutError,
-    # They have no base among the above.
-    aiohttp.ClientError,
-    aiohttp.http_exceptions.HttpProcessingError,
-)
-
-
-class _Transport:
-    """Connections with one set of credentials; closed when it is retired and nobody uses it any more."""
-
-    def __init__(self, access: Access, tls: ssl.SSLContext, websockets: int) -> None:
-        self.access = access
-        configuration = access.configuration
-        # Of all connections of the process: asyncio has no parameter for it.
-        sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
-        self._host = str(configuration.host).rstrip("/")
-        self._options: dict[str, Any] = {}
-        if configuration.proxy:
-            self._options |= {"proxy": configuration.proxy, "proxy_headers": configuration.proxy_headers}
-        if configuration.tls_server_name:
-            self._options["server_hostname"] = configuration.tls_server_name
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=CONCURRENT_REQUESTS + WATCHES + websockets, ssl=tls, keepalive_timeout=KEPT_SECONDS
-            ),
-            # Of websockets: `ws_connect` drops the body of a refusal, which says why.
-            raise_for_status=_refuse_upgrade,
-            # No deadlines of its own.
-            timeout=aiohttp.ClientTimeout(),
-            # It looks for proxies, and for passwords in `~/.netrc`, in threads and with each request.
-            trust_env=not configuration.proxy and _is_proxied_by_environment(self._host),
-            read_bufsize=READ_BUFFER_BYTES,
-        )
-        self._users = 0
-        self._retired = False
-
-    @contextlib.asynccontextmanager
-    async def used(self) -> AsyncIterator[None]:
-        """The transport stays open for the block."""
-        self._users += 1
-        try:
-            yield
-        finally:
-            self._users -= 1
-            await self._close_if_done()
-
-    async def retire(self) -> None:
-        """Close it, at once or after its last user."""
-        self._retired = True
-        await self._close_if_done()
-
-    async def close(self) -> None:
-        """Close it now, whoever uses it."""
-        await self._session.close()
-
-    async def _close_if_done(self) -> None:
-        if self._retired and not self._users:
-            await self._session.close()
-
-    async def send(
-        self, method: str, path: str, query: Mapping[str, str], body: bytes | None, headers: Mapping[str, str]
-    ) -> Any:
-        """The response, its body not read yet."""
-        url = f"{self._host}{path}?{urllib.parse.urlencode(query)}" if query else self._host + path
-        return await self._session.request(
-            method, url, data=body, headers=headers, raise_for_status=False, **self._options
-        )
-
-    async def upgrade(
-        self,
-        path: str,
-        query: Sequence[tuple[str, str]],
-        headers: Mapping[str, str],
-        protocols: Sequence[str],
-        message_max: int,
-    ) -> Any:
-        """The open websocket."""
-        return await self._session.ws_connect(
-            f"{self._host}{path}?{urllib.parse.urlencode(query)}",
-            headers=headers,
-            protocols=protocols,
-            max_msg_size=message_max,
-            **self._options,
-        )
 
 
 class ApiClient:
@@ -157,7 +46,7 @@ class ApiClient:
         self._source = source
         self._websockets = websockets
         self._on_unauthorized = on_unauthorized
-        self._transport: _Transport | None = None
+        self._transport: Transport | None = None
         self._stale = False
         self._loaded_at = float("-inf")
         self._loading = asyncio.Lock()
@@ -200,10 +89,10 @@ class ApiClient:
         """
         began, outcome = time.monotonic(), "failed"
         try:
-            with _as_unavailable(f"{method} {path}", timeout):
+            with as_unavailable(f"{method} {path}", timeout):
                 answer = self._answer(method, path, query or {}, body, content_type)
                 async with asyncio.timeout(timeout), self._slots, answer as response:
-                    found = await _whole(response, f"{method} {path}")
+                    found = await whole(response, f"{method} {path}")
             outcome = "done"
             return found
         finally:
@@ -223,7 +112,7 @@ class ApiClient:
         server has accepted the watch. Raises as `request` does, also where the end comes within a line.
         """
         what = f"watch of {path}"
-        with _as_unavailable(what, inactivity):
+        with as_unavailable(what, inactivity):
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(deadlines.API_REQUEST_SECONDS):
                     response = await stack.enter_async_context(self._answer("GET", path, query, None, ""))
@@ -245,12 +134,6 @@ class ApiClient:
                 if rest_of_line:
                     raise ApiUnavailableError(f"{what}: the connection ended within a line")
 
-    async def stream(self, path: str, *, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """`lines`, as the certificate approver knows it."""
-        async with contextlib.aclosing(self.lines(path, query)) as lines:
-            async for line in lines:
-                yield line
-
     @contextlib.asynccontextmanager
     async def websocket(
         self, path: str, query: Sequence[tuple[str, str]], *, protocols: Sequence[str], message_max: int
@@ -260,12 +143,11 @@ class ApiClient:
         `message_max`: bytes of one message. Deadlines are the caller's. Raises as `request` does; credentials that are
         refused are not replaced.
         """
-        with _as_unavailable(f"GET {path}", deadlines.API_REQUEST_SECONDS):
+        with as_unavailable(f"GET {path}", deadlines.API_REQUEST_SECONDS):
             transport = await self._current()
             async with transport.used():
-                headers = {"User-Agent": f"multus-daemon/{__version__}"}
-                if authorization := transport.access.header():
-                    headers["Authorization"] = authorization
+                authorization = transport.access.header()
+                headers = {"Authorization": authorization} if authorization else {}
                 opened = await transport.upgrade(path, query, headers, protocols, message_max)
                 patience = 0.0
                 try:
@@ -286,7 +168,7 @@ class ApiClient:
         while True:
             transport = await self._current()
             async with transport.used():
-                headers = {"User-Agent": f"multus-daemon/{__version__}", "Accept": "application/json"}
+                headers = {"Accept": "application/json"}
                 if content_type:
                     headers["Content-Type"] = content_type
                 authorization = transport.access.header(fresh=bool(refused))
@@ -304,9 +186,9 @@ class ApiClient:
                     yield response
                     return
                 finally:
-                    _let_go(response)
+                    let_go(response)
 
-    def _can_refresh(self, transport: _Transport) -> bool:
+    def _can_refresh(self, transport: Transport) -> bool:
         """Whether there may be better credentials than those which the server has just refused."""
         if transport.access.token_file or transport is not self._transport:
             return True
@@ -319,10 +201,10 @@ class ApiClient:
     async def _refusal(self, response: Any, request: str) -> ApiError | ApiUnavailableError:
         if response.status == 401 and self._on_unauthorized:
             self._on_unauthorized()
-        body = await _whole(response, request)
+        body = await whole(response, request)
         return from_answer(response.status, response.reason or "", body, response.headers, request=request)
 
-    async def _current(self) -> _Transport:
+    async def _current(self) -> Transport:
         """The transport for a new request. Raises ConfigurationError where there is none."""
         if self._transport and not self._stale:
             return self._transport
@@ -332,7 +214,7 @@ class ApiClient:
             old, self._loaded_at = self._transport, _now()
             self._stale = False
             try:
-                new = _Transport(*await asyncio.to_thread(_read, self._source), self._websockets)
+                new = Transport(*await asyncio.to_thread(read, self._source), self._websockets)
             except BaseException as error:
                 self._stale = True
                 if not isinstance(error, ConfigurationError | OSError):
@@ -346,72 +228,6 @@ class ApiClient:
         if old:
             await old.retire()
         return new
-
-
-def _read(source: Source) -> tuple[Access, ssl.SSLContext]:
-    """What the source says, and TLS as it asks for it. Blocks. Raises ConfigurationError, OSError."""
-    access = source.load()
-    configuration = access.configuration
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
-    if not configuration.verify_ssl:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if configuration.disable_strict_ssl_verification:
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return access, context
-
-
-def _is_proxied_by_environment(host: str) -> bool:
-    """Whether `HTTPS_PROXY` and the like name a proxy for this URL, and `NO_PROXY` does not except it."""
-    url = urllib.parse.urlsplit(host)
-    return url.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(url.hostname or "")
-
-
-def _let_go(response: Any) -> None:
-    """Put the connection back where the body was read to its end; end it otherwise, without a word to the server."""
-    connection = response.connection
-    if connection is not None and connection.transport is not None:
-        # Closing it in good order waits 30 s for a server that may be gone to say goodbye in TLS, and nobody waits
-        # for that: the connection would outlive the client.
-        connection.transport.abort()
-    response.release()
-
-
-async def _refuse_upgrade(response: Any) -> None:
-    """Raise what the answer to a request for a websocket says where it is none."""
-    if response.status == 101:
-        return
-    request = f"{response.method} {response.url.path}"
-    try:
-        body = await _whole(response, request)
-    finally:
-        _let_go(response)
-    raise from_answer(response.status, response.reason or "", body, response.headers, request=request)
-
-
-async def _whole(response: Any, what: str) -> bytes:
-    """The body of an answer, of any length up to the limit. Raises ApiUnavailableError."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > ANSWER_MAX_BYTES:
-            raise ApiUnavailableError(f"{what}: the answer is longer than {ANSWER_MAX_BYTES} bytes")
-    return bytes(body)
-
-
-@contextlib.contextmanager
-def _as_unavailable(what: str, seconds: float) -> Iterator[None]:
-    """The edge at which errors of the transport become ours."""
-    try:
-        yield
-    except KubeError:
-        raise
-    except _TRANSPORT_ERRORS as error:
-        plain = isinstance(error, TimeoutError) and not str(error)
-        reason = f"nothing heard within {seconds:g} s" if plain else str(error) or type(error).__name__
-        raise NoAnswerError(f"{what}: {reason}") from error
 
 
 def _now() -> float:

@@ -52,7 +52,8 @@ class Connection:
         try:
             # The library behind them is large, and is not installed where no certificates are asked for.
             from multus_daemon.cluster.kube.approver import certificate_seconds
-            from multus_daemon.cluster.kube.certs import CertificateFiles, CertificateManager
+            from multus_daemon.cluster.kube.certificate_files import CertificateFiles
+            from multus_daemon.cluster.kube.certs import CertificateManager
 
             seconds = certificate_seconds(found.cert_duration)
         except ImportError as error:

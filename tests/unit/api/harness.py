@@ -26,6 +26,11 @@ RESULT = Result(
 )
 
 
+def no_thread(_thread: threading.Thread) -> None:
+    """In place of `threading.Thread.start`, where the limit of processes is reached."""
+    raise RuntimeError("can't start new thread")
+
+
 def _open_gate() -> threading.Event:
     gate = threading.Event()
     gate.set()

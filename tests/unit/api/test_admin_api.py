@@ -7,10 +7,13 @@ import threading
 import pytest
 
 from multus_daemon.api.admin import AT_ONCE, BODY_LIMIT, AdminApi
+from multus_daemon.api.answers import Answers
 from multus_daemon.api.app import UnixServer
 from multus_daemon.runtime import deadline
+from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
-from tests.unit.api.harness import exchange, exposition
+from tests.unit.api.harness import exchange, exposition, http, no_thread, parse_reply, send
+from tests.unit.pod.conftest import Engine
 
 
 def refuse(_asked):
@@ -52,7 +55,7 @@ async def test_an_error_is_that_of_cni(server):
 async def test_what_is_not_known_is_named_with_what_is(server):
     reply = await exchange(server, "GET", "/admin/v1/nonsense", b"")
     assert reply.status == 404
-    assert reply.json["details"] == "it knows echo, forget, refuse"
+    assert reply.json["details"] == "it knows v1/echo, v1/forget, v1/refuse"
 
 
 async def test_a_body_that_is_too_large_is_refused(server):
@@ -92,6 +95,15 @@ async def test_an_answer_that_takes_too_long_is_stopped(api, gates, metrics, tmp
     assert await asyncio.to_thread(stopped.wait, 10)
 
 
+async def test_without_a_thread_it_is_to_be_asked_again(server, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        reply = await exchange(server, "GET", "/admin/v1/echo", b"")
+    assert (reply.status, reply.json["code"]) == (400, 11)
+    assert reply.json["msg"].startswith("the daemon can't start a thread")
+    assert (await exchange(server, "GET", "/admin/v1/echo", b"")).status == 200
+
+
 async def test_few_are_worked_on_at_once(api, gates, metrics, tmp_path):
     guard, gate = threading.Lock(), threading.Event()
     running, most = 0, 0
@@ -127,3 +139,85 @@ async def test_questions_are_counted_under_one_name(server, metrics):
     text = await exposition(metrics)
     assert 'handler="/admin"' in text
     assert "nonsense" not in text
+
+
+# --- mistakes of the one who asks ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def answers(tmp_path):
+    """Those of a daemon that has one pod, `web/p1`."""
+    engine = Engine()
+    engine.declare("n1")
+    engine.verbs.add(engine.request())
+    return Answers(engine.verbs.engine, Timelines(), pytest.fail, lambda: b"{}", tmp_path / "spool")
+
+
+@pytest.fixture
+async def asked(answers, api, gates, metrics, tmp_path):
+    server = UnixServer(
+        api, gates, metrics, tmp_path / "run", admin=AdminApi(answers.questions, answers.orders), head_timeout=0.5
+    )
+    await server.start()
+    yield server
+    await server.stop(1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code", "message"),
+    [
+        ("GET", "trace?last=0", b"", 400, 4, "last is '0': a number from 1 to 1000 is needed"),
+        ("GET", "trace?last=1001", b"", 400, 4, "last is '1001': a number"),
+        ("GET", "trace?last=many", b"", 400, 4, "last is 'many': a number"),
+        ("GET", "trace?last=%D9%A3", b"", 400, 4, "last is '\u0663': a number"),
+        ("GET", "trace?last=" + "9" * 500, b"", 400, 4, "last is '" + "9" * 40 + "': a number"),
+        ("GET", "trace?pod=p1", b"", 400, 4, "pod is 'p1': NAMESPACE/POD is needed"),
+        ("GET", "trace?pod=web/", b"", 400, 4, "pod is 'web/': NAMESPACE/POD is needed"),
+        ("GET", "attachments?pod=a/b/c", b"", 400, 4, "pod is 'a/b/c': NAMESPACE/POD is needed"),
+        ("GET", "attachments?leaks=yes", b"", 400, 4, "leaks is 'yes': true or false is needed"),
+        ("GET", "attachments?check=1", b"", 400, 4, "check is '1': true or false is needed"),
+        ("GET", "explain", b"", 400, 4, "no pod is named"),
+        ("GET", "explain?pod=", b"", 400, 4, "no pod is named"),
+        ("GET", "explain?pod=/p1", b"", 400, 4, "pod is '/p1': NAMESPACE/POD is needed"),
+        ("GET", "explain?pod=a/b/c", b"", 400, 4, "pod is 'a/b/c': NAMESPACE/POD is needed"),
+        ("POST", "explain-manifest", b"", 400, 6, "the body is not a pod: "),
+        ("POST", "explain-manifest", b"{", 400, 6, "the body is not a pod: "),
+        ("POST", "explain-manifest", b"\xff", 400, 6, "the body is not a pod: "),
+        ("POST", "explain-manifest", b'"\xff"', 400, 6, "the body is not a pod: "),
+        ("POST", "explain-manifest", b"[]", 400, 6, "the body is not a pod: "),
+        ("POST", "explain-manifest", b"[" * 100_000, 400, 6, "the body is not a pod: "),
+        ("POST", "explain-manifest", b'{"x":' + b"[" * 100_000, 400, 6, "the body is not a pod: "),
+        ("POST", "explain-manifest", b'{"metadata":{"name":1}}', 400, 6, "the body is not a pod: "),
+        ("POST", "explain-manifest", b'{"metadata":{}}', 400, 6, "the pod has no name or no namespace"),
+        ("POST", "explain-manifest", b" " * (BODY_LIMIT + 1), 400, 6, "the body is larger than"),
+        ("POST", "forget", b"", 400, 4, "no container is named"),
+        ("POST", "forget?container=../x", b"", 400, 4, "container is '../x': "),
+        ("POST", "forget?container=%00", b"", 400, 4, "container is '\\x00': "),
+        ("POST", "forget?container=unknown", b"", 400, 3, "nothing is known of container unknown"),
+        ("POST", "forget?container=c1", b"", 400, 11, "container c1 can't be forgotten: its network namespace"),
+        ("GET", "nonsense", b"", 404, 4, "'v1/nonsense' is not known to this daemon"),
+        ("GET", "n" * 500, b"", 404, 4, "'v1/" + "n" * 37 + "' is not known to this daemon"),
+        ("GET", "/admin/v2/status", b"", 404, 4, "'v2/status' is not known to this daemon"),
+        ("GET", "/admin/status", b"", 404, 4, "'status' is not known to this daemon"),
+        ("GET", "status/more", b"", 404, 4, "'v1/status/more' is not known to this daemon"),
+        ("POST", "status", b"", 405, 4, "v1/status is asked by GET, not by POST"),
+        ("GET", "forget?container=c1", b"", 405, 4, "v1/forget is asked by POST, not by GET"),
+        ("PUT", "forget?container=c1", b"", 405, 4, "v1/forget is asked by POST, not by PUT"),
+    ],
+)
+async def test_a_mistake_has_the_code_that_fits(asked, method, path, body, status, code, message):
+    reply = await exchange(asked, method, path if path.startswith("/") else f"/admin/v1/{path}", body)
+    assert (reply.status, reply.json["code"]) == (status, code), reply.json
+    assert reply.json["msg"].startswith(message)
+
+
+async def test_a_body_that_can_not_be_read(asked):
+    request = http("POST", "/admin/v1/explain-manifest", b"abc", headers=["Content-Encoding: gzip"])
+    reply = parse_reply(await send(asked.path, request))
+    assert (reply.status, reply.json["code"]) == (400, 5)
+    assert reply.json["msg"].startswith("the body can't be read: ")
+
+
+@pytest.mark.parametrize("path", ["attachments?leaks=false&check=", "trace?pod=&last=1000", "explain?pod=web/p1"])
+async def test_what_is_allowed_is_answered(asked, path):
+    assert (await exchange(asked, "GET", f"/admin/v1/{path}", b"")).status == 200

@@ -28,6 +28,7 @@ from tests.unit.api.harness import (
     from_recorded,
     http,
     netconf,
+    no_thread,
     send,
 )
 
@@ -45,6 +46,27 @@ async def wait_for(condition, timeout=2.0):
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "STATUS", "GC"])
+async def test_without_a_thread_the_runtime_is_to_try_again(server, verbs, log, monkeypatch, verb):
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        reply = await exchange(server, "POST", "/cni", body(verb), native=True)
+    assert (reply.status, reply.json["code"]) == (400, 11)
+    assert reply.json["msg"].startswith("the daemon can't start a thread for the request: the limit of processes")
+    assert "pids.max" in reply.json["details"]
+    assert verbs.calls == []
+    assert "Traceback" not in log.text
+    assert (await exchange(server, "POST", "/cni", body(verb), native=True)).status == 200
+
+
+async def test_a_large_request_without_a_thread(server, monkeypatch):
+    large = body("ADD", b'{"name":"n","more":"%s"}' % (b"x" * 100_000))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        reply = await exchange(server, "POST", "/cni", large, native=True)
+    assert (reply.status, reply.json["code"]) == (400, 11)
 
 
 @pytest.mark.weak_spot(57)

@@ -73,7 +73,7 @@ def echo(review: bytes) -> tuple[bytes, str, str]:
 @contextlib.asynccontextmanager
 async def serving(pair: Pair, answer=echo, metrics=None, **options) -> AsyncIterator[int]:
     tls = await asyncio.to_thread(Certificate, pair.certificate, pair.key)
-    server = WebhookServer(answer, metrics or Metrics(), tls.context, 0, "127.0.0.1", **options)
+    server = WebhookServer(answer, metrics or Metrics(), lambda: tls.context, 0, "127.0.0.1", **options)
     tasks = [asyncio.create_task(server.run()), asyncio.create_task(tls.run(pause=0.01))]
     try:
         async with asyncio.timeout(10):
@@ -175,6 +175,54 @@ async def test_a_new_certificate_is_shown_and_a_broken_one_is_not(pair: Pair, ca
         await _until_it_shows(port, after)
         await asyncio.to_thread(pair.renew, 3)
         await _until_it_shows(port, await asyncio.to_thread(pair.certificate.read_text))
+
+
+async def test_a_connection_keeps_the_certificate_that_it_began_with(pair: Pair) -> None:
+    """It was open when the certificate was renewed; the next one has the new certificate."""
+    async with serving(pair) as port:
+        before = await asyncio.to_thread(pair.certificate.read_text)
+        reader, writer = await connect(port, pair)
+        writer.write(b"POST /validate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nab")
+        await asyncio.to_thread(pair.renew, 2)
+        after = await asyncio.to_thread(pair.certificate.read_text)
+        await _until_it_shows(port, after)
+        writer.write(b"cd")
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b'{"got": 4}')
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        assert shown == ssl.PEM_cert_to_DER_cert(before) != ssl.PEM_cert_to_DER_cert(after)
+        writer.close()
+
+
+async def test_a_renewal_changes_no_context_that_is_in_use(pair: Pair) -> None:
+    """A handshake that has begun would take the certificate of one pair and the key of another."""
+    tls = await asyncio.to_thread(Certificate, pair.certificate, pair.key)
+    old, before = tls.context, await asyncio.to_thread(pair.certificate.read_text)
+    await asyncio.to_thread(pair.renew, 2)
+    renewing = asyncio.create_task(tls.run(pause=0.01))
+    async with asyncio.timeout(10):
+        while tls.context is old:
+            await asyncio.sleep(0.01)
+    renewing.cancel()
+    await asyncio.wait([renewing])
+    assert _handshake(old) == ssl.PEM_cert_to_DER_cert(before)
+    after = await asyncio.to_thread(pair.certificate.read_text)
+    assert _handshake(tls.context) == ssl.PEM_cert_to_DER_cert(after)
+    assert tls.context.minimum_version == old.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def _handshake(context: ssl.SSLContext) -> bytes | None:
+    """The certificate that a server with this context shows."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    client, server = trusting.wrap_bio(back, there), context.wrap_bio(there, back, server_side=True)
+    for side in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    return client.getpeercert(binary_form=True)
 
 
 async def _until_it_shows(port: int, certificate: str) -> None:

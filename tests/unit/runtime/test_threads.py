@@ -1,5 +1,6 @@
 import contextlib
 import contextvars
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -520,6 +521,17 @@ def test_those_who_wait_for_one_read_read_anew_each(disk: Hanging) -> None:
     assert disk.begun == 4
 
 
+def test_reads_may_be_shared_while_they_run(disk: Hanging) -> None:
+    reads = threads.Reads(PATIENCE, shared=True)
+    first = Aside(reads.of, "a", disk.read)
+    until(lambda: disk.begun)
+    others = [Aside(reads.of, "a", disk.read) for _ in range(3)]
+    time.sleep(0.01)
+    disk.answers.set()
+    assert [aside.result() for aside in (first, *others)] == [1, 1, 1, 1]
+    assert reads.of("a", disk.read) == 2
+
+
 @pytest.mark.parametrize("ends", ["stopped", "expired"])
 def test_a_read_that_hangs_is_interrupted_with_its_caller(disk: Hanging, ends: str) -> None:
     """It is the request that ends then; that is no fault of the disk."""
@@ -532,6 +544,31 @@ def test_a_read_that_hangs_is_interrupted_with_its_caller(disk: Hanging, ends: s
     else:
         with pytest.raises(ExpiredError), deadline.within(0.02):
             threads.Reads(60).of("a", disk.read)
+
+
+def test_a_thread_that_can_not_be_started_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(threads.NoThreadError, match="can't start new thread") as caught:
+        threads.start(lambda: None)
+    assert caught.value.errno == errno.EAGAIN
+    # Callers that do the work themselves in place of a thread expect it.
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_shared_reads_reuse_threads_that_end_when_there_are_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.05)
+    reads = threads.Reads(PATIENCE, shared=True)
+    found: set[threading.Thread] = set()
+    for number in range(20):
+        found.add(reads.of(number, threading.current_thread))
+        # It waits for the next one a moment after its caller goes on.
+        time.sleep(0.001)
+    assert len(found) < 5
+    until(lambda: not any(thread.is_alive() for thread in found))
+    assert reads.of("a", lambda: "done") == "done"
 
 
 def test_a_read_for_which_there_is_no_thread_is_no_read_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -220,7 +220,7 @@ class Api:
             self.objects[name] = new
         return json.dumps(self.objects[name]).encode()
 
-    async def stream(self, path: str, *, query: Mapping[str, str]) -> AsyncIterator[bytes]:
+    async def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         assert path == approver.CSR_PATH
         self.queries.append(dict(query))
         for event in self.events:

@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from multus_daemon.cluster.kube import approver, certs
-from multus_daemon.cluster.kube.certs import CertificateFiles, CertificateManager
+from multus_daemon.cluster.kube import approver, certificate_files, certs
+from multus_daemon.cluster.kube.certificate_files import CertificateFiles
+from multus_daemon.cluster.kube.certs import CertificateManager
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
 
@@ -744,7 +745,7 @@ def cut_off(cluster: Cluster) -> bytes:
         cut_off,
         lambda _: b"",
         lambda _: b"\0" * 100,
-        lambda _: b"x" * (certs.FILE_MAX_BYTES + 1),
+        lambda _: b"x" * (certificate_files.FILE_MAX_BYTES + 1),
     ],
 )
 def test_a_file_that_can_not_be_used(

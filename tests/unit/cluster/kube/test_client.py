@@ -10,10 +10,12 @@ import pytest
 
 from multus_daemon import __version__
 from multus_daemon.cluster.kube import client as module
-from multus_daemon.cluster.kube.client import CONCURRENT_REQUESTS, ApiClient
+from multus_daemon.cluster.kube import transport
+from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, GoneError
 from multus_daemon.cluster.kube.status import StatusWriter
+from multus_daemon.cluster.kube.transport import CONCURRENT_REQUESTS
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from tests.fakes.apiserver import FakeApiServer
@@ -242,7 +244,7 @@ async def test_a_connection_is_used_again_within_a_minute(peer, client_to, monke
     async with client_to(peer.url) as client:
         for _ in range(3):
             await client.request("PATCH", "/a", body=b"{}")
-            passed += module.KEPT_SECONDS - 5
+            passed += transport.KEPT_SECONDS - 5
         assert peer.requests == [["PATCH /a HTTP/1.1"] * 3]
         passed += 10
         await client.request("PATCH", "/a", body=b"{}")
@@ -460,7 +462,7 @@ async def test_lines(server, client, until):
 
 
 async def test_a_watch_cut_within_a_line(server, client, until):
-    task = asyncio.create_task(collect(client.stream("/api/v1/pods", query={"watch": "1"})))
+    task = asyncio.create_task(collect(client.lines("/api/v1/pods", {"watch": "1"})))
     await until(lambda: server.watches)
     server.cut_watches(b'{"type": "ADDED", "obj')
     with pytest.raises(ApiUnavailableError, match="within a line"):
@@ -513,7 +515,7 @@ async def test_watches_do_not_take_the_place_of_requests(server, client, until):
 
 
 async def test_an_answer_without_end(server, client, monkeypatch):
-    monkeypatch.setattr(module, "ANSWER_MAX_BYTES", 1000)
+    monkeypatch.setattr(transport, "ANSWER_MAX_BYTES", 1000)
     server.add_pod(annotations={"a": "x" * 1000})
     with pytest.raises(ApiUnavailableError, match="GET /api/v1/pods: the answer is longer than 1000 bytes"):
         await client.request("GET", "/api/v1/pods")
