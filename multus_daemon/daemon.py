@@ -60,6 +60,8 @@ from multus_daemon.spec.ports import ClusterStore
 log = logging.getLogger(__name__)
 
 _STDOUT = 1
+_ATTACH_CONCURRENCY = 4
+"""Networks of one pod that are attached, or detached, at once, after its cluster network."""
 
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
@@ -234,7 +236,6 @@ class Daemon:
                 [paths.bin_dir],
                 chroot_dir=paths.chroot_dir,
                 timeout=plugins.delegate_timeout_seconds,
-                gomaxprocs=plugins.gomaxprocs,
                 environ={**MINIMAL_ENVIRON, **_passed_on(plugins.environment)},
                 limit=limit,
             )
@@ -282,7 +283,7 @@ class Daemon:
             status_write=self._settings.kubernetes.status_write,
             count_unsupported_arg=self._metrics.unmet_request,
             count_collected=self._metrics.collected,
-            attach_concurrency=plugins.attach_concurrency,
+            attach_concurrency=_ATTACH_CONCURRENCY,
             delete_tries=self._settings.deletes.tries,
             count_check_failed=self._metrics.check_failed,
             count_given_up=self._metrics.deletes.given_up,

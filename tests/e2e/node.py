@@ -53,6 +53,8 @@ class Node:
     daemon: subprocess.Popen[bytes] | None = None
     wrapper: tuple[str, ...] = ()
     """A program, with arguments, that the daemon's command line is given to."""
+    node_name: str = ""
+    """What the daemon's variable MULTUS_NODE_NAME is."""
 
     def __post_init__(self) -> None:
         self.prefix = f"mlt{os.getpid()}n{next(_NUMBERS)}"
@@ -125,7 +127,8 @@ class Node:
         if self.standalone:
             command += ["--standalone", str(self.manifests)]
         with self.log.open("ab") as log:
-            self.daemon = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            env = os.environ | {"MULTUS_NODE_NAME": self.node_name}
+            self.daemon = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env)
         deadline = time.monotonic() + timeout
         while self.get("/readyz")[0] != 200 and ready:
             if self.daemon.poll() is not None or time.monotonic() > deadline:

@@ -119,7 +119,8 @@ def _group(kind: type[Any]) -> Callable[[], str]:
 
 
 def _without_effect() -> str:
-    rows = (f"| `{key}` | {reason} |" for key, reason in sorted(settings.WITHOUT_EFFECT.items()))
+    reasons = {**settings.WITHOUT_EFFECT, **settings.REMOVED}
+    rows = (f"| `{key}` | {reason} |" for key, reason in sorted(reasons.items()))
     return _table("| key | why |", rows)
 
 

@@ -76,7 +76,6 @@ async def run_daemon(directory: Path, arguments: list[str], is_up: Any, **enviro
         "binDir": str(directory / "bin"),
         "confDir": str(directory / "conf.d"),
         "clusterNetwork": "cluster",
-        "nodeName": "node-a",
     }
     (directory / "bin").mkdir()
     (directory / "config.json").write_text(json.dumps(settings))
@@ -89,7 +88,7 @@ async def run_daemon(directory: Path, arguments: list[str], is_up: Any, **enviro
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | environment,
+        env=os.environ | {"MULTUS_NODE_NAME": "node-a"} | environment,
     )
     assert process.stdin is not None
     assert process.stderr is not None

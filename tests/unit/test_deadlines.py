@@ -222,6 +222,5 @@ def test_every_verb_has_its_deadlines() -> None:
 
 def test_defaults_of_settings() -> None:
     settings = Settings()
-    assert settings.socket.daemon_wait_seconds == d.SHIM_DAEMON_WAIT_SECONDS
     assert settings.plugins.delegate_timeout_seconds == d.DELEGATE_SECONDS
     assert settings.deletes.reconcile_seconds == d.RECONCILE_SECONDS
