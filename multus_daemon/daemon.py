@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multus_daemon import __version__, deadlines, logs, root
+from multus_daemon import __version__, deadlines, logs
 from multus_daemon.api import limit as requests
 from multus_daemon.api import wire
 from multus_daemon.api.admin import AdminApi
@@ -50,6 +50,7 @@ from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threa
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni.args import KubernetesArgs
@@ -66,14 +67,9 @@ _ATTACH_CONCURRENCY = 4
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
-    malloc.settle()
-    root.configure_logs(settings)
-    try:
-        if standalone is not None and not standalone.is_dir():
-            raise root.StartError(f"--standalone {standalone}: no such directory")
-        asyncio.run(serve(settings, standalone))
-    finally:
-        logs.close()
+    if standalone is not None and not standalone.is_dir():
+        raise StartError(f"--standalone {standalone}: no such directory")
+    asyncio.run(serve(settings, standalone))
 
 
 async def serve(settings: Settings, standalone: Path | None) -> None:
@@ -121,7 +117,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
     except (errors.ConfigurationError, NodeNameError) as error:
-        raise root.StartError(str(error)) from error
+        raise StartError(str(error)) from error
 
 
 def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
@@ -241,7 +237,7 @@ class Daemon:
             )
             tools = ToolRunner(chroot_dir=paths.chroot_dir)
         except (OSError, ValueError) as error:
-            raise root.StartError(str(error)) from error
+            raise StartError(str(error)) from error
         way = LoopPortal()
         binaries = portals.Binaries(process, way)
         builtin = BuiltinRunner(Path(paths.chroot_dir or "/"), tools=portals.Tools(tools, way))
@@ -309,11 +305,11 @@ class Daemon:
         except (OSError, ListenError) as error:
             for work in tasks.values():
                 work.close()
-            raise root.StartError(str(error)) from error
+            raise StartError(str(error)) from error
         self._gates.open("socket")
         running: list[asyncio.Task[Any]] = []
         try:
-            running = await root.until_signal(self._root_tasks() | dict(tasks))
+            running = await until_signal(self._root_tasks() | dict(tasks))
         finally:
             await self._stop(running)
 
@@ -350,7 +346,7 @@ class Daemon:
         log.info("multus-daemon stops")
         self._gates.close("socket", "shutting down")
         await self._server.stop(deadlines.DRAIN_SECONDS)
-        await root.end(tasks)
+        await end(tasks)
         await asyncio.to_thread(fs.remove_left)
 
 

@@ -50,21 +50,18 @@ class SettingsError(ValueError):
         self.problems = problems
 
 
-def _key(
-    name: str, default: Any = None, *, factory: Any = None, flag: str = "", old_flags: tuple[str, ...] = ()
-) -> Any:
-    """A field that the file spells `name`; `flag` where that can't be derived, `old_flags` of earlier daemons."""
-    metadata = {"key": name, "flag": flag, "old_flags": old_flags}
+def _key(name: str, default: Any = None, *, factory: Any = None) -> Any:
+    """Return a field that the file spells `name`."""
     if factory is not None:
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=factory, metadata={"key": name})
+    return field(default=default, metadata={"key": name})
 
 
 @dataclass(frozen=True, slots=True)
 class SocketSettings:
     """Where the shim reaches the daemon."""
 
-    directory: Text = _key("socketDir", "/run/multus/", old_flags=("multus-rundir",))
+    directory: Text = _key("socketDir", "/run/multus/")
     """Directory of `multus.sock` and `containers.lock`, as the daemon sees it. Made with mode 0700; the rest of it
     stays as it is."""
     shim_directory: str = _key("daemonSocketDir", "")
@@ -86,7 +83,7 @@ class SocketSettings:
 class PathSettings:
     """Directories of the node."""
 
-    cni_dir: Text = _key("cniDir", "/var/lib/cni/multus", old_flags=("cniDir",))
+    cni_dir: Text = _key("cniDir", "/var/lib/cni/multus")
     """What is remembered about each container: `attachments/`, `aside/`, `results/`, `spool/`."""
     upstream_records: bool = _key("upstreamRecords", True)
     """True: each container is written down as upstream's daemon does it too, for a roll-back to it.
@@ -95,7 +92,7 @@ class PathSettings:
     ([migration.md](migration.md#back)). Without fsync; about 0.1 ms for each ADD. `false` when there will be no
     roll-back.
     """
-    bin_dir: Text = _key("binDir", "/opt/cni/bin", old_flags=("binDir", "additional-bin-dir"))
+    bin_dir: Text = _key("binDir", "/opt/cni/bin")
     """Where plugin binaries are searched, as seen inside `chrootDir`."""
     conf_dir: Text = _key("confDir", "/etc/cni/multus/net.d")
     """CNI configurations for networks that are named and not defined in the cluster."""
@@ -178,7 +175,7 @@ class PrimarySettings:
     Not laid over requests: what they have of it has come from here.
     """
 
-    config_file: Text = _key("multusConfigFile", AUTO, old_flags=("multus-conf-file",))
+    config_file: Text = _key("multusConfigFile", AUTO)
     """`auto`: generate `00-multus.conf`. Else the path of a CNI configuration of your own.
 
     That is put into `cniConfigDir` under its name instead, and follows its changes.
@@ -195,7 +192,7 @@ class PrimarySettings:
     The former as with the flags of the first thick release. Where nothing is generated, a daemon in a cluster is not
     ready (gate `primary`), unless `cniConfigDir` is empty too.
     """
-    master: str = _key("multusMasterCNI", "", old_flags=("multus-master-cni-file",))
+    master: str = _key("multusMasterCNI", "")
     """Name of the primary network's file in `multusAutoconfigDir`. Empty: the first by name that can be one."""
     override_name: bool = _key("overrideNetworkName", False)
     """True: the generated configuration has the primary network's name instead of `multus-cni-network`."""
@@ -203,7 +200,7 @@ class PrimarySettings:
     """Capabilities of the generated configuration, beside those that some plugin of the primary network declares."""
     plugin_type: Text = _key("type", "multus-shim")
     """Name of the shim's binary in the runtime's plugin directory."""
-    indicator: str = _key("readinessindicatorfile", "", flag="readiness-indicator-file")
+    indicator: str = _key("readinessindicatorfile", "")
     """A file that is there while the primary network is ready, as the daemon sees it. While it is not, no pod is
     attached. Empty: none.
     """
@@ -226,7 +223,7 @@ class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class KubernetesSettings:
     """The API server."""
 
-    kubeconfig: str = _key("kubeconfig", "", old_flags=("multus-kubeconfig-file-host",))
+    kubeconfig: str = _key("kubeconfig", "")
     """A kubeconfig, as `--kubeconfig`. Empty: the service account of the daemon's own pod.
 
     The account's token is read again as it rotates.
@@ -320,11 +317,11 @@ class LogOptions:
 class LogSettings:
     """What is logged, and where to."""
 
-    level: LogLevel = _key("logLevel", "verbose", old_flags=("multus-log-level",))
+    level: LogLevel = _key("logLevel", "verbose")
     """What is logged; any case."""
-    to_stderr: bool = _key("logToStderr", True, old_flags=("multus-log-to-stderr",))
+    to_stderr: bool = _key("logToStderr", True)
     """Log to standard error. Where nobody reads it, lines are dropped and counted, and nothing waits."""
-    file: str = _key("logFile", "", old_flags=("multus-log-file",))
+    file: str = _key("logFile", "")
     """Log to this file too."""
     options: dict[str, Any] = _key("logOptions", factory=dict)
     """Rotation of `logFile`; its keys follow."""

@@ -149,7 +149,7 @@ def test_the_programs_beside_the_daemon_load_nothing_of_what_attaches_pods() -> 
     assert loaded(modules, *unwanted, *UNUSED, *GENERATED) == []
 
 
-@pytest.mark.parametrize("program", ["plugin", "probe", "ctl", "kubectl"])
+@pytest.mark.parametrize("program", ["tools.builtin", "probe", "tools.ctl", "tools.kubectl"])
 def test_other_programs_load_no_large_library_before_they_need_it(program: str) -> None:
     assert loaded(loaded_by(f"import multus_daemon.{program}"), *UNUSED, "aiohttp", "kubernetes_asyncio") == []
 
