@@ -397,12 +397,12 @@ WITHOUT_EFFECT = {
 
 
 REMOVED = {
-    "attachConcurrency": "removed, is 4",
-    "daemonWaitSeconds": "removed, is 60",
-    "maxPortMappings": "removed, is 128",
-    "maxRequestedAddresses": "removed, is 256",
-    "nodeName": "removed, set the variable `MULTUS_NODE_NAME`",
-    "pluginGomaxprocs": "removed, is 2",
+    "attachConcurrency": "removed: always 4",
+    "daemonWaitSeconds": "removed: always 60",
+    "maxPortMappings": "removed: always 128",
+    "maxRequestedAddresses": "removed: always 256",
+    "nodeName": "removed: set the variable `MULTUS_NODE_NAME`",
+    "pluginGomaxprocs": "removed: always 2",
 }
 """Keys of earlier releases. They are accepted, and one line in the log at start names those that are set."""
 
@@ -463,8 +463,7 @@ def from_object(found: Mapping[str, Any], source: str, flags: Flags | None = Non
         elif value is not None:
             values[known] = value
     if removed:
-        settled = (f"{key} ({REMOVED[key]})" for key in sorted(removed))
-        warnings.append(f"no effect: {', '.join(settled)}; delete the keys")
+        warnings.append(f"{', '.join(sorted(removed))}: no effect: removed, delete them (docs/configuration.md)")
     names = {key: flag for key, (flag, _) in (flags or {}).items()}
     values |= {key: value for key, (_, value) in (flags or {}).items()}
     if isinstance(values.get("logLevel"), str):
