@@ -72,7 +72,7 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
         metrics, gates = Metrics(version=__version__), Gates("networks")
         async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
             await api.load()
-            networks = informer.Informer(api, objects.networks(), gates, observer=metrics.cluster)
+            networks = informer.Informer(api, objects.networks(), gates, metrics=metrics.cluster)
 
             def answer(review: bytes) -> tuple[bytes, str, str]:
                 # Before all are known, nothing is said of those that are not there.

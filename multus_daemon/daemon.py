@@ -104,7 +104,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
         connection = Connection(settings.kubernetes, gates, os.environ)
         async with connection.client:
             await connection.load()
-            store = KubeStore(connection.client, await connection.node_name(), gates, observer=metrics.cluster)
+            store = KubeStore(connection.client, await connection.node_name(), gates, metrics=metrics.cluster)
             metrics.cluster.ask_staleness("pods", lambda: store.pods.stale_seconds)
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
@@ -165,7 +165,7 @@ class Daemon:
         self._metrics = metrics
         self._cluster = cluster
         of_processes, of_requests = _allowances(settings)
-        limit = ProcessLimit(of_processes, observer=metrics.processes)
+        limit = ProcessLimit(of_processes, metrics=metrics.processes)
         engine = self._engine(limit)
         timelines = Timelines()
         self._api = CniApi(
@@ -282,10 +282,10 @@ class Daemon:
             attach_concurrency=_ATTACH_CONCURRENCY,
             delete_tries=self._settings.deletes.tries,
             count_check_failed=self._metrics.check_failed,
-            count_given_up=self._metrics.deletes.given_up,
-            count_never_attached=self._metrics.deletes.never_attached,
-            count_set_aside=self._metrics.deletes.set_aside,
-            count_replaced_netns=self._metrics.deletes.replaced_namespace,
+            count_given_up=self._metrics.deletes.given_up.inc,
+            count_never_attached=self._metrics.deletes.never_attached.inc,
+            count_set_aside=self._metrics.deletes.set_aside.inc,
+            count_replaced_netns=self._metrics.deletes.replaced_namespaces.inc,
         )
 
     def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from multus_daemon import deadlines
+from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node.orphans import Findings, Orphan, Unattached
 from multus_daemon.pod import schedule
 from multus_daemon.runtime.aio import side_by_side
@@ -26,22 +27,6 @@ from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
 
 log = logging.getLogger(__name__)
-
-
-class Observer(Protocol):
-    """What is counted here. No method may block or raise."""
-
-    def orphan(self, outcome: str, attachments: int) -> None:
-        """Deleting an orphan with so many attachments has ended: `deleted`, `failed`."""
-        ...
-
-    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
-        """So many containers are left after a run: orphans, those with processes in them, unreadable, set aside."""
-        ...
-
-    def unattached(self, pods: int) -> None:
-        """So many pods run without networks that they asked for."""
-        ...
 
 
 class Orphans(Protocol):
@@ -68,11 +53,11 @@ class _Failure:
 class Reconcile:
     """A root task."""
 
-    def __init__(self, orphans: Orphans, events: Events, observer: Observer, *, seconds: float) -> None:
+    def __init__(self, orphans: Orphans, events: Events, metrics: DeleteMetrics, *, seconds: float) -> None:
         """`seconds`: from one run to the next."""
         self._orphans = orphans
         self._events = events
-        self._observer = observer
+        self._metrics = metrics
         self._seconds = seconds
         self._suspected: set[tuple[ContainerId, float]] = set()
         self._failures: dict[ContainerId, _Failure] = {}
@@ -111,7 +96,11 @@ class Reconcile:
         left: set[ContainerId] = set()
         await side_by_side(self._confirmed(found), functools.partial(self._delete, end, left), at_once=schedule.AT_ONCE)
         # Not certain yet: those count from the second look on.
-        self._observer.left_over(len(left), len(found.in_use), len(found.unreadable), found.aside)
+        leftovers = self._metrics.leftovers
+        leftovers.labels("orphans").set(len(left))
+        leftovers.labels("inhabited").set(len(found.in_use))
+        leftovers.labels("unreadable").set(len(found.unreadable))
+        leftovers.labels("aside").set(found.aside)
         self.left = len(left) + len(found.unreadable)
         if found.unreadable:
             log.warning("records of these containers can't be read: %s", ", ".join(found.unreadable[:10]))
@@ -148,7 +137,7 @@ class Reconcile:
         left.discard(container_id)
         self._failures.pop(container_id, None)
         if deleted:
-            self._observer.orphan("deleted", len(record.attachments))
+            self._metrics.orphans.labels("deleted").inc(len(record.attachments))
 
     def _failed(self, orphan: Orphan, error: Exception) -> None:
         record = orphan.record
@@ -161,13 +150,13 @@ class Reconcile:
         delay = next(failure.delays)
         failure.due = _now() + delay
         log.warning("%s; tried again in %.0f s", text, delay)
-        self._observer.orphan("failed", len(record.attachments))
+        self._metrics.orphans.labels("failed").inc(len(record.attachments))
 
     def _tell_of_unattached(self, found: tuple[Unattached, ...]) -> None:
         """One Event for each pod, once a second look finds the same: what is plugged in may be under way."""
         lacking = {item.pod.uid for item in found}
         confirmed = [item for item in found if item.pod.uid in self._lacking]
-        self._observer.unattached(len(confirmed))
+        self._metrics.lacking.set(len(confirmed))
         for item in confirmed:
             if item.pod.uid not in self._told:
                 text = f"the pod runs without networks that it asked for: {', '.join(item.networks)}; {_advice(item)}"
