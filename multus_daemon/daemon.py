@@ -26,8 +26,6 @@ from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.diagnosis import status
 from multus_daemon.kernel.ops import KernelLinks
 from multus_daemon.metrics import Metrics
-from multus_daemon.node import orphans
-from multus_daemon.node.orphans import Findings, Orphan
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
 from multus_daemon.node.reconcile import Reconcile
@@ -193,7 +191,7 @@ class Daemon:
         self._statuses = StatusesAtStart(_Statuses(engine))
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
-            self._reconcile = Reconcile(_Orphans(engine, self._store), cluster, metrics.deletes, seconds=seconds)
+            self._reconcile = Reconcile(engine, cluster, metrics.deletes, seconds=seconds, tidy=self._store.tidy)
         self._primary: PrimaryConfig | None = None
         if PrimaryConfig.is_wanted(settings):
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
@@ -348,31 +346,6 @@ class Daemon:
         await self._server.stop(deadlines.DRAIN_SECONDS)
         await end(tasks)
         await asyncio.to_thread(fs.remove_left)
-
-
-class _Orphans:
-    """`node.orphans` for the event loop: each call in a thread of its own."""
-
-    def __init__(self, engine: Engine, store: FileStore) -> None:
-        self._engine = engine
-        self._store = store
-
-    async def look(self) -> Findings:
-        """See `node.reconcile`."""
-
-        def look() -> Findings:
-            try:
-                self._store.tidy()
-            except OSError as error:
-                log.error("what was left in cniDir can't be removed: %s", error)
-            return orphans.look(self._engine)
-
-        return await portal.run(Deadline(), look, name="reconcile")
-
-    async def delete(self, orphan: Orphan, seconds: float) -> bool:
-        """See `node.reconcile`."""
-        work = functools.partial(orphans.delete, self._engine, orphan, seconds)
-        return await portal.run(Deadline(), work, name="reconcile")
 
 
 class _Statuses:

@@ -13,32 +13,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
+from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan, Unattached
 from multus_daemon.pod import schedule
+from multus_daemon.pod.engine import Engine
+from multus_daemon.runtime import portal
 from multus_daemon.runtime.aio import side_by_side
 from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
 
 log = logging.getLogger(__name__)
-
-
-class Orphans(Protocol):
-    """What finds and deletes; see `node.orphans`."""
-
-    async def look(self) -> Findings:
-        """What there is now."""
-        ...
-
-    async def delete(self, orphan: Orphan, seconds: float) -> bool:
-        """Detach it."""
-        ...
 
 
 @dataclass(slots=True)
@@ -53,9 +44,18 @@ class _Failure:
 class Reconcile:
     """A root task."""
 
-    def __init__(self, orphans: Orphans, events: Events, metrics: DeleteMetrics, *, seconds: float) -> None:
-        """`seconds`: from one run to the next."""
-        self._orphans = orphans
+    def __init__(
+        self,
+        engine: Engine,
+        events: Events,
+        metrics: DeleteMetrics,
+        *,
+        seconds: float,
+        tidy: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`seconds`: from one run to the next. `tidy`: removes what is left in `cniDir`; may raise OSError."""
+        self._engine = engine
+        self._tidy = tidy
         self._events = events
         self._metrics = metrics
         self._seconds = seconds
@@ -85,7 +85,7 @@ class Reconcile:
 
     async def reconcile(self) -> None:
         """One run. Raises OSError where records or processes can't be listed."""
-        found = await self._orphans.look()
+        found = await portal.run(Deadline(), self._look, name="reconcile")
         if found.unknown_because and found.unknown_because != self._unknown_because:
             log.info(
                 "only containers whose network namespace is gone are told to be orphans: %s", found.unknown_because
@@ -106,6 +106,13 @@ class Reconcile:
             log.warning("records of these containers can't be read: %s", ", ".join(found.unreadable[:10]))
         if not found.unknown_because:
             self._tell_of_unattached(found.unattached)
+
+    def _look(self) -> Findings:
+        try:
+            self._tidy()
+        except OSError as error:
+            log.error("what was left in cniDir can't be removed: %s", error)
+        return orphans.look(self._engine)
 
     def _confirmed(self, found: Findings) -> list[Orphan]:
         """The orphans that are certain, or were found by the run before too."""
@@ -130,7 +137,8 @@ class Reconcile:
         if seconds <= 0 or (failure and failure.due > _now()):
             return
         try:
-            deleted = await self._orphans.delete(orphan, seconds)
+            work = functools.partial(orphans.delete, self._engine, orphan, seconds)
+            deleted = await portal.run(Deadline(), work, name="reconcile")
         except Exception as error:
             self._failed(orphan, error)
             return

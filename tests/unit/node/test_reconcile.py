@@ -71,7 +71,7 @@ class World:
         self.controller = self.make()
 
     def make(self) -> Reconcile:
-        return Reconcile(Orphans(self), self.engine.cluster, self.counts, seconds=300)
+        return Reconcile(self.engine.verbs.engine, self.engine.cluster, self.counts, seconds=300)
 
     def add(self, networks: str = "n1,n2") -> None:
         self.engine.declare(networks)
@@ -342,7 +342,7 @@ async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: W
     world.add()
     world.engine.links.namespaces.clear()
     world.engine.store.fail_at[len(world.engine.store.calls) + 1] = error
-    controller = Reconcile(Orphans(world), world.engine.cluster, world.counts, seconds=0.01)
+    controller = Reconcile(world.engine.verbs.engine, world.engine.cluster, world.counts, seconds=0.01)
     running = asyncio.create_task(controller.run())
     async with asyncio.timeout(30):
         while world.containers:
