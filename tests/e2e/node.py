@@ -234,16 +234,19 @@ class Node:
         uid: str | None = None,
         stdin: bytes | None = None,
         timeout: float = 60,
+        shim: Path | None = None,
     ) -> Answer:
-        """Run the shim as the runtime does."""
+        """Run the shim as the runtime does; `shim`: another than the installed one."""
         environment = self.environment(verb, container_id, netns, pod, namespace, uid)
-        return self.run_shim(environment, self.stdin if stdin is None else stdin, timeout)
+        return self.run_shim(environment, self.stdin if stdin is None else stdin, timeout, shim)
 
-    def run_shim(self, environment: dict[str, str], stdin: bytes, timeout: float = 60) -> Answer:
+    def run_shim(
+        self, environment: dict[str, str], stdin: bytes, timeout: float = 60, shim: Path | None = None
+    ) -> Answer:
         """Run the shim with these variables."""
         start = time.perf_counter()
         done = subprocess.run(
-            [str(multus_shim.binary())], env=environment, input=stdin, capture_output=True, timeout=timeout
+            [str(shim or multus_shim.binary())], env=environment, input=stdin, capture_output=True, timeout=timeout
         )
         return Answer(done.returncode, done.stdout, done.stderr, time.perf_counter() - start)
 
