@@ -91,10 +91,10 @@ class Cluster:
         node.settings |= {
             "logLevel": "error",
             "kubeconfig": str(self._reached_from_nodes(self.server.kubeconfig_for_token(token))),
-            "nodeName": name,
             "multusNamespace": name,
             **settings,
         }
+        node.node_name = name
         side = Daemon(node, name, binaries=binaries, pods=self.uids)
         side.namespace = name
         return side
@@ -186,7 +186,6 @@ class Peer:
         (folder / "10-cluster.conf").write_text(json.dumps(sides.definitions(node.networks_dir)["cluster"]))
         self._generated = folder / "00-multus.conf"
         settings = {key: value for key, value in node.settings.items() if key != "clusterNetwork"} | {
-            "nodeName": name,
             "cniConfigDir": str(folder),
             "multusAutoconfigDir": str(folder),
             "multusConfigFile": "auto",

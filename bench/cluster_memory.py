@@ -74,7 +74,8 @@ def prepare(server: ApiServer, node: Node) -> None:
     server.create_node("elsewhere")
     token = node.root / "token"
     token.write_text(server.service_account_token("kube-system", "multus-daemon"))
-    node.settings |= {"kubeconfig": str(server.kubeconfig_for_token(token)), "nodeName": "here"}
+    node.settings["kubeconfig"] = str(server.kubeconfig_for_token(token))
+    node.node_name = "here"
 
 
 def fill(server: ApiServer, networks: int, pods: int, here: int) -> None:

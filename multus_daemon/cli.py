@@ -13,8 +13,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
 
-from multus_daemon import __version__, flags, settings
+import msgspec
+
+from multus_daemon import __version__, logs, settings
 from multus_daemon.runtime import user
 from multus_daemon.settings import Settings, SettingsError
 
@@ -34,6 +38,48 @@ UPSTREAM_PROGRAMS = {
     "kubeconfig_generator": "kubeconfig-generator",
 }
 """Programs of upstream's image that are links to this one in ours -> the command that each is."""
+FLAGS: Final = MappingProxyType(
+    {
+        # Upstream's first thick release.
+        "additional-bin-dir": "binDir",
+        "binDir": "binDir",
+        "cni-config-dir": "cniConfigDir",
+        "cni-version": "cniVersion",
+        "cniDir": "cniDir",
+        "force-cni-version": "forceCNIVersion",
+        "global-namespaces": "globalNamespaces",
+        "multus-autoconfig-dir": "multusAutoconfigDir",
+        "multus-conf-file": "multusConfigFile",
+        "multus-kubeconfig-file-host": "kubeconfig",
+        "multus-log-file": "logFile",
+        "multus-log-level": "logLevel",
+        "multus-log-to-stderr": "logToStderr",
+        "multus-master-cni-file": "multusMasterCNI",
+        "multus-rundir": "socketDir",
+        "namespace-isolation": "namespaceIsolation",
+        "override-network-name": "overrideNetworkName",
+        "readiness-indicator-file": "readinessindicatorfile",
+        # Ours, which the manifests and the documentation use.
+        "cni-dir": "cniDir",
+        "conf-dir": "confDir",
+        "kubeconfig": "kubeconfig",
+        "log-level": "logLevel",
+        "metrics-port": "metricsPort",
+        "per-node-certificate": "perNodeCertificate",
+        "socket-dir": "socketDir",
+    }
+)
+"""Settings that the command line can set: the flag, without dashes -> the key."""
+_BOOLEANS: Final = frozenset({"forceCNIVersion", "logToStderr", "namespaceIsolation", "overrideNetworkName"})
+_JSON: Final = frozenset({"metricsPort", "perNodeCertificate"})
+_OF_A_CLIENT: Final = frozenset({"kubeconfig", "logFile", "logLevel", "logToStderr", "perNodeCertificate"})
+_OF_THE_NODE: Final = frozenset({"socketDir", "cniDir", "cniConfigDir", "confDir"})
+_GO_BOOLEANS: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
+        **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
+    }
+)
 WEBHOOK_PORT = 8443
 HOST_BIN_DIR = Path("/host/opt/cni/bin")
 """Where the manifests mount the node's plugin directory, as upstream's do."""
@@ -45,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         program = UPSTREAM_PROGRAMS.get(os.path.basename(sys.argv[0]))
         argv = [program, *sys.argv[1:]] if program else sys.argv[1:]
     words = _upstream_spelling(list(argv))
-    arguments = parser(texts="--help" in words or "-h" in words).parse_args(words)
+    arguments = parser().parse_args(words)
     if arguments.command == "version":
         print(f"multus-daemon: version {__version__}")
         return
@@ -73,18 +119,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _upstream_spelling(argv: list[str]) -> list[str]:
     """Upstream's daemon has no commands, and Go's single dash: `multus-daemon -config FILE`."""
-    single = {f"-{name}" for name in flags.names() | {"config", "version"}}
+    single = {f"-{name}" for name in {*FLAGS, "config", "version"}}
     argv = [f"-{word}" if word.partition("=")[0] in single else word for word in argv]
     if argv and argv[0] == "--version":
         return ["version"]
     return argv if argv and (argv[0] in COMMANDS or argv[0] in ("-h", "--help")) else ["run", *argv]
 
 
-def parser(*, texts: bool) -> argparse.ArgumentParser:
-    """The whole command line; `texts`: with what each setting does, for help."""
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(prog="multus-daemon", description="Sets up every network of a pod.")
     commands = parser.add_subparsers(dest="command", required=True)
-    of_settings = "Each setting can be given as a flag, which wins over the configuration."
+    of_settings = "A flag of a setting wins over the configuration; docs/configuration.md has all settings."
     run = commands.add_parser(
         "run",
         help="run the daemon in the foreground",
@@ -162,12 +208,50 @@ def parser(*, texts: bool) -> argparse.ArgumentParser:
             help=f"configuration, JSON (default: {settings.DEFAULT_CONFIG_PATH})",
         )
     for command in (run, check):
-        flags.add_to(command, texts=texts)
-    flags.add_to(approver, groups=("kubernetes", "logs"), texts=texts)
-    flags.add_to(webhook, groups=("kubernetes", "logs", "metrics"), texts=texts)
-    flags.add_to(uninstall, keys=("socketDir", "cniDir", "cniConfigDir", "confDir"), texts=texts)
+        _add_flags(command, frozenset(FLAGS.values()))
+    _add_flags(approver, _OF_A_CLIENT)
+    _add_flags(webhook, _OF_A_CLIENT | {"metricsPort"})
+    _add_flags(uninstall, _OF_THE_NODE)
     commands.add_parser("version", help="print the version")
     return parser
+
+
+class _Set(argparse.Action):
+    """Keep the flag as it was spelt, and its value, in the dict `flags` of the namespace: `settings.Flags`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        namespace.flags = {**namespace.flags, self.dest: (option_string, _value(self.dest, str(values)))}
+
+
+def _add_flags(parser: argparse.ArgumentParser, keys: frozenset[str]) -> None:
+    """Add the flags of these settings. What is given of them is in `flags` of the parsed namespace."""
+    parser.set_defaults(flags={})
+    group = parser.add_argument_group("settings")
+    for flag, key in FLAGS.items():
+        if key in keys:
+            sort = "BOOL" if key in _BOOLEANS else "JSON" if key in _JSON else "TEXT"
+            optional: dict[str, Any] = {"nargs": "?", "const": "true"} if sort == "BOOL" else {}
+            group.add_argument(
+                f"--{flag}", action=_Set, dest=key, metavar=sort, help=key, default=argparse.SUPPRESS, **optional
+            )
+
+
+def _value(key: str, text: str) -> Any:
+    """Return `text` as JSON has it. A malformed value stays text: `settings` refuses it and names the flag."""
+    if key in _BOOLEANS:
+        return _GO_BOOLEANS.get(text, text)
+    if key in _JSON:
+        try:
+            return msgspec.json.decode(text)
+        except (ValueError, RecursionError):
+            return text
+    return text
 
 
 def _port(text: str) -> int:
@@ -193,10 +277,12 @@ def _run(found: Settings, arguments: argparse.Namespace) -> int:
     # Imported here: `version` and `check-config` do not need aiohttp.
     with _no_system_certificates():
         from multus_daemon import daemon
+        from multus_daemon.runtime import malloc
 
+    malloc.settle()
     if arguments.standalone is not None:
         found = settings.in_directory(found, user.runtime_directory())
-    return _until_ended(functools.partial(daemon.run, found, standalone=arguments.standalone))
+    return _until_ended(found, functools.partial(daemon.run, found, standalone=arguments.standalone))
 
 
 def _run_companion(found: Settings, arguments: argparse.Namespace) -> int:
@@ -205,20 +291,28 @@ def _run_companion(found: Settings, arguments: argparse.Namespace) -> int:
         from multus_daemon import companions
 
     if arguments.command == "cert-approver":
-        return _until_ended(functools.partial(companions.approve_certificates, found))
+        return _until_ended(found, functools.partial(companions.approve_certificates, found))
     given = (arguments.cert, arguments.key, arguments.port, arguments.address)
-    return _until_ended(functools.partial(companions.serve_webhook, found, *given))
+    return _until_ended(found, functools.partial(companions.serve_webhook, found, *given))
 
 
-def _until_ended(run: Callable[[], None], name: str = "multus-daemon") -> int:
-    """The exit status; where it can't start, why is said on standard error, in the name of the program."""
-    from multus_daemon.root import StartError
+def _until_ended(found: Settings, run: Callable[[], None], name: str = "multus-daemon") -> int:
+    """Configure the logs, run, and return the exit status. The reason of a failed start goes to standard error."""
+    from multus_daemon.runtime.tasks import StartError
 
     if sys.__stderr__ is not None:
         # A crash of the interpreter, or of a library in C, says in which threads what was done.
         faulthandler.enable(sys.__stderr__)
+    wanted = found.logs
     try:
-        run()
+        logs.configure(wanted.level, wanted.to_stderr, file=wanted.file, options=wanted.options)
+    except (OSError, ValueError) as error:
+        print(f"{name}: logFile: {error}", file=sys.stderr)
+        return 3
+    try:
+        # Closing the logs takes a blocked standard error away, so `print` comes after it.
+        with contextlib.closing(logs):
+            run()
     except StartError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 3
@@ -278,7 +372,7 @@ def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
         from multus_daemon import companions
 
     run = functools.partial(companions.generate_kubeconfig, found, Path(arguments.kubeconfig))
-    return _until_ended(run, "multus-daemon kubeconfig-generator")
+    return _until_ended(found, run, "multus-daemon kubeconfig-generator")
 
 
 def _uninstall(found: Settings, arguments: argparse.Namespace) -> int:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from multus_daemon import __version__, logs, root
+from multus_daemon import __version__
 from multus_daemon.cluster.kube import client, connect, errors, informer, objects
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -27,14 +28,14 @@ def approve_certificates(settings: Settings) -> None:
     try:
         from multus_daemon.cluster.kube import approver
     except ImportError as error:
-        raise root.StartError(f"cert-approver: {error}; install multus-daemon[certificates]") from error
+        raise StartError(f"cert-approver: {error}; install multus-daemon[certificates]") from error
 
     async def work() -> None:
         async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
             await api.load()
-            await root.end(await root.until_signal({"approver": approver.run_approver(api)}))
+            await end(await until_signal({"approver": approver.run_approver(api)}))
 
-    _run(settings, work)
+    _run(work)
 
 
 def generate_kubeconfig(settings: Settings, target: Path) -> None:
@@ -44,15 +45,15 @@ def generate_kubeconfig(settings: Settings, target: Path) -> None:
         connection = connect.Connection(settings.kubernetes, Gates(), os.environ)
         tasks = {"credentials": connection.run(), "kubeconfig": connection.publish_kubeconfig(target)}
         try:
-            await root.end(await root.until_signal(tasks))
+            await end(await until_signal(tasks))
         finally:
             fs.remove(target)
             log.info("%s is removed", target)
 
     try:
-        _run(settings, work)
+        _run(work)
     except OSError as error:
-        raise root.StartError(str(error)) from error
+        raise StartError(str(error)) from error
 
 
 def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, address: str) -> None:
@@ -65,13 +66,13 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
     try:
         pair = webhook.Certificate(certificate, key)
     except OSError as error:
-        raise root.StartError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
+        raise StartError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
 
     async def work() -> None:
         metrics, gates = Metrics(version=__version__), Gates("networks")
         async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
             await api.load()
-            networks = informer.Informer(api, objects.networks(), gates, observer=metrics.cluster)
+            networks = informer.Informer(api, objects.networks(), gates, metrics=metrics.cluster)
 
             def answer(review: bytes) -> tuple[bytes, str, str]:
                 # Before all are known, nothing is said of those that are not there.
@@ -85,16 +86,13 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
             }
             if settings.metrics.port is not None:
                 tasks["metrics"] = MetricsServer(metrics, settings.metrics.port, settings.metrics.address).run()
-            await root.end(await root.until_signal(tasks))
+            await end(await until_signal(tasks))
 
-    _run(settings, work)
+    _run(work)
 
 
-def _run(settings: Settings, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    root.configure_logs(settings)
+def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     try:
         asyncio.run(work())
     except errors.ConfigurationError as error:
-        raise root.StartError(str(error)) from error
-    finally:
-        logs.close()
+        raise StartError(str(error)) from error

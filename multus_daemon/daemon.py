@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multus_daemon import __version__, deadlines, logs, root
+from multus_daemon import __version__, deadlines, logs
 from multus_daemon.api import limit as requests
 from multus_daemon.api import wire
 from multus_daemon.api.admin import AdminApi
@@ -26,8 +26,6 @@ from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.diagnosis import status
 from multus_daemon.kernel.ops import KernelLinks
 from multus_daemon.metrics import Metrics
-from multus_daemon.node import orphans
-from multus_daemon.node.orphans import Findings, Orphan
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
 from multus_daemon.node.reconcile import Reconcile
@@ -50,6 +48,7 @@ from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threa
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni.args import KubernetesArgs
@@ -60,18 +59,15 @@ from multus_daemon.spec.ports import ClusterStore
 log = logging.getLogger(__name__)
 
 _STDOUT = 1
+_ATTACH_CONCURRENCY = 4
+"""Networks of one pod that are attached, or detached, at once, after its cluster network."""
 
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
-    malloc.settle()
-    root.configure_logs(settings)
-    try:
-        if standalone is not None and not standalone.is_dir():
-            raise root.StartError(f"--standalone {standalone}: no such directory")
-        asyncio.run(serve(settings, standalone))
-    finally:
-        logs.close()
+    if standalone is not None and not standalone.is_dir():
+        raise StartError(f"--standalone {standalone}: no such directory")
+    asyncio.run(serve(settings, standalone))
 
 
 async def serve(settings: Settings, standalone: Path | None) -> None:
@@ -106,7 +102,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
         connection = Connection(settings.kubernetes, gates, os.environ)
         async with connection.client:
             await connection.load()
-            store = KubeStore(connection.client, await connection.node_name(), gates, observer=metrics.cluster)
+            store = KubeStore(connection.client, await connection.node_name(), gates, metrics=metrics.cluster)
             metrics.cluster.ask_staleness("pods", lambda: store.pods.stale_seconds)
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
@@ -119,7 +115,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
     except (errors.ConfigurationError, NodeNameError) as error:
-        raise root.StartError(str(error)) from error
+        raise StartError(str(error)) from error
 
 
 def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
@@ -167,7 +163,7 @@ class Daemon:
         self._metrics = metrics
         self._cluster = cluster
         of_processes, of_requests = _allowances(settings)
-        limit = ProcessLimit(of_processes, observer=metrics.processes)
+        limit = ProcessLimit(of_processes, metrics=metrics.processes)
         engine = self._engine(limit)
         timelines = Timelines()
         self._api = CniApi(
@@ -195,7 +191,7 @@ class Daemon:
         self._statuses = StatusesAtStart(_Statuses(engine))
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
-            self._reconcile = Reconcile(_Orphans(engine, self._store), cluster, metrics.deletes, seconds=seconds)
+            self._reconcile = Reconcile(engine, cluster, metrics.deletes, seconds=seconds, tidy=self._store.tidy)
         self._primary: PrimaryConfig | None = None
         if PrimaryConfig.is_wanted(settings):
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
@@ -234,13 +230,12 @@ class Daemon:
                 [paths.bin_dir],
                 chroot_dir=paths.chroot_dir,
                 timeout=plugins.delegate_timeout_seconds,
-                gomaxprocs=plugins.gomaxprocs,
                 environ={**MINIMAL_ENVIRON, **_passed_on(plugins.environment)},
                 limit=limit,
             )
             tools = ToolRunner(chroot_dir=paths.chroot_dir)
         except (OSError, ValueError) as error:
-            raise root.StartError(str(error)) from error
+            raise StartError(str(error)) from error
         way = LoopPortal()
         binaries = portals.Binaries(process, way)
         builtin = BuiltinRunner(Path(paths.chroot_dir or "/"), tools=portals.Tools(tools, way))
@@ -274,13 +269,13 @@ class Daemon:
             status_write=self._settings.kubernetes.status_write,
             count_unsupported_arg=self._metrics.unmet_request,
             count_collected=self._metrics.collected,
-            attach_concurrency=plugins.attach_concurrency,
+            attach_concurrency=_ATTACH_CONCURRENCY,
             delete_tries=self._settings.deletes.tries,
             count_check_failed=self._metrics.check_failed,
-            count_given_up=self._metrics.deletes.given_up,
-            count_never_attached=self._metrics.deletes.never_attached,
-            count_set_aside=self._metrics.deletes.set_aside,
-            count_replaced_netns=self._metrics.deletes.replaced_namespace,
+            count_given_up=self._metrics.deletes.given_up.inc,
+            count_never_attached=self._metrics.deletes.never_attached.inc,
+            count_set_aside=self._metrics.deletes.set_aside.inc,
+            count_replaced_netns=self._metrics.deletes.replaced_namespaces.inc,
         )
 
     def _log_binaries(self, dispatcher: Dispatcher) -> None:
@@ -316,11 +311,11 @@ class Daemon:
         except (OSError, ListenError) as error:
             for work in tasks.values():
                 work.close()
-            raise root.StartError(str(error)) from error
+            raise StartError(str(error)) from error
         self._gates.open("socket")
         running: list[asyncio.Task[Any]] = []
         try:
-            running = await root.until_signal(self._root_tasks() | dict(tasks))
+            running = await until_signal(self._root_tasks() | dict(tasks))
         finally:
             await self._stop(running)
 
@@ -357,33 +352,8 @@ class Daemon:
         log.info("multus-daemon stops")
         self._gates.close("socket", "shutting down")
         await self._server.stop(deadlines.DRAIN_SECONDS)
-        await root.end(tasks)
+        await end(tasks)
         await asyncio.to_thread(fs.remove_left)
-
-
-class _Orphans:
-    """`node.orphans` for the event loop: each call in a thread of its own."""
-
-    def __init__(self, engine: Engine, store: FileStore) -> None:
-        self._engine = engine
-        self._store = store
-
-    async def look(self) -> Findings:
-        """See `node.reconcile`."""
-
-        def look() -> Findings:
-            try:
-                self._store.tidy()
-            except OSError as error:
-                log.error("what was left in cniDir can't be removed: %s", error)
-            return orphans.look(self._engine)
-
-        return await portal.run(Deadline(), look, name="reconcile")
-
-    async def delete(self, orphan: Orphan, seconds: float) -> bool:
-        """See `node.reconcile`."""
-        work = functools.partial(orphans.delete, self._engine, orphan, seconds)
-        return await portal.run(Deadline(), work, name="reconcile")
 
 
 class _Statuses:

@@ -3,8 +3,8 @@
 All values are seconds, which each name says; a pair is the first and the longest pause of a back-off, or a range. Where
 one value has to stay below another, a docstring says so, and `tests/unit/test_deadlines.py` asserts it.
 
-A user sets three of them: `SHIM_DAEMON_WAIT_SECONDS`, `DELEGATE_SECONDS` and `RECONCILE_SECONDS` are defaults of
-`settings`. The relations hold for the defaults.
+A user sets two of them: `DELEGATE_SECONDS` and `RECONCILE_SECONDS` are defaults of `settings`. The relations hold for
+the defaults.
 
 What is not here: the pause between two looks of a loop that nobody waits for, and the age up to which something is
 kept. They stand in the module that has the loop.
@@ -34,13 +34,13 @@ SHIM_STDOUT_SECONDS = 30.0
 """For the runtime to read the result."""
 
 SHIM_DAEMON_WAIT_SECONDS = 60.0
-"""For ADD, CHECK and GC to find a daemon that listens; the default of `daemonWaitSeconds`."""
+"""For ADD, CHECK and GC to find a daemon that listens."""
 
 SHIM_REPLY_SECONDS = 180.0
-"""For the reply to ADD, CHECK and GC, unless `daemonReplySeconds` says otherwise. Above VERB_SECONDS."""
+"""For the reply to ADD, CHECK and GC. Above VERB_SECONDS."""
 
 SHIM_DEL_WAIT_SECONDS = 10.0
-"""As SHIM_DAEMON_WAIT_SECONDS, for DEL, at most: a restart of the daemon takes less, and the spool is there."""
+"""As SHIM_DAEMON_WAIT_SECONDS, for DEL: a restart of the daemon takes less, and the spool is there."""
 
 SHIM_DEL_REPLY_SECONDS = 30.0
 """As SHIM_REPLY_SECONDS, for DEL: then it goes to the spool, and the daemon goes on.
@@ -50,9 +50,6 @@ With SHIM_DEL_WAIT_SECONDS below KUBELET_STOP_SANDBOX_SECONDS, so that the runti
 
 SHIM_STATUS_REPLY_SECONDS = 10.0
 """For the reply to STATUS, which waits for no daemon to come. Above VERB_SECONDS["STATUS"]."""
-
-SHIM_LONGEST_SECONDS = 600
-"""The most that a configuration may ask for, as `daemonWaitSeconds` or `daemonReplySeconds`."""
 
 # --- those who stand beside the shim ---------------------------------------------------------------------------------
 
@@ -66,7 +63,7 @@ CTL_DAEMON_SECONDS = 2.0
 """For `multusctl` to find a daemon that listens; then it says how to start one. A person waits."""
 
 CTL_SHIM_SECONDS = 300.0
-"""For one call of the shim by `multusctl`. Above all that the shim waits for by default, so that its error is read."""
+"""For one call of the shim by `multusctl`. Above all that the shim waits for, so that its error is read."""
 
 CTL_SECONDS = 2.0
 """For the daemon's answer to a question of `multusctl` that only looks. Then it says that there is none."""

@@ -111,13 +111,9 @@ class Metrics:
             registry=registry,
         )
         self.cluster = ClusterMetrics(registry)
-        """What the Kubernetes adapter counts."""
         self.processes = ProcessMetrics(registry)
-        """What is counted about plugin processes."""
         self.deletes = DeleteMetrics(registry)
-        """What is counted about DELs that were late, and about orphans."""
         self.primary = PrimaryMetrics(registry)
-        """What is counted about the node's CNI configuration."""
         build = Gauge("multus_build_info", "Always 1", ["version", "python"], registry=registry)
         build.labels(version, platform.python_version()).set(1)
         for verb in VERBS:
@@ -203,18 +199,18 @@ class Metrics:
 
 
 class ClusterMetrics:
-    """What is counted about the API server, the `Observer` of the Kubernetes adapter. `resource`: pods, networks."""
+    """Metrics of the Kubernetes adapter. The label `resource` is `pods` or `networks`."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        self._lists = counter("multus_informer_lists_total", "Complete lists from the API server", "resource")
-        self._errors = counter("multus_informer_errors_total", "Lists and watches that ended with an error", "resource")
-        self._changes = counter("multus_informer_changes_total", "Changes that a watch told of", "resource")
-        self._malformed = counter("multus_informer_malformed_total", "Objects that were passed over", "resource")
-        self._objects = Gauge(
-            "multus_informer_objects", "Objects at the last complete list", ["resource"], registry=registry
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """`registry`: None for an adapter whose metrics are not served."""
+        self.errors = Counter(
+            "multus_informer_errors_total",
+            "Lists and watches that ended with an error",
+            ["resource"],
+            registry=registry,
+        )
+        self.changes = Counter(
+            "multus_informer_changes_total", "Changes that a watch told of", ["resource"], registry=registry
         )
         self._stale = Gauge(
             "multus_informer_stale_seconds",
@@ -223,17 +219,15 @@ class ClusterMetrics:
             registry=registry,
         )
         self._registry = registry
-        self._written = counter("multus_network_status_written_total", "network-status annotations written")
-        self._put = counter(
-            "multus_network_status_put_total", "network-status annotations written by PUT, since PATCH is forbidden"
+        self.statuses_put = Counter(
+            "multus_network_status_put_total",
+            "network-status annotations written by PUT, since PATCH is forbidden",
+            registry=registry,
         )
-        self._retried = counter("multus_network_status_retried_total", "network-status annotations put off")
-        self._dropped = counter("multus_network_status_dropped_total", "network-status annotations given up")
-        self._pending = Gauge(
-            "multus_network_status_pending", "network-status annotations that wait to be written", registry=registry
+        self.statuses_dropped = Counter(
+            "multus_network_status_dropped_total", "network-status annotations given up", registry=registry
         )
-        self._events = counter("multus_events_written_total", "Events made or counted up")
-        self._lost_events = counter("multus_events_dropped_total", "Messages that are in no Event")
+        self.events_dropped = Counter("multus_events_dropped_total", "Messages that are in no Event", registry=registry)
 
     def ask_staleness(self, resource: str, seconds: Callable[[], float]) -> None:
         """Ask `seconds` at each scrape how long ago changes were last heard of; it is called in a thread."""
@@ -244,219 +238,112 @@ class ClusterMetrics:
 
         It is called in a thread.
         """
-        self._registry.register(_CertificateExpiry(expires))
-
-    def listed(self, resource: str, objects: int) -> None:
-        """Everything was listed; so many objects are known."""
-        self._lists.labels(resource).inc()
-        self._objects.labels(resource).set(objects)
-
-    def watch_failed(self, resource: str) -> None:
-        """A list or watch ended with an error."""
-        self._errors.labels(resource).inc()
-
-    def received(self, resource: str) -> None:
-        """A watch told of one change."""
-        self._changes.labels(resource).inc()
-
-    def malformed(self, resource: str) -> None:
-        """An object was passed over."""
-        self._malformed.labels(resource).inc()
-
-    def status_written(self) -> None:
-        """A network-status was written."""
-        self._written.inc()
-
-    def status_put(self) -> None:
-        """A network-status was written by PUT."""
-        self._put.inc()
-
-    def status_retried(self) -> None:
-        """A network-status was put off."""
-        self._retried.inc()
-
-    def status_dropped(self) -> None:
-        """A network-status will not be written."""
-        self._dropped.inc()
-
-    def status_pending(self, number: int) -> None:
-        """So many wait."""
-        self._pending.set(number)
-
-    def event_written(self) -> None:
-        """One Event was made or counted up."""
-        self._events.inc()
-
-    def events_dropped(self, number: int) -> None:
-        """So many messages will be in no Event."""
-        self._lost_events.inc(number)
+        if self._registry:
+            self._registry.register(_CertificateExpiry(expires))
 
 
 class ProcessMetrics:
-    """What is counted about plugin processes and the wait for them, the `Observer` of `plugins.limit`."""
+    """Metrics of plugin processes and the wait for them, by CNI_COMMAND."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._allowed = Gauge(
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """`registry`: None where the metrics are not served."""
+        self.allowed = Gauge(
             "multus_delegate_processes_limit", "Plugin processes that may run at once", registry=registry
         )
-        self._running = Gauge(
+        self.running = Gauge(
             "multus_delegate_processes_running", "Plugin processes that run", ["verb"], registry=registry
         )
-        self._waiting = Gauge(
+        self.waiting = Gauge(
             "multus_delegate_processes_waiting", "Calls of plugins that wait to be run", ["verb"], registry=registry
         )
-        self._waits = Histogram(
+        self.waits = Histogram(
             "multus_delegate_wait_seconds",
             "Time that a call of a plugin waited until it was run, or was given up",
             ["verb"],
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._given_up = Counter(
+        self.given_up = Counter(
             "multus_delegate_waits_given_up_total",
             "Calls of plugins that failed since the node was busy",
             ["verb"],
             registry=registry,
         )
         for verb in VERBS:
-            for metric in (self._running, self._waiting, self._given_up):
+            for metric in (self.running, self.waiting, self.given_up):
                 metric.labels(verb)
-
-    def allowed(self, processes: int) -> None:
-        """So many may run at once."""
-        self._allowed.set(processes)
-
-    def running(self, verb: str, change: int) -> None:
-        """One more, or one less, runs."""
-        self._running.labels(_known(verb, VERBS)).inc(change)
-
-    def waiting(self, verb: str, change: int) -> None:
-        """One more, or one less, waits."""
-        self._waiting.labels(_known(verb, VERBS)).inc(change)
-
-    def waited(self, verb: str, seconds: float, *, in_vain: bool) -> None:
-        """A wait is over."""
-        self._waits.labels(_known(verb, VERBS)).observe(seconds)
-        if in_vain:
-            self._given_up.labels(_known(verb, VERBS)).inc()
 
 
 class DeleteMetrics:
-    """What is counted about DELs that were late: the `Observer` of `node.spool` and `node.reconcile`."""
+    """Metrics of DELs that were late, and of what is left of containers."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._spooled = Gauge(
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """`registry`: None where the metrics are not served."""
+        self.spooled = Gauge(
             "multus_spool_entries", "DELs that wait in the spool, 10000 at most are counted", registry=registry
         )
-        self._entries = Counter(
+        self.replays = Counter(
             "multus_spool_replays_total",
             "Spooled DELs: served, failed and tried again, rejected since they can't be served",
             ["outcome"],
             registry=registry,
         )
-        self._given_up = Counter(
+        self.given_up = Counter(
             "multus_deletes_given_up_total",
             "Containers whose DEL was answered as done though it failed (deleteTries)",
             registry=registry,
         )
-        self._never_attached = Counter(
+        self.never_attached = Counter(
             "multus_networks_never_attached_total",
             "Networks whose failed DEL counts as done, as their ADD was refused and nothing of them is there",
             registry=registry,
         )
-        self._set_aside = Counter(
+        self.set_aside = Counter(
             "multus_containers_set_aside_total",
             "Containers of which networks could not be detached for a day",
             registry=registry,
         )
-        self._replaced = Counter(
+        self.replaced_namespaces = Counter(
             "multus_replaced_namespaces_total",
             "Containers detached whose network namespace was not at its path any more, but something else",
             registry=registry,
         )
-        self._orphans = Counter(
+        self.orphans = Counter(
             "multus_orphan_attachments_total", "Attachments of orphans: deleted, failed", ["outcome"], registry=registry
         )
-        self._left = Gauge(
+        self.leftovers = Gauge(
             "multus_leftover_containers",
             "Containers left after the last comparison with what lives: orphans, inhabited, unreadable, aside",
             ["kind"],
             registry=registry,
         )
-        self._unattached = Gauge(
+        self.lacking = Gauge(
             "multus_pods_lacking_networks", "Pods that run without networks that they asked for", registry=registry
         )
         for outcome in REPLAYS:
-            self._entries.labels(outcome)
+            self.replays.labels(outcome)
         for outcome in ORPHANS:
-            self._orphans.labels(outcome)
-
-    def spooled(self, number: int) -> None:
-        """So many entries wait."""
-        self._spooled.set(number)
-
-    def entry(self, outcome: str) -> None:
-        """An entry was replayed; `outcome` is one of `REPLAYS`."""
-        self._entries.labels(_known(outcome, REPLAYS)).inc()
-
-    def replaced_namespace(self) -> None:
-        """A container was detached at the path of whose namespace is something else."""
-        self._replaced.inc()
-
-    def given_up(self) -> None:
-        """A container's DEL was answered as done though it failed."""
-        self._given_up.inc()
-
-    def orphan(self, outcome: str, attachments: int) -> None:
-        """Deleting an orphan with so many attachments has ended; `outcome` is one of `ORPHANS`."""
-        self._orphans.labels(_known(outcome, ORPHANS)).inc(attachments)
-
-    def never_attached(self) -> None:
-        """A network left the record though its DEL failed: it was never attached."""
-        self._never_attached.inc()
-
-    def set_aside(self) -> None:
-        """What was left of a container was set aside."""
-        self._set_aside.inc()
-
-    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
-        """So many containers are left."""
-        self._left.labels("orphans").set(orphans)
-        self._left.labels("inhabited").set(inhabited)
-        self._left.labels("unreadable").set(unreadable)
-        self._left.labels("aside").set(aside)
-
-    def unattached(self, pods: int) -> None:
-        """So many pods run without networks that they asked for."""
-        self._unattached.set(pods)
+            self.orphans.labels(outcome)
 
 
 class PrimaryMetrics:
-    """What is counted about the node's CNI configuration, the `Observer` of `node.primary.config`."""
+    """Metrics of the node's CNI configuration."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, registry=registry)
-
-        self._generated = counter("multus_cni_config_generated_total", "CNI configurations written with a new content")
-        self._restored = counter(
-            "multus_cni_config_restored_total", "CNI configurations put back after another program changed them"
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """`registry`: None where the metrics are not served."""
+        self.generated = Counter(
+            "multus_cni_config_generated_total", "CNI configurations written with a new content", registry=registry
         )
-        self._problems = counter(
-            "multus_primary_problems_total", "Problems with the primary network's configuration that came up"
+        self.restored = Counter(
+            "multus_cni_config_restored_total",
+            "CNI configurations put back after another program changed them",
+            registry=registry,
         )
-
-    def generated(self) -> None:
-        """The configuration was written, new or with another content."""
-        self._generated.inc()
-
-    def restored(self) -> None:
-        """The configuration was put back."""
-        self._restored.inc()
-
-    def primary_problem(self) -> None:
-        """A problem has come up."""
-        self._problems.inc()
+        self.problems = Counter(
+            "multus_primary_problems_total",
+            "Problems with the primary network's configuration that came up",
+            registry=registry,
+        )
 
 
 class _CertificateExpiry(Collector):

@@ -32,7 +32,7 @@ BuiltinPlugin = Literal["bridge", "flannel", "host-local", "loopback", "macvlan"
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OWN_VARIABLES = {
-    "GOMAXPROCS": "is set by pluginGomaxprocs",
+    "GOMAXPROCS": "is always 2",
     "LC_ALL": "is always C: the daemon reads what is printed",
 }
 """Variables of plugin processes that are not the operator's, and why."""
@@ -50,29 +50,22 @@ class SettingsError(ValueError):
         self.problems = problems
 
 
-def _key(
-    name: str, default: Any = None, *, factory: Any = None, flag: str = "", old_flags: tuple[str, ...] = ()
-) -> Any:
-    """A field that the file spells `name`; `flag` where that can't be derived, `old_flags` of earlier daemons."""
-    metadata = {"key": name, "flag": flag, "old_flags": old_flags}
+def _key(name: str, default: Any = None, *, factory: Any = None) -> Any:
+    """Return a field that the file spells `name`."""
     if factory is not None:
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=factory, metadata={"key": name})
+    return field(default=default, metadata={"key": name})
 
 
 @dataclass(frozen=True, slots=True)
 class SocketSettings:
     """Where the shim reaches the daemon."""
 
-    directory: Text = _key("socketDir", "/run/multus/", old_flags=("multus-rundir",))
+    directory: Text = _key("socketDir", "/run/multus/")
     """Directory of `multus.sock` and `containers.lock`, as the daemon sees it. Made with mode 0700; the rest of it
     stays as it is."""
     shim_directory: str = _key("daemonSocketDir", "")
     """The same directory as the host sees it, for the shim. Empty: the shim's default, `/run/multus/`."""
-    daemon_wait_seconds: Annotated[float, msgspec.Meta(ge=0, le=deadlines.SHIM_LONGEST_SECONDS)] = _key(
-        "daemonWaitSeconds", deadlines.SHIM_DAEMON_WAIT_SECONDS
-    )
-    """How long the shim tries to reach the daemon for ADD, CHECK and GC."""
     connection_limit: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = _key("connectionLimit", 0)
     """CNI requests, `/cni` and `/delegate`, that are worked on at once, each by a thread. Others wait, DEL first;
     health probes never do. 0: from the limits of the daemon's pod.
@@ -90,7 +83,7 @@ class SocketSettings:
 class PathSettings:
     """Directories of the node."""
 
-    cni_dir: Text = _key("cniDir", "/var/lib/cni/multus", old_flags=("cniDir",))
+    cni_dir: Text = _key("cniDir", "/var/lib/cni/multus")
     """What is remembered about each container: `attachments/`, `aside/`, `results/`, `spool/`."""
     upstream_records: bool = _key("upstreamRecords", True)
     """True: each container is written down as upstream's daemon does it too, for a roll-back to it.
@@ -99,7 +92,7 @@ class PathSettings:
     ([migration.md](migration.md#back)). Without fsync; about 0.1 ms for each ADD. `false` when there will be no
     roll-back.
     """
-    bin_dir: Text = _key("binDir", "/opt/cni/bin", old_flags=("binDir", "additional-bin-dir"))
+    bin_dir: Text = _key("binDir", "/opt/cni/bin")
     """Where plugin binaries are searched, as seen inside `chrootDir`."""
     conf_dir: Text = _key("confDir", "/etc/cni/multus/net.d")
     """CNI configurations for networks that are named and not defined in the cluster."""
@@ -171,11 +164,6 @@ class NetworkSettings:
     missing. A plugin that fails is then a Warning Event, a line in the log and a count. A plugin without CHECK never
     counts. For `/delegate` only this file counts.
     """
-    max_requested_addresses: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = _key("maxRequestedAddresses", 256)
-    """Addresses that a pod may ask for on one network, by `ips` or by `ips` in `cni-args`; with more its ADD fails.
-
-    The code is 7. For `/delegate` only this file counts.
-    """
     runtime_config: dict[str, Any] = _key("runtimeConfig", factory=dict)
     """Capability arguments for the cluster network, in place of all that the runtime gives."""
 
@@ -187,7 +175,7 @@ class PrimarySettings:
     Not laid over requests: what they have of it has come from here.
     """
 
-    config_file: Text = _key("multusConfigFile", AUTO, old_flags=("multus-conf-file",))
+    config_file: Text = _key("multusConfigFile", AUTO)
     """`auto`: generate `00-multus.conf`. Else the path of a CNI configuration of your own.
 
     That is put into `cniConfigDir` under its name instead, and follows its changes.
@@ -204,7 +192,7 @@ class PrimarySettings:
     The former as with the flags of the first thick release. Where nothing is generated, a daemon in a cluster is not
     ready (gate `primary`), unless `cniConfigDir` is empty too.
     """
-    master: str = _key("multusMasterCNI", "", old_flags=("multus-master-cni-file",))
+    master: str = _key("multusMasterCNI", "")
     """Name of the primary network's file in `multusAutoconfigDir`. Empty: the first by name that can be one."""
     override_name: bool = _key("overrideNetworkName", False)
     """True: the generated configuration has the primary network's name instead of `multus-cni-network`."""
@@ -212,7 +200,7 @@ class PrimarySettings:
     """Capabilities of the generated configuration, beside those that some plugin of the primary network declares."""
     plugin_type: Text = _key("type", "multus-shim")
     """Name of the shim's binary in the runtime's plugin directory."""
-    indicator: str = _key("readinessindicatorfile", "", flag="readiness-indicator-file")
+    indicator: str = _key("readinessindicatorfile", "")
     """A file that is there while the primary network is ready, as the daemon sees it. While it is not, no pod is
     attached. Empty: none.
     """
@@ -235,15 +223,10 @@ class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class KubernetesSettings:
     """The API server."""
 
-    kubeconfig: str = _key("kubeconfig", "", old_flags=("multus-kubeconfig-file-host",))
+    kubeconfig: str = _key("kubeconfig", "")
     """A kubeconfig, as `--kubeconfig`. Empty: the service account of the daemon's own pod.
 
     The account's token is read again as it rotates.
-    """
-    node_name: str = _key("nodeName", "")
-    """The node's name, where the variable `MULTUS_NODE_NAME` does not give it. Empty: the host's name.
-
-    The host's name must be that of a node of the cluster; else the daemon does not start.
     """
     status_write: Literal["best-effort", "required"] = _key("statusWrite", "best-effort")
     """What becomes of an ADD whose network-status can't be written within 2 s: it succeeds, or it fails.
@@ -281,26 +264,12 @@ class PluginSettings:
     Such as `HTTPS_PROXY`, or what a vendor's plugin reads. Not `CNI_*`, `GOMAXPROCS` and `LC_ALL`, which are set for
     each call.
     """
-    gomaxprocs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = _key("pluginGomaxprocs", 2)
-    """`GOMAXPROCS` for plugin processes: a Go plugin that starts a thread for each core of a large host is slow."""
     max_processes: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _key("maxDelegateProcesses", 0)
     """Plugin processes that run at once; other calls wait, DEL first. 0: from the memory limit and the cores.
 
     With 0: 64 MiB of memory for each, after 128 MiB for the daemon, from the memory limit of its pod (without one,
     from a quarter of the machine's memory), at most 4 for each core and 64, at least 2; 1 where the limit is below
     256 MiB. No network and no namespace gets all of them ([security.md](security.md#fairness)).
-    """
-    max_port_mappings: Annotated[int, msgspec.Meta(ge=1, le=65535)] = _key("maxPortMappings", 128)
-    """Ports of the host that a pod may ask for: `portMappings` of its annotations and `hostPort` of its containers
-    together; with more its ADD fails (code 7).
-
-    The reference `portmap` takes 5 s for 128, 11 s for 256, 87 s for 1000.
-    """
-    attach_concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = _key("attachConcurrency", 4)
-    """Networks of one pod that are attached, or detached, at once, after its cluster network. 1: one by one, as
-    upstream.
-
-    [Networks side by side](#networks-side-by-side) has the rules.
     """
 
     def __post_init__(self) -> None:
@@ -348,11 +317,11 @@ class LogOptions:
 class LogSettings:
     """What is logged, and where to."""
 
-    level: LogLevel = _key("logLevel", "verbose", old_flags=("multus-log-level",))
+    level: LogLevel = _key("logLevel", "verbose")
     """What is logged; any case."""
-    to_stderr: bool = _key("logToStderr", True, old_flags=("multus-log-to-stderr",))
+    to_stderr: bool = _key("logToStderr", True)
     """Log to standard error. Where nobody reads it, lines are dropped and counted, and nothing waits."""
-    file: str = _key("logFile", "", old_flags=("multus-log-file",))
+    file: str = _key("logFile", "")
     """Log to this file too."""
     options: dict[str, Any] = _key("logOptions", factory=dict)
     """Rotation of `logFile`; its keys follow."""
@@ -427,6 +396,17 @@ WITHOUT_EFFECT = {
 }
 
 
+REMOVED = {
+    "attachConcurrency": "removed: always 4",
+    "daemonWaitSeconds": "removed: always 60",
+    "maxPortMappings": "removed: always 128",
+    "maxRequestedAddresses": "removed: always 256",
+    "nodeName": "removed: set the variable `MULTUS_NODE_NAME`",
+    "pluginGomaxprocs": "removed: always 2",
+}
+"""Keys of earlier releases. They are accepted, and one line in the log at start names those that are set."""
+
+
 LOG_OPTIONS: dict[str, Any] = {
     item.metadata["key"]: get_type_hints(LogOptions, include_extras=True)[item.name] for item in fields(LogOptions)
 }
@@ -448,7 +428,7 @@ def in_directory(found: Settings, directory: Path | None) -> Settings:
 def known_keys() -> frozenset[str]:
     """Every key that a configuration may have."""
     own = {item.metadata["key"] for kind in GROUPS.values() for item in fields(kind)}
-    return frozenset(own | {key for key in WITHOUT_EFFECT if "." not in key})
+    return frozenset(own | REMOVED.keys() | {key for key in WITHOUT_EFFECT if "." not in key})
 
 
 def parse(data: bytes, source: str, flags: Flags | None = None) -> Settings:
@@ -471,14 +451,19 @@ def from_object(found: Mapping[str, Any], source: str, flags: Flags | None = Non
     values: dict[str, Any] = {}
     problems: list[str] = []
     warnings: list[str] = []
+    removed: list[str] = []
     for key, value in found.items():
         known = spelling.get(key.lower())
         if known is None:
             problems.append(_unknown(key, spelling))
+        elif known in REMOVED:
+            removed.append(known)
         elif known in WITHOUT_EFFECT:
             warnings.append(f"{known}: no effect: {WITHOUT_EFFECT[known]}")
         elif value is not None:
             values[known] = value
+    if removed:
+        warnings.append(f"{', '.join(sorted(removed))}: no effect: removed, delete them (docs/configuration.md)")
     names = {key: flag for key, (flag, _) in (flags or {}).items()}
     values |= {key: value for key, (_, value) in (flags or {}).items()}
     if isinstance(values.get("logLevel"), str):

@@ -40,8 +40,6 @@ pub const Netconf = struct {
     version: Slot = .{ .key = "cniVersion", .kind = .string },
     socket_dir: Slot = .{ .key = "daemonSocketDir", .kind = .string },
     cni_dir: Slot = .{ .key = "cniDir", .kind = .string },
-    wait: Slot = .{ .key = "daemonWaitSeconds", .kind = .number },
-    reply: Slot = .{ .key = "daemonReplySeconds", .kind = .number },
     log_file: Slot = .{ .key = "logFile", .kind = .string },
     log_level: Slot = .{ .key = "logLevel", .kind = .string },
     log_to_stderr: Slot = .{ .key = "logToStderr", .kind = .bool },
@@ -49,9 +47,9 @@ pub const Netconf = struct {
     /// The type of the whole text when it is neither an object nor null.
     wrong: ?Kind = null,
 
-    fn slots(self: *Netconf) [10]*Slot {
+    fn slots(self: *Netconf) [8]*Slot {
         return .{
-            &self.name,     &self.version,   &self.socket_dir,    &self.cni_dir,     &self.wait, &self.reply,
+            &self.name,     &self.version,   &self.socket_dir,    &self.cni_dir,
             &self.log_file, &self.log_level, &self.log_to_stderr, &self.log_options,
         };
     }
@@ -221,35 +219,6 @@ fn hex4(s: []const u8) u16 {
     var code: u16 = 0;
     for (s[0..4]) |c| code = code << 4 | (std.fmt.charToDigit(c, 16) catch unreachable);
     return code;
-}
-
-/// A JSON number of seconds in milliseconds (rounded down), or null when it is not within `least`..`most` seconds.
-pub fn milliseconds(raw: []const u8, least: u64, most: u64) ?u64 {
-    const negative = raw[0] == '-';
-    const digits = raw[@intFromBool(negative)..];
-    const e = std.mem.indexOfAny(u8, digits, "eE") orelse digits.len;
-    const mantissa = digits[0..e];
-    const point = std.mem.indexOfScalar(u8, mantissa, '.') orelse mantissa.len;
-    // How many digits of the mantissa (its point not counted) make whole milliseconds.
-    var whole: i64 = @intCast(point + 3);
-    if (e < digits.len) {
-        const sign = digits[e + 1];
-        var power: i64 = 0;
-        for (digits[e + 1 + @intFromBool(sign == '-' or sign == '+') ..]) |c| power = @min(power * 10 + (c - '0'), 1_000_000_000);
-        whole += if (sign == '-') -power else power;
-    }
-    var ms: u64 = 0;
-    var zero = true;
-    var taken: i64 = 0;
-    for (mantissa) |c| {
-        if (c == '.') continue;
-        zero = zero and c == '0';
-        if (taken < whole) ms = @min(ms * 10 + (c - '0'), 1_000_000_000);
-        taken += 1;
-    }
-    while (taken < whole and ms != 0 and ms < 1_000_000_000) : (taken += 1) ms *= 10;
-    if (negative and !zero) return null;
-    return if (ms < least * 1000 or ms > most * 1000) null else ms;
 }
 
 fn skipBlanks(json: []const u8, from: usize) usize {

@@ -22,10 +22,6 @@
 //! | name, cniVersion   |                         | checked as the CNI specification asks                           |
 //! | daemonSocketDir    | /run/multus/            | directory of multus.sock                                        |
 //! | cniDir             | /var/lib/cni/multus     | its `spool` directory keeps DELs that the daemon could not take |
-//! | daemonWaitSeconds  | daemon_wait             | how long ADD, CHECK and GC wait for the daemon to listen        |
-//! |                    |                         | (0 to longest)                                                  |
-//! | daemonReplySeconds | reply, for DEL          | how long ADD, CHECK, GC and DEL wait for the reply              |
-//! |                    | del_reply               | (1 to longest)                                                  |
 //! | logFile, logLevel, | no file, error, false,  | the shim's own log (log.zig)                                    |
 //! | logToStderr,       | 100 MB                  |                                                                 |
 //! | logOptions.maxSize |                         |                                                                 |
@@ -34,10 +30,10 @@
 //!
 //! | verb           | daemon does not listen                      | daemon does not answer in time                     |
 //! | -------------- | ------------------------------------------- | -------------------------------------------------- |
-//! | ADD, CHECK, GC | tries for daemonWaitSeconds, then code 11   | code 11 after daemonReplySeconds                   |
+//! | ADD, CHECK, GC | tries for daemon_wait, then code 11         | code 11 after reply                                |
 //! | STATUS         | one attempt, code 50                        | code 50 after status_reply                         |
-//! | DEL            | tries for del_wait (or daemonWaitSeconds    | spooled after daemonReplySeconds, and when the     |
-//! |                | if less), then spooled: exit 0              | reply is not HTTP or always cut off: exit 0        |
+//! | DEL            | tries for del_wait, then spooled: exit 0    | spooled after del_reply, and when the reply is not |
+//! |                |                                             | HTTP or always cut off: exit 0                     |
 //!
 //! stdin has to arrive within `stdin` and stdout to be taken within `stdout`.
 //!
@@ -174,8 +170,6 @@ const Call = struct {
     fn prepare(verb: Verb, env: checks.Environment, stdin: []const u8, conf: *const netconf.Netconf) text.Error!Call {
         var socket: Buffer = .{};
         try socket.all(.{ std.mem.trimEnd(u8, directory(&conf.socket_dir, default_socket_dir), "/"), "/multus.sock" });
-        const wait_ms = seconds(&conf.wait, 0) orelse deadlines.daemon_wait_ms;
-        const asked_reply = seconds(&conf.reply, 1);
         var body: Buffer = .{};
         try body.add("{\"env\":{");
         try env.cniMembers(&body);
@@ -188,11 +182,11 @@ const Call = struct {
             .socket = socket.bytes(),
             .cni_dir = directory(&conf.cni_dir, default_cni_dir),
             .version = checks.askedVersion(conf),
-            .wait_ms = if (verb == .DEL) @min(wait_ms, deadlines.del_wait_ms) else wait_ms,
+            .wait_ms = if (verb == .DEL) deadlines.del_wait_ms else deadlines.daemon_wait_ms,
             .reply_ms = switch (verb) {
                 .STATUS => deadlines.status_reply_ms,
-                .DEL => asked_reply orelse deadlines.del_reply_ms,
-                else => asked_reply orelse deadlines.reply_ms,
+                .DEL => deadlines.del_reply_ms,
+                else => deadlines.reply_ms,
             },
             .body = body.bytes(),
         };
@@ -347,15 +341,6 @@ fn directory(slot: *const netconf.Slot, default: []const u8) []const u8 {
             slot.key, " must not contain a NUL character",
         }, "");
     return if (path.len == 0) default else path;
-}
-
-/// A number of seconds from the configuration in milliseconds, null when it is not given.
-fn seconds(slot: *const netconf.Slot, comptime least: u64) ?u64 {
-    const most = deadlines.longest_ms / 1000;
-    const must = .{ slot.key, " must be a number of seconds from ", least, " to ", most, ", not " };
-    if (slot.wrong) |kind| answer.refuse(.bad_config, must ++ .{kindName(kind)}, "");
-    const raw = slot.raw orelse return null;
-    return netconf.milliseconds(raw, least, most) orelse answer.refuse(.bad_config, must ++ .{raw[0..@min(raw.len, 40)]}, "");
 }
 
 fn kindName(kind: netconf.Kind) []const u8 {

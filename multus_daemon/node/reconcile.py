@@ -13,47 +13,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from multus_daemon import deadlines
+from multus_daemon.metrics import DeleteMetrics
+from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan, Unattached
 from multus_daemon.pod import schedule
+from multus_daemon.pod.engine import Engine
+from multus_daemon.runtime import portal
 from multus_daemon.runtime.aio import side_by_side
 from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
 
 log = logging.getLogger(__name__)
-
-
-class Observer(Protocol):
-    """What is counted here. No method may block or raise."""
-
-    def orphan(self, outcome: str, attachments: int) -> None:
-        """Deleting an orphan with so many attachments has ended: `deleted`, `failed`."""
-        ...
-
-    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
-        """So many containers are left after a run: orphans, those with processes in them, unreadable, set aside."""
-        ...
-
-    def unattached(self, pods: int) -> None:
-        """So many pods run without networks that they asked for."""
-        ...
-
-
-class Orphans(Protocol):
-    """What finds and deletes; see `node.orphans`."""
-
-    async def look(self) -> Findings:
-        """What there is now."""
-        ...
-
-    async def delete(self, orphan: Orphan, seconds: float) -> bool:
-        """Detach it."""
-        ...
 
 
 @dataclass(slots=True)
@@ -68,11 +44,20 @@ class _Failure:
 class Reconcile:
     """A root task."""
 
-    def __init__(self, orphans: Orphans, events: Events, observer: Observer, *, seconds: float) -> None:
-        """`seconds`: from one run to the next."""
-        self._orphans = orphans
+    def __init__(
+        self,
+        engine: Engine,
+        events: Events,
+        metrics: DeleteMetrics,
+        *,
+        seconds: float,
+        tidy: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`seconds`: from one run to the next. `tidy`: removes what is left in `cniDir`; may raise OSError."""
+        self._engine = engine
+        self._tidy = tidy
         self._events = events
-        self._observer = observer
+        self._metrics = metrics
         self._seconds = seconds
         self._suspected: set[tuple[ContainerId, float]] = set()
         self._failures: dict[ContainerId, _Failure] = {}
@@ -100,7 +85,7 @@ class Reconcile:
 
     async def reconcile(self) -> None:
         """One run. Raises OSError where records or processes can't be listed."""
-        found = await self._orphans.look()
+        found = await portal.run(Deadline(), self._look, name="reconcile")
         if found.unknown_because and found.unknown_because != self._unknown_because:
             log.info(
                 "only containers whose network namespace is gone are told to be orphans: %s", found.unknown_because
@@ -111,12 +96,23 @@ class Reconcile:
         left: set[ContainerId] = set()
         await side_by_side(self._confirmed(found), functools.partial(self._delete, end, left), at_once=schedule.AT_ONCE)
         # Not certain yet: those count from the second look on.
-        self._observer.left_over(len(left), len(found.in_use), len(found.unreadable), found.aside)
+        leftovers = self._metrics.leftovers
+        leftovers.labels("orphans").set(len(left))
+        leftovers.labels("inhabited").set(len(found.in_use))
+        leftovers.labels("unreadable").set(len(found.unreadable))
+        leftovers.labels("aside").set(found.aside)
         self.left = len(left) + len(found.unreadable)
         if found.unreadable:
             log.warning("records of these containers can't be read: %s", ", ".join(found.unreadable[:10]))
         if not found.unknown_because:
             self._tell_of_unattached(found.unattached)
+
+    def _look(self) -> Findings:
+        try:
+            self._tidy()
+        except OSError as error:
+            log.error("what was left in cniDir can't be removed: %s", error)
+        return orphans.look(self._engine)
 
     def _confirmed(self, found: Findings) -> list[Orphan]:
         """The orphans that are certain, or were found by the run before too."""
@@ -141,14 +137,15 @@ class Reconcile:
         if seconds <= 0 or (failure and failure.due > _now()):
             return
         try:
-            deleted = await self._orphans.delete(orphan, seconds)
+            work = functools.partial(orphans.delete, self._engine, orphan, seconds)
+            deleted = await portal.run(Deadline(), work, name="reconcile")
         except Exception as error:
             self._failed(orphan, error)
             return
         left.discard(container_id)
         self._failures.pop(container_id, None)
         if deleted:
-            self._observer.orphan("deleted", len(record.attachments))
+            self._metrics.orphans.labels("deleted").inc(len(record.attachments))
 
     def _failed(self, orphan: Orphan, error: Exception) -> None:
         record = orphan.record
@@ -161,13 +158,13 @@ class Reconcile:
         delay = next(failure.delays)
         failure.due = _now() + delay
         log.warning("%s; tried again in %.0f s", text, delay)
-        self._observer.orphan("failed", len(record.attachments))
+        self._metrics.orphans.labels("failed").inc(len(record.attachments))
 
     def _tell_of_unattached(self, found: tuple[Unattached, ...]) -> None:
         """One Event for each pod, once a second look finds the same: what is plugged in may be under way."""
         lacking = {item.pod.uid for item in found}
         confirmed = [item for item in found if item.pod.uid in self._lacking]
-        self._observer.unattached(len(confirmed))
+        self._metrics.lacking.set(len(confirmed))
         for item in confirmed:
             if item.pod.uid not in self._told:
                 text = f"the pod runs without networks that it asked for: {', '.join(item.networks)}; {_advice(item)}"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from multus_daemon import deadlines
+from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, NodeEvents
@@ -42,18 +43,6 @@ _DIGITS_MAX: Final = 20
 
 class UndecodableEntryError(Exception):
     """The entry is no request; trying again can't help."""
-
-
-class Observer(Protocol):
-    """What is counted here. No method may block or raise."""
-
-    def spooled(self, number: int) -> None:
-        """So many entries wait."""
-        ...
-
-    def entry(self, outcome: str) -> None:
-        """An entry was `served`, has `failed`, or was `rejected`."""
-        ...
 
 
 class Requests(Protocol):
@@ -88,14 +77,14 @@ class SpoolReplay:
         directory: Path,
         requests: Requests,
         events: NodeEvents,
-        observer: Observer,
+        metrics: DeleteMetrics,
         *,
         interval: float = deadlines.SPOOL_LOOK_SECONDS,
     ) -> None:
         self._directory = directory
         self._requests = requests
         self._events = events
-        self._observer = observer
+        self._metrics = metrics
         self._interval = interval
         self._known: dict[str, _Entry] = {}
 
@@ -111,7 +100,7 @@ class SpoolReplay:
         """Serve the oldest entry of each container that has one which is due; how many were served."""
         names = await asyncio.to_thread(self._list)
         self._known = {name: self._known.get(name, _Entry()) for name in names}
-        self._observer.spooled(len(names))
+        self._metrics.spooled.set(len(names))
         taken: set[str] = set()
         rest = iter(names)
         turn = asyncio.Lock()
@@ -190,14 +179,14 @@ class SpoolReplay:
         except Exception as error:
             self._failed(name, entry, error)
             return False
-        self._observer.entry("served")
+        self._metrics.replays.labels("served").inc()
         log.info("spooled DEL %s of container %s served", name, entry.container)
         return True
 
     def _failed(self, name: str, entry: _Entry, error: Exception) -> None:
         delay = next(entry.delays)
         entry.due = _now() + delay
-        self._observer.entry("failed")
+        self._metrics.replays.labels("failed").inc()
         log.warning(
             "spooled DEL %s of container %s %s, tried again in %.0f s: %s",
             name, entry.container, "is served and can't be removed" if entry.is_served else "failed", delay, error,
@@ -212,7 +201,7 @@ class SpoolReplay:
             return
         text = f"{path} is no DEL that could be served, and is set aside in {REJECTED}/: {problem}"
         log.error("%s", text)
-        self._observer.entry("rejected")
+        self._metrics.replays.labels("rejected").inc()
         self._events.node_event("Warning", "SpoolEntryRejected", text[:EVENT_MESSAGE_MAX])
 
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.metrics import ProcessMetrics
 from multus_daemon.runtime import slots
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.spec.attachment import Invocation
@@ -40,42 +41,6 @@ MOST: Final = 64
 """Each has four descriptors of the daemon's, whose limit may be 1024."""
 
 RANKS: Final[Mapping[str, int]] = MappingProxyType({"DEL": slots.URGENT, "STATUS": 1, "GC": 1, "ADD": 2, "CHECK": 3})
-
-
-class Observer(Protocol):
-    """What is told about the processes, in the terms of a gauge and its like. Never raises."""
-
-    def allowed(self, processes: int) -> None:
-        """So many may run at once."""
-        ...
-
-    def running(self, verb: str, change: int) -> None:
-        """One more, or one less, runs."""
-        ...
-
-    def waiting(self, verb: str, change: int) -> None:
-        """One more, or one less, waits."""
-        ...
-
-    def waited(self, verb: str, seconds: float, *, in_vain: bool) -> None:
-        """A wait is over."""
-        ...
-
-
-class _Nobody:
-    """Is told nothing."""
-
-    def allowed(self, processes: int) -> None:
-        pass
-
-    def running(self, verb: str, change: int) -> None:
-        pass
-
-    def waiting(self, verb: str, change: int) -> None:
-        pass
-
-    def waited(self, verb: str, seconds: float, *, in_vain: bool) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +79,17 @@ class ProcessLimit:
         self,
         allowance: Allowance,
         *,
-        observer: Observer | None = None,
+        metrics: ProcessMetrics | None = None,
         wait_seconds: Mapping[str, float] = deadlines.SLOT_WAIT_SECONDS,
     ) -> None:
         """`wait_seconds`: by verb, as deadlines.SLOT_WAIT_SECONDS."""
         self._allowance = allowance
-        self._observer = observer or _Nobody()
+        self._metrics = metrics or ProcessMetrics()
         self._wait_seconds = wait_seconds
         kept = max(1, allowance.number // KEPT)
         self._slots = slots.Slots(allowance.number, reserved=1, kept=kept, name="plugin processes")
         self._lines = KeyedLock()
-        self._observer.allowed(allowance.number)
+        self._metrics.allowed.set(allowance.number)
 
     @property
     def load(self) -> dict[str, int]:
@@ -144,16 +109,16 @@ class ProcessLimit:
         place = self._slots.hold(invocation.container_id, RANKS.get(verb, RANKS["CHECK"]), seconds, groups)
         async with contextlib.AsyncExitStack() as stack:
             try:
-                with self._counted_waiting(verb):
+                with self._metrics.waiting.labels(verb).track_inprogress():
                     async with self._line(invocation.container_id):
                         await stack.enter_async_context(place)
             except slots.NoSlotError as error:
-                self._observer.waited(verb, time.monotonic() - began, in_vain=True)
+                self._metrics.given_up.labels(verb).inc()
                 raise self._busy(plugin_type, invocation, seconds, error) from error
-            self._observer.waited(verb, time.monotonic() - began, in_vain=False)
-            self._observer.running(verb, 1)
-            stack.callback(self._observer.running, verb, -1)
-            yield
+            finally:
+                self._metrics.waits.labels(verb).observe(time.monotonic() - began)
+            with self._metrics.running.labels(verb).track_inprogress():
+                yield
 
     def _line(self, container_id: str) -> contextlib.AbstractAsyncContextManager[None]:
         """Networks of one container that are attached side by side wait one behind the other, and the first counts.
@@ -162,14 +127,6 @@ class ProcessLimit:
         of them does not give up while those before it run.
         """
         return self._lines.hold(container_id) if container_id else contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _counted_waiting(self, verb: str) -> Iterator[None]:
-        self._observer.waiting(verb, 1)
-        try:
-            yield
-        finally:
-            self._observer.waiting(verb, -1)
 
     def hurried(self, container_id: str) -> contextlib.AbstractContextManager[None]:
         """While the block runs, the container's calls go first, whatever they are: its DEL waits for them."""

@@ -53,6 +53,8 @@ class Node:
     daemon: subprocess.Popen[bytes] | None = None
     wrapper: tuple[str, ...] = ()
     """A program, with arguments, that the daemon's command line is given to."""
+    node_name: str = ""
+    """What the daemon's variable MULTUS_NODE_NAME is."""
 
     def __post_init__(self) -> None:
         self.prefix = f"mlt{os.getpid()}n{next(_NUMBERS)}"
@@ -125,7 +127,8 @@ class Node:
         if self.standalone:
             command += ["--standalone", str(self.manifests)]
         with self.log.open("ab") as log:
-            self.daemon = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            env = os.environ | {"MULTUS_NODE_NAME": self.node_name}
+            self.daemon = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env)
         deadline = time.monotonic() + timeout
         while self.get("/readyz")[0] != 200 and ready:
             if self.daemon.poll() is not None or time.monotonic() > deadline:
@@ -231,16 +234,19 @@ class Node:
         uid: str | None = None,
         stdin: bytes | None = None,
         timeout: float = 60,
+        shim: Path | None = None,
     ) -> Answer:
-        """Run the shim as the runtime does."""
+        """Run the shim as the runtime does; `shim`: another than the installed one."""
         environment = self.environment(verb, container_id, netns, pod, namespace, uid)
-        return self.run_shim(environment, self.stdin if stdin is None else stdin, timeout)
+        return self.run_shim(environment, self.stdin if stdin is None else stdin, timeout, shim)
 
-    def run_shim(self, environment: dict[str, str], stdin: bytes, timeout: float = 60) -> Answer:
+    def run_shim(
+        self, environment: dict[str, str], stdin: bytes, timeout: float = 60, shim: Path | None = None
+    ) -> Answer:
         """Run the shim with these variables."""
         start = time.perf_counter()
         done = subprocess.run(
-            [str(multus_shim.binary())], env=environment, input=stdin, capture_output=True, timeout=timeout
+            [str(shim or multus_shim.binary())], env=environment, input=stdin, capture_output=True, timeout=timeout
         )
         return Answer(done.returncode, done.stdout, done.stderr, time.perf_counter() - start)
 

@@ -63,7 +63,6 @@ class Takeover(Cluster):
         net_d = node.root / "net.d"
         net_d.mkdir()
         node.settings |= {
-            "nodeName": self.name,
             "cniConfigDir": str(net_d),
             "multusAutoconfigDir": str(net_d),
             "multusConfigFile": "auto",
@@ -76,6 +75,7 @@ class Takeover(Cluster):
                 "certDuration": "24h",
             },
         } | settings
+        node.node_name = self.name
         del node.settings["clusterNetwork"]
         self._networks()
         self.spaces: dict[str, str] = {}

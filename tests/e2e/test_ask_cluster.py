@@ -27,7 +27,6 @@ READ_ONLY = {
     ("why", "b"): 1,
     ("networks",): 0,
     ("networks", "other"): 0,
-    ("validate",): 0,
     ("leaks",): 0,
 }
 """Commands of `kubectl multus`, and their exit status: pod `a` has its networks, `b` lacks one that does not exist."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import os
 import re
 import socket
 import sys
@@ -51,11 +52,11 @@ async def scraping(folder: Path, **settings: object) -> AsyncIterator[Callable[[
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     own = {"socketDir": "run", "cniDir": "cni"}
-    given = {key: str(folder / name) for key, name in own.items()} | {"nodeName": NODE, "cniConfigDir": ""}
+    given = {key: str(folder / name) for key, name in own.items()} | {"cniConfigDir": ""}
     config = folder / "daemon-config.json"
     config.write_text(json.dumps(given | {"metricsPort": port, "metricsAddress": "127.0.0.1"} | settings))
     command = [sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(config)]
-    daemon = await asyncio.create_subprocess_exec(*command)
+    daemon = await asyncio.create_subprocess_exec(*command, env=os.environ | {"MULTUS_NODE_NAME": NODE})
 
     def read(sample: str) -> float | None:
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import hasty_shim
 from tests.disks import fill, hanging, make_read_only, make_writable
 from tests.e2e.node import Answer, Node
 
@@ -45,9 +46,8 @@ def add(node: Node, pod: str) -> str:
 
 
 def del_without_a_daemon(node: Node, pod: str, netns: str) -> Answer:
-    """A DEL that does not wait for a daemon."""
-    stdin = json.dumps({**json.loads(node.stdin), "daemonWaitSeconds": 0}).encode()
-    return node.cni("DEL", pod, netns, pod, stdin=stdin)
+    """A DEL that hardly waits for a daemon."""
+    return node.cni("DEL", pod, netns, pod, shim=hasty_shim.binary())
 
 
 def assert_refused(answer: Answer, message: str) -> None:

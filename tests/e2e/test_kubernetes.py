@@ -47,9 +47,9 @@ class Cluster:
         self.token.write_text(server.service_account_token("kube-system", "multus-daemon"))
         self.node.settings |= {
             "kubeconfig": str(server.kubeconfig_for_token(self.token)),
-            "nodeName": self.name,
             "multusNamespace": self.namespace,
         }
+        self.node.node_name = self.name
         self.network("cluster", "10.85.0.0/16")
 
     def network(self, name: str, subnet: str) -> None:
@@ -329,9 +329,8 @@ def test_a_rotating_token_fails_no_request(cluster: Cluster) -> None:
 
 
 def test_a_node_that_the_api_does_not_know_is_refused(cluster: Cluster) -> None:
-    del cluster.node.settings["nodeName"]
-    cluster.node.config.write_text(json.dumps(cluster.node.settings))
-    with pytest.raises(AssertionError, match="nodeName"):
+    cluster.node.node_name = ""
+    with pytest.raises(AssertionError, match="MULTUS_NODE_NAME"):
         cluster.node.start()
     assert cluster.node.daemon is not None
     assert cluster.node.daemon.wait(timeout=20) == 3

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import hasty_shim
 from tests.e2e import reused_netns
 from tests.e2e.node import Node, ping
 from tests.e2e.reused_netns import change_identity, identity, interfaces, leases, spool_entry
@@ -140,8 +141,7 @@ def test_a_delete_that_the_shim_spooled_while_the_daemon_was_away(late: Node) ->
     for _ in range(TRIES):
         added(node, "a1", netns, "a")
         assert node.stop() == 0
-        stdin = node.stdin.replace(b"{", b'{"daemonWaitSeconds": 0.1, ', 1)
-        assert node.cni("DEL", "a1", netns, "a", stdin=stdin).code == 0
+        assert node.cni("DEL", "a1", netns, "a", shim=hasty_shim.binary()).code == 0
         (entry,) = (node.cni_dir / "spool").glob("*.json")
         # The daemon takes it late: among others, or after an error.
         kept = entry.rename(node.root / entry.name)

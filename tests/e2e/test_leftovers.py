@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import multus_shim
+from tests import hasty_shim
 from tests.e2e.node import Node
 
 RECONCILE = {"reconcileSeconds": 0.2}
@@ -41,9 +42,8 @@ def failing_network(node: Node) -> tuple[Path, Path]:
 
 
 def del_without_a_daemon(node: Node, container_id: str, netns: str, pod: str) -> int:
-    """The exit status of a DEL that waits for no daemon."""
-    stdin = json.dumps(json.loads(node.stdin) | {"daemonWaitSeconds": 0}).encode()
-    return node.cni("DEL", container_id, netns, pod, stdin=stdin).code
+    """The exit status of a DEL that hardly waits for a daemon."""
+    return node.cni("DEL", container_id, netns, pod, shim=hasty_shim.binary()).code
 
 
 def metric(node: Node, name: str) -> float:

@@ -58,7 +58,7 @@ class UpstreamNode(Takeover):
     def prepare(self) -> None:
         # Only what a node needs: definitions and rights come from the manifests under test.
         self.server.create_node(self.name)
-        self.node.settings |= {"kubeconfig": "", "nodeName": self.name, "multusNamespace": self.namespace}
+        self.node.settings |= {"kubeconfig": "", "multusNamespace": self.namespace}
 
     def add(self, pod: str) -> None:
         """An ADD of a new pod with an additional network, its status, and the DEL."""
@@ -74,7 +74,8 @@ class OurNode(Cluster):
 
     def prepare(self) -> None:
         self.server.create_node(self.name)
-        self.node.settings |= {"nodeName": self.name, "multusNamespace": self.namespace}
+        self.node.settings |= {"multusNamespace": self.namespace}
+        self.node.node_name = self.name
         self.network("cluster", "10.85.0.0/16")
         self.network("ptp", "10.86.0.0/16")
 

@@ -38,9 +38,9 @@ esac
 
 
 @pytest.fixture
-def loaded(make_node: Callable[..., Node], reference: Path, request: pytest.FixtureRequest) -> Node:
-    """A node with pod `hello` of six networks, and `unlucky`, of whose six one fails; parameter: attachConcurrency."""
-    node = make_node(settings={"attachConcurrency": request.param, "maxDelegateProcesses": 16})
+def loaded(make_node: Callable[..., Node], reference: Path) -> Node:
+    """A node with pod `hello` of six networks, and `unlucky`, of whose six one fails."""
+    node = make_node(settings={"maxDelegateProcesses": 16})
     for name in ("host-local", "bridge", "static"):
         (node.bin_dir / name).symlink_to(reference / name)
     marking(node, "slow", reference / "ptp", 0.5)
@@ -74,10 +74,8 @@ def marks(node: Node, verb: str) -> list[str]:
 
 
 @pytest.mark.npwg("7.3")
-@pytest.mark.parametrize("loaded", [1, 4], indirect=True)
-def test_six_networks(loaded: Node, request: pytest.FixtureRequest) -> None:
+def test_six_networks(loaded: Node) -> None:
     node = loaded
-    side_by_side = node.settings["attachConcurrency"] > 1
     before = node.links()
     netns = node.add_netns()
     answer = node.cni("ADD", "c1", netns, "hello")
@@ -86,7 +84,7 @@ def test_six_networks(loaded: Node, request: pytest.FixtureRequest) -> None:
     assert ping(netns, "10.86.1.1", "-I", "net1")
     assert ping(netns, "10.86.5.1")
     added = marks(node, "ADD")
-    assert (added.index("begin net2") < added.index("end net1")) is side_by_side
+    assert added.index("begin net2") < added.index("end net1")
     assert added.index("end net3") < added.index("begin net4"), "both are over m0"
     assert added.index("end net1") < added.index("begin net6"), "it is over net1"
     assert node.cni("CHECK", "c1", netns, "hello").code == 0
@@ -95,14 +93,13 @@ def test_six_networks(loaded: Node, request: pytest.FixtureRequest) -> None:
     deleted = marks(node, "DEL")
     assert deleted.index("end net6") < deleted.index("begin net1")
     assert deleted.index("end net4") < deleted.index("begin net3")
-    assert (deleted.index("begin net1") < deleted.index("end net2")) is side_by_side
+    assert deleted.index("begin net1") < deleted.index("end net2")
     assert node.links(netns) == ["lo"]
     assert sorted({*node.links()} - {*before}) == ["br86"]
     assert node.leftovers() == []
 
 
 @pytest.mark.npwg("7.2a")
-@pytest.mark.parametrize("loaded", [4], indirect=True)
 def test_one_of_six_fails_and_nothing_stays(loaded: Node) -> None:
     node = loaded
     before = node.links()

@@ -36,7 +36,7 @@ SHIM_SEEDS = (
     _HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0\r\nX: y\r\n\r\n",
     b"\0HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 400 Bad\r\nContent-Length: 0\r\n\r\n",
     b'\1{"name":"n","cniVersion":"1.1.0","daemonSocketDir":"/run/\\ud83d\\ude00","cniDir":"/a",'
-    b'"daemonWaitSeconds":1.5e1,"daemonReplySeconds":0.25E-2,"x":[null,true,-1e9,{"y":[]}]}',
+    b'"logToStderr":false,"logOptions":{"maxSize":1.5e1,"y":0.25E-2},"x":[null,true,-1e9,{"y":[]}]}',
 )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from multus_daemon.api import wire
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kubelet import checkpoint
+from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.plugins import cache, failure
 from multus_daemon.pod import record, upstream
@@ -29,6 +30,7 @@ from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import device_info, selection, status
 from multus_daemon.spec.netconf.load import load
 from multus_daemon.spec.ports import DevicesUnavailableError
+from tests.counted import counted
 
 CONTAINER = ContainerId("c0ffee")
 POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u1"), {}, False, {})
@@ -84,23 +86,18 @@ class _Spooled:
     def node_event(self, kind: str, reason: str, message: str) -> None:
         assert len(message) <= 1000
 
-    def spooled(self, number: int) -> None:
-        pass
-
-    def entry(self, outcome: str) -> None:
-        assert outcome in ("served", "rejected")
-
 
 def _spool_entry(data: bytes) -> None:
     """The whole replay of a file: it ends served or set aside, and is never looked at again."""
-    spooled = _Spooled()
+    spooled, metrics = _Spooled(), DeleteMetrics()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         directory = Path(folder)
         (directory / "00000000000000000001-1.json").write_bytes(data)
-        served = asyncio.run(SpoolReplay(directory, spooled, spooled, spooled).replay())
+        served = asyncio.run(SpoolReplay(directory, spooled, spooled, metrics).replay())
         left = [path.name for path in directory.iterdir()]
         if left != ([] if served else ["rejected"]):
             raise AssertionError(f"served {served}, and there is {left}")
+        assert counted(metrics.replays, outcome="failed") == 0
 
 
 # --- what the API server says ----------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ A table stands between `<!-- settings: NAME -->` and `<!-- end of settings -->`;
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 import types
@@ -17,7 +19,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 import msgspec
 
-from multus_daemon import flags, settings
+from multus_daemon import settings
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 WITHOUT_EFFECT: Final = "without effect"
@@ -85,6 +87,25 @@ def _row(key: str, hint: Any, default: Any, paragraphs: Sequence[str]) -> str:
     return f"| `{key}` | {type_of(hint)} | {default_of(default)} | {' '.join(paragraphs)} |"
 
 
+def descriptions() -> dict[tuple[str, str], list[str]]:
+    """Return the paragraphs of the docstrings below the fields of `settings`, by class and field.
+
+    Only the source has them. That of a class itself is with an empty name.
+    """
+    found = {}
+    for kind in ast.parse(inspect.getsource(settings)).body:
+        if isinstance(kind, ast.ClassDef):
+            paragraphs = (ast.get_docstring(kind) or "").split("\n\n")
+            found[kind.name, ""] = [" ".join(item.split()) for item in paragraphs]
+            for before, after in zip(kind.body, kind.body[1:], strict=False):
+                if not (isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)):
+                    continue
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    paragraphs = str(after.value.value).split("\n\n")
+                    found[kind.name, before.target.id] = [" ".join(item.split()) for item in paragraphs]
+    return found
+
+
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +116,7 @@ def _table(head: str, rows: Iterator[str]) -> str:
 
 def _rows(kind: type[Any], prefix: str = "") -> Iterator[str]:
     """A field without a docstring has no row."""
-    described = flags.descriptions()
+    described = descriptions()
     hints = get_type_hints(kind, include_extras=True)
     for key, name, default in _fields(kind):
         if paragraphs := described.get((kind.__name__, name)):
@@ -119,7 +140,8 @@ def _group(kind: type[Any]) -> Callable[[], str]:
 
 
 def _without_effect() -> str:
-    rows = (f"| `{key}` | {reason} |" for key, reason in sorted(settings.WITHOUT_EFFECT.items()))
+    reasons = {**settings.WITHOUT_EFFECT, **settings.REMOVED}
+    rows = (f"| `{key}` | {reason} |" for key, reason in sorted(reasons.items()))
     return _table("| key | why |", rows)
 
 

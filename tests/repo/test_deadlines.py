@@ -48,8 +48,7 @@ PHRASES: Final = [
     (PROTOCOL, f"serves whoever had connected before, for {d.DRAIN_SECONDS:g} s."),
     (
         PROTOCOL,
-        f"`daemonWaitSeconds` ({d.SHIM_DAEMON_WAIT_SECONDS:g} s) for ADD, CHECK and GC, "
-        f"{d.SHIM_DEL_WAIT_SECONDS:g} s at most for DEL",
+        f"{d.SHIM_DAEMON_WAIT_SECONDS:g} s for ADD, CHECK and GC, {d.SHIM_DEL_WAIT_SECONDS:g} s at most for DEL",
     ),
     (PROTOCOL, f"The daemon looks every {d.SPOOL_LOOK_SECONDS:g} s,"),
     (
@@ -57,7 +56,7 @@ PHRASES: Final = [
         f"is tried again after {FIRST_RETRY:g} s, {2 * FIRST_RETRY:g} s, ... up to {LAST_RETRY / 60:g} min,",
     ),
     ("docs/kubectl-multus.md", f"the answer of one node, {d.KUBECTL_NODE_SECONDS:g} s where nothing is said"),
-    ("docs/operations.md", f"(`daemonWaitSeconds`, {d.SHIM_DAEMON_WAIT_SECONDS:g} s)"),
+    ("docs/operations.md", f"shim waits for the daemon ({d.SHIM_DAEMON_WAIT_SECONDS:g} s)"),
     ("docs/operations.md", f"a daemon finishes the requests that run ({d.DRAIN_SECONDS:g} s)"),
     ("docs/reliability.md", f"it fails with code 11 after {SLOT['DEL']:g} s"),
     ("docs/reliability.md", f"serves what it has accepted for {d.DRAIN_SECONDS:g} s"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from multus_daemon import __version__, cli, deadlines, flags, probe, settings
+from multus_daemon import __version__, cli, deadlines, probe, settings
 from multus_daemon.cli import HOST_BIN_DIR
 from multus_daemon.plugins import limit
 from tests.repo import manifests
@@ -444,8 +444,8 @@ def test_uninstall_undoes_what_the_daemon_set_does(folder: Path) -> None:
     command, *given = uninstall["args"]
     assert command == "uninstall"
     assert {word.partition("=")[0] for word in given} == {
-        "--bin-dir", *(f"--{flags.flag_of(key)}" for key in ("cniConfigDir", "socketDir", "cniDir", "confDir")),
-    }  # fmt: skip
+        *("--bin-dir", "--cni-config-dir", "--socket-dir", "--cni-dir", "--conf-dir"),
+    }
     there_is = mounts(pod, uninstall)
     node = {word.partition("=")[0]: mounted_at(there_is, word.partition("=")[2]) for word in given}
     there = configuration(overlay)
@@ -500,7 +500,7 @@ def test_certificates_come_with_the_files_that_they_need() -> None:
     command, flag = daemon["args"]
     assert command == "run"
     name, _, value = flag.partition("=")
-    assert name == f"--{flags.flag_of('perNodeCertificate')}"
+    assert name == "--per-node-certificate"
     given = settings.from_object({"perNodeCertificate": json.loads(value)}, "manifest")
     certificate = given.kubernetes.per_node_certificate
     assert certificate is not None
@@ -544,7 +544,7 @@ def test_the_webhook_is_what_the_service_leads_to() -> None:
     (container,) = template["spec"]["containers"]
     (port,) = container["ports"]
     assert (port["name"], port["containerPort"]) == (service["spec"]["ports"][0]["targetPort"], cli.WEBHOOK_PORT)
-    words = cli.parser(texts=False).parse_args(container["args"])
+    words = cli.parser().parse_args(container["args"])
     (tls,) = [mount for mount in container["volumeMounts"] if mount["name"] == "tls"]
     assert {str(words.cert.parent), str(words.key.parent)} == {tls["mountPath"]}
     config = PurePosixPath(settings.DEFAULT_CONFIG_PATH)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from multus_daemon import flags, logs, settings
+from multus_daemon import logs, settings
 from tests.repo import settings_page
 
 TEXT = settings_page.PAGE.read_text()
@@ -83,11 +83,3 @@ def test_the_options_of_the_log_have_the_defaults_of_the_log() -> None:
     # Neither module knows the other.
     defaults = {key: default for key, _, default in settings_page._fields(settings.LogOptions)}
     assert defaults | logs.DEFAULT_OPTIONS == defaults
-
-
-def test_the_first_paragraph_is_the_help() -> None:
-    first, *others = flags.descriptions()["PluginSettings", "max_processes"]
-    assert first.startswith("Plugin processes that run at once")
-    assert others
-    # A page's links mean nothing in a terminal.
-    assert not [text for text, *_ in flags.descriptions().values() if "](" in text]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import os
@@ -20,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 import multus_shim
+from tests import hasty_shim
 
 STDOUT_TYPE = "application/vnd.multus.cni-stdout"
 """The media type that both sides of the protocol agree on."""
@@ -168,6 +170,13 @@ class Shim:
         self.socket_dir.mkdir()
         self.cni_dir = folder / "cni"
         self.spool = self.cni_dir / "spool"
+
+    @property
+    def hasty(self) -> Shim:
+        """The same with a binary that waits for a second at most (`tests.hasty_shim`)."""
+        made = copy.copy(self)
+        made.binary = hasty_shim.binary()
+        return made
 
     def config(self, **keys: object) -> bytes:
         """A network configuration that points at this test's folders; a key set to None is left out."""

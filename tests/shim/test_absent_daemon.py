@@ -25,7 +25,7 @@ WAITING = ["ADD", "CHECK", "GC"]
 @pytest.mark.waits
 @pytest.mark.parametrize("verb", WAITING)
 def test_no_socket_until_the_wait_is_over(shim: Shim, verb: str) -> None:
-    result = shim(verb, conf={"daemonWaitSeconds": 1})
+    result = shim.hasty(verb)
     assert result.error["code"] == 11
     msg = result.error["msg"]
     assert msg.startswith(f"multus daemon does not listen on {shim.socket_dir}/multus.sock: ENOENT after 1.0 s; ")
@@ -33,16 +33,16 @@ def test_no_socket_until_the_wait_is_over(shim: Shim, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", WAITING)
-def test_dead_socket_and_no_wait(shim: Shim, late_daemon: Stub, verb: str) -> None:
-    result = shim(verb, conf={"daemonWaitSeconds": 0})
+def test_dead_socket(shim: Shim, late_daemon: Stub, verb: str) -> None:
+    result = shim.hasty(verb)
     assert result.error["code"] == 11
-    assert "ECONNREFUSED after 0.0 s" in result.error["msg"]
-    assert result.seconds < 1
+    assert "ECONNREFUSED after 1.0 s" in result.error["msg"]
+    assert result.seconds < 3
 
 
 def test_a_path_through_a_file_is_waited_for(shim: Shim) -> None:
     (shim.socket_dir / "file").touch()
-    error = shim(conf={"daemonSocketDir": f"{shim.socket_dir}/file", "daemonWaitSeconds": 0.2}).error
+    error = shim.hasty(conf={"daemonSocketDir": f"{shim.socket_dir}/file"}).error
     assert error["code"] == 11
     assert "ENOTDIR" in error["msg"]
 
@@ -52,7 +52,7 @@ def test_a_path_through_a_file_is_waited_for(shim: Shim) -> None:
 def test_daemon_that_comes_up_meanwhile(shim: Shim, late_daemon: Stub, verb: str) -> None:
     timer = threading.Timer(0.3, late_daemon.start)
     timer.start()
-    result = shim(verb, conf={"daemonWaitSeconds": 20})
+    result = shim(verb)
     timer.join()
     assert (result.code, result.out) == (0, b"{}")
     assert 0.25 < result.seconds < 2
@@ -76,7 +76,7 @@ def test_full_backlog_is_waited_for(shim: Shim) -> None:
                     waiting[-1].connect(path)
                 except BlockingIOError:
                     break
-            error = shim(conf={"daemonWaitSeconds": 0.3}).error
+            error = shim.hasty().error
             assert error["code"] == 11
             assert "EAGAIN" in error["msg"]
             error = shim("STATUS").error
@@ -107,7 +107,7 @@ def test_full_backlog_is_waited_for(shim: Shim) -> None:
 def test_status_asks_once(shim: Shim, request: pytest.FixtureRequest, listening: bool) -> None:
     if listening:
         request.getfixturevalue("late_daemon")
-    result = shim("STATUS", conf={"daemonWaitSeconds": 20})
+    result = shim("STATUS")
     name = "ECONNREFUSED" if listening else "ENOENT"
     assert result.error["code"] == 50
     assert result.error["msg"].startswith(f"multus daemon is not available: {shim.socket_dir}/multus.sock: {name}")
@@ -131,7 +131,7 @@ def test_socket_path_at_and_past_its_limit(shim: Shim, verb: str) -> None:
     fits.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(fits / "multus.sock"))
-        error = shim(verb, conf={"daemonSocketDir": str(fits), "daemonWaitSeconds": 0}).error
+        error = shim.hasty(verb, conf={"daemonSocketDir": str(fits)}).error
         assert error["code"] == (50 if verb == "STATUS" else 11)
         assert "ECONNREFUSED" in error["msg"]
     error = shim(verb, conf={"daemonSocketDir": str(fits) + "d"}).error
@@ -168,7 +168,7 @@ class TestSpool:
     @pytest.mark.weak_spot(3)
     def test_no_daemon(self, shim: Shim) -> None:
         before = time.time_ns()
-        result = shim("DEL", conf={"daemonWaitSeconds": 0.1})
+        result = shim.hasty("DEL")
         assert (result.code, result.out) == (0, b"")
         kept = self.expect_one(shim)
         assert before < int(kept.name[:20]) < time.time_ns()
@@ -179,9 +179,9 @@ class TestSpool:
         assert note.endswith("\n")
 
     def test_content_is_the_body_that_would_have_been_posted(self, shim: Shim, late_daemon: Stub) -> None:
-        stdin = shim.config(daemonWaitSeconds=0) + b"\n"
+        stdin = shim.config() + b"\n"
         env = shim.environment("DEL", CNI_ARGS="<é>") | {"PATH": "/bin"}
-        assert shim(stdin=stdin, env=env).code == 0
+        assert shim.hasty(stdin=stdin, env=env).code == 0
         kept = self.expect_one(shim).read_bytes()
         late_daemon.start()
         assert shim(stdin=stdin, env=env).out == b"{}"
@@ -193,8 +193,8 @@ class TestSpool:
         above = shim.cni_dir / "a" / "b"
         result = shim(
             "DEL",
-            conf={"daemonWaitSeconds": 0, "cniDir": f"{above}/cni/"},
-            command=["/bin/sh", "-c", f'umask {mask}; exec "{shim.binary}"'],
+            conf={"cniDir": f"{above}/cni/"},
+            command=["/bin/sh", "-c", f'umask {mask}; exec "{shim.hasty.binary}"'],
         )
         assert result.code == 0
         modes = {p: stat.S_IMODE(p.stat().st_mode) for p in (above.parent, above, above / "cni", above / "cni/spool")}
@@ -204,8 +204,8 @@ class TestSpool:
         assert kept.stat().st_nlink == 1
 
     def test_relative_directory(self, shim: Shim) -> None:
-        script = f'cd "{shim.socket_dir}"; exec "{shim.binary}"'
-        conf: dict[str, object] = {"daemonWaitSeconds": 0, "cniDir": "x/y"}
+        script = f'cd "{shim.socket_dir}"; exec "{shim.hasty.binary}"'
+        conf: dict[str, object] = {"cniDir": "x/y"}
         assert shim("DEL", conf=conf, command=["/bin/sh", "-c", script]).code == 0
         assert len(list((shim.socket_dir / "x/y/spool").iterdir())) == 1
 
@@ -213,14 +213,13 @@ class TestSpool:
         shim.spool.mkdir(parents=True)
         shim.cni_dir.chmod(0o751)
         shim.spool.chmod(0o711)
-        assert shim("DEL", conf={"daemonWaitSeconds": 0}).code == 0
+        assert shim.hasty("DEL").code == 0
         assert stat.S_IMODE(shim.cni_dir.stat().st_mode) == 0o751
         assert stat.S_IMODE(shim.spool.stat().st_mode) == 0o711
 
     def test_names_are_in_the_order_of_the_requests(self, shim: Shim) -> None:
         for i in range(5):
-            stdin = shim.config(daemonWaitSeconds=0)
-            assert shim(stdin=stdin, env=shim.environment("DEL", CNI_CONTAINERID=f"c{i}")).code == 0
+            assert shim.hasty(env=shim.environment("DEL", CNI_CONTAINERID=f"c{i}")).code == 0
         kept = [json.loads(p.read_bytes())["env"]["CNI_CONTAINERID"] for p in sorted(shim.spool.iterdir())]
         assert kept == ["c0", "c1", "c2", "c3", "c4"]
 
@@ -236,7 +235,7 @@ class TestSpool:
     @pytest.mark.weak_spot(33)
     def test_hanging_daemon(self, shim: Shim, daemon: Stub) -> None:
         daemon.hang()
-        result = shim("DEL", conf={"daemonReplySeconds": 1})
+        result = shim.hasty("DEL")
         assert (result.code, result.out) == (0, b"")
         assert 0.9 < result.seconds < 4
         assert "no complete reply to DEL within 1.0 s" in result.err.decode()
@@ -262,7 +261,7 @@ class TestSpool:
 
     def test_below_a_regular_file(self, shim: Shim) -> None:
         shim.cni_dir.touch()
-        error = shim("DEL", conf={"daemonWaitSeconds": 0}).error
+        error = shim.hasty("DEL").error
         assert error["code"] == 5
         assert f"cannot make the directory {shim.spool}: ENOTDIR" in error["msg"]
         assert "ENOENT" in error["msg"]  # why the daemon did not take it
@@ -271,15 +270,15 @@ class TestSpool:
         """A link may lead to a place where others can read or plant requests."""
         shim.cni_dir.mkdir()
         shim.spool.symlink_to(shim.socket_dir)
-        error = shim("DEL", conf={"daemonWaitSeconds": 0}).error
+        error = shim.hasty("DEL").error
         assert error["code"] == 5
         assert "ENOTDIR" in error["msg"] or "ELOOP" in error["msg"]
         assert list(shim.socket_dir.iterdir()) == []
 
     def test_full_disk_leaves_no_temporary_file(self, shim: Shim) -> None:
         # A file size limit stands in for the full disk: the write fails half way, with EFBIG as SIGXFSZ is ignored.
-        script = f'trap "" XFSZ; ulimit -f 1; exec "{shim.binary}"'
-        conf: dict[str, object] = {"daemonWaitSeconds": 0, "padding": "x" * 5000}
+        script = f'trap "" XFSZ; ulimit -f 1; exec "{shim.hasty.binary}"'
+        conf: dict[str, object] = {"padding": "x" * 5000}
         error = shim("DEL", conf=conf, command=["/bin/sh", "-c", script]).error
         assert error["code"] == 5
         assert "cannot write " in error["msg"]
@@ -288,7 +287,7 @@ class TestSpool:
 
     def test_many_at_once(self, shim: Shim) -> None:
         results: list[int] = []
-        call = lambda: results.append(shim("DEL", conf={"daemonWaitSeconds": 0}).code)  # noqa: E731
+        call = lambda: results.append(shim.hasty("DEL").code)  # noqa: E731
         threads = [threading.Thread(target=call) for _ in range(20)]
         for thread in threads:
             thread.start()

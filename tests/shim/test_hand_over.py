@@ -136,7 +136,7 @@ def test_the_deadline_is_one_for_all_attempts(shim: Shim, daemon: Stub) -> None:
         daemon.stopped.wait(0.4)
 
     daemon.behaviour = behave
-    result = shim(conf={"daemonReplySeconds": 1})
+    result = shim.hasty()
     assert result.error["code"] == 11
     assert 0.9 < result.seconds < 3
     assert len(daemon.requests) < MOST
@@ -185,7 +185,7 @@ def test_a_successor_that_does_not_come(shim: Shim, daemon: Stub, verb: str) -> 
         daemon.path.unlink()
 
     daemon.behaviour = behave
-    result = shim(verb, conf={"daemonWaitSeconds": 0.5})
+    result = shim.hasty(verb)
     assert 0.4 < result.seconds < 5
     if verb == "DEL":
         assert (result.code, len(list(shim.spool.iterdir()))) == (0, 1)

@@ -51,9 +51,9 @@ def test_errors_only_by_default(shim: Shim, daemon: Stub, log: pathlib.Path) -> 
 
 
 def test_an_error_of_the_shim_itself(shim: Shim, log: pathlib.Path) -> None:
-    done = shim(
+    done = shim.hasty(
         "GC",
-        conf={"logFile": str(log), "daemonWaitSeconds": 0},
+        conf={"logFile": str(log)},
         env=shim.environment("GC", CNI_IFNAME=None, CNI_CONTAINERID=None),
     )
     ((level, message),) = lines(log.read_bytes())
@@ -61,7 +61,7 @@ def test_an_error_of_the_shim_itself(shim: Shim, log: pathlib.Path) -> None:
 
 
 def test_a_del_that_is_kept_for_later(shim: Shim, log: pathlib.Path) -> None:
-    done = shim("DEL", conf={"logFile": str(log), "daemonWaitSeconds": 0})
+    done = shim.hasty("DEL", conf={"logFile": str(log)})
     assert done.code == 0
     ((level, message),) = lines(log.read_bytes())
     assert level == "error"
@@ -118,7 +118,7 @@ def test_stderr(shim: Shim, daemon: Stub, log: pathlib.Path) -> None:
 
 
 def test_a_kept_del_is_told_once_on_stderr(shim: Shim) -> None:
-    done = shim("DEL", conf={"logToStderr": True, "daemonWaitSeconds": 0})
+    done = shim.hasty("DEL", conf={"logToStderr": True})
     assert [level for level, _ in lines(done.err)] == ["error"]
 
 

@@ -336,7 +336,7 @@ def test_closed_pipe_on_stdout_is_no_signal(shim: Shim, daemon: Stub) -> None:
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "GC"])
 def test_hanging_daemon(shim: Shim, daemon: Stub, verb: str) -> None:
     daemon.hang()
-    result = shim(verb, conf={"daemonReplySeconds": 1})
+    result = shim.hasty(verb)
     assert result.error["code"] == 11
     assert result.error["msg"].startswith(f"no complete reply to {verb} within 1.0 s")
     assert 0.9 < result.seconds < 5
@@ -347,7 +347,7 @@ def test_hanging_daemon(shim: Shim, daemon: Stub, verb: str) -> None:
 def test_trickling_daemon_does_not_stretch_the_deadline(shim: Shim, daemon: Stub) -> None:
     reply = http(b"x" * 200)
     daemon.answer(*(reply[i : i + 1] for i in range(len(reply))), pause=0.05)
-    result = shim(conf={"daemonReplySeconds": 1})
+    result = shim.hasty()
     assert result.error["code"] == 11
     assert result.seconds < 5
 
@@ -358,7 +358,7 @@ def test_daemon_that_reads_nothing_is_bounded_too(shim: Shim) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(shim.socket_dir / "multus.sock"))
         listener.listen()
-        result = shim(conf={"daemonReplySeconds": 1, "padding": "x" * 3_000_000})
+        result = shim.hasty(conf={"padding": "x" * 3_000_000})
     assert result.error["code"] == 11
     assert result.seconds < 6
 
@@ -366,7 +366,7 @@ def test_daemon_that_reads_nothing_is_bounded_too(shim: Shim) -> None:
 @pytest.mark.waits(long=True)
 def test_status_deadline_is_its_own(shim: Shim, daemon: Stub) -> None:
     daemon.hang()
-    result = shim("STATUS", conf={"daemonReplySeconds": 1})
+    result = shim("STATUS")
     assert result.error["code"] == 50
     assert 9.5 < result.seconds < 15
 

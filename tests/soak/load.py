@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import shutil
 import signal
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import hasty_shim
 from tests.e2e.node import Answer, Node
 
 DEL_PATIENCE = 240.0
@@ -73,7 +73,7 @@ class Load:
         is_killed = self.shims_killed_one_in and random.random() * self.shims_killed_one_in < 1
         timeout = random.uniform(0, 0.5) if is_killed else 300
         try:
-            return self.node.cni(verb, container_id, netns, pod, stdin=stdin(self.node), timeout=timeout)
+            return self.node.cni(verb, container_id, netns, pod, shim=a_shim(), timeout=timeout)
         except subprocess.TimeoutExpired:
             if not is_killed:
                 raise
@@ -169,10 +169,9 @@ class Load:
         return counts + "".join(failures)
 
 
-def stdin(node: Node) -> bytes:
-    """The runtime's configuration, with a shim that waits for the daemon, or, each second time, hardly does."""
-    config = json.loads(node.stdin)
-    return json.dumps(config | {"daemonWaitSeconds": random.choice((0.2, 60))}).encode()
+def a_shim() -> Path | None:
+    """A shim that waits for the daemon, or, each second time, hardly does."""
+    return random.choice((hasty_shim.binary(), None))
 
 
 # --- networks --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import shutil
 import subprocess
@@ -91,13 +90,11 @@ def run(node: Node, group: MemoryGroup, adds: int) -> Outcome:
     before = group.anonymous()
     netns = node.add_netns()
 
-    stdin = json.dumps(json.loads(node.stdin) | {"daemonWaitSeconds": 5}).encode()
-
     def until_done(verb: str, number: int) -> None:
         """As a kubelet has it: what is told to come back later comes back."""
         nonlocal repeated
         for left in reversed(range(REPEATS)):
-            answer = node.cni(verb, f"c{number}", netns, f"p{number}", stdin=stdin, timeout=300)
+            answer = node.cni(verb, f"c{number}", netns, f"p{number}", timeout=300)
             if answer.code == 0:
                 return
             if answer.json["code"] != 11 or not left or group.killed():

@@ -30,7 +30,7 @@ from tests.e2e.test_kubernetes import Cluster
 from tests.soak.churn import MODES, Outcome, cut_off, end_in_good_order, left_by_reference, report
 from tests.soak.disturbance import Disturbance
 from tests.soak.killer import Killer
-from tests.soak.load import Kind, Load, stdin, varied
+from tests.soak.load import Kind, Load, a_shim, varied
 from tests.soak.remains import Remains
 
 SETTINGS: dict[str, Any] = {
@@ -91,7 +91,7 @@ def run(cluster: Cluster, pairs: int, at_once: int = 16) -> Outcome:
     node = cluster.node
 
     def call(verb: str, container_id: str, netns: str, pod: str) -> Answer:
-        answer: Answer = cluster.cni(verb, pod, netns, container_id, stdin=stdin(node), timeout=300)
+        answer: Answer = cluster.cni(verb, pod, netns, container_id, shim=a_shim(), timeout=300)
         return answer
 
     # Twice: a quarter of the pods.

@@ -290,7 +290,7 @@ def test_a_standard_output_that_nobody_reads_stops_nothing(tmp_path: Path, fault
 AS_A_USER = """
 import concurrent.futures.thread, ctypes, os, sys
 from multus_daemon import cli, daemon
-from multus_daemon.standalone import store
+from multus_daemon.cluster.standalone import store
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 # As after an exec: else /proc/self is not this user's (prctl(2), PR_SET_DUMPABLE).
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)

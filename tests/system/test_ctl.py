@@ -67,7 +67,6 @@ class Bench:
                     "cniDir": "/cni",
                     "binDir": "/plugins",
                     "clusterNetwork": "cluster",
-                    "daemonWaitSeconds": 5,
                 }
             )
         )
@@ -134,7 +133,6 @@ def test_what_the_shim_is_given(bench: Bench) -> None:
         "type": "multus-shim",
         "daemonSocketDir": str(bench.run_dir),
         "cniDir": "/cni",
-        "daemonWaitSeconds": 5.0,
         "clusterNetwork": "cluster",
     }
 

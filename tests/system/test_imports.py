@@ -76,7 +76,6 @@ async def run_daemon(directory: Path, arguments: list[str], is_up: Any, **enviro
         "binDir": str(directory / "bin"),
         "confDir": str(directory / "conf.d"),
         "clusterNetwork": "cluster",
-        "nodeName": "node-a",
     }
     (directory / "bin").mkdir()
     (directory / "config.json").write_text(json.dumps(settings))
@@ -89,7 +88,7 @@ async def run_daemon(directory: Path, arguments: list[str], is_up: Any, **enviro
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | environment,
+        env=os.environ | {"MULTUS_NODE_NAME": "node-a"} | environment,
     )
     assert process.stdin is not None
     assert process.stderr is not None
@@ -150,7 +149,7 @@ def test_the_programs_beside_the_daemon_load_nothing_of_what_attaches_pods() -> 
     assert loaded(modules, *unwanted, *UNUSED, *GENERATED) == []
 
 
-@pytest.mark.parametrize("program", ["plugin", "probe", "ctl", "kubectl"])
+@pytest.mark.parametrize("program", ["tools.builtin", "probe", "tools.ctl", "tools.kubectl"])
 def test_other_programs_load_no_large_library_before_they_need_it(program: str) -> None:
     assert loaded(loaded_by(f"import multus_daemon.{program}"), *UNUSED, "aiohttp", "kubernetes_asyncio") == []
 

@@ -63,7 +63,7 @@ class Bench:
         self.registry = registry
         self.record = tmp_path / "calls"
         self.limit = ProcessLimit(
-            Allowance(processes, "a test"), observer=Metrics(registry).processes, wait_seconds=wait_seconds
+            Allowance(processes, "a test"), metrics=Metrics(registry).processes, wait_seconds=wait_seconds
         )
         self.runner = ProcessRunner([str(tmp_path / "bin")], limit=self.limit)
         self.began = []

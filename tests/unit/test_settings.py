@@ -62,8 +62,6 @@ OF_THE_NODE = {
 }
 
 DEFAULTS: dict[str, Any] = {
-    "attachConcurrency": 4,
-    "maxPortMappings": 128,
     "auxiliaryCNIChainName": "",
     "binDir": "/opt/cni/bin",
     "builtinPlugins": "prefer",
@@ -79,7 +77,6 @@ DEFAULTS: dict[str, Any] = {
     "confDir": "/etc/cni/multus/net.d",
     "connectionLimit": 0,
     "daemonSocketDir": "",
-    "daemonWaitSeconds": 60.0,
     "defaultNetworks": (),
     "delegateTimeoutSeconds": 120.0,
     "delegates": (),
@@ -91,7 +88,6 @@ DEFAULTS: dict[str, Any] = {
     "logOptions": {},
     "logToStderr": True,
     "maxDelegateProcesses": 0,
-    "maxRequestedAddresses": 256,
     "metricsAddress": "",
     "metricsPort": None,
     "multusAutoconfigDir": "",
@@ -99,11 +95,9 @@ DEFAULTS: dict[str, Any] = {
     "multusMasterCNI": "",
     "multusNamespace": "kube-system",
     "namespaceIsolation": False,
-    "nodeName": "",
     "overrideNetworkName": False,
     "perNodeCertificate": None,
     "pluginEnv": (),
-    "pluginGomaxprocs": 2,
     "deleteTries": 5,
     "reconcileSeconds": 300.0,
     "readinessindicatorfile": "",
@@ -165,7 +159,9 @@ def test_a_whole_upstream_configuration() -> None:
     }
 
 
-@pytest.mark.parametrize("key", sorted(settings.known_keys() - set(UPSTREAM) - set(settings.WITHOUT_EFFECT)))
+@pytest.mark.parametrize(
+    "key", sorted(settings.known_keys() - UPSTREAM.keys() - settings.WITHOUT_EFFECT.keys() - settings.REMOVED.keys())
+)
 def test_our_own_keys_are_no_upstream_keys_without_effect(key: str) -> None:
     assert key in DEFAULTS
 
@@ -217,16 +213,12 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("builtinPluginsExcept", [None], "builtinPluginsExcept: Expected `str`, got `null` - at `$[0]`"),
         ("delegateTimeoutSeconds", 0, "delegateTimeoutSeconds: Expected `float` > 0.0"),
         ("delegateTimeoutSeconds", 3601, "delegateTimeoutSeconds: Expected `float` <= 3600.0"),
-        ("daemonWaitSeconds", -1, "daemonWaitSeconds: Expected `float` >= 0.0"),
         ("pluginEnv", "A", "pluginEnv: Expected `array`, got `str`"),
         ("pluginEnv", ["A", "B=1"], "pluginEnv: 'B=1' is not the name of a variable"),
         ("pluginEnv", [""], "pluginEnv: '' is not the name of a variable"),
         ("pluginEnv", ["CNI_ARGS"], "pluginEnv: CNI_ARGS is part of the protocol: a call sets it"),
-        ("pluginEnv", ["GOMAXPROCS"], "pluginEnv: GOMAXPROCS is set by pluginGomaxprocs"),
+        ("pluginEnv", ["GOMAXPROCS"], "pluginEnv: GOMAXPROCS is always 2"),
         ("pluginEnv", ["LC_ALL"], "pluginEnv: LC_ALL is always C: the daemon reads what is printed"),
-        ("maxPortMappings", 0, "maxPortMappings: Expected `int` >= 1"),
-        ("pluginGomaxprocs", 0, "pluginGomaxprocs: Expected `int` >= 1"),
-        ("maxRequestedAddresses", 0, "maxRequestedAddresses: Expected `int` >= 1"),
         ("chrootDri", "/", "chrootDri: unknown key, is chrootDir meant?"),
         ("CHROOTDIRECTORY", "/", "CHROOTDIRECTORY: unknown key, is chrootDir meant?"),
         ("zzz", 1, "zzz: unknown key"),
@@ -271,6 +263,13 @@ def test_all_problems_are_said_at_once() -> None:
         "metricsPort",
         "zzz",
     ]
+
+
+def test_removed_keys_have_no_effect_and_one_warning_for_all() -> None:
+    found = read(**dict.fromkeys(settings.REMOVED, "anything"), binDir="/b")
+    [warning] = found.warnings
+    assert warning.partition(": no effect: ")[0] == ", ".join(sorted(settings.REMOVED))
+    assert found.given == {"binDir": "/b"}
 
 
 @pytest.mark.parametrize("value", [1, 1.5, 3600])

@@ -46,9 +46,9 @@ class Connection:
         for key, value in (("bootstrapKubeconfig", found.bootstrap_kubeconfig), ("certDir", found.cert_dir)):
             if not value:
                 raise ConfigurationError(f"perNodeCertificate.{key}: must be set where perNodeCertificate is enabled")
-        node = self._environ.get(VARIABLE) or self._settings.node_name
+        node = self._environ.get(VARIABLE)
         if not node:
-            raise ConfigurationError(f"perNodeCertificate: needs the node's name, set {VARIABLE} or the key nodeName")
+            raise ConfigurationError(f"perNodeCertificate: needs the node's name, set {VARIABLE}")
         try:
             # The library behind them is large, and is not installed where no certificates are asked for.
             from multus_daemon.cluster.kube.approver import certificate_seconds
@@ -79,7 +79,7 @@ class Connection:
 
     async def node_name(self) -> str:
         """The name under which the cluster knows this node. Raises NodeNameError."""
-        return await resolve_node_name(self.client, self._settings.node_name, self._environ, socket.gethostname())
+        return await resolve_node_name(self.client, self._environ, socket.gethostname())
 
     @property
     def certificate_expires(self) -> float | None:

@@ -22,8 +22,8 @@ import msgspec
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
-from multus_daemon.cluster.kube.observer import NullObserver, Observer
 from multus_daemon.cluster.kube.status import MERGE_PATCH
+from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.spec.attachment import Pod
 
@@ -103,7 +103,7 @@ class EventRecorder:
         client: Client,
         *,
         host: str = "",
-        observer: Observer | None = None,
+        metrics: ClusterMetrics | None = None,
         queue_max: int = QUEUE_MAX,
         keep_trying: float = deadlines.EVENT_KEEP_TRYING_SECONDS,
         clock: Callable[[], float] = time.time,
@@ -111,7 +111,7 @@ class EventRecorder:
         """`host`: the node's name; `clock`: Unix time; `keep_trying`: seconds for each Event."""
         self._client = client
         self._host = host
-        self._observer = observer or NullObserver()
+        self._metrics = metrics or ClusterMetrics()
         self._queue_max = queue_max
         self._keep_trying = keep_trying
         self._clock = clock
@@ -128,14 +128,14 @@ class EventRecorder:
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """See `ports.ClusterStore`. Dropped where the node's name is not known."""
         if not self._host:
-            self._observer.events_dropped(1)
+            self._metrics.events_dropped.inc()
             return
         # The kubelet's own Events have the name in place of the UID; `kubectl describe node` looks for both.
         self._queue(_Subject("Node", "", self._host, self._host), kind, reason, message)
 
     def _queue(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
         if self._queued >= self._queue_max:
-            self._observer.events_dropped(1)
+            self._metrics.events_dropped.inc()
             return
         batch = self._batches.get(subject.uid)
         if batch is None:
@@ -170,7 +170,7 @@ class EventRecorder:
     async def _post(self, subject: _Subject, kind: str, reason: str, messages: list[str]) -> None:
         """One Event, made or counted up. Never raises KubeError."""
         if not self._allowed(subject.uid):
-            self._observer.events_dropped(len(messages))
+            self._metrics.events_dropped.inc(len(messages))
             return
         message = "; ".join(messages)
         message = message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 3] + "..."
@@ -178,13 +178,12 @@ class EventRecorder:
         for delay in backoff(*RETRY_SECONDS, jitter=0.2):
             try:
                 await self._attempt(subject, kind, reason, message)
-                self._observer.event_written()
                 return
             except KubeError as error:
                 # A namespace that is being deleted takes none: 403.
                 if isinstance(error, ApiError) or time.monotonic() + delay > deadline:
                     log.info("Event %s of %s is dropped: %s", reason, subject, error)
-                    self._observer.events_dropped(len(messages))
+                    self._metrics.events_dropped.inc(len(messages))
                     return
                 asked = error.retry_after if isinstance(error, ApiUnavailableError) else None
             await asyncio.sleep(max(delay, min(asked or 0.0, self._keep_trying)))

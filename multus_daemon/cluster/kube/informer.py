@@ -20,7 +20,7 @@ from multus_daemon import deadlines
 from multus_daemon.cluster.kube import errors, objects
 from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS, Found, Key, Resource
-from multus_daemon.cluster.kube.observer import NullObserver, Observer
+from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.runtime.gates import Gates
 
@@ -72,7 +72,7 @@ class Informer(Generic[T]):
         resource: Resource[T],
         gates: Gates,
         *,
-        observer: Observer | None = None,
+        metrics: ClusterMetrics | None = None,
         on_connected: Callable[[], None] = lambda: None,
         inactivity: float = deadlines.INFORMER_INACTIVITY_SECONDS,
         retry: tuple[float, float] = RETRY_SECONDS,
@@ -84,7 +84,7 @@ class Informer(Generic[T]):
         self._client = client
         self._resource = resource
         self._gates = gates
-        self._observer = observer or NullObserver()
+        self._metrics = metrics or ClusterMetrics()
         self._on_connected = on_connected
         self._inactivity = inactivity
         self._retry = retry
@@ -232,7 +232,6 @@ class Informer(Generic[T]):
         self._first = False
         self.synced.set()
         self._gates.open(self._resource.name)
-        self._observer.listed(self._resource.name, len(found))
         log.info("%s listed: %d", self._resource.name, len(found))
         return page.metadata.resource_version
 
@@ -274,7 +273,7 @@ class Informer(Generic[T]):
                 else:
                     self._put(item.key, item.value)
                 self._version = item.version or self._version
-                self._observer.received(self._resource.name)
+                self._metrics.changes.labels(self._resource.name).inc()
             case "BOOKMARK":
                 with self._decoding():
                     version = objects.decode_versioned(event.object).metadata.resource_version
@@ -294,7 +293,6 @@ class Informer(Generic[T]):
                 metadata = objects.decode_versioned(raw).metadata
                 name = f"{metadata.namespace}/{metadata.name}"
             log.warning("one of %s is passed over: %s: %s", self._resource.name, name, error)
-            self._observer.malformed(self._resource.name)
             return None
 
     @contextlib.contextmanager
@@ -346,7 +344,7 @@ class Informer(Generic[T]):
     def _failed(self, error: KubeError) -> None:
         new = self.connected or (self._heard is None and self.problem == NOT_STARTED)
         self.connected, self.problem = False, str(error)
-        self._observer.watch_failed(self._resource.name)
+        self._metrics.errors.labels(self._resource.name).inc()
         if not self.synced.is_set():
             self._gates.close(self._resource.name, self.problem)
         # Once per outage; a resourceVersion that is gone is none.

@@ -11,7 +11,7 @@ from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.spec.nad import names
 
 VARIABLE: Final = "MULTUS_NODE_NAME"
-_REMEDY: Final = f"set {VARIABLE} (fieldRef spec.nodeName in the DaemonSet) or the key nodeName"
+_REMEDY: Final = f"set {VARIABLE} (fieldRef spec.nodeName in the DaemonSet)"
 
 
 class NodeNameError(Exception):
@@ -26,16 +26,15 @@ class Client(Protocol):
         ...
 
 
-async def resolve_node_name(client: Client, configured: str, environ: Mapping[str, str], hostname: str) -> str:
-    """MULTUS_NODE_NAME, else `configured` (key `nodeName`), else `hostname` where the API knows a node by it.
+async def resolve_node_name(client: Client, environ: Mapping[str, str], hostname: str) -> str:
+    """MULTUS_NODE_NAME, else `hostname` where the API knows a node by it.
 
     Only the last asks the API server. Raises NodeNameError.
     """
-    for source, value in ((VARIABLE, environ.get(VARIABLE, "")), ("nodeName", configured)):
-        if value:
-            if problem := names.subdomain_problem(value):
-                raise NodeNameError(f"{source}: {value!r} {problem}")
-            return value
+    if value := environ.get(VARIABLE):
+        if problem := names.subdomain_problem(value):
+            raise NodeNameError(f"{VARIABLE}: {value!r} {problem}")
+        return value
     # The kubelet's default is the host's name in lower case.
     name = hostname.strip().lower()
     if names.subdomain_problem(name):

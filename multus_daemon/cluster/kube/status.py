@@ -24,7 +24,7 @@ import msgspec
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
-from multus_daemon.cluster.kube.observer import NullObserver, Observer
+from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.spec.attachment import Pod
@@ -70,7 +70,7 @@ class StatusWriter:
         self,
         client: Client,
         *,
-        observer: Observer | None = None,
+        metrics: ClusterMetrics | None = None,
         on_written: Callable[[], None] = lambda: None,
         patience: float = deadlines.NETWORK_STATUS_PATIENCE_SECONDS,
         retry: tuple[float, float] = deadlines.NETWORK_STATUS_RETRY_SECONDS,
@@ -81,7 +81,7 @@ class StatusWriter:
         `on_written`: called with each success; must not block or raise.
         """
         self._client = client
-        self._observer = observer or NullObserver()
+        self._metrics = metrics or ClusterMetrics()
         self._on_written = on_written
         self._patience = patience
         self._retry = retry
@@ -114,7 +114,7 @@ class StatusWriter:
                         asked = error.retry_after if isinstance(error, ApiUnavailableError) else None
                     await asyncio.sleep(max(delay, asked or 0.0))
         except _RefusedError:
-            self._observer.status_dropped()
+            self._metrics.statuses_dropped.inc()
             raise
         except TimeoutError:
             if not keep_trying:
@@ -174,12 +174,11 @@ class StatusWriter:
                 await self._attempt(item.pod, item.value)
             except _RefusedError as error:
                 log.info("%s", error)
-                self._observer.status_dropped()
+                self._metrics.statuses_dropped.inc()
             except KubeError as error:
                 log.debug("%s of pod %s: %s", ANNOTATION, item.pod, error)
                 if self._pending.get(item.pod.uid) is item:
                     self._pending.move_to_end(item.pod.uid)
-                self._observer.status_retried()
                 return False
             else:
                 log.info("%s of pod %s is written at last", ANNOTATION, item.pod)
@@ -203,7 +202,6 @@ class StatusWriter:
             if error.status in _FOR_GOOD:
                 raise _RefusedError(f"{ANNOTATION} of pod {pod}: {error}") from error
             raise
-        self._observer.status_written()
         self._on_written()
 
     async def _take_other_way(self, pod: Pod, value: str, refusal: ApiError) -> None:
@@ -255,24 +253,21 @@ class StatusWriter:
                 if error.status != 409 or attempt == CONFLICTS_MAX:
                     raise
             else:
-                self._observer.status_put()
+                self._metrics.statuses_put.inc()
                 return
 
     def _put_off(self, pod: Pod, value: str) -> None:
         self._pending.pop(pod.uid, None)
         self._pending[pod.uid] = _Pending(pod, value)
-        self._observer.status_retried()
         if len(self._pending) > self._pending_max:
             _, dropped = self._pending.popitem(last=False)
             log.error("%s of pod %s will not be written: too many wait", ANNOTATION, dropped.pod)
-            self._observer.status_dropped()
-        self._observer.status_pending(len(self._pending))
+            self._metrics.statuses_dropped.inc()
         self._arrived.set()
 
     def _remove(self, item: _Pending | None) -> None:
         if item and self._pending.get(item.pod.uid) is item:
             del self._pending[item.pod.uid]
-            self._observer.status_pending(len(self._pending))
 
 
 def _status_path(pod: Pod) -> str:

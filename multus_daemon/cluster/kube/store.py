@@ -15,8 +15,8 @@ from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.cluster.kube.events import EventRecorder
 from multus_daemon.cluster.kube.informer import Informer
 from multus_daemon.cluster.kube.objects import Key
-from multus_daemon.cluster.kube.observer import Observer
 from multus_daemon.cluster.kube.status import StatusWriter
+from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
@@ -47,7 +47,7 @@ class KubeStore:
         node: str,
         gates: Gates,
         *,
-        observer: Observer | None = None,
+        metrics: ClusterMetrics | None = None,
         pod_patience: float = deadlines.POD_EVENT_SECONDS,
         unsynced_patience: float = deadlines.UNSYNCED_SECONDS,
     ) -> None:
@@ -55,10 +55,10 @@ class KubeStore:
         self._client = client
         self._pod_patience = pod_patience
         self._unsynced_patience = min(pod_patience, unsynced_patience)
-        self.statuses = StatusWriter(client, observer=observer, on_written=self._answered)
-        self.events = EventRecorder(client, host=node, observer=observer)
-        self.pods = Informer(client, objects.pods_of(node), gates, observer=observer, on_connected=self._answered)
-        self.networks = Informer(client, objects.networks(), gates, observer=observer, on_connected=self._answered)
+        self.statuses = StatusWriter(client, metrics=metrics, on_written=self._answered)
+        self.events = EventRecorder(client, host=node, metrics=metrics)
+        self.pods = Informer(client, objects.pods_of(node), gates, metrics=metrics, on_connected=self._answered)
+        self.networks = Informer(client, objects.networks(), gates, metrics=metrics, on_connected=self._answered)
         self._absent: OrderedDict[Key, float] = OrderedDict()
         self._lookups = KeyedLock()
 

@@ -20,9 +20,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from multus_daemon.cluster.conf_files import CONF_MAX_BYTES
+from multus_daemon.metrics import PrimaryMetrics
 from multus_daemon.node.primary import runtime_conf
 from multus_daemon.node.primary.conf_watch import ConfWatch
 from multus_daemon.node.primary.election import Election, NoPrimaryError
@@ -44,14 +45,6 @@ POLL_SECONDS: Final = 2.0
 """How often the directories are looked at, watched or not."""
 
 
-class Observer(runtime_conf.Observer, Protocol):
-    """What is counted here. No method may block or raise."""
-
-    def primary_problem(self) -> None:
-        """A problem with the primary network or the configuration has come up."""
-        ...
-
-
 class PrimaryConfig:
     """A root task. Gates: `primary`, and that of the readiness indicator, which ADD looks at."""
 
@@ -61,7 +54,7 @@ class PrimaryConfig:
         files: ConfFiles,
         gates: Gates,
         events: NodeEvents,
-        observer: Observer,
+        metrics: PrimaryMetrics,
         *,
         poll_seconds: float = POLL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -70,7 +63,7 @@ class PrimaryConfig:
         self._given = settings.given
         self._gates = gates
         self._events = events
-        self._observer = observer
+        self._metrics = metrics
         self._poll_seconds = poll_seconds
         self._directory = Path(self._settings.config_dir)
         self._indicator = Path(self._settings.indicator) if self._settings.indicator else None
@@ -85,7 +78,7 @@ class PrimaryConfig:
             plugin_type=self._settings.plugin_type,
             clock=clock,
         )
-        self._conf = RuntimeConf(self._directory, events, observer, clock=clock)
+        self._conf = RuntimeConf(self._directory, events, metrics, clock=clock)
         self._wake = asyncio.Event()
         self._watch = ConfWatch(
             (self._directory, self._source if self._is_auto else self._source.parent),
@@ -245,7 +238,7 @@ class PrimaryConfig:
         if problem:
             kept = f"; {placed.target} stays as it is" if placed and source_problem else ""
             log.warning("%s%s", problem, kept)
-            self._observer.primary_problem()
+            self._metrics.problems.inc()
             self._events.node_event("Warning", "PrimaryNetworkProblem", (problem + kept)[:EVENT_MESSAGE_MAX])
         else:
             log.info("the primary network's configuration is in order again")

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
+from multus_daemon.metrics import PrimaryMetrics
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.aio import in_thread
 from multus_daemon.runtime.backoff import backoff
@@ -24,18 +25,6 @@ from multus_daemon.spec.ports import NodeEvents
 log = logging.getLogger(__name__)
 
 _DIRECTORY_MODE: Final = 0o755
-
-
-class Observer(Protocol):
-    """What is counted here. No method may block or raise."""
-
-    def generated(self) -> None:
-        """The configuration was written, new or with another content."""
-        ...
-
-    def restored(self) -> None:
-        """The configuration was put back after another program had changed it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +41,13 @@ class Wanted:
 class RuntimeConf:
     """Remembers what it has put in place; told again and again what is to be there."""
 
-    def __init__(self, directory: Path, events: NodeEvents, observer: Observer, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, directory: Path, events: NodeEvents, metrics: PrimaryMetrics, *, clock: Callable[[], float]
+    ) -> None:
         """`directory`: the runtime's; `clock`: seconds."""
         self._directory = directory
         self._events = events
-        self._observer = observer
+        self._metrics = metrics
         self._clock = clock
         self.placed: Wanted | None = None
         """What this daemon has put in place, or found there."""
@@ -99,7 +90,7 @@ class RuntimeConf:
         # What the operator has put into a file of their own is nobody's business.
         shown = f": {wanted.data.decode(errors='replace')}" if wanted.generated else ""
         log.info("%s written, from %s%s", wanted.target, wanted.source, shown)
-        self._observer.generated()
+        self._metrics.generated.inc()
         self._events.node_event("Normal", "CNIConfigWritten", f"{wanted.target} written, from {wanted.source}")
         await self._look_for_shadow(wanted.target)
         return ""
@@ -126,7 +117,7 @@ class RuntimeConf:
         await self._write(wanted)
         self._restored_at, self._pause = now, next(self._pauses)
         log.warning("%s; it is put back", what)
-        self._observer.restored()
+        self._metrics.restored.inc()
         self._events.node_event("Warning", "CNIConfigRestored", f"{what}; it is put back")
         return ""
 

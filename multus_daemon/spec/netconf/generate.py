@@ -30,11 +30,10 @@ says that there is no network, also when the cluster network's file has come and
 cri-dockerd and those who add to the first configuration pass it over.
 """
 
-# Behind upstream's keys our own one that the shim reads.
 _KEYS: Final = (
     *("binDir", "capabilities", "cniVersion", "logFile", "logLevel", "logToStderr", "logOptions", "name"),
     *("clusterNetwork", "namespaceIsolation", "globalNamespaces", "type", "cniDir", "auxiliaryCNIChainName"),
-    *("daemonSocketDir", "overrideNetworkName", "daemonWaitSeconds"),
+    *("daemonSocketDir", "overrideNetworkName"),
 )
 _LOG_OPTIONS: Final = ("maxAge", "maxSize", "maxBackups", "compress")
 

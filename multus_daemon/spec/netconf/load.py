@@ -44,8 +44,6 @@ def load(stdin: bytes, overlay: Mapping[str, Any]) -> NetConf:
             force_cni_version=gojson.get_bool(fields, "forceCNIVersion") or False,
             strict_requests=gojson.get_bool(fields, "strictRequests") or False,
             strict_check=gojson.get_bool(fields, "strictCheck") or False,
-            max_port_mappings=gojson.get_int(fields, "maxPortMappings") or defaults.max_port_mappings,
-            max_requested_addresses=gojson.get_int(fields, "maxRequestedAddresses") or defaults.max_requested_addresses,
             runtime_config=gojson.get_object(fields, "runtimeConfig") or {},
             valid_attachments=None
             if valid is None

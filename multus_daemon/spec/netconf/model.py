@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from multus_daemon.spec.cni.conf import NetworkConfig
 
@@ -35,10 +35,13 @@ class NetConf:
     """A request that no plugin of its network can take is an error."""
     strict_check: bool = False
     """A plugin whose CHECK fails fails the CHECK of the pod, also where nothing is missing."""
-    max_port_mappings: int = 128
-    """Ports of the host that one pod may ask for, the runtime's and those of its annotations together."""
-    max_requested_addresses: int = 256
-    """Of one network, by one request."""
+    max_port_mappings: ClassVar[int] = 128
+    """Ports of the host that one pod may ask for, the runtime's and those of its annotations together.
+
+    The reference `portmap` takes 5 s for 128, 11 s for 256, 87 s for 1000.
+    """
+    max_requested_addresses: ClassVar[int] = 256
+    """Addresses that a pod may ask for on one network."""
     runtime_config: Mapping[str, Any] = field(default_factory=dict)
     """Capability arguments of the runtime; they go to the cluster network only (NPWG SPEC 7.5)."""
     valid_attachments: tuple[tuple[str, str], ...] | None = None

@@ -267,7 +267,6 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "type": "multus-shim",
         "daemonSocketDir": settings.socket.shim_directory or settings.socket.directory,
         "cniDir": settings.paths.cni_dir,
-        "daemonWaitSeconds": settings.socket.daemon_wait_seconds,
     }
     if settings.networks.cluster_network:
         config["clusterNetwork"] = settings.networks.cluster_network

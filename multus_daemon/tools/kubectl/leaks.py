@@ -44,7 +44,7 @@ class _Reply(NodeReply):
 
 
 async def look(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
-    """`namespace`: of the pods; empty: all. Raises KubeError."""
+    """Ask all nodes about pods of `namespace`; empty: of all namespaces. Raise KubeError."""
     answers = await cluster.ask_all("attachments", "--leaks", kind=_Reply, schema=_NODE_SCHEMA)
     return {
         "schema": SCHEMA,
@@ -58,7 +58,7 @@ async def look(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
 
 
 async def of_pod(cluster: Cluster, daemon: Daemon, pod: str) -> list[dict[str, Any]]:
-    """`containers` of a pod (`namespace/name`) on its node; a note where that is not to be had."""
+    """Return `containers` of a pod (`namespace/name`) on its node. Add a note if the node does not answer."""
     answers = await cluster.ask([(daemon, ("attachments", pod, "--leaks"))], _Reply, _NODE_SCHEMA)
     cluster.notes += [f"what is left over of the pod is not known: {item.problem}" for item in answers if item.problem]
     return _containers(answers)

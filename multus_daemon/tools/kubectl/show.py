@@ -127,22 +127,6 @@ def why(found: Mapping[str, Any]) -> None:
     _end(console, found)
 
 
-def validate(found: Mapping[str, Any]) -> None:
-    """Two lines each: what, what is meant."""
-    console = terminal.console()
-    for item in found["findings"]:
-        colour = {"error": "red", "warning": "yellow"}[item["severity"]]
-        many = f" and {item['alike']} more" if item["alike"] else ""
-        head = f"[bold {colour}]{item['severity']}[/] [bold]{literal(item['subject'])}[/]{many}"
-        console.print(f"{head}: {literal(item['problem'])} [dim]{literal(item['check'])}[/]", soft_wrap=True)
-        if item["advice"]:
-            console.print(f"  [green]->[/] {literal(item['advice'])}", soft_wrap=True)
-    numbers = f"{found['errors']} errors, {found['warnings']} warnings"
-    console.print(f"networks and pods looked at: {found['objects']}; {numbers}")
-    for note in found["notes"]:
-        console.print(f"[yellow]{literal(note)}[/]", soft_wrap=True)
-
-
 def _end(console: Console, found: Mapping[str, Any]) -> None:
     """Who did not answer, and what could not be looked at."""
     for item in found["unanswered"]:

@@ -154,12 +154,13 @@ class MultusProcess(_Process):
                     self.node.server.apply(item)
         token = self.node.server.service_account_token("kube-system", "multus-daemon")
         kubeconfig = self.node.server.kubeconfig_for_token(token)
-        settings = {"kubeconfig": str(kubeconfig), "nodeName": NAME, **self.settings}
+        settings = {"kubeconfig": str(kubeconfig), **self.settings}
         self._configure(multus_shim.binary(), settings)
 
     def launch(self) -> None:
         """Start it; nothing is known yet about its readiness."""
-        self._launch(sys.executable, "-m", "multus_daemon.cli", "run", "--config", CONFIG, PYTHONSAFEPATH="1")
+        env = {"MULTUS_NODE_NAME": NAME, "PYTHONSAFEPATH": "1"}
+        self._launch(sys.executable, "-m", "multus_daemon.cli", "run", "--config", CONFIG, **env)
 
     def start(self) -> None:
         self.launch()

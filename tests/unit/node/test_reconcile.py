@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from multus_daemon import deadlines
+from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan
 from multus_daemon.node.reconcile import Reconcile
@@ -27,6 +27,7 @@ from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
 from tests.aside import Aside
+from tests.counted import counted
 from tests.fakes.runner import FakeDelegateRunner
 from tests.fakes.store import FakeDelegateStore
 from tests.unit.pod.conftest import NETNS, Engine
@@ -36,24 +37,16 @@ Until = Callable[..., Awaitable[None]]
 WHOLE = [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
 
 
-class Counts:
-    """The Observer."""
+class Counts(DeleteMetrics):
+    """What a scrape shows."""
 
-    def __init__(self) -> None:
-        self.orphans: Counter[str] = Counter()
-        self.left: tuple[int, int, int] = (-1, -1, -1)
-        self.aside = -1
-        self.lacking = -1
+    @property
+    def deleted(self) -> float:
+        return counted(self.orphans, outcome="deleted")
 
-    def orphan(self, outcome: str, attachments: int) -> None:
-        self.orphans[outcome] += attachments
-
-    def left_over(self, orphans: int, inhabited: int, unreadable: int, aside: int) -> None:
-        self.left = (orphans, inhabited, unreadable)
-        self.aside = aside
-
-    def unattached(self, pods: int) -> None:
-        self.lacking = pods
+    @property
+    def left(self) -> tuple[float, ...]:
+        return tuple(counted(self.leftovers, kind=kind) for kind in ("orphans", "inhabited", "unreadable"))
 
 
 class Orphans:
@@ -78,7 +71,7 @@ class World:
         self.controller = self.make()
 
     def make(self) -> Reconcile:
-        return Reconcile(Orphans(self), self.engine.cluster, self.counts, seconds=300)
+        return Reconcile(self.engine.verbs.engine, self.engine.cluster, self.counts, seconds=300)
 
     def add(self, networks: str = "n1,n2") -> None:
         self.engine.declare(networks)
@@ -114,7 +107,7 @@ async def test_a_container_whose_namespace_is_gone_is_deleted_at_once(world: Wor
     # Whoever has that path by then, it is another's.
     assert {call.sandbox for call in world.engine.runner.calls} == {Sandbox(ContainerId("c1"), "")}
     assert world.containers == []
-    assert world.counts.orphans == {"deleted": 3}
+    assert world.counts.deleted == 3
     assert world.counts.left == (0, 0, 0)
 
 
@@ -349,7 +342,7 @@ async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: W
     world.add()
     world.engine.links.namespaces.clear()
     world.engine.store.fail_at[len(world.engine.store.calls) + 1] = error
-    controller = Reconcile(Orphans(world), world.engine.cluster, world.counts, seconds=0.01)
+    controller = Reconcile(world.engine.verbs.engine, world.engine.cluster, world.counts, seconds=0.01)
     running = asyncio.create_task(controller.run())
     async with asyncio.timeout(30):
         while world.containers:
@@ -376,13 +369,13 @@ async def test_a_pod_that_was_started_behind_our_back_is_told_of_once(world: Wor
     assert (subject, kind, reason) == ("web/p1", "Warning", "NetworksMissing")
     assert "web/n1, web/n2" in message
     assert message.endswith("delete it, so that it is made again")
-    assert world.counts.lacking == 1
+    assert counted(world.counts.lacking) == 1
     declare(world, uid=PodUid("u2"))
     await world.runs(3)
     assert len(world.engine.cluster.events) == 2
     world.engine.cluster.pods.clear()
     await world.runs()
-    assert world.counts.lacking == 0
+    assert counted(world.counts.lacking) == 0
 
 
 @pytest.mark.parametrize("by", ["us", "another daemon"])
@@ -415,7 +408,7 @@ async def test_pods_that_lack_nothing(world: World, fields: dict[str, Any]) -> N
     declare(world, **fields)
     await world.runs(3)
     assert world.engine.cluster.events == []
-    assert world.counts.lacking == 0
+    assert counted(world.counts.lacking) == 0
 
 
 @pytest.mark.parametrize("by", ["us", "a former sandbox", "another daemon", "hot-plug"])

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from multus_daemon import deadlines
+from multus_daemon.metrics import REPLAYS, DeleteMetrics
 from multus_daemon.node import spool
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.backoff import backoff
+from tests.counted import counted
 
 
 class World:
@@ -25,8 +27,7 @@ class World:
         self.times: list[float] = []
         self.failing: dict[bytes, Exception] = {}
         self.events: list[tuple[str, str]] = []
-        self.outcomes: list[str] = []
-        self.waiting: list[int] = []
+        self.metrics = DeleteMetrics()
         self.pause = 0.0
         self.running: set[str] = set()
         self.most_at_once = 0
@@ -53,11 +54,10 @@ class World:
     def node_event(self, kind: str, reason: str, message: str) -> None:
         self.events.append((reason, message))
 
-    def spooled(self, number: int) -> None:
-        self.waiting.append(number)
-
-    def entry(self, outcome: str) -> None:
-        self.outcomes.append(outcome)
+    def replays(self) -> dict[str, float]:
+        """How many entries ended how."""
+        found = {outcome: counted(self.metrics.replays, outcome=outcome) for outcome in sorted(REPLAYS)}
+        return {outcome: number for outcome, number in found.items() if number}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def world() -> World:
 
 @pytest.fixture
 def replay(tmp_path: Path, world: World) -> SpoolReplay:
-    return SpoolReplay(tmp_path, world, world, world)
+    return SpoolReplay(tmp_path, world, world, world.metrics)
 
 
 def entry(directory: Path, name: str, body: bytes = b"c1") -> Path:
@@ -89,9 +89,9 @@ async def test_entries_are_served_with_their_time_and_removed(
     assert await replay.replay() == 2
     assert dict(zip(world.bodies, world.times, strict=True)) == {b"c1": 1_700_000_000.5, b"c2": 7.0}
     assert list(tmp_path.iterdir()) == []
-    assert world.outcomes == ["served"] * 2
+    assert world.replays() == {"served": 2}
     await replay.replay()
-    assert world.waiting == [2, 0]
+    assert counted(world.metrics.spooled) == 0
 
 
 async def test_entries_of_one_container_go_in_order_and_others_beside(
@@ -130,7 +130,7 @@ async def test_what_is_being_written_and_what_is_no_entry_is_passed_over(
     entry(tmp_path, "notes.txt")
     (tmp_path / "folder.json").mkdir()
     await drained(replay)
-    assert (world.bodies, world.outcomes) == ([], [])
+    assert (world.bodies, world.replays()) == ([], {})
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -151,7 +151,7 @@ async def test_a_failing_entry_waits_keeps_its_container_waiting_and_nobody_else
     await drained(replay)
     await drained(replay)
     assert world.bodies == [b"c1 first", b"c2"] or world.bodies == [b"c2", b"c1 first"]
-    assert sorted(world.outcomes) == ["failed", "served"]
+    assert world.replays() == {"failed": 1, "served": 1}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1-1.json", "2-1.json"]
 
 
@@ -228,7 +228,7 @@ async def test_what_cannot_be_served_is_set_aside_once_and_told_of(
     await drained(replay)
     await drained(replay)
     assert world.bodies == [b"c2"]
-    assert sorted(world.outcomes) == ["rejected", "served"]
+    assert world.replays() == {"rejected": 1, "served": 1}
     assert [path.name for path in (tmp_path / "rejected").iterdir()] == ["1-1.json"]
     assert (tmp_path / "secret").read_bytes() == b"c1"
     [(reason, message)] = world.events
@@ -267,11 +267,11 @@ async def test_the_oldest_come_first_where_there_are_too_many(
 
 
 async def test_no_spool_is_no_entry(tmp_path: Path, world: World) -> None:
-    assert await SpoolReplay(tmp_path / "spool", world, world, world).replay() == 0
+    assert await SpoolReplay(tmp_path / "spool", world, world, world.metrics).replay() == 0
 
 
 async def test_it_looks_again_and_again(tmp_path: Path, world: World) -> None:
-    running = asyncio.create_task(SpoolReplay(tmp_path, world, world, world, interval=0.01).run())
+    running = asyncio.create_task(SpoolReplay(tmp_path, world, world, world.metrics, interval=0.01).run())
     try:
         async with asyncio.timeout(30):
             for number in range(3):
@@ -289,7 +289,7 @@ async def test_a_spool_that_is_a_link_is_not_used(
     (tmp_path / "elsewhere").mkdir()
     entry(tmp_path / "elsewhere", "1-1.json")
     (tmp_path / "spool").symlink_to(tmp_path / "elsewhere")
-    assert await SpoolReplay(tmp_path / "spool", world, world, world).replay() == 0
+    assert await SpoolReplay(tmp_path / "spool", world, world, world.metrics).replay() == 0
     assert world.bodies == []
     assert "no link and no file" in caplog.text
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from multus_daemon.tools.ctl.commands import common
 
 STDIN: Final = "-"
 FORMATS: Final = ("text", "json", "github")
+_SUFFIXES: Final = frozenset({".yaml", ".yml", ".json", ".conf", ".conflist"})
+"""Files of a directory that are read."""
 
 
 def add_to(groups: common.Groups) -> None:
@@ -22,7 +25,7 @@ def add_to(groups: common.Groups) -> None:
         metavar="FILE",
         nargs="+",
         help="NetworkAttachmentDefinitions, pods, workloads, ConfigMaps, CNI configurations, the daemon's; as YAML or "
-        "JSON; -: standard input",
+        "JSON; a directory: all such files below it; -: standard input",
     )
     parser.add_argument("--strict", action="store_true", help="exit status 1 for a warning, too")
     parser.add_argument("--format", choices=FORMATS, default="text", help="github: annotations of a workflow's log")
@@ -61,8 +64,11 @@ def _read(names: Sequence[str] | dict[str, None]) -> Iterator[tuple[str, bytes]]
         try:
             if name == STDIN:
                 yield name, sys.stdin.buffer.read(FILE_MAX_BYTES + 1)
-            else:
-                with open(name, "rb") as file:
-                    yield name, file.read(FILE_MAX_BYTES + 1)
+                continue
+            path = Path(name)
+            below = sorted(item for item in path.rglob("*") if item.suffix in _SUFFIXES and item.is_file())
+            for item in below if path.is_dir() else [path]:
+                with item.open("rb") as file:
+                    yield str(item), file.read(FILE_MAX_BYTES + 1)
         except OSError as error:
             raise common.CommandError(f"{name} can't be read: {error.strerror or error}") from error

@@ -6,7 +6,7 @@ rich) is imported by `run`.
 
 from __future__ import annotations
 
-from multus_daemon.tools.kubectl.commands import leaks, networks, pods, status, validate, why
+from multus_daemon.tools.kubectl.commands import leaks, networks, pods, status, why
 
-COMMANDS = (status, pods, why, networks, validate, leaks)
+COMMANDS = (status, pods, why, networks, leaks)
 """In the order of `--help`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,25 +14,11 @@ import pytest
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore
+from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.gates import Gates
 from tests.fakes.apiserver import FakeApiServer
 
 Running = Callable[[Coroutine[Any, Any, object]], AbstractAsyncContextManager[asyncio.Task[object]]]
-
-
-class CountingObserver:
-    """Counts every call by its name; `last` has each one's last arguments."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.last: dict[str, tuple[Any, ...]] = {}
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        def count(*args: Any) -> None:
-            self.counts[name] += args[0] if name == "events_dropped" else 1
-            self.last[name] = args
-
-        return count
 
 
 @pytest.fixture
@@ -51,8 +36,8 @@ async def client(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[ApiClie
 
 
 @pytest.fixture
-def observer() -> CountingObserver:
-    return CountingObserver()
+def metrics() -> ClusterMetrics:
+    return ClusterMetrics()
 
 
 @pytest.fixture
@@ -78,10 +63,8 @@ def running() -> Running:
 
 
 @pytest.fixture
-async def store(
-    client: ApiClient, gates: Gates, observer: CountingObserver, running: Running
-) -> AsyncIterator[KubeStore]:
-    store = KubeStore(client, "node-a", gates, observer=observer)
+async def store(client: ApiClient, gates: Gates, metrics: ClusterMetrics, running: Running) -> AsyncIterator[KubeStore]:
+    store = KubeStore(client, "node-a", gates, metrics=metrics)
     async with running(store.run()), asyncio.timeout(30):
         await store.pods.synced.wait()
         await store.networks.synced.wait()

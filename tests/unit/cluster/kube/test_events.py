@@ -7,12 +7,13 @@ from multus_daemon.cluster.kube import events as module
 from multus_daemon.cluster.kube.events import BURST, EventRecorder
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from tests.counted import counted
 
 
 @pytest.fixture
-def recorder(client, observer, monkeypatch):
+def recorder(client, metrics, monkeypatch):
     monkeypatch.setattr(module, "RETRY_SECONDS", (0.02, 0.1))
-    return EventRecorder(client, host="node-a", observer=observer, keep_trying=1, clock=lambda: 1_700_000_000.5)
+    return EventRecorder(client, host="node-a", metrics=metrics, keep_trying=1, clock=lambda: 1_700_000_000.5)
 
 
 def pod(name="web-1", uid=""):
@@ -68,14 +69,13 @@ async def test_one_event_per_pod_type_and_reason(server, recorder):
     assert len(server.requests) == 3
 
 
-async def test_repeats_are_counted_up(server, recorder, observer):
+async def test_repeats_are_counted_up(server, recorder, metrics):
     for _ in range(3):
         recorder.event(pod(), "Warning", "NoNetworkFound", "no such network")
         await recorder.flush()
     (event,) = found(server)
     assert event["count"] == 3
     assert [method for method, _ in server.requests] == ["POST", "PATCH", "PATCH"]
-    assert observer.counts["event_written"] == 3
 
 
 async def test_an_event_that_the_api_server_has_forgotten_is_made_anew(server, recorder):
@@ -94,7 +94,7 @@ async def test_a_new_incarnation_has_events_of_its_own(server, recorder):
     assert sorted(event["involvedObject"]["uid"] for event in found(server)) == ["a", "b"]
 
 
-async def test_a_pod_causes_so_many_and_the_others_are_not_touched(server, recorder, observer):
+async def test_a_pod_causes_so_many_and_the_others_are_not_touched(server, recorder, metrics):
     for number in range(BURST + 5):
         recorder.event(pod(), "Warning", "R", f"m{number}")
         recorder._batches[pod().uid].due = 0
@@ -102,20 +102,20 @@ async def test_a_pod_causes_so_many_and_the_others_are_not_touched(server, recor
     recorder.event(pod("web-2"), "Warning", "R", "m")
     await recorder.flush()
     assert len(found(server)) == BURST + 1
-    assert observer.counts["events_dropped"] == 5
+    assert counted(metrics.events_dropped) == 5
 
 
-async def test_the_queue_is_bounded(server, client, observer):
-    recorder = EventRecorder(client, observer=observer, queue_max=10)
+async def test_the_queue_is_bounded(server, client, metrics):
+    recorder = EventRecorder(client, metrics=metrics, queue_max=10)
     for number in range(15):
         recorder.event(pod(f"p{number}"), "Normal", "R", "m")
-    assert observer.counts["events_dropped"] == 5
+    assert counted(metrics.events_dropped) == 5
     await recorder.flush()
     assert len(found(server)) == 10
     assert "host" not in found(server)[0]["source"]
     recorder.event(pod(), "Normal", "R", "m")
     await recorder.flush()
-    assert observer.counts["events_dropped"] == 5
+    assert counted(metrics.events_dropped) == 5
 
 
 async def test_neither_blocks_nor_raises(recorder):
@@ -125,35 +125,35 @@ async def test_neither_blocks_nor_raises(recorder):
     assert time.monotonic() - began < 1
 
 
-async def test_api_away_for_a_while(server, recorder, running, until, observer):
+async def test_api_away_for_a_while(server, recorder, running, until, metrics):
     await server.stop()
     async with running(recorder.run()):
         recorder.event(pod(), "Normal", "R", "m")
         await asyncio.sleep(0.3)
         await server.start()
         await until(lambda: found(server))
-    assert not observer.counts["events_dropped"]
+    assert not counted(metrics.events_dropped)
 
 
-async def test_api_away_for_long(server, client, observer, monkeypatch):
+async def test_api_away_for_long(server, client, metrics, monkeypatch):
     monkeypatch.setattr(module, "RETRY_SECONDS", (0.02, 0.1))
-    recorder = EventRecorder(client, observer=observer, keep_trying=0.2)
+    recorder = EventRecorder(client, metrics=metrics, keep_trying=0.2)
     server.fail(503, times=10_000)
     recorder.event(pod(), "Normal", "R", "m")
     recorder.event(pod("web-2"), "Normal", "R", "m")
     began = time.monotonic()
     await recorder.flush()
     assert time.monotonic() - began < 1.5
-    assert observer.counts["events_dropped"] == 2
+    assert counted(metrics.events_dropped) == 2
 
 
 @pytest.mark.parametrize("status", [403, 404, 422])
-async def test_refused(server, recorder, observer, status):
+async def test_refused(server, recorder, metrics, status):
     """Such as in a namespace that is being deleted."""
     server.fail(status)
     recorder.event(pod(), "Normal", "R", "m")
     await recorder.flush()
-    assert (len(server.requests), observer.counts["events_dropped"]) == (1, 1)
+    assert (len(server.requests), counted(metrics.events_dropped)) == (1, 1)
 
 
 async def test_long_names_and_messages(server, recorder):
@@ -184,14 +184,14 @@ async def test_the_node_is_named_as_the_kubelet_names_it(server, recorder):
     assert (event["type"], event["reason"], event["message"]) == ("Warning", "CNIConfigRestored", "put back")
 
 
-async def test_without_a_node_name_its_events_are_dropped(client, observer):
-    recorder = EventRecorder(client, observer=observer)
+async def test_without_a_node_name_its_events_are_dropped(client, metrics):
+    recorder = EventRecorder(client, metrics=metrics)
     recorder.node_event("Warning", "R", "m")
     await recorder.flush()
-    assert observer.counts["events_dropped"] == 1
+    assert counted(metrics.events_dropped) == 1
 
 
-async def test_an_allowance_of_the_nodes_own(server, recorder, observer):
+async def test_an_allowance_of_the_nodes_own(server, recorder, metrics):
     for number in range(BURST + 5):
         recorder.node_event("Warning", f"R{number}", "m")
         recorder._batches["node-a"].due = 0

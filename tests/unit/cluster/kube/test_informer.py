@@ -15,18 +15,19 @@ from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
 from multus_daemon.cluster.kube.informer import Informer
 from multus_daemon.spec.nad import definition
+from tests.counted import counted
 
 KEY = ("web", "web-1")
 
 
 @pytest.fixture
-def pods(client, gates, observer):
-    return Informer(client, objects.pods_of("node-a"), gates, observer=observer, retry=(0.01, 0.05))
+def pods(client, gates, metrics):
+    return Informer(client, objects.pods_of("node-a"), gates, metrics=metrics, retry=(0.01, 0.05))
 
 
 @pytest.fixture
-def networks(client, gates, observer):
-    return Informer(client, objects.networks(), gates, observer=observer, retry=(0.01, 0.05))
+def networks(client, gates, metrics):
+    return Informer(client, objects.networks(), gates, metrics=metrics, retry=(0.01, 0.05))
 
 
 # --- lists ---
@@ -73,7 +74,7 @@ async def test_a_page_that_has_expired_begins_again(server, networks, monkeypatc
         assert len(networks) == 4
 
 
-async def test_one_bad_object_does_not_hide_the_others(server, networks, running, observer, caplog, until):
+async def test_one_bad_object_does_not_hide_the_others(server, networks, running, metrics, caplog, until):
     server.add_network("good")
     server.put(definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": {"config": 5}})
     server.put(definition.PLURAL, {"metadata": {"namespace": "web", "name": "none"}})
@@ -86,7 +87,6 @@ async def test_one_bad_object_does_not_hide_the_others(server, networks, running
         server.put(definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": []})
         server.add_network("later")
         await until(lambda: networks.get(("web", "later")))
-    assert observer.counts["malformed"] == 2
     assert "web/bad" in caplog.text
 
 
@@ -110,7 +110,7 @@ async def test_an_answer_that_is_no_list(gates, answer):
 # --- watches ---
 
 
-async def test_changes(server, pods, running, until, observer):
+async def test_changes(server, pods, running, until, metrics):
     async with running(pods.run()):
         await until(lambda: server.watches)
         server.add_pod()
@@ -125,7 +125,7 @@ async def test_changes(server, pods, running, until, observer):
         server.add_pod()
         await until(lambda: pods.get(KEY))
         assert pods.deleted_uid(KEY) is None
-        assert observer.counts["received"] == 4
+        assert counted(metrics.changes, resource="pods") == 4
         assert len(pods) == 1
     assert server.count("GET", "limit=") == 1
 
@@ -147,7 +147,7 @@ async def test_a_watch_goes_on_where_the_last_one_ended(server, pods, running, u
 
 
 @pytest.mark.parametrize("rest", [b'{"type": "ADDED", "obj', b"nonsense\n", b'{"type": 5}\n', b'{"type":"ADDED"}\n'])
-async def test_a_watch_cut_within_a_line(server, pods, running, until, rest, observer):
+async def test_a_watch_cut_within_a_line(server, pods, running, until, rest, metrics):
     async with running(pods.run()):
         await until(lambda: server.watches)
         server.cut_watches(rest)
@@ -155,7 +155,7 @@ async def test_a_watch_cut_within_a_line(server, pods, running, until, rest, obs
         server.add_pod()
         await until(lambda: pods.get(KEY))
         assert pods.connected
-    assert observer.counts["watch_failed"] == 1
+    assert counted(metrics.errors, resource="pods") == 1
     assert server.count("GET", "limit=") == 1
 
 
@@ -189,7 +189,7 @@ async def test_what_is_known_ages_from_the_last_word(server, pods, running, unti
         assert 0 < stale < time.monotonic() - before
 
 
-async def test_410_lists_again(server, pods, running, until, observer):
+async def test_410_lists_again(server, pods, running, until, metrics):
     server.add_pod()
     server.add_pod("web-3")
     async with running(pods.run()):
@@ -210,7 +210,6 @@ async def test_410_lists_again(server, pods, running, until, observer):
         assert pods.get(("web", "web-3")) is kept
     # From memory only the first time: that may be older than what is known.
     assert server.count("GET", "resourceVersion=0") == 1
-    assert observer.counts["listed"] == 2
 
 
 async def test_410_as_status_lists_again(server, pods, running, until):
@@ -270,7 +269,7 @@ async def test_unknown_events_are_passed_over(server, pods, running, until):
 
 
 @pytest.mark.weak_spot(56)
-async def test_api_down_at_the_start(tmp_path, server, gates, running, until, caplog, observer):
+async def test_api_down_at_the_start(tmp_path, server, gates, running, until, caplog, metrics):
     caplog.set_level(logging.INFO)
     config = server.kubeconfig(tmp_path / "k")
     await server.stop()
@@ -280,13 +279,13 @@ async def test_api_down_at_the_start(tmp_path, server, gates, running, until, ca
             client,
             objects.pods_of("node-a"),
             gates,
-            observer=observer,
+            metrics=metrics,
             retry=(0.01, 0.05),
             on_connected=lambda: connected.append(1),
         )
         assert pods.stale_seconds == float("inf")
         async with running(pods.run()):
-            await until(lambda: observer.counts["watch_failed"] > 3)
+            await until(lambda: counted(metrics.errors, resource="pods") > 3)
             assert "GET /api/v1/pods" in gates.closed["pods"]
             assert not pods.connected
             assert not connected

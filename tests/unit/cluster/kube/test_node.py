@@ -3,15 +3,14 @@ import pytest
 from multus_daemon.cluster.kube.node import NodeNameError, resolve_node_name
 
 
-async def test_variable_then_key_without_a_request(server, client):
-    assert await resolve_node_name(client, "key", {"MULTUS_NODE_NAME": "variable"}, "host") == "variable"
-    assert await resolve_node_name(client, "key", {"MULTUS_NODE_NAME": ""}, "host") == "key"
+async def test_the_variable_needs_no_request(server, client):
+    assert await resolve_node_name(client, {"MULTUS_NODE_NAME": "variable"}, "host") == "variable"
     assert not server.requests
 
 
 async def test_host_name_that_the_cluster_knows(server, client):
     server.put("nodes", {"metadata": {"name": "host-1.example"}})
-    assert await resolve_node_name(client, "", {}, "Host-1.example\n") == "host-1.example"
+    assert await resolve_node_name(client, {}, "Host-1.example\n") == "host-1.example"
     assert server.requests == [("GET", "/api/v1/nodes/host-1.example")]
 
 
@@ -20,17 +19,17 @@ async def test_host_name_that_the_cluster_knows(server, client):
 async def test_refused_with_the_remedy(server, client, status):
     if status:
         server.fail(status)
-    with pytest.raises(NodeNameError, match=r"set MULTUS_NODE_NAME .* or the key nodeName"):
-        await resolve_node_name(client, "", {}, "host")
+    with pytest.raises(NodeNameError, match="set MULTUS_NODE_NAME"):
+        await resolve_node_name(client, {}, "host")
 
 
 @pytest.mark.parametrize("hostname", ["", "../x", "a b"])
 async def test_host_names_that_no_node_has(server, client, hostname):
     with pytest.raises(NodeNameError, match="MULTUS_NODE_NAME"):
-        await resolve_node_name(client, "", {}, hostname)
+        await resolve_node_name(client, {}, hostname)
     assert not server.requests
 
 
 async def test_what_is_set_must_be_a_name(client):
     with pytest.raises(NodeNameError, match="MULTUS_NODE_NAME: 'A B' must consist"):
-        await resolve_node_name(client, "", {"MULTUS_NODE_NAME": "A B"}, "host")
+        await resolve_node_name(client, {"MULTUS_NODE_NAME": "A B"}, "host")

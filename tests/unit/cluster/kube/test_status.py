@@ -9,18 +9,19 @@ from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.status import ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError
+from tests.counted import counted
 
 
 @pytest.fixture
-def writer(client, observer):
+def writer(client, metrics):
     """Has more patience than a machine under load needs."""
-    return StatusWriter(client, observer=observer, patience=30, retry=(0.02, 0.1))
+    return StatusWriter(client, metrics=metrics, patience=30, retry=(0.02, 0.1))
 
 
 @pytest.fixture
-def impatient(client, observer):
+def impatient(client, metrics):
     """For a server that fails until the patience is over."""
-    return StatusWriter(client, observer=observer, patience=1, retry=(0.02, 0.1))
+    return StatusWriter(client, metrics=metrics, patience=1, retry=(0.02, 0.1))
 
 
 def declare(server, name="web-1", **metadata):
@@ -33,13 +34,12 @@ def written(server, name="web-1"):
 
 
 @pytest.mark.conformance("pods-28")
-async def test_one_patch_of_our_annotation(server, writer, observer):
+async def test_one_patch_of_our_annotation(server, writer, metrics):
     pod = declare(server, annotations={"other": "kept"})
     await writer.write(pod, '[{"a": "ä \\u003c"}]', keep_trying=True)
     assert server.requests == [("PATCH", "/api/v1/namespaces/web/pods/web-1/status")]
     annotations = server.get("pods", "web", "web-1")["metadata"]["annotations"]
     assert annotations == {"other": "kept", ANNOTATION: '[{"a": "ä \\u003c"}]'}
-    assert observer.counts["status_written"] == 1
     assert writer.pending == 0
 
 
@@ -54,7 +54,7 @@ async def test_tried_again_within_the_patience(server, writer, status):
 
 @pytest.mark.weak_spot(38)
 @pytest.mark.conformance("pods-32")
-async def test_impatience(server, impatient, observer):
+async def test_impatience(server, impatient, metrics):
     pod = declare(server)
     server.fail(503, times=1000)
     began = time.monotonic()
@@ -65,7 +65,7 @@ async def test_impatience(server, impatient, observer):
     with pytest.raises(StatusWriteError, match="it is tried again"):
         await impatient.write(pod, "[]", keep_trying=True)
     assert impatient.pending == 1
-    assert observer.last["status_pending"] == (1,)
+    assert impatient.pending == 1
 
 
 @pytest.mark.weak_spot(38)
@@ -78,9 +78,9 @@ async def test_a_slow_server(server, impatient):
     assert time.monotonic() - began < 10
 
 
-async def test_retry_after_is_heeded(server, client, observer):
+async def test_retry_after_is_heeded(server, client, metrics):
     # Patience for a machine under load to get the first answer, and none for the pause that it asks for.
-    writer = StatusWriter(client, observer=observer, patience=2, retry=(0.02, 0.1))
+    writer = StatusWriter(client, metrics=metrics, patience=2, retry=(0.02, 0.1))
     pod = declare(server)
     server.fail(429, times=5, headers={"Retry-After": "60"})
     with pytest.raises(StatusWriteError):
@@ -89,13 +89,13 @@ async def test_retry_after_is_heeded(server, client, observer):
 
 
 @pytest.mark.conformance("pods-31")
-async def test_another_incarnation(server, writer, observer):
+async def test_another_incarnation(server, writer, metrics):
     pod = declare(server)
     server.add_pod(uid="99999999-2222-3333-4444-555555555555")
     with pytest.raises(StatusWriteError, match="created anew"):
         await writer.write(pod, "[]", keep_trying=True)
     assert written(server) is None
-    assert (len(server.requests), writer.pending, observer.counts["status_dropped"]) == (1, 0, 1)
+    assert (len(server.requests), writer.pending, counted(metrics.statuses_dropped)) == (1, 0, 1)
 
 
 @pytest.mark.weak_spot(9)
@@ -116,7 +116,7 @@ async def test_a_value_that_is_no_annotation(server, writer):
 
 
 @pytest.mark.conformance("pods-32")
-async def test_everything_is_written_when_the_api_is_back(server, impatient, observer, running, until):
+async def test_everything_is_written_when_the_api_is_back(server, impatient, metrics, running, until):
     pods = [declare(server, f"p{number}") for number in range(60)]
     await server.stop()
     async with running(impatient.run()):
@@ -135,8 +135,7 @@ async def test_everything_is_written_when_the_api_is_back(server, impatient, obs
         json.dumps([pod.name]) for pod in pods if pod.name not in ("p7", "p8")
     ]
     assert written(server, "p8") is None
-    assert observer.counts["status_written"] == 58
-    assert observer.last["status_pending"] == (0,)
+    assert impatient.pending == 0
 
 
 async def test_kick_ends_a_pause(server, client, running, until):
@@ -233,14 +232,14 @@ async def test_a_caller_that_goes_away(server, writer):
         assert writer.pending == pending
 
 
-async def test_the_queue_is_bounded(server, client, observer):
-    writer = StatusWriter(client, observer=observer, patience=0.05, pending_max=3)
+async def test_the_queue_is_bounded(server, client, metrics):
+    writer = StatusWriter(client, metrics=metrics, patience=0.05, pending_max=3)
     server.fail(503, times=10_000)
     for number in range(5):
         with pytest.raises(StatusWriteError):
             await writer.write(declare(server, f"p{number}"), "[]", keep_trying=True)
     assert writer.pending == 3
-    assert observer.counts["status_dropped"] == 2
+    assert counted(metrics.statuses_dropped) == 2
 
 
 # --- where PATCH is forbidden ----------------------------------------------------------------------------------------
@@ -249,7 +248,7 @@ STATUS_PATH = "/api/v1/namespaces/web/pods/web-1/status"
 POD_PATH = "/api/v1/namespaces/web/pods/web-1"
 
 
-async def test_put_where_only_that_is_allowed_and_patch_is_not_tried_again(server, writer, observer, caplog):
+async def test_put_where_only_that_is_allowed_and_patch_is_not_tried_again(server, writer, metrics, caplog):
     server.fail(403, times=float("inf"), method="PATCH")
     pod = declare(server, annotations={"other": "kept"}, labels={"a": "b"})
     await writer.write(pod, "[1]", keep_trying=True)
@@ -261,12 +260,12 @@ async def test_put_where_only_that_is_allowed_and_patch_is_not_tried_again(serve
     await writer.write(pod, "[2]", keep_trying=True)
     assert server.requests == [("GET", POD_PATH), ("PUT", STATUS_PATH)]
     assert written(server) == "[2]"
-    assert (observer.counts["status_written"], observer.counts["status_put"]) == (2, 2)
+    assert counted(metrics.statuses_put) == 2
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "grant the verb patch on pods/status" in line
 
 
-async def test_back_to_patch_where_put_is_refused(server, writer, observer):
+async def test_back_to_patch_where_put_is_refused(server, writer, metrics):
     pod = declare(server)
     server.fail(403, times=1, method="PATCH")
     await writer.write(pod, "[1]", keep_trying=True)
@@ -276,26 +275,26 @@ async def test_back_to_patch_where_put_is_refused(server, writer, observer):
     await writer.write(pod, "[3]", keep_trying=True)
     assert [method for method, _ in server.requests] == ["GET", "PUT", "PATCH", "PATCH"]
     assert written(server) == "[3]"
-    assert observer.counts["status_put"] == 1
+    assert counted(metrics.statuses_put) == 1
 
 
-async def test_neither_allowed_names_the_first_refusal(server, impatient, observer):
+async def test_neither_allowed_names_the_first_refusal(server, impatient, metrics):
     server.fail(403, times=float("inf"), method="P")
     pod = declare(server)
     with pytest.raises(StatusWriteError, match="PATCH .*403"):
         await impatient.write(pod, "[]", keep_trying=False)
     assert written(server) is None
-    assert observer.counts["status_put"] == 0
+    assert counted(metrics.statuses_put) == 0
 
 
-async def test_a_role_that_is_bound_later(server, writer, observer):
+async def test_a_role_that_is_bound_later(server, writer, metrics):
     # PATCH and the GET before a PUT, twice.
     server.fail(403, times=4)
     pod = declare(server)
     await writer.write(pod, "[]", keep_trying=False)
     assert [method for method, _ in server.requests] == ["PATCH", "GET", "PATCH", "GET", "PATCH"]
     assert written(server) == "[]"
-    assert observer.counts["status_put"] == 0
+    assert counted(metrics.statuses_put) == 0
 
 
 async def test_a_pod_that_others_write_to_is_read_again(server, writer):
@@ -315,14 +314,14 @@ async def test_a_conflict_that_stays_is_tried_later(server, writer):
     assert written(server) == "[]"
 
 
-async def test_put_never_lands_on_another_incarnation(server, writer, observer):
+async def test_put_never_lands_on_another_incarnation(server, writer, metrics):
     server.fail(403, times=float("inf"), method="PATCH")
     pod = declare(server)
     server.add_pod(uid="99999999-2222-3333-4444-555555555555")
     with pytest.raises(StatusWriteError, match="created anew"):
         await writer.write(pod, "[]", keep_trying=True)
     assert written(server) is None
-    assert (server.count("PUT"), writer.pending, observer.counts["status_dropped"]) == (0, 0, 1)
+    assert (server.count("PUT"), writer.pending, counted(metrics.statuses_dropped)) == (0, 0, 1)
 
 
 async def test_put_of_a_pod_that_has_gone(server, writer):

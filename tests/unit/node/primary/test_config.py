@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import stat
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from multus_daemon import settings
 from multus_daemon.cluster.conf_files import NodeConfFiles
+from multus_daemon.metrics import PrimaryMetrics
 from multus_daemon.node.primary import runtime_conf
 from multus_daemon.node.primary.config import GATE, PrimaryConfig
 from multus_daemon.pod.engine import INDICATOR_GATE
@@ -25,17 +25,8 @@ from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.netconf import generate
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
+from tests.counted import counted
 from tests.fakes.cluster import FakeClusterStore
-
-
-class Counts:
-    """Counts the calls of the Observer."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Callable[[], None]:
-        return lambda: self.calls.update([name])
 
 
 class Node:
@@ -48,9 +39,14 @@ class Node:
         self.gates = Gates("socket")
         self.gates.open("socket")
         self.cluster = FakeClusterStore()
-        self.counts = Counts()
+        self.metrics = PrimaryMetrics()
         self.now = 1000.0
         self.config = self.restarted()
+
+    def counts(self) -> dict[str, float]:
+        """What has been counted."""
+        metrics = {name: getattr(self.metrics, name) for name in ("generated", "restored", "problems")}
+        return {name: counted(metric) for name, metric in metrics.items() if counted(metric)}
 
     def restarted(self, poll_seconds: float = 60.0) -> PrimaryConfig:
         found = settings.from_object(self.keys, "test")
@@ -60,7 +56,7 @@ class Node:
             NodeConfFiles(),
             self.gates,
             self.cluster,
-            self.counts,
+            self.metrics,
             poll_seconds=poll_seconds,
             clock=lambda: self.now,
         )
@@ -130,7 +126,7 @@ async def test_generated_with_mode_0600_and_told(node: Node) -> None:
     assert stat.S_IMODE(node.ours.stat().st_mode) == 0o600
     assert node.gates.closed == {}
     assert node.events() == ["Normal CNIConfigWritten"]
-    assert node.counts.calls == {"generated": 1}
+    assert node.counts() == {"generated": 1}
     assert sorted(os.listdir(node.directory)) == ["00-multus.conf", "10-net.conf"]
 
 
@@ -142,7 +138,7 @@ async def test_nothing_is_written_where_nothing_changes(node: Node) -> None:
         await node.config.look()
     await node.restarted().look()
     assert unchanged(node.ours) == before
-    assert node.counts.calls == {"generated": 1}
+    assert node.counts() == {"generated": 1}
 
 
 @pytest.mark.weak_spot(48)
@@ -155,7 +151,7 @@ async def test_generated_anew_as_the_primary_changes(tmp_path: Path) -> None:
     node.put(name="other", capabilities={"mac": True})
     await node.config.look()
     assert (node.written["name"], node.written["capabilities"]) == ("other", {"mac": True})
-    assert node.counts.calls == {"generated": 2}
+    assert node.counts() == {"generated": 2}
 
 
 async def test_another_primary_takes_over(node: Node) -> None:
@@ -248,7 +244,7 @@ async def test_a_broken_primary_leaves_the_last_good_configuration(node: Node, c
     assert node.gates.closed[GATE].startswith(f"{primary}, the primary network's configuration, can't be read: ")
     assert node.events() == ["Normal CNIConfigWritten", "Warning PrimaryNetworkProblem"]
     assert node.cluster.events[-1][-1].endswith(f"; {node.ours} stays as it is")
-    assert node.counts.calls == {"generated": 1, "primary_problem": 1}
+    assert node.counts() == {"generated": 1, "problems": 1}
     node.put()
     await node.config.look()
     assert node.gates.closed == {}
@@ -333,7 +329,7 @@ async def test_what_another_program_does_is_undone(node: Node, how: str) -> None
             node.ours.write_bytes(good + b"\n")
     await node.config.look()
     assert node.ours.read_bytes() == good
-    assert node.counts.calls == {"generated": 1, "restored": 1}
+    assert node.counts() == {"generated": 1, "restored": 1}
     assert node.events() == ["Normal CNIConfigWritten", "Warning CNIConfigRestored"]
     message = node.cluster.events[-1][-1]
     assert message.startswith(f"{node.ours} was {'removed' if how in ('rename', 'remove') else 'changed'} by another")
@@ -357,7 +353,7 @@ async def test_two_agents_do_not_chase_each_other(node: Node) -> None:
     gaps = [after - before for before, after in itertools.pairwise(restored)]
     assert gaps[:6] == [1, 2, 4, 8, 16, 32]
     assert set(gaps[6:]) == {60}
-    assert node.counts.calls["restored"] == len(restored)
+    assert counted(node.metrics.restored) == len(restored)
     node.now += 1000
     node.ours.unlink(missing_ok=True)
     await node.config.look()
@@ -440,7 +436,7 @@ async def test_an_empty_directory_has_a_placeholder_until_there_is_a_primary(nod
         await node.until(lambda: not node.gates.closed)
     assert node.is_generated()
     assert node.events() == ["Normal CNIConfigWritten"]
-    assert node.counts.calls == {"generated": 1}
+    assert node.counts() == {"generated": 1}
 
 
 async def test_a_placeholder_takes_nothing_from_the_runtime(node: Node) -> None:
@@ -511,7 +507,7 @@ async def test_a_directory_that_is_replaced_is_followed(node: Node) -> None:
         node.directory.rename(node.directory.with_name("old.d"))
         node.directory.mkdir()
         node.put()
-        await node.until(lambda: node.counts.calls["restored"] == 1)
+        await node.until(lambda: counted(node.metrics.restored) == 1)
     assert node.ours.exists()
 
 
@@ -719,5 +715,5 @@ async def test_what_is_said_is_said_once(node: Node, caplog: pytest.LogCaptureFi
     for _ in range(5):
         await node.config.look()
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"], "the place is kept; what is missing"
-    assert node.counts.calls == {"primary_problem": 1}
+    assert node.counts() == {"problems": 1}
     assert node.events() == ["Warning PrimaryNetworkProblem"]

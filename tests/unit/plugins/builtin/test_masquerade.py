@@ -10,7 +10,8 @@ import pytest
 
 from multus_daemon.plugins.builtin import masquerade
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.masquerade import Owner
+from multus_daemon.plugins.builtin.masquerade import iptables
+from multus_daemon.plugins.builtin.masquerade.owner import Owner
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.ports import ToolNotFoundError
@@ -50,12 +51,12 @@ def test_a_comment_is_cut_to_what_the_kernel_takes(ifname: str) -> None:
     ],
 )
 def test_jumps(line: str, expected: list[str]) -> None:
-    assert masquerade._jump(line, "CNI-abc") == expected
+    assert iptables.jump_of(line, "CNI-abc") == expected
 
 
 def test_quoting_is_what_iptables_restore_reads() -> None:
-    assert masquerade._quoted('name: "n\\1"') == '"name: \\"n\\\\1\\""'
-    assert (masquerade._quoted("-j"), masquerade._quoted("")) == ("-j", '""')
+    assert iptables.quoted('name: "n\\1"') == '"name: \\"n\\\\1\\""'
+    assert (iptables.quoted("-j"), iptables.quoted("")) == ("-j", '""')
 
 
 @dataclass

@@ -48,7 +48,6 @@ def test_basic() -> None:
 @pytest.mark.conformance("node-12")
 def test_every_key_in_its_place() -> None:
     daemon = {
-        "daemonWaitSeconds": 30,
         "overrideNetworkName": True,
         "daemonSocketDir": "/run/m",
         "auxiliaryCNIChainName": "aux",
@@ -86,8 +85,7 @@ def test_every_key_in_its_place() -> None:
         '"logFile":"/l\\u003c\\u003e\\u0026","logLevel":"debug","logToStderr":true,'
         '"logOptions":{"maxAge":3,"maxSize":2,"maxBackups":1,"compress":true},"name":"net",'
         f'"clusterNetwork":"{PATH}","namespaceIsolation":true,"globalNamespaces":"a,b","type":"multus-x",'
-        '"cniDir":"/c","auxiliaryCNIChainName":"aux","daemonSocketDir":"/run/m","overrideNetworkName":true,'
-        '"daemonWaitSeconds":30}'
+        '"cniDir":"/c","auxiliaryCNIChainName":"aux","daemonSocketDir":"/run/m","overrideNetworkName":true}'
     )
 
 

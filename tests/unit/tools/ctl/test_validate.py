@@ -110,6 +110,15 @@ def test_a_file_that_is_not_there(status, tmp_path: Path, capsys: pytest.Capture
     assert "none.yaml can't be read: No such file" in capsys.readouterr().err
 
 
+def test_the_files_of_a_directory(status, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "below").mkdir()
+    for name in ("below/a.yaml", "b.json", "c.txt"):
+        (tmp_path / name).write_text(network("{"))
+    assert status(tmp_path) == 1
+    out = capsys.readouterr().out
+    assert (f"{tmp_path}/below/a.yaml:1:" in out, f"{tmp_path}/b.json:1:" in out, "c.txt" in out) == (True, True, False)
+
+
 def test_plugins_that_are_not_on_the_node(status, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, bin_dir = tmp_path / "a.yaml", tmp_path / "bin"
     bin_dir.mkdir()

@@ -1,15 +1,15 @@
-"""Settings on the command line: derived names, the old ones, Go's spelling, what wins, what errors name."""
+"""Settings on the command line: Go's spelling, the flags of earlier daemons, what wins, what errors name."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from multus_daemon import cli, flags, settings
+from multus_daemon import cli, settings
 
 LEVELS = "Invalid enum value 'info'; known: panic, error, verbose, debug"
 
@@ -26,55 +26,27 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("key", "flag"),
-    [
-        ("multusAutoconfigDir", "multus-autoconfig-dir"),
-        ("multusMasterCNI", "multus-master-cni"),
-        ("forceCNIVersion", "force-cni-version"),
-        ("auxiliaryCNIChainName", "auxiliary-cni-chain-name"),
-        ("logToStderr", "log-to-stderr"),
-        ("kubeconfig", "kubeconfig"),
-        ("cniDir", "cni-dir"),
-    ],
-)
-def test_names_are_derived(key: str, flag: str) -> None:
-    assert flags.flag_of(key) == flag
-    assert flag in flags.names()
-
-
-VALUES: dict[str, tuple[str, Any]] = {
-    "builtin-plugins": ("off", "off"),
-    "builtin-plugins-except": ("bridge, host-local", ["bridge", "host-local"]),
-    "capabilities": ('{"mac":true}', {"mac": True}),
-    "default-networks": ("a, b,", ["a", "b"]),
-    "delegate-timeout-seconds": ("1.5", 1.5),
-    "delegates": ('[{"name":"a","type":"x"}]', [{"name": "a", "type": "x"}]),
-    "log-level": ("DEBUG", "debug"),
-    "log-options": ('{"maxsize":1}', {"maxSize": 1}),
-    "metrics-port": ("9091", 9091),
-    "multus-master-cni": ("10", "10"),
-    "namespace-isolation": ("t", True),
-    "runtime-config": ('{"mac":"x"}', {"mac": "x"}),
-    "system-namespaces": ('["a,b"]', ["a,b"]),
+VALUES: dict[str, tuple[str, str, Any]] = {
+    "conf-dir": ("/c", "confDir", "/c"),
+    "log-level": ("DEBUG", "logLevel", "debug"),
+    "metrics-port": ("9091", "metricsPort", 9091),
+    "multus-master-cni-file": ("10", "multusMasterCNI", "10"),
+    "namespace-isolation": ("t", "namespaceIsolation", True),
+    "socket-dir": ("/s", "socketDir", "/s"),
 }
 
 
-@pytest.mark.parametrize(("flag", "text", "value"), [(flag, *pair) for flag, pair in VALUES.items()])
+@pytest.mark.parametrize(("flag", "text", "key", "value"), [(flag, *rest) for flag, rest in VALUES.items()])
 @pytest.mark.parametrize("form", ["--{} {}", "--{}={}", "-{} {}", "-{}={}"])
 def test_every_kind_of_value_in_every_spelling(
-    flag: str, text: str, value: Any, form: str, capsys: pytest.CaptureFixture[str]
+    flag: str, text: str, key: str, value: Any, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [form[: -len(" {}")].format(flag), text] if " " in form else [form.format(flag, text)]
-    [key] = [key for key in settings.Settings().effective() if flags.flag_of(key) == flag]
     assert shown(capsys, *argv)[key] == value
 
 
-def test_every_setting_has_a_flag_of_its_own() -> None:
-    keys = list(settings.Settings().effective())
-    found = {"readiness-indicator-file" if key == "readinessindicatorfile" else flags.flag_of(key) for key in keys}
-    assert len(found) == len(keys)
-    assert found <= flags.names()
+def test_every_flag_is_of_a_setting() -> None:
+    assert set(cli.FLAGS.values()) <= set(settings.Settings().effective())
 
 
 OLD = {
@@ -112,7 +84,7 @@ def test_booleans_as_go_reads_them(text: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_boolean_without_a_value_is_true(capsys: pytest.CaptureFixture[str]) -> None:
-    found = shown(capsys, "-namespace-isolation", "--override-network-name", "--bin-dir", "/b")
+    found = shown(capsys, "-namespace-isolation", "--override-network-name", "--binDir", "/b")
     assert (found["namespaceIsolation"], found["overrideNetworkName"], found["binDir"]) == (True, True, "/b")
 
 
@@ -124,7 +96,7 @@ def write(tmp_path: Path, **keys: Any) -> str:
 
 def test_a_flag_wins_over_the_file_over_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, BINDIR="/file", cniDir="/file")
-    found = shown(capsys, "-config", path, "--bin-dir=/flag")
+    found = shown(capsys, "-config", path, "--binDir=/flag")
     assert (found["binDir"], found["cniDir"], found["confDir"]) == ("/flag", "/file", "/etc/cni/multus/net.d")
 
 
@@ -144,14 +116,8 @@ def test_flags_reach_requests_as_keys_of_the_file_do(tmp_path: Path) -> None:
         (["--metrics-port=0"], "--metrics-port: Expected `int` >= 1"),
         (["--multus-log-level=info"], f"--multus-log-level: {LEVELS}"),
         (["--log-level=info"], f"--log-level: {LEVELS}"),
-        (
-            ["--builtin-plugins-except=ptp,ovs"],
-            "--builtin-plugins-except: Invalid enum value 'ovs' - at `$[1]`; "
-            f"known: {', '.join(get_args(settings.BuiltinPlugin))}",
-        ),
         (["--namespace-isolation=yes"], "--namespace-isolation: Expected `bool`, got `str`"),
-        (["--delegates={"], "--delegates: Expected `array`, got `str`"),
-        (["--capabilities", '{"a":1}'], "--capabilities: Expected `bool`, got `int` - at `$[...]`"),
+        (["--per-node-certificate={"], "--per-node-certificate: Expected `object | null`, got `str`"),
         (["--multus-rundir="], "--multus-rundir: Expected `str` of length >= 1"),
     ],
 )
@@ -181,19 +147,14 @@ def test_what_is_no_flag(argv: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("command", ["run", "check-config"])
-def test_help_lists_every_setting_with_what_it_does(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_flag_with_its_key(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([command, "--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for key in settings.Settings().effective():
-        assert f" {key}: " in text, key
-    for name in flags.names():
+    for flag, key in cli.FLAGS.items():
         # Python 3.13 and newer name the argument once, behind the last of the names.
-        assert re.search(rf"--{name}[ ,]", text), name
-    assert "multusMasterCNI: Name of the primary network's file in `multusAutoconfigDir`." in text
-    assert "primary: The node's CNI configuration: how it is made" in text
-    assert ": --" not in text, "a setting without its text"
+        assert re.search(rf"--{flag} (TEXT|JSON|\[BOOL\]) {key}", text), flag
 
 
 def test_the_approver_takes_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:

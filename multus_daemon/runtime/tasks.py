@@ -1,4 +1,4 @@
-"""What every program that runs until a signal has in common: its logs, its root tasks, how it ends."""
+"""Root tasks: they run until a signal, or until one of them ends."""
 
 from __future__ import annotations
 
@@ -8,23 +8,11 @@ import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from multus_daemon import logs
-from multus_daemon.settings import Settings
-
 log = logging.getLogger(__name__)
 
 
 class StartError(Exception):
     """The program can't start; the message says why and what to do."""
-
-
-def configure_logs(settings: Settings) -> None:
-    """Log as the settings say. Raises StartError."""
-    wanted = settings.logs
-    try:
-        logs.configure(wanted.level, wanted.to_stderr, file=wanted.file, options=wanted.options)
-    except (OSError, ValueError) as error:
-        raise StartError(f"logFile: {error}") from error
 
 
 async def until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
