@@ -105,6 +105,8 @@ def faults_of(path: str, source: bytes) -> Iterator[Fault]:
                 yield node, "pass"
             case ast.With(items=[ast.withitem(context, None)]) | ast.AsyncWith(items=[ast.withitem(context, None)]):
                 yield node, f"if True{text(node).partition(text(context))[2]}"
+            case _:
+                pass
 
     def below(node: ast.AST, returns: str, is_conditional: bool) -> Iterator[Fault]:
         # What a log line says is no behaviour, and types are for mypy.
