@@ -5,8 +5,9 @@
     python -m tests.faults --list                       print the places and run nothing
 
 A fault is a small mistake: a comparison that is off by one, a forgotten condition, call, lock or raise, a deadline of a
-hundred times the length. Each is put into a clone of HEAD. The tests of the mirrored folder run first, then the whole
-tier. A fault is noticed where a test fails, and fails again. Places keep their numbers when other code changes.
+hundred times the length. Each is put into a clone of HEAD. Of the unit tier only the test files run that call the
+function with the fault; a run without a fault, with this module as a plugin of pytest, finds them. A fault is noticed
+where a test fails, and fails again. Places keep their order when other code changes.
 """
 
 from __future__ import annotations
@@ -14,21 +15,27 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import json
 import os
 import queue
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Final
+
+import pytest
 
 from tests.conftest import TIERS
 
 ROOT: Final = Path(__file__).parent.parent
+PRODUCT: Final = "multus_daemon"
 RUN_SECONDS: Final = 3600
 _OPERATORS: Final[dict[type[ast.cmpop], str]] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -44,6 +51,8 @@ class Fault:
 
     path: str
     line: int
+    function: int
+    """First line of the function that it is in; 0 where it is in none."""
     start: int
     before: bytes
     after: bytes
@@ -108,28 +117,29 @@ def faults_of(path: str, source: bytes) -> Iterator[Fault]:
             case _:
                 pass
 
-    def below(node: ast.AST, returns: str, is_conditional: bool) -> Iterator[Fault]:
+    def below(node: ast.AST, function: int, returns: str, is_conditional: bool) -> Iterator[Fault]:
         # What a log line says is no behaviour, and types are for mypy.
         if isinstance(node, ast.Assert) or (isinstance(node, ast.Expr) and text(node).startswith("log.")):
             return
         for place, after in at(node, returns, is_conditional):
             start = starts[place.lineno - 1] + place.col_offset
-            yield Fault(path, place.lineno, start, text(place).encode(), after.encode())
+            yield Fault(path, place.lineno, function, start, text(place).encode(), after.encode())
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = min(item.lineno for item in (node, *node.decorator_list))
             returns = text(node.returns) if node.returns else ""
         for name, value in ast.iter_fields(node):
             if name not in ("annotation", "returns", "decorator_list"):
                 for child in value if isinstance(value, list) else [value]:
                     if isinstance(child, ast.AST):
-                        yield from below(child, returns, isinstance(node, ast.If) and name != "test")
+                        yield from below(child, function, returns, isinstance(node, ast.If) and name != "test")
 
-    yield from below(ast.parse(source), "module", False)
+    yield from below(ast.parse(source), 0, "module", False)
 
 
 def drawn(count: int, seed: int) -> list[Fault]:
     """Draw one fault for each place, in the order of a hash, so that a change elsewhere moves few of them."""
     ranked: list[tuple[bytes, Fault]] = []
-    sources = {path: path.read_bytes() for path in sorted((ROOT / "multus_daemon").rglob("*.py"))}
+    sources = {path: path.read_bytes() for path in sorted((ROOT / PRODUCT).rglob("*.py"))}
     for path, source in sources.items():
         seen: dict[bytes, int] = {}
         for fault in faults_of(str(path.relative_to(ROOT)), source):
@@ -143,48 +153,92 @@ def drawn(count: int, seed: int) -> list[Fault]:
     return list(places.values())
 
 
+CALLS_FILE: Final = "MULTUS_TEST_CALLS"
+"""Environment variable of the run without a fault: where the file goes that names the callers of each function."""
+_callers: dict[str, dict[str, None]] = {}
+_called: set[CodeType] = set()
+
+
+def _note_call(frame: FrameType, event: str, _: object) -> None:
+    if event == "call":
+        _called.add(frame.f_code)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """As a plugin of pytest: note the functions that a test calls, in its own process."""
+    if CALLS_FILE in os.environ:
+        _called.clear()
+        threading.setprofile(_note_call)
+        sys.setprofile(_note_call)
+    yield
+    sys.setprofile(None)
+    for code in _called:
+        if code.co_filename.startswith(f"{ROOT}/{PRODUCT}/"):
+            function = f"{Path(code.co_filename).relative_to(ROOT)}:{code.co_firstlineno}"
+            _callers.setdefault(function, {})[str(item.path.relative_to(ROOT))] = None
+
+
+def pytest_sessionfinish() -> None:
+    """Write what was noted."""
+    if CALLS_FILE in os.environ:
+        Path(os.environ[CALLS_FILE]).write_text(json.dumps({name: list(files) for name, files in _callers.items()}))
+
+
 class Copy:
     """A clone of HEAD, in which the tests run."""
 
-    def __init__(self, folder: Path, tiers: Sequence[str]) -> None:
-        self._folder, self._tiers = folder, tiers
+    def __init__(
+        self, folder: Path, failing: Sequence[str] = (), callers: Mapping[str, list[str]] | None = None
+    ) -> None:
         subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, folder], check=True)
-        self.failing = [test for tier in tiers for test in _FAILED.findall(self._pytest(tier, self._whole(tier))[1])]
-        """What fails without a fault; it is left out."""
+        self._folder, self._callers = folder, callers or {}
+        self._failing = list(failing)
 
-    def noticed(self, fault: Fault) -> str:
+    def look(self, tiers: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+        """Run everything without a fault: the tests that fail anyway, and the test files by function that they call."""
+        calls = self._folder / "calls.json"
+        failing = []
+        for tier in tiers:
+            environ = {CALLS_FILE: str(calls)} if tier == "unit" else {}
+            failing += _FAILED.findall(self._pytest(tier, ["-p", "tests.faults", *self._whole(tier)], environ)[1])
+        return failing, json.loads(calls.read_text()) if calls.exists() else {}
+
+    def noticed(self, fault: Fault, tiers: Sequence[str]) -> str:
         """Return the test that fails with the fault, and fails again; empty where none does."""
         path = self._folder / fault.path
         source = path.read_bytes()
         path.write_bytes(fault.mutated(source))
         try:
-            near = Path("tests/unit", *Path(fault.path).parts[1:]).parent
-            while not (self._folder / near).exists():
-                near = near.parent
-            steps = [("unit", [str(near)])] if "unit" in self._tiers and near.name != "unit" else []
-            steps += [(tier, self._whole(tier)) for tier in self._tiers]
-            return next(filter(None, (self._by(tier, folders) for tier, folders in steps)), "")
+            return next(filter(None, (self._by(tier, self._tests(tier, fault)) for tier in tiers)), "")
         finally:
             path.write_bytes(source)
 
-    def _by(self, tier: str, folders: list[str]) -> str:
-        left_out = list(self.failing)
-        while True:
-            status, output = self._pytest(tier, [*folders, "-x", *(f"--deselect={test}" for test in left_out)])
+    def _tests(self, tier: str, fault: Fault) -> list[str]:
+        """Those that can matter: of the unit tier, the files that call the function."""
+        if tier != "unit" or not fault.function:
+            return self._whole(tier)
+        return self._callers.get(f"{fault.path}:{fault.function}", [])
+
+    def _by(self, tier: str, tests: list[str]) -> str:
+        left_out = list(self._failing)
+        while tests:
+            status, output = self._pytest(tier, [*tests, "-x", *(f"--deselect={test}" for test in left_out)])
             failed = _FAILED.findall(output)
             if status in (0, 5):
-                return ""
+                break
             if not failed or self._pytest(tier, failed[:1])[0]:
                 return failed[0] if failed else output.strip().rpartition("\n")[2][:100]
             # It failed by chance.
             left_out.append(failed[0])
+        return ""
 
     def _whole(self, tier: str) -> list[str]:
         return [f"tests/{folder}" for folder in TIERS[tier]]
 
-    def _pytest(self, tier: str, arguments: Sequence[str]) -> tuple[int, str]:
+    def _pytest(self, tier: str, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> tuple[int, str]:
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-m", tier, *arguments]
-        environ = {**os.environ, "PYTHONPATH": str(self._folder), "HYPOTHESIS_PROFILE": "quick"}
+        environ = {**os.environ, "PYTHONPATH": str(self._folder), "HYPOTHESIS_PROFILE": "quick", **(more or {})}
         try:
             done = subprocess.run(
                 command, cwd=self._folder, env=environ, capture_output=True, text=True, timeout=RUN_SECONDS
@@ -197,14 +251,13 @@ class Copy:
 def main() -> int:
     """Return 0 where at most 5 of 100 are not noticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
-    parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=24)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--tiers", nargs="+", choices=TIERS, default=["unit"])
     parser.add_argument("--only", nargs="+", type=int, metavar="NUMBER")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
-    numbered = enumerate(drawn(options.count, options.seed), 1)
+    numbered = enumerate(drawn(100, options.seed), 1)
     chosen = {number: fault for number, fault in numbered if not options.only or number in options.only}
     if options.list:
         print(*(f"| {number} | {fault} |" for number, fault in chosen.items()), sep="\n")
@@ -215,14 +268,15 @@ def main() -> int:
     def work(fault: Fault) -> str:
         copy = copies.get()
         try:
-            return copy.noticed(fault)
+            return copy.noticed(fault, options.tiers)
         finally:
             copies.put(copy)
 
     with tempfile.TemporaryDirectory() as folder, futures.ThreadPoolExecutor(options.jobs) as pool:
-        for copy in pool.map(lambda job: Copy(Path(folder, str(job)), options.tiers), range(options.jobs)):
-            print("fails without a fault:", *copy.failing, flush=True)
-            copies.put(copy)
+        failing, callers = Copy(Path(folder, "first")).look(options.tiers)
+        print("fails without a fault:", *failing)
+        for job in range(options.jobs):
+            copies.put(Copy(Path(folder, str(job)), failing, callers))
         running = {pool.submit(work, fault): number for number, fault in chosen.items()}
         print("| | place | fault | noticed by |\n| --- | --- | --- | --- |", flush=True)
         for done in futures.as_completed(running):
