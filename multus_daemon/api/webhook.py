@@ -47,10 +47,11 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises OSError, ssl.SSLError where they can't be used."""
         self._files = (certificate, key)
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._state = self._look()
-        self.context.load_cert_chain(*self._files)
+        self._newest = self._load()
+        # A context that is in use must not load another pair: between certificate and key a handshake fails.
+        self.context = self._load()
+        self.context.sni_callback = self._choose
 
     async def run(self, *, pause: float = LOOK_SECONDS) -> None:
         """Look for new ones, for ever. Those that can't be used are told of, and the present ones stay."""
@@ -67,11 +68,20 @@ class Certificate:
         state = self._look()
         if state == self._state:
             return False
-        # Half of a pair that does not fit would be taken otherwise.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
-        self.context.load_cert_chain(*self._files)
+        self._newest = self._load()
         self._state = state
         return True
+
+    def _load(self) -> ssl.SSLContext:
+        """Raises OSError, which ssl.SSLError is."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.load_cert_chain(*self._files)
+        return made
+
+    def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        # Called for every handshake, also where the client names no server.
+        connection.context = self._newest
 
     def _look(self) -> list[tuple[int, int, int]]:
         # Links are followed: the kubelet replaces the directory that they lead to.
