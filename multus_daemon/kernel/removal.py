@@ -123,15 +123,16 @@ class _Notices:
         """Whether all these links are told to be gone before it is over. Raises Interrupted."""
         left = set(indexes)
         while left:
+            # Each time: on a busy node the notices about other links never end.
+            deadline.check()
+            if is_over():
+                return False
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)
             except BlockingIOError:
-                deadline.check()
-                if is_over():
-                    return False
                 continue
             except OSError:
-                # There was more to tell than there is room for.
+                # The kernel had no room for all notices (ENOBUFS): only its answer says what is gone.
                 return False
             for _, kind, _, message in messages(data):
                 if kind == links.RTM_DELLINK:

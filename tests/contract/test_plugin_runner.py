@@ -353,6 +353,25 @@ async def test_a_plugin_that_ignores_sigterm_is_killed(bench):
     assert not is_alive(bench.calls()[0]["pid"])
 
 
+async def test_a_plugin_that_sigkill_does_not_end_is_not_waited_for(bench, monkeypatch):
+    """As one that waits in the kernel (state D). It is reaped as soon as it ends."""
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    monkeypatch.setattr(deadlines, "KILLED_SECONDS", 0.4)
+    began = time.monotonic()
+    with pytest.raises(TryAgainLaterError, match="did not end within 1.5 s"):
+        await bench.runner(timeout=1.5, grace=0.4).run("steered", bench.invocation(hang=60))
+    assert 1.5 + 0.4 + 0.4 <= time.monotonic() - began < 20
+    pid = bench.calls()[0]["pid"]
+    assert is_alive(pid)
+    kill(pid, signal.SIGKILL)
+    for _ in range(1000):
+        if not os.path.exists(f"/proc/{pid}"):
+            break
+        await asyncio.sleep(0.02)
+    assert not os.path.exists(f"/proc/{pid}")
+
+
 async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
     call = bench.invocation(hang=60, child="quiet", ignore=["TERM"])
     with pytest.raises(TryAgainLaterError):

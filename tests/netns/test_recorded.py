@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import shutil
 import textwrap
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from multus_daemon.kernel import links
+from multus_daemon.kernel.transport import Request, Socket
 from multus_daemon.plugins.builtin import ptp
 from multus_daemon.plugins.builtin.bridge import plugin as bridge
 from multus_daemon.plugins.builtin.contract import Call
@@ -119,6 +123,34 @@ def test_the_hosts_end_goes_with_its_routes(
     plugin.delete(call("DEL", netns.path, ipMasq=False, prevResult=to_object(made, "1.0.0")))
     assert {name for name in host.links() if name.startswith("veth")} == set()
     assert [route for route in host.ip("route") if route["dst"].startswith("10.213.7.2")] == []
+
+
+def test_a_hosts_end_that_the_kernel_keeps_fails_the_del(
+    plugin: Direct, host: Any, netns: Any, call: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Success would have the runtime forget a link that stays."""
+    made = plugin.add(call("ADD", netns.path, ipMasq=False))
+    moved_to_a_guest(netns)
+    delete = call("DEL", netns.path, ipMasq=False, prevResult=to_object(made, "1.0.0"))
+    ask = Socket.request
+
+    def request(self: Socket, asked: Request) -> list[bytes]:
+        if asked.kind == links.RTM_DELLINK:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return ask(self, asked)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Socket, "request", request)
+        with pytest.raises(CniError, match='failed to remove "veth[0-9a-f]{8}" on the host: Device or resource busy'):
+            plugin.delete(delete)
+    plugin.delete(delete)
+    assert {name for name in host.links() if name.startswith("veth")} == set()
+
+
+def test_an_interface_that_the_kernel_keeps_fails_the_del(plugin: Direct, netns: Any, call: MakeCall) -> None:
+    """Of `lo` it always does."""
+    with pytest.raises(CniError, match='failed to remove "lo": Operation not supported'):
+        plugin.delete(call("DEL", netns.path, ifname="lo", ipMasq=False))
 
 
 @pytest.mark.parametrize("changed", [{"mac": "02:00:00:00:00:01"}, {"name": "br-other"}])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
 import socket
 import threading
+import time
 from concurrent import futures
 from typing import Any
 
@@ -16,6 +18,7 @@ from multus_daemon.kernel import links, removal
 from multus_daemon.kernel.ops import Session
 from multus_daemon.kernel.transport import Request, Socket
 from multus_daemon.runtime import deadline, threads
+from tests.aside import Aside
 from tests.netns.direct import in_pod, wait_for_removals
 
 AF_BRIDGE = 7
@@ -102,6 +105,66 @@ def test_several_go_together_and_one_that_is_refused_stays(netns: Any) -> None:
         assert session.pod.link("lo").index == lo
 
     in_pod(netns.path, work)
+
+
+def test_notices_that_were_lost_are_not_taken_for_those_of_the_links(
+    netns: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel drops notices where the socket has no room for them (ENOBUFS). Then only its answer counts."""
+
+    class Overrun(removal._Notices):
+        def __init__(self) -> None:
+            super().__init__()
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
+            change_mtu(10)
+
+    monkeypatch.setattr(removal, "_Notices", Overrun)
+
+    def work(session: Session) -> None:
+        lo, eth0 = session.pod.link("lo").index, make_pair(session)
+        with session.inside():
+            lost = pytest.raises(OSError, match=os.strerror(errno.ENOBUFS))
+            with contextlib.closing(Overrun()) as notices, lost:
+                notices._socket.recv(1)
+            assert {index: error.errno for index, error in removal.remove([lo]).items()} == {lo: errno.EOPNOTSUPP}
+            assert removal.remove([eth0]) == {}
+        assert session.pod.find_link("eth0") is None
+
+    in_pod(netns.path, work)
+
+
+def change_mtu(times: int) -> None:
+    """As many notices about `lo` of the thread's namespace."""
+    with contextlib.closing(Socket()) as kernel:
+        for number in range(times):
+            kernel.request(links.set_mtu(1, 60000 + number % 2))
+
+
+def test_a_refusal_is_heard_among_notices_about_other_links(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy node some link changes all the time, so the socket is never silent."""
+    # A busy machine must not make a pause in which the refusal is heard by chance.
+    monkeypatch.setattr(removal, "_LOOK_MICROSECONDS", 900_000)
+    stopped = threading.Event()
+
+    def change(session: Session) -> None:
+        end = time.monotonic() + 10
+        while not stopped.is_set() and time.monotonic() < end:
+            change_mtu(2)
+            time.sleep(0.001)
+
+    def work(session: Session) -> None:
+        lo = session.pod.link("lo").index
+        with session.inside():
+            try:
+                assert {index: error.errno for index, error in removal.remove([lo]).items()} == {lo: errno.EOPNOTSUPP}
+            finally:
+                stopped.set()
+
+    others = Aside(in_pod, netns.path, change)
+    began = time.monotonic()
+    in_pod(netns.path, work)
+    assert time.monotonic() - began < 5
+    others.result()
 
 
 def test_more_at_once_than_there_are_threads_for(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:

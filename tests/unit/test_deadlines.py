@@ -143,6 +143,11 @@ def test_iptables_tells_of_its_lock_before_it_is_ended() -> None:
     assert d.IPTABLES_LOCK_SECONDS < d.TOOL_SECONDS
 
 
+def test_a_del_whose_program_the_kernel_holds_is_over_before_that_of_its_plugin() -> None:
+    assert d.TOOL_SECONDS + d.KILL_GRACE_SECONDS + d.KILLED_SECONDS < d.DELEGATE_DEL_SECONDS
+    assert d.PIPES_AFTER_EXIT_SECONDS < d.KILLED_SECONDS
+
+
 def test_a_plugin_can_be_undone() -> None:
     assert d.DELEGATE_DEL_SECONDS <= d.UNDO_SECONDS
 

@@ -170,7 +170,9 @@ def _remove_host_end(session: Session, reported: Interface) -> None:
         link = session.host.find_link(reported.name)
         if link is not None and (link.kind, link.mac) == ("veth", reported.mac.lower()):
             with session.on_host():
-                removal.remove([link.index])
+                refused = removal.remove([link.index])
+            for error in refused.values():
+                raise error
 
 
 def _addresses(session: Session, link: Link) -> tuple[IpInterface, ...]:

@@ -403,6 +403,28 @@ async def test_who_holds_every_connection_holds_it_for_a_while_only(metrics):
             writer.close()
 
 
+async def test_a_connection_that_is_kept_busy_has_its_time_too(metrics):
+    """Each request is whole and in time, so that the server itself would go on for ever."""
+
+    async def keep_asking(port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(writer):
+            while True:
+                writer.write(b"GET /nope HTTP/1.1\r\nHost: a\r\n\r\n")
+                await reader.readuntil(b"404: Not Found")
+                await asyncio.sleep(0.05)
+
+    server = MetricsServer(metrics, 0, "127.0.0.1", seconds=0.5)
+    task = asyncio.create_task(server.run())
+    try:
+        port = await wait_for_port(server)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await asyncio.wait_for(keep_asking(port), 30)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
 @pytest.mark.parametrize("path", ["/healthz", "/nope"])
 async def test_an_unknown_expectation_is_refused_and_counted_as_anything_else(server, metrics, path):
     received = await send(server.path, http("GET", path, headers=["Expect: the-moon"]))

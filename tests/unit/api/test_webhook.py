@@ -17,6 +17,7 @@ from multus_daemon import deadlines
 from multus_daemon.api import webhook
 from multus_daemon.api.webhook import Certificate, WebhookServer
 from multus_daemon.metrics import Metrics
+from tests.aside import Aside
 
 x509 = pytest.importorskip("cryptography.x509", reason="needs cryptography")
 
@@ -223,6 +224,32 @@ def _handshake(context: ssl.SSLContext) -> bytes | None:
         with contextlib.suppress(ssl.SSLWantReadError):
             side.do_handshake()
     return client.getpeercert(binary_form=True)
+
+
+def test_no_handshake_fails_while_a_new_certificate_is_taken(pair: Pair) -> None:
+    tls = Certificate(pair.certificate, pair.key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+
+    def renew() -> None:
+        for serial in range(2, 40):
+            pair.renew(serial)
+            assert tls._renew()
+
+    renewing = Aside(renew)
+    count = 0
+    while not renewing.done:
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = tls.context.wrap_bio(to_server, to_client, server_side=True)
+        ends = [server, client.wrap_bio(to_client, to_server)]
+        while ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                ends[-1].do_handshake()
+                ends.pop()
+            ends.reverse()
+        count += 1
+    renewing.result()
+    assert count > 10
 
 
 async def _until_it_shows(port: int, certificate: str) -> None:

@@ -28,6 +28,22 @@ def test_errors_of_one_cause_are_one_whatever_pod_they_were_for():
     ]
 
 
+def test_last_is_the_last_time_of_each_cause():
+    timelines = list(kept(*(("ADD", f"default/{pod}", (7, pod[0])) for pod in ("a1", "b1", "a2", "c1"))))
+    for item, began in zip(
+        timelines, (1_700_000_000.1234, 1_700_000_001.5, 1_700_000_002.25, 1_700_000_003), strict=True
+    ):
+        item.began = began
+    found = status.errors(timelines)
+    # Where the count is the same, the latest first.
+    assert [(item["cause"], item["last"], item["pod"]) for item in found] == [
+        ("a", 1_700_000_002.25, "default/a2"),
+        ("c", 1_700_000_003, "default/c1"),
+        ("b", 1_700_000_001.5, "default/b1"),
+    ]
+    assert status.errors(timelines[:1])[0]["last"] == 1_700_000_000.123
+
+
 def test_only_the_most_frequent_are_told():
     requests = [("ADD", "p", (7, f"cause {number}")) for number in range(status.ERRORS_MAX + 5)]
     found = status.errors(kept(*requests, ("ADD", "p", (7, "cause 0"))))

@@ -161,7 +161,15 @@ async def test_long_names_and_messages(server, recorder):
     await recorder.flush()
     (event,) = found(server)
     assert len(event["metadata"]["name"]) <= 253
-    assert len(event["message"]) == module.MESSAGE_MAX
+    assert event["message"] == "x" * 4093 + "..."
+
+
+@pytest.mark.parametrize(("length", "end"), [(4096, "xxx"), (4097, "...")])
+async def test_only_a_message_that_is_too_long_is_cut(server, recorder, length, end):
+    recorder.event(pod(), "Normal", "R", "x" * length)
+    await recorder.flush()
+    (event,) = found(server)
+    assert event["message"] == "x" * 4093 + end
 
 
 async def test_little_is_remembered(server, recorder, monkeypatch):

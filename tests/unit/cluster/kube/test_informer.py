@@ -403,6 +403,30 @@ async def test_wait_for_gives_up_when_the_object_goes(server, pods, running, unt
         assert await task is None
 
 
+@pytest.mark.parametrize(
+    ("types", "found"), [(["ADDED", "MODIFIED", "DELETED"], "1"), (["DELETED", "DELETED", "ADDED"], None)]
+)
+async def test_who_waits_is_answered_once(gates, types, found):
+    """Several events that would do arrive together, before the one who waits has its turn."""
+
+    class Client:
+        async def request(self, *_, **__):
+            return b'{"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}'
+
+        async def lines(self, *_, on_open, **__):
+            on_open()
+            for number, kind in enumerate(types, 1):
+                metadata = {"namespace": "web", "name": "web-1", "uid": "u", "annotations": {"n": str(number)}}
+                yield json.dumps({"type": kind, "object": {"metadata": metadata}}).encode()
+
+    pods = Informer(Client(), objects.pods_of("node-a"), gates)
+    task = asyncio.create_task(pods.wait_for(KEY, lambda pod: True, 5))
+    await asyncio.sleep(0)
+    await pods.sync_once()
+    answer = await task
+    assert (answer and answer.annotations["n"]) == found
+
+
 async def test_few_deletions_are_remembered(server, pods, running, until, monkeypatch):
     monkeypatch.setattr(module, "DELETED_KEPT", 3)
     async with running(pods.run()):

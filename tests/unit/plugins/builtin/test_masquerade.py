@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from multus_daemon.plugins.builtin import masquerade
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.masquerade import iptables
 from multus_daemon.plugins.builtin.masquerade.owner import Owner
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.ports import ToolNotFoundError
@@ -88,3 +91,39 @@ def test_rules_of_nftables_that_stay_are_a_failure_only_where_nft_works(works: b
             masquerade.remove(call, None)
     else:
         masquerade.remove(call, None)
+
+
+@dataclass
+class Recorder:
+    """HostTools whose tables have rules of the container; records the commands."""
+
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+
+    def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+        self.calls.append((tool, *arguments))
+        if tool == "nft":
+            raise ToolNotFoundError("no nft")
+        chain = Owner("n1", "c1", "eth0").chain
+        return ToolExit(0, f"-A POSTROUTING -s 10.0.0.2/32 -j {chain}\n".encode(), "")
+
+
+@pytest.mark.parametrize(("seconds", "allowed"), [(None, {"20"}), (8.9, {"6", "7"}), (1.5, {"1"})])
+def test_iptables_waits_for_its_lock_as_long_as_the_caller_has(seconds: float | None, allowed: set[str]) -> None:
+    """Also a second less, so that it says why it failed before it is ended."""
+    tools = Recorder()
+    call = Call(
+        invocation=Invocation("DEL", "c1", "", "eth0", "", "", {"ipMasq": True, "ipMasqBackend": "iptables"}),
+        name="n1",
+        cni_version="1.0.0",
+        prev_result=None,
+        host_root=Path("/"),
+        ipam=FakePluginRunner({}),
+        tools=tools,
+    )
+    address = ipaddress.ip_interface("10.0.0.2/24")
+    with deadline.given(Deadline()) if seconds is None else deadline.within(seconds):
+        masquerade.add(call, [address])
+        masquerade.remove(call, [address])
+    waits = {(tool, option): seconds for tool, option, seconds, *_ in tools.calls if tool != "nft"}
+    assert set(waits) == {("iptables", "-w"), ("iptables-restore", "-w")}
+    assert set(waits.values()) <= allowed

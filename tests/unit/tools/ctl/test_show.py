@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.tools.ctl import show_attachments, show_explain
+from multus_daemon.tools.ctl import show_attachments, show_explain, show_status
 
 LONG = "the plugin is nowhere " * 20
 
@@ -93,3 +93,30 @@ def test_what_was_set_aside_says_since_when_why_and_what_to_do(capsys: pytest.Ca
     assert "since 1970-01-0" in problem
     assert problem.endswith("set aside: port 7 is locked")
     assert advice == "  -> do this"
+
+
+def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show_status, "_time", lambda seconds: f"at {seconds}")
+    monkeypatch.setenv("COLUMNS", "100")
+    error = {"verb": "ADD", "code": 7, "cause": "no network", "count": 3, "last": 86400.5, "pod": "web/p1"}
+    show_status.status(
+        {
+            "ready": True,
+            "version": "1",
+            "startedAt": 1.0,
+            "gates": {},
+            "primary": {"wanted": False},
+            "cluster": {"informers": [], "pendingStatuses": 0},
+            "requests": {"limit": 0},
+            "processes": {"limit": 0},
+            "containers": 0,
+            "spooled": 0,
+            "leftovers": 0,
+            "errors": [error],
+        }
+    )
+    shown = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+    assert rows[1:] == [["3", "ADD", "no network (7)", "at 86400.5"], ["", "", "", "web/p1"]]
