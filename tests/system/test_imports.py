@@ -145,7 +145,7 @@ def test_a_service_account_needs_no_yaml() -> None:
 def test_the_programs_beside_the_daemon_load_nothing_of_what_attaches_pods() -> None:
     modules = loaded_by("import multus_daemon.companions")
     assert loaded(modules, "multus_daemon.cluster.kube.client")
-    unwanted = [f"multus_daemon.{package}" for package in ("engine", "builtin", "delegates", "netlink", "daemon")]
+    unwanted = [f"multus_daemon.{package}" for package in ("pod", "plugins.builtin", "plugins.run", "kernel", "daemon")]
     assert loaded(modules, *unwanted, *UNUSED, *GENERATED) == []
 
 

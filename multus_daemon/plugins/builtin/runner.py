@@ -14,6 +14,7 @@ from multus_daemon.kernel import ops
 from multus_daemon.plugins.builtin import ipam
 from multus_daemon.plugins.builtin.contract import Call, Plugin
 from multus_daemon.runtime import deadline
+from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni import conf, gojson, skel
 from multus_daemon.spec.cni.errors import (
@@ -147,6 +148,8 @@ class BuiltinRunner:
                 return Result()
         except CniError:
             raise
+        except NoThreadError as error:
+            raise TryAgainLaterError(str(error), f'{BUILT_IN} "{plugin_type}", {invocation.verb}') from error
         except deadline.ExpiredError as error:
             raise TryAgainLaterError(
                 f'plugin "{plugin_type}" did not end within {self._timeout:g} s and was ended',
