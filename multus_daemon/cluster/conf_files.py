@@ -24,15 +24,39 @@ class NodeConfFiles:
 
     def by_name(self, directory: str, name: str) -> NetworkConfig | None:
         """See `ports.ConfFiles`."""
-        return _by_name(Path(directory), name)
+        # Lists before single configurations: NPWG multi-network SPEC 3.4.1, and libcni's LoadNetworkConf.
+        for path in sorted(_candidates(Path(directory)), key=lambda item: item.suffix != ".conflist"):
+            raw = _read(path)
+            try:
+                found = gojson.get_str(gojson.loads_object(raw), "name")
+            except gojson.JsonError as error:
+                # The network may be the very one in the broken file, so passing it over could pick a wrong one.
+                raise InvalidNetworkConfigError(
+                    f"{path}: {error}", f"met while looking for the network {name!r}"
+                ) from error
+            if found == name:
+                return _load(path, raw)
+        return None
 
     def at_path(self, path: str) -> NetworkConfig:
         """See `ports.ConfFiles`."""
-        return _at_path(Path(path))
+        file = Path(path)
+        if file.is_dir():
+            candidates = _candidates(file)
+            if not candidates:
+                raise InvalidNetworkConfigError(
+                    f"no net configurations found in {file}", f"a file ending in one of {', '.join(SUFFIXES)} is needed"
+                )
+            file = candidates[0]
+        return _load(file, _read(file))
 
     def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
         """See `ports.ConfFiles`."""
-        return _plugins_beside(Path(path), name)
+        # A network's name is checked to be no path, so it can't lead out of the directory.
+        if problem := network_name_problem(name):
+            raise InvalidNetworkConfigError(problem, repr(name))
+        file = Path(path)
+        return _plugins_in((file if file.is_dir() else file.parent) / name)
 
 
 def _candidates(directory: Path) -> list[Path]:
@@ -53,40 +77,6 @@ def _read(path: Path) -> bytes:
         raise IoFailureError(f"{path}: can't be read: {error.strerror or error}") from error
     except ValueError as error:
         raise InvalidNetworkConfigError(f"{str(path)!r} is no path: {error}") from error
-
-
-def _by_name(directory: Path, name: str) -> NetworkConfig | None:
-    # Lists before single configurations: NPWG multi-network SPEC 3.4.1, and libcni's LoadNetworkConf.
-    for path in sorted(_candidates(directory), key=lambda path: path.suffix != ".conflist"):
-        raw = _read(path)
-        try:
-            found = gojson.get_str(gojson.loads_object(raw), "name")
-        except gojson.JsonError as error:
-            # The network may be the very one in the broken file, so passing it over could pick a wrong one.
-            raise InvalidNetworkConfigError(
-                f"{path}: {error}", f"met while looking for the network {name!r}"
-            ) from error
-        if found == name:
-            return _load(path, raw)
-    return None
-
-
-def _at_path(path: Path) -> NetworkConfig:
-    if path.is_dir():
-        candidates = _candidates(path)
-        if not candidates:
-            raise InvalidNetworkConfigError(
-                f"no net configurations found in {path}", f"a file ending in one of {', '.join(SUFFIXES)} is needed"
-            )
-        path = candidates[0]
-    return _load(path, _read(path))
-
-
-def _plugins_beside(path: Path, name: str) -> tuple[bytes, ...]:
-    # A network's name is checked to be no path, so it can't lead out of the directory.
-    if problem := network_name_problem(name):
-        raise InvalidNetworkConfigError(problem, repr(name))
-    return _plugins_in((path if path.is_dir() else path.parent) / name)
 
 
 def _plugins_in(folder: Path) -> tuple[bytes, ...]:

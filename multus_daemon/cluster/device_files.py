@@ -39,18 +39,6 @@ class NodeDeviceFiles:
 
     def prepare(self, attachment: Attachment, path: str) -> None:
         """See `ports.DeviceFiles`. What an ADD that a crash cut off has left there is replaced."""
-        self._prepare(attachment, path)
-
-    def read(self, path: str) -> DeviceInfo | None:
-        """See `ports.DeviceFiles`."""
-        data = self._read("cni", _name(path))
-        return device_info.parse(data) if data is not None else None
-
-    def remove(self, path: str) -> None:
-        """See `ports.DeviceFiles`."""
-        self._remove(_name(path))
-
-    def _prepare(self, attachment: Attachment, path: str) -> None:
         name = _name(path)
         directory = self._make_directory()
         source = device_info.device_plugin_file(attachment.resource_name, attachment.device_id)
@@ -63,18 +51,25 @@ class NodeDeviceFiles:
             # /run is gone with the power: nothing to fsync.
             fs.write_atomic(directory / name, data, mode=0o444, fsync=False)
 
+    def read(self, path: str) -> DeviceInfo | None:
+        """See `ports.DeviceFiles`."""
+        data = self._read("cni", _name(path))
+        return device_info.parse(data) if data is not None else None
+
+    def remove(self, path: str) -> None:
+        """See `ports.DeviceFiles`."""
+        name = _name(path)
+        try:
+            fs.remove(Path(fs.resolve(self._host_root, f"{_BASE}/cni"), name))
+        except FileNotFoundError:
+            pass
+
     def _read(self, folder: str, name: str) -> bytes | None:
         try:
             directory = fs.resolve(self._host_root, f"{_BASE}/{folder}")
             return fs.read_limited(Path(directory, name), limit=MAX_BYTES, follow=False)
         except FileNotFoundError:
             return None
-
-    def _remove(self, name: str) -> None:
-        try:
-            fs.remove(Path(fs.resolve(self._host_root, f"{_BASE}/cni"), name))
-        except FileNotFoundError:
-            pass
 
     def _make_directory(self) -> Path:
         """The directory of the attachments' files, made where it is missing; others may look into it."""

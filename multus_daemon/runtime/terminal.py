@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from rich import box, markup
 from rich.console import Console
 from rich.table import Column, Table
@@ -16,6 +18,14 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 def table(*headers: str, title: str | None = None) -> Table:
     """A table with these columns. What is too wide is folded: a name that is cut can't be copied."""
     return Table(*(Column(header, overflow="fold") for header in headers), title=title, box=box.ROUNDED)
+
+
+def moment(seconds: float) -> str:
+    """Return a Unix time as local time; `?` for one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")[:19]
+    except (OverflowError, OSError, ValueError):
+        return "?"
 
 
 def literal(text: str) -> str:

@@ -15,12 +15,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
 from multus_daemon import deadlines
+from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
 from multus_daemon.cluster.kube.status import MERGE_PATCH
 from multus_daemon.metrics import ClusterMetrics
@@ -42,14 +43,6 @@ REFILL_SECONDS: Final = 300.0
 _NAME_MAX: Final = 253
 _NODE_NAMESPACE: Final = "default"
 """Where Events about what has no namespace have to be."""
-
-
-class Client(Protocol):
-    """What is needed of the API client."""
-
-    async def request(self, method: str, path: str, *, body: bytes, content_type: str, timeout: float) -> bytes:
-        """The body of the answer. Raises KubeError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ class EventRecorder:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         *,
         host: str = "",
         metrics: ClusterMetrics | None = None,

@@ -11,13 +11,14 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import errors, objects
+from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS, Found, Key, Resource
 from multus_daemon.metrics import ClusterMetrics
@@ -42,33 +43,12 @@ DELETED_KEPT: Final = 1024
 NOT_STARTED: Final = "not started"
 
 
-class Client(Protocol):
-    """What is needed of the API client."""
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        timeout: float = deadlines.INFORMER_LIST_SECONDS,
-    ) -> bytes:
-        """The body of the answer. Raises KubeError."""
-        ...
-
-    def lines(
-        self, path: str, query: Mapping[str, str], *, inactivity: float, on_open: Callable[[], None]
-    ) -> AsyncGenerator[bytes, None]:
-        """The lines of a watch; `on_open` is called when it stands. Raises KubeError."""
-        ...
-
-
 class Informer(Generic[T]):
     """The objects of one resource. `run` is a root task; everything else may be called at any time."""
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         resource: Resource[T],
         gates: Gates,
         *,

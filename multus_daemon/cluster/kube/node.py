@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import quote
 
 from multus_daemon import deadlines
+from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.spec.nad import names
 
@@ -18,15 +19,7 @@ class NodeNameError(Exception):
     """The node's name is not known; the message says what to set."""
 
 
-class Client(Protocol):
-    """What is needed of the API client."""
-
-    async def request(self, method: str, path: str, *, timeout: float) -> bytes:
-        """The body of the answer. Raises KubeError."""
-        ...
-
-
-async def resolve_node_name(client: Client, environ: Mapping[str, str], hostname: str) -> str:
+async def resolve_node_name(client: ApiClient, environ: Mapping[str, str], hostname: str) -> str:
     """MULTUS_NODE_NAME, else `hostname` where the API knows a node by it.
 
     Only the last asks the API server. Raises NodeNameError.

@@ -17,12 +17,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
+from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
 from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.aio import KeyedLock
@@ -43,16 +44,6 @@ _FOR_GOOD: Final = frozenset({400, 404, 405, 413, 415, 422})
 """Answers that no repetition changes. 403 is not one: a role binding may come later."""
 
 
-class Client(Protocol):
-    """What is needed of the API client."""
-
-    async def request(
-        self, method: str, path: str, *, body: bytes | None = None, content_type: str = "", timeout: float = 0
-    ) -> bytes:
-        """The body of the answer. Raises KubeError."""
-        ...
-
-
 class _RefusedError(StatusWriteError):
     """It will never be written: the pod has gone or is another one, or the value is no annotation."""
 
@@ -68,7 +59,7 @@ class StatusWriter:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         *,
         metrics: ClusterMetrics | None = None,
         on_written: Callable[[], None] = lambda: None,

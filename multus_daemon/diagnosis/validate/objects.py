@@ -2,56 +2,32 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final
 
 from multus_daemon import settings
 from multus_daemon.cluster.standalone.manifests import DEFAULT_NAMESPACE
-from multus_daemon.diagnosis.validate import configs, known
+from multus_daemon.diagnosis.validate import configs, known, pods
 from multus_daemon.diagnosis.validate.configs import Network, Plugins
+from multus_daemon.diagnosis.validate.pods import Element
 from multus_daemon.diagnosis.validate.report import Report, guessed
-from multus_daemon.diagnosis.validate.source import Located, Place, Source, documents
+from multus_daemon.diagnosis.validate.source import Located, Source, documents, object_at, value_at
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.nad import definition, selection, status
+from multus_daemon.spec.nad import definition
 from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
-from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf import load, primary
 
 OBJECTS_MAX: Final = 20_000
 """In all files together."""
 
 _API_VERSION: Final = f"{definition.GROUP}/{definition.VERSION}"
-_OF_PODS: Final = (selection.NETWORKS_ANNOTATION, selection.DEFAULT_NETWORK_ANNOTATION)
-_OLD_STATUS: Final = "k8s.v1.cni.cncf.io/networks-status"
-"""What the status was called once; clients still copy it."""
-_ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, _OLD_STATUS, definition.RESOURCE_NAME_ANNOTATION)
-_ALIKE: Final = 0.8
-"""From here on an annotation's key, of anybody's, is one of ours that is misspelt."""
 _CONF_SUFFIXES: Final = (".conf", ".conflist")
 _DAEMON_CONFIG: Final = "daemon-config.json"
 _CNI_CONFIG: Final = "cni-conf.json"
 """What the ConfigMaps of networks have it under."""
-
-
-@dataclass(frozen=True)
-class Element:
-    """A network that a pod asks for."""
-
-    subject: str
-    namespace: str
-    """The pod's."""
-    selection: NetworkSelection
-    place: Callable[[str], Place]
-    """Of a key of the element; of the element itself where it has none of the name."""
-    located: Located
-    annotation: str
-    is_default: bool
-    """It takes the place of the cluster network."""
 
 
 class Objects:
@@ -122,17 +98,17 @@ class Objects:
         if version.startswith(f"{definition.GROUP}/") or kind == definition.KIND:
             self._definition(located, kind, version)
         elif kind == "Pod":
-            self._pod(located, (), located)
+            self._pod(located, ())
         elif kind == "ConfigMap":
             self._config_map(located)
         elif path := _template(value):
-            self._pod(located, path, located)
+            self._pod(located, path)
 
     def _begin(self, located: Located) -> tuple[str, str, str]:
         """Namespace, name, and what findings call the object."""
         self.report.objects += 1
         value = located.value
-        metadata = _object_at(value, ("metadata",))
+        metadata = object_at(value, ("metadata",))
         namespace, name = str(metadata.get("namespace") or DEFAULT_NAMESPACE), str(metadata.get("name") or "")
         subject = f"{value.get('kind')} {namespace}/{name or metadata.get('generateName') or '(no name)'}"
         own = located.prefix
@@ -151,7 +127,7 @@ class Objects:
         if problem := label_problem(namespace):
             text = f"metadata.namespace {namespace[:80]!r} {problem}"
             self.report.add("error", "object", subject, located, text, path=("metadata", "namespace"))
-        generated = _object_at(located.value, ("metadata",)).get("generateName")
+        generated = object_at(located.value, ("metadata",)).get("generateName")
         if not (generated and not name) and (problem := subdomain_problem(name)):
             text = f"metadata.name {name[:80]!r} {problem}"
             self.report.add("error", "object", subject, located, text, path=("metadata", "name"))
@@ -169,7 +145,7 @@ class Objects:
             text = f"apiVersion {version!r} has no {definition.KIND}"
             report.add("error", "object", subject, located, text, f"is {_API_VERSION} meant?", path=("apiVersion",))
         self._names(located, namespace, name, subject)
-        self._annotation_keys(located, ("metadata",), subject, ())
+        pods.check_keys(self.report, located, ("metadata",), subject, ())
         self.networks[namespace, name] = None
         spec = located.value.get("spec")
         if spec is None:
@@ -187,7 +163,7 @@ class Objects:
             self._config_text(located, ("spec", "config"), subject, namespace, name)
 
     def _config_text(self, located: Located, path: Path, subject: str, namespace: str, name: str) -> None:
-        text = _at(located.value, path)
+        text = value_at(located.value, path)
         if text is None:
             return
         if not isinstance(text, str):
@@ -220,7 +196,7 @@ class Objects:
         return inner
 
     def _config_map(self, located: Located) -> None:
-        data = _object_at(located.value, ("data",))
+        data = object_at(located.value, ("data",))
         texts = {key: text for key, text in data.items() if isinstance(text, str)}
         wanted = [key for key in texts if key in (_DAEMON_CONFIG, _CNI_CONFIG) or key.endswith(_CONF_SUFFIXES)]
         if not wanted:
@@ -235,96 +211,11 @@ class Objects:
             elif inner is not None:
                 self._cni_config(texts[key].encode(), inner, subject)
 
-    # --- pods --------------------------------------------------------------------------------------------------------
-
-    def _pod(self, located: Located, path: Path, owner: Located) -> None:
+    def _pod(self, located: Located, path: Path) -> None:
         """The pod at `path` of the object `located`; a template where that is not empty."""
-        metadata = _object_at(located.value, (*path, "metadata"))
-        own = _object_at(located.value, ("metadata",))
         namespace, name, subject = self._begin(located)
         self._names(located, namespace, name, subject)
-        self._annotation_keys(located, (*path, "metadata"), subject, _OF_PODS)
-        if path:
-            self._misplaced(located, own, path, subject)
-        annotations = metadata.get("annotations")
-        if not isinstance(annotations, dict):
-            return
-        elements: list[Element] = []
-        for key in (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION):
-            if key in annotations:
-                elements += self._annotation(located, (*path, "metadata", "annotations", key), subject, namespace)
-        if elements and _object_at(located.value, (*path, "spec")).get("hostNetwork") is True:
-            at = (*path, "metadata", "annotations", elements[-1].annotation)
-            self.report.add(
-                "warning", "annotation", subject, located,
-                "the pod is in the host's network (hostNetwork: true): it gets none of the networks that it asks for",
-                "remove the annotation, or hostNetwork", path=at,
-            )  # fmt: skip
-        self.pods.append(elements)
-
-    def _misplaced(self, located: Located, own: Mapping[str, Any], path: Path, subject: str) -> None:
-        for key in _object_at(own, ("annotations",)):
-            if key in _OF_PODS:
-                where = ".".join(map(str, (*path, "metadata", "annotations")))
-                text = f"annotation {key} is of the {located.value.get('kind')}, not of its pods, which do not get it"
-                at = ("metadata", "annotations", key)
-                self.report.add("warning", "annotation", subject, located, text, f"put it into {where}", path=at)
-
-    def _annotation_keys(self, located: Located, metadata: Path, subject: str, wanted: tuple[str, ...]) -> None:
-        """Keys that are misspelt: nobody reads those."""
-        found = _object_at(located.value, (*metadata, "annotations"))
-        for key, text in found.items():
-            at = (*metadata, "annotations", key)
-            if key in _ANNOTATIONS:
-                if not isinstance(text, str):
-                    problem = f"annotation {key}: a string is needed, not {gojson.kind_of(text)}"
-                    self.report.add("error", "annotation", subject, located, problem, "put it in quotes", path=at)
-                continue
-            near = known.near(key, wanted or _ANNOTATIONS, alike=_ALIKE)
-            if near:
-                text = f"annotation {key!r} means nothing"
-                self.report.add("warning", "annotation-key", subject, located, text, f"is {near} meant?", path=at)
-
-    def _annotation(self, located: Located, path: Path, subject: str, namespace: str) -> list[Element]:
-        key, text = str(path[-1]), _at(located.value, path)
-        if not isinstance(text, str):
-            return []
-        default = key == selection.DEFAULT_NETWORK_ANNOTATION
-        try:
-            if default:
-                of = self.settings.networks.multus_namespace
-                elements = [selection.parse_default_network(text, default_namespace=of)]
-            else:
-                elements = list(selection.parse(text, pod_namespace=namespace))
-        except CniError as error:
-            self._bad_annotation(located, path, subject, error)
-            return []
-        places = list(_places(located, path, len(elements)))
-        for element, place in zip(elements, places, strict=True):
-            for problem in element.unknown:
-                what, _, meant = problem.partition(", ")
-                self.report.add_at(
-                    "warning", "annotation", subject, located.source, place(what), f"{what} (network {element})", meant,
-                    path=path,
-                )  # fmt: skip
-        return [
-            Element(subject, namespace, element, place, located, key, default)
-            for element, place in zip(elements, places, strict=True)
-        ]
-
-    def _bad_annotation(self, located: Located, path: Path, subject: str, error: CniError) -> None:
-        if isinstance(fault := _json_error(error), gojson.JsonError) and error.msg.startswith("not JSON"):
-            configs.fault(self.report, "annotation", subject, located, path, fault)
-            return
-        problem = error.msg.replace(f" (annotation {path[-1]})", "")
-        try:
-            inner = located.text(*path).json()
-            place = inner.place(guessed(inner.value, problem, error.details, base=_element_of(problem, inner.value)))
-        except gojson.JsonError:
-            element = _element_number(problem)
-            items = list(_places(located, path, 0))
-            place = items[element]("") if element is not None and element < len(items) else located.place(path)
-        self.report.add_at("error", "annotation", subject, located.source, place, problem, error.details, path=path)
+        self.pods.append(pods.check(self.report, located, path, subject, namespace, self.settings))
 
     # --- files without a kind ----------------------------------------------------------------------------------------
 
@@ -391,29 +282,13 @@ class Objects:
         self.report.add(severity, "daemon-config", subject, located, f"{key}: {problem}", advice, path=path)
 
 
-# --- where things are ------------------------------------------------------------------------------------------------
-
-
 def _template(value: Mapping[str, Any]) -> Path:
     """The path of the pod that a workload makes; empty where the object makes none."""
     paths: tuple[Path, ...] = (("spec", "template"), ("spec", "jobTemplate", "spec", "template"))
     for path in paths:
-        if isinstance(_object_at(value, path).get("spec"), dict):
+        if isinstance(object_at(value, path).get("spec"), dict):
             return path
     return ()
-
-
-def _at(value: Any, path: Path) -> Any:
-    for name in path:
-        value = value[name]
-    return value
-
-
-def _object_at(value: Any, path: Path) -> Mapping[str, Any]:
-    """The object at `path`, empty where there is none."""
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
 
 
 def _is_of_daemon(keys: set[str]) -> bool:
@@ -429,39 +304,3 @@ def _is_json(raw: bytes) -> bool:
     except gojson.JsonError:
         return False
     return True
-
-
-def _json_error(error: BaseException) -> BaseException | None:
-    """The innermost cause that is a JsonError."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, gojson.JsonError):
-        found = found.__cause__
-    return found
-
-
-def _element_number(problem: str) -> int | None:
-    """Of the element that a message about an annotation is about."""
-    found = re.search(r"\(element ([0-9]{1,4})\b", problem)
-    return int(found[1]) if found else None
-
-
-def _element_of(problem: str, value: Any) -> Path:
-    """The path of that element in a JSON list."""
-    number = _element_number(problem)
-    return (number,) if number is not None and isinstance(value, list) and number < len(value) else ()
-
-
-def _places(located: Located, path: Path, count: int) -> Iterator[Callable[[str], Place]]:
-    """For each element of the annotation at `path`, which can be read, what finds a key of it."""
-    text = located.text(*path)
-    try:
-        inner = text.json()
-    except gojson.JsonError:
-        at = 0
-        for item in text.text.split(","):
-            place = text.place(at + len(item) - len(item.lstrip()))
-            yield lambda _, place=place: place  # type: ignore[misc]
-            at += len(item) + 1
-        return
-    for index in range(count):
-        yield lambda about, index=index: inner.place(guessed(inner.value, about, base=(index,)))  # type: ignore[misc]

@@ -317,3 +317,17 @@ def _escaped(raw: str) -> Iterator[tuple[str, int]]:
             character, high = pair.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), ""
         if character and not character.isspace():
             yield character, start
+
+
+def value_at(value: Any, path: Path) -> Any:
+    """Return what is at `path`. Raises KeyError, IndexError."""
+    for name in path:
+        value = value[name]
+    return value
+
+
+def object_at(value: Any, path: Path) -> Mapping[str, Any]:
+    """Return the object at `path`; empty if there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}

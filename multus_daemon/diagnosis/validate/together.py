@@ -8,7 +8,8 @@ from typing import Final
 
 from multus_daemon.diagnosis.validate import configs, known
 from multus_daemon.diagnosis.validate.configs import Network, Plugins
-from multus_daemon.diagnosis.validate.objects import Element, Objects
+from multus_daemon.diagnosis.validate.objects import Objects
+from multus_daemon.diagnosis.validate.pods import Element
 from multus_daemon.diagnosis.validate.report import Report, Severity, innermost
 from multus_daemon.plugins.builtin.host_local.config import Range
 from multus_daemon.pod import networks, plan, unsupported

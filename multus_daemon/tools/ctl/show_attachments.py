@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from rich import box
 from rich.table import Column, Table
 
 from multus_daemon.runtime import terminal
-from multus_daemon.runtime.terminal import literal
+from multus_daemon.runtime.terminal import literal, moment
 
 
 def containers(found: Mapping[str, Any], *, leaks: bool) -> None:
@@ -59,11 +58,7 @@ def forgotten(found: Mapping[str, Any]) -> None:
 
 def _problem(item: Mapping[str, Any]) -> str:
     problem = str(item["problem"])
-    return f"since {_moment(item['setAside'])} {problem}" if item["setAside"] else problem
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")[:19]
+    return f"since {moment(item['setAside'])} {problem}" if item["setAside"] else problem
 
 
 def _pod(item: Mapping[str, Any]) -> str:
@@ -84,5 +79,5 @@ def _cells(item: Mapping[str, Any], attachment: Mapping[str, Any]) -> tuple[str,
         network,
         "\n".join([*attachment["addresses"], attachment["mac"]]).strip(),
         plugins,
-        _moment(item["since"]),
+        moment(item["since"]),
     )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Final
 
 from rich.tree import Tree
 
 from multus_daemon.runtime import terminal
-from multus_daemon.runtime.terminal import literal
+from multus_daemon.runtime.terminal import literal, moment
 
 _LONGEST: Final = 100_000
 """Characters of a line."""
@@ -30,8 +29,7 @@ def explanation(found: Mapping[str, Any]) -> None:
     if found["errors"]:
         console.print("[bold]what the daemon has answered to the runtime before[/]")
     for item in found["errors"]:
-        when = datetime.fromtimestamp(item["began"]).astimezone().isoformat(sep=" ", timespec="seconds")[:19]
-        console.print(f"  {when} {item['verb']}: [red]{literal(item['text'])}[/]", soft_wrap=True)
+        console.print(f"  {moment(item['began'])} {item['verb']}: [red]{literal(item['text'])}[/]", soft_wrap=True)
 
 
 def _verdict(found: Mapping[str, Any]) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any
 
 from rich.table import Table
 
 from multus_daemon.runtime import terminal
-from multus_daemon.runtime.terminal import literal
+from multus_daemon.runtime.terminal import literal, moment
 
 
 def status(found: Mapping[str, Any]) -> None:
@@ -17,7 +16,7 @@ def status(found: Mapping[str, Any]) -> None:
     console = terminal.console()
     if found["ready"]:
         console.print(
-            f"[bold green]ready[/] multus-daemon {literal(found['version'])}, since {_time(found['startedAt'])}"
+            f"[bold green]ready[/] multus-daemon {literal(found['version'])}, since {moment(found['startedAt'])}"
         )
     else:
         console.print(f"[bold red]not ready[/] multus-daemon {literal(found['version'])}")
@@ -62,12 +61,8 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _errors(found: Mapping[str, Any]) -> Table:
     table = terminal.table("count", "verb", "cause", "last", title="errors of the last requests")
     for item in found["errors"]:
-        last = f"{_time(item['last'])}\n{literal(item['pod'])}"
+        last = f"{moment(item['last'])}\n{literal(item['pod'])}"
         table.add_row(
             str(item["count"]), literal(item["verb"]), f"{literal(item['cause'])} [dim]({item['code']})[/]", last
         )
     return table
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")[:19]

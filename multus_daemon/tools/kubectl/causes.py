@@ -14,7 +14,8 @@ from typing import Final, Literal
 import msgspec
 
 from multus_daemon.diagnosis import status
-from multus_daemon.tools.kubectl.cluster import Daemon, EventObject, NodeReply, PodObject
+from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
+from multus_daemon.tools.kubectl.cluster import Daemon, NodeReply
 
 SCHEMA: Final = "multusctl.explain/v1"
 COMPONENT: Final = "multus"

@@ -23,7 +23,8 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.gojson import JsonError
 from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.tools.kubectl import lacking
-from multus_daemon.tools.kubectl.cluster import Answered, Cluster, NodeReply, PodObject, unanswered
+from multus_daemon.tools.kubectl.api_objects import PodObject
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, NodeReply, unanswered
 
 SCHEMA: Final = "kubectl-multus.networks/v1"
 _NODE_SCHEMA: Final = "multusctl.plugins/v1"

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from multus_daemon.tools.kubectl import causes, lacking
+from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
 from multus_daemon.tools.kubectl.causes import Cause, Explanation
-from multus_daemon.tools.kubectl.cluster import Answered, Cluster, EventObject, PodObject, unanswered
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, unanswered
 
 SCHEMA: Final = "kubectl-multus.pods/v1"
 CLUSTER_NETWORK: Final = "(cluster network)"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any, Final
 
 from rich.console import Console
 
 from multus_daemon.runtime import terminal
-from multus_daemon.runtime.terminal import literal
+from multus_daemon.runtime.terminal import literal, moment
 
 SHOWN: Final = 5
 """Names of a longer list."""
@@ -68,7 +67,7 @@ def leaks(found: Mapping[str, Any]) -> None:
             ]
             who = literal(item["pod"] or f"container {item['container'][:13]}")
             problem = "\n".join(filter(None, (literal(item["problem"]), _advice(item["advice"]))))
-            table.add_row(literal(item["node"]), who, "\n".join(networks), _time(item["since"]), problem)
+            table.add_row(literal(item["node"]), who, "\n".join(networks), moment(item["since"]), problem)
         console.print(table)
     else:
         console.print("[green]nothing is left over[/]" if found["daemons"] else "nothing is known")
@@ -118,7 +117,7 @@ def why(found: Mapping[str, Any]) -> None:
             state = f"runs, at: {literal(item['step'])}"
         else:
             state = f"[red]{literal(item['error'])}[/]" if item["error"] else "done"
-        console.print(f"  {_time(item['began'])} {literal(item['verb'])}: {state}", soft_wrap=True)
+        console.print(f"  {moment(item['began'])} {literal(item['verb'])}: {state}", soft_wrap=True)
     for event in found["events"]:
         if event["type"] == "Warning":
             times = f" [dim]({event['count']} times)[/]" if event["count"] > 1 else ""
@@ -154,10 +153,3 @@ def _places(missing: Iterable[Mapping[str, str]]) -> str:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return literal(", ".join(names[:SHOWN])) + more
-
-
-def _time(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")[:19]
-    except (OverflowError, OSError, ValueError):
-        return "?"

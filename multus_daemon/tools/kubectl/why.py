@@ -27,8 +27,9 @@ import msgspec
 
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
 from multus_daemon.tools.kubectl import causes, lacking, leaks
+from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
 from multus_daemon.tools.kubectl.causes import Cause, Explanation
-from multus_daemon.tools.kubectl.cluster import Cluster, Daemon, EventObject, NodeReply, PodObject, unanswered
+from multus_daemon.tools.kubectl.cluster import Cluster, Daemon, NodeReply, unanswered
 
 SCHEMA: Final = "kubectl-multus.why/v1"
 _TRACE_SCHEMA: Final = "multusctl.trace/v1"
