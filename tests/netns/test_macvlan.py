@@ -159,11 +159,25 @@ def test_the_names_of_the_host_do_not_matter(host: Any, netns: Any, call: MakeCa
 def test_a_name_that_is_taken_is_not_taken_twice(
     host: Any, netns: Any, call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.run("ip", "link", "add", "veth00000001", "type", "bridge")
+    """In the pod; older kernels look on the host too."""
+    for side in (host, netns):
+        side.run("ip", "link", "add", "veth00000001", "type", "bridge")
     tokens = iter(["00000001", "00000002"])
     monkeypatch.setattr("secrets.token_hex", lambda _size: next(tokens))
     MACVLAN.add(call("ADD", netns.path, ipam={}))
-    assert netns.links() == {"eth0"}
+    assert netns.links() == {"eth0", "veth00000001"}
+    assert list(tokens) == []
+
+
+def test_where_every_name_is_taken_nothing_is_undone(
+    netns: Any, call: MakeCall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    netns.run("ip", "link", "add", "veth00000001", "type", "bridge")
+    monkeypatch.setattr("secrets.token_hex", lambda _size: "00000001")
+    with pytest.raises(InternalError, match='failed to create macvlan on "up0": File exists'):
+        MACVLAN.add(call("ADD", netns.path, ipam={}))
+    assert netns.links() == {"veth00000001"}
+    assert caplog.messages == []
 
 
 def test_the_length_of_the_queue(netns: Any, call: MakeCall) -> None:

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cluster.standalone import status_file
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.tools import ctl
+from multus_daemon.tools.ctl import offline
 
 RESULT = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}]}
 STATUS = '[{\n    "name": "kube-system/cluster",\n    "interface": "eth0",\n    "default": true,\n    "dns": {}\n}]'
@@ -331,3 +333,14 @@ def test_a_daemon_that_is_about_to_listen_is_waited_for(bench: Bench) -> None:
     threading.Timer(0.2, path.with_name("later").rename, (path,)).start()
     bench.run("up")
     assert bench.verbs == ["ADD"]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"), [("echo it is so", "it is so\n"), ("echo no; exit 1", ""), ("sleep 30", "")]
+)
+def test_only_a_program_that_succeeds_in_time_has_an_output(
+    script: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "PROBE_SECONDS", 5.0 if expected else 1.0)
+    assert offline.output_of("", ["sh", "-c", script]) == expected
+    assert offline.output_of("", ["/nonexistent"]) == ""

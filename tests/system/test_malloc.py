@@ -71,3 +71,33 @@ def test_holes_in_the_heap_go_back() -> None:
     trimmed = grown(HOLES, "trimmed")
     assert trimmed < 5000
     assert grown(HOLES, "default") > trimmed + 3000
+
+
+# As many threads at once as there are cores make a heap each, unless they may not.
+HEAPS = """
+    import ctypes, os, tempfile
+
+    libc = ctypes.CDLL(None)
+    libc.fdopen.restype = ctypes.c_void_p
+    go_on, arrived = threading.Event(), threading.Semaphore(0)
+
+    def allocate():
+        block = libc.malloc(100)
+        arrived.release()
+        go_on.wait()
+
+    for _ in range(8):
+        threading.Thread(target=allocate).start()
+        arrived.acquire()
+    with tempfile.NamedTemporaryFile() as file:
+        stream = ctypes.c_void_p(libc.fdopen(os.dup(file.fileno()), b"w"))
+        assert libc.malloc_info(0, stream) == 0
+        libc.fclose(stream)
+        print(open(file.name).read().count("<heap nr="))
+    go_on.set()
+"""
+
+
+def test_all_threads_share_one_heap() -> None:
+    assert grown(HEAPS, "settled") == 1
+    assert grown(HEAPS, "default") > 1

@@ -360,6 +360,20 @@ async def test_metrics_over_tcp(metrics):
     assert server.port is None
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6: load the kernel's module ipv6")
+async def test_without_an_address_both_families_are_served(metrics):
+    server = MetricsServer(metrics, 0)
+    task = asyncio.create_task(server.run())
+    try:
+        port = await wait_for_port(server)
+        for host in ("127.0.0.1", "::1"):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
 @pytest.mark.weak_spot(39)
 async def test_a_port_that_is_taken_is_tried_again(metrics, caplog):
     with socket.socket() as taken:

@@ -23,6 +23,7 @@ from multus_daemon.spec.cni.errors import (
     IoFailureError,
     TryAgainLaterError,
 )
+from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
@@ -144,6 +145,20 @@ def test_where_the_undoing_fails_the_record_stays_for_a_del(engine: Engine) -> N
         engine.verbs.add(engine.request())
     assert ("DEL", "kube-system/cluster") in engine.runner.order
     assert not engine.store.records["c1"].complete
+
+
+def test_a_record_that_can_not_be_removed_does_not_hide_why_the_add_failed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(container_id: ContainerId) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(engine.store, "remove", remove)
+    engine.declare("n1")
+    engine.runner.fail["ADD", "web/n1"] = CniError("first cause")
+    with pytest.raises(CniError, match="first cause"):
+        engine.verbs.add(engine.request())
+    assert attached(engine) == []
 
 
 def test_an_undoing_that_hangs_has_a_deadline(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

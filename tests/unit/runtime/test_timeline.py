@@ -38,3 +38,7 @@ def test_what_comes_from_outside_is_bounded():
     assert {len(what) for what, _, _ in item.steps} == {TEXT_MAX}
     assert item.error is not None
     assert len(item.error[1]) == TEXT_MAX
+
+
+def test_what_is_kept_of_all_requests_together_is_little():
+    assert NOTES_MAX * TEXT_MAX * 1000 <= 32 * 1024 * 1024

@@ -446,3 +446,22 @@ def test_the_lifetime_of_a_certificate(text: str, seconds: int) -> None:
 def test_a_lifetime_that_no_certificate_has(text: str) -> None:
     with pytest.raises(ValueError, match="365 days"):
         approver.certificate_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("condition", "why"),
+    [
+        ({"type": "Denied", "reason": "No", "message": "not this node"}, "denied: No: not this node$"),
+        ({"type": "Failed", "reason": "No"}, "failed: No$"),
+        ({"type": "Denied"}, "denied: no reason given$"),
+        ({"type": "Denied", "status": "False"}, ""),
+    ],
+)
+def test_a_request_that_is_refused_says_why(condition, why):
+    body = {"metadata": {"name": "csr-1"}, "status": {"conditions": [{"status": "True", **condition}]}}
+    request = approver.decode_request(json.dumps(body))
+    if why:
+        with pytest.raises(approver.DeniedError, match=f"^CertificateSigningRequest csr-1 is {why}"):
+            request.issued()
+    else:
+        assert request.issued() == b""

@@ -94,6 +94,7 @@ class Cluster:
         self.away: Exception | None = None
         self.approves: bool | str = True
         self.subject = "system:multus:n1"
+        self.organization = "system:multus"
         self.issue: Callable[[bytes], bytes] = lambda chain: chain
         self.connections: list[Path | None] = []
         self.known: dict[Any, tuple[str, bool, float, float]] = {}
@@ -106,7 +107,7 @@ class Cluster:
 
     def sign(self, public_key: Any, common_name: str, seconds: float, *, key: Any = None, now: float = 0) -> bytes:
         now = now or self.time
-        names = [(NameOID.ORGANIZATION_NAME, "system:multus"), (NameOID.COMMON_NAME, common_name)]
+        names = [(NameOID.ORGANIZATION_NAME, self.organization), (NameOID.COMMON_NAME, common_name)]
         with approver.long_names():
             subject = x509.Name([x509.NameAttribute(oid, value, _validate=False) for oid, value in names])
             certificate = (
@@ -715,6 +716,13 @@ def of_the_kubelet(cluster: Cluster) -> bytes:
     return cluster.pair(HOUR, "system:node:n1", now=BASE)
 
 
+def of_another_group(cluster: Cluster) -> bytes:
+    cluster.organization = "system:masters"
+    pem = cluster.pair(HOUR, now=BASE)
+    cluster.organization = "system:multus"
+    return pem
+
+
 def of_another_cluster(cluster: Cluster) -> bytes:
     return cluster.pair(HOUR, key=ec.generate_private_key(ec.SECP256R1()), now=BASE)
 
@@ -739,6 +747,7 @@ def cut_off(cluster: Cluster) -> bytes:
         expired,
         of_another_node,
         of_the_kubelet,
+        of_another_group,
         of_another_cluster,
         with_another_key,
         without_a_key,

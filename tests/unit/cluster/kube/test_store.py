@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from multus_daemon.cluster.kube import store as module
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore, is_incarnation
@@ -264,6 +265,15 @@ async def test_absent_network_is_asked_for_once_a_while(server, store, until):
         await store.network("web", "net2")
     assert live(server, "network-attachment-definitions/net2") == 2
     assert live(server, "network-attachment-definitions") == 3
+
+
+async def test_of_absent_networks_the_last_ones_are_remembered(server, store, monkeypatch):
+    monkeypatch.setattr(module, "ABSENT_MAX", 2)
+    for name in ("net1", "net2", "net3", "net3", "net1"):
+        with pytest.raises(NetworkNotFoundError):
+            await store.network("web", name)
+    asked = [live(server, f"network-attachment-definitions/{name}") for name in ("net1", "net2", "net3")]
+    assert asked == [2, 1, 1]
 
 
 async def test_network_asked_for_before_the_first_list(server, client, gates, running, monkeypatch):

@@ -70,7 +70,9 @@ def test_a_broken_file_keeps_its_last_good_content(tmp_path: pathlib.Path, caplo
     folder.scan()
     (tmp_path / "a.yaml").write_text("kind: [")
     with caplog.at_level(logging.INFO):
-        first, second = folder.scan(), folder.scan()
+        first = folder.scan()
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        second = folder.scan()
         assert sorted(first.pods) == sorted(second.pods) == [("default", "a"), ("default", "b")]
         assert list(second.errors) == ["a.yaml"]
         assert "not YAML" in second.errors["a.yaml"]

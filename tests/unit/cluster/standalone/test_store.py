@@ -207,6 +207,18 @@ def test_a_status_that_can_not_be_written(tmp_path: pathlib.Path) -> None:
         store.write_network_status(declared, VALUE, keep_trying=False)
 
 
+@pytest.mark.parametrize("word", ["yes", "NO", "on", "null", "1e3", "2026-11-23", "0x1f", "web"])
+def test_names_that_yaml_takes_for_something_else_stay_names(tmp_path: pathlib.Path, word: str) -> None:
+    status_file.write(tmp_path, Pod(Namespace(word.lower()), PodName(word.lower()), PodUid(word)), word)
+    written = yaml.safe_load(status_file.path_of(tmp_path, word.lower(), word.lower()).read_text())
+    assert written["metadata"] == {
+        "namespace": word.lower(),
+        "name": word.lower(),
+        "uid": word,
+        "annotations": {"k8s.v1.cni.cncf.io/network-status": word},
+    }
+
+
 def test_status_files_are_removed_with_their_namespace(tmp_path: pathlib.Path) -> None:
     for name in ("a", "b"):
         status_file.write(tmp_path, Pod(Namespace("web"), PodName(name), PodUid("u")), VALUE)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.plugins.builtin import masquerade
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.masquerade import iptables
@@ -97,21 +98,21 @@ def test_rules_of_nftables_that_stay_are_a_failure_only_where_nft_works(works: b
 class Recorder:
     """HostTools whose tables have rules of the container; records the commands."""
 
+    failing: str = ""
     calls: list[tuple[str, ...]] = field(default_factory=list)
 
     def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
         self.calls.append((tool, *arguments))
+        if tool == self.failing:
+            return ToolExit(1, b"", "COMMIT failed")
         if tool == "nft":
             raise ToolNotFoundError("no nft")
         chain = Owner("n1", "c1", "eth0").chain
         return ToolExit(0, f"-A POSTROUTING -s 10.0.0.2/32 -j {chain}\n".encode(), "")
 
 
-@pytest.mark.parametrize(("seconds", "allowed"), [(None, {"20"}), (8.9, {"6", "7"}), (1.5, {"1"})])
-def test_iptables_waits_for_its_lock_as_long_as_the_caller_has(seconds: float | None, allowed: set[str]) -> None:
-    """Also a second less, so that it says why it failed before it is ended."""
-    tools = Recorder()
-    call = Call(
+def by_iptables(tools: Recorder) -> Call:
+    return Call(
         invocation=Invocation("DEL", "c1", "", "eth0", "", "", {"ipMasq": True, "ipMasqBackend": "iptables"}),
         name="n1",
         cni_version="1.0.0",
@@ -120,6 +121,21 @@ def test_iptables_waits_for_its_lock_as_long_as_the_caller_has(seconds: float | 
         ipam=FakePluginRunner({}),
         tools=tools,
     )
+
+
+@pytest.mark.parametrize("work", [masquerade.add, masquerade.remove])
+def test_a_transaction_that_fails_is_a_failure(work: Callable[[Call, list[IpInterface]], None]) -> None:
+    """Its exit status is that of a chain which is not there."""
+    call = by_iptables(Recorder("iptables-restore"))
+    with pytest.raises(CniError, match=r"iptables-restore failed \(exit status 1\): COMMIT failed"):
+        work(call, [ipaddress.ip_interface("10.0.0.2/24"), ipaddress.ip_interface("10.0.0.3/24")])
+
+
+@pytest.mark.parametrize(("seconds", "allowed"), [(None, {"20"}), (8.9, {"6", "7"}), (1.5, {"1"})])
+def test_iptables_waits_for_its_lock_as_long_as_the_caller_has(seconds: float | None, allowed: set[str]) -> None:
+    """Also a second less, so that it says why it failed before it is ended."""
+    tools = Recorder()
+    call = by_iptables(tools)
     address = ipaddress.ip_interface("10.0.0.2/24")
     with deadline.given(Deadline()) if seconds is None else deadline.within(seconds):
         masquerade.add(call, [address])

@@ -201,6 +201,7 @@ async def test_of_several_pods_of_a_node_the_one_that_serves(bench):
     bench.daemon("node-a", hang, name="old", deletionTimestamp="2026-11-22T10:00:00Z")
     bench.daemon("node-a", hang, name="uninstall", labels={"app": "multus", "name": "multus-uninstall"})
     bench.daemon("node-a", hang, name="webhook", owner="ReplicaSet")
+    bench.daemon("node-a", hang, name="by-hand", ownerReferences=None)
     bench.daemon("node-a", answering(), name="young", containers=("sidecar", "kube-multus"))
     bench.daemon("node-a", hang, name="younger", waiting={"reason": "ContainerCreating"})
     (node,) = (await status.look(bench.cluster()))["nodes"]

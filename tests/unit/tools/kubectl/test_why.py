@@ -264,6 +264,7 @@ async def test_what_people_see(bench, look, capsys):
     bench.node("node-a", node_of(explain_reply(problem=f"{MISSING} (pod default/web)"), running))
     uid = bench.pod("web", "blue")
     bench.event("web", uid, f"{MISSING} \x1b[2J", count=4)
+    bench.event("web", uid, "only once", count=1)
     show.why(await look())
     shown = capsys.readouterr().out
     first, second = shown.splitlines()[:2]
@@ -271,4 +272,5 @@ async def test_what_people_see(bench, look, capsys):
     assert second.startswith("  -> kubectl get network-attachment-definitions -n default")
     assert "ADD: runs, at: plugin x" in shown
     assert "(4 times)" in shown
+    assert [line for line in shown.splitlines() if line.endswith("only once")] != []
     assert "\x1b[2J" not in shown
