@@ -409,7 +409,10 @@ async def test_wait_for_gives_up_when_the_object_goes(server, pods, running, unt
 async def test_who_waits_is_answered_once(gates, types, found):
     """Several events that would do arrive together, before the one who waits has its turn."""
 
-    class Client:
+    class Client(ApiClient):
+        def __init__(self):
+            pass
+
         async def request(self, *_, **__):
             return b'{"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}'
 
