@@ -416,7 +416,7 @@ async def test_who_waits_is_answered_once(gates, types, found):
         async def request(self, *_, **__):
             return b'{"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}'
 
-        async def lines(self, *_, on_open, **__):
+        async def lines(self, path, query, *, inactivity=0.0, on_open=lambda: None):
             on_open()
             for number, kind in enumerate(types, 1):
                 metadata = {"namespace": "web", "name": "web-1", "uid": "u", "annotations": {"n": str(number)}}
