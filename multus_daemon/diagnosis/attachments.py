@@ -17,28 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, SetAside
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.names import ContainerId
-from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
+from multus_daemon.spec.ports import CorruptRecordError, DelegateStore, LinkOps
 
 SCHEMA: Final = "multusctl.attachments/v1"
 _PARENT_KEYS: Final = {"bridge": "bridge", "macvlan": "master", "ipvlan": "master", "vlan": "master", "ovs": "bridge"}
 _DEFAULT_PARENTS: Final = {"bridge": "cni0"}
-
-
-class Namespaces(Protocol):
-    """What is asked about network namespaces: `ports.LinkOps` has it."""
-
-    def is_netns(self, path: str) -> bool:
-        """True where `path` is a network namespace that exists."""
-        ...
-
-    def vanished(self, paths: set[str]) -> set[str]:
-        """Those of `paths` that are certainly gone."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +42,7 @@ ORPHAN_ADVICE: Final = "nothing: the daemon deletes what is left with its next c
 
 def of(
     store: DelegateStore,
-    namespaces: Namespaces,
+    links: LinkOps,
     *,
     source: str,
     pod: str = "",
@@ -73,7 +61,7 @@ def of(
     found = []
     for item in store.aside() if leaks else ():
         if not pod or (item.record is not None and item.record.pod == pod):
-            found.append(_set_aside(item, namespaces))
+            found.append(_set_aside(item, links))
     for container_id in store.containers(foreign=True):
         try:
             record = store.load(container_id)
@@ -83,17 +71,15 @@ def of(
             continue
         if record is None or (pod and record.pod != pod):
             continue
-        problem = _problem(
-            record, namespaces, known.get(container_id, Problem()), (last_errors or {}).get(container_id, "")
-        )
+        problem = _problem(record, links, known.get(container_id, Problem()), (last_errors or {}).get(container_id, ""))
         if leaks and not problem.text:
             continue
-        found.append(_container(record, problem, namespaces, check))
+        found.append(_container(record, problem, links, check))
     found.sort(key=lambda item: (item["pod"], item["since"]))
     return {"schema": SCHEMA, "source": source, "containers": found}
 
 
-def _problem(record: ContainerRecord, namespaces: Namespaces, known: Problem, last_error: str) -> Problem:
+def _problem(record: ContainerRecord, links: LinkOps, known: Problem, last_error: str) -> Problem:
     """`known`: as the daemon's comparison has it; `last_error`: of its DELs."""
     if record.failing_since or record.given_up:
         times = "once" if record.deletes_failed == 1 else f"{record.deletes_failed} times"
@@ -102,7 +88,7 @@ def _problem(record: ContainerRecord, namespaces: Namespaces, known: Problem, la
         text = f"{failed} {tried}{f': {last_error}' if last_error else ''}"
         cause = "remove the cause" if last_error else "remove the cause, which the daemon's log names"
         return Problem(text, f"{cause}: the daemon goes on trying; or {_by_hand(record.sandbox.container_id)}")
-    if record.sandbox.netns and namespaces.vanished({record.sandbox.netns}):
+    if record.sandbox.netns and links.vanished({record.sandbox.netns}):
         return Problem("its network namespace is gone", ORPHAN_ADVICE)
     return known
 
@@ -111,9 +97,9 @@ def _by_hand(container_id: ContainerId) -> str:
     return f"free by hand what it holds, then: multusctl attachments forget {container_id}"
 
 
-def _set_aside(item: SetAside, namespaces: Namespaces) -> dict[str, Any]:
+def _set_aside(item: SetAside, links: LinkOps) -> dict[str, Any]:
     record = item.record
-    found = _unreadable(item.container_id) if record is None else _container(record, Problem(), namespaces, None)
+    found = _unreadable(item.container_id) if record is None else _container(record, Problem(), links, None)
     return found | {"problem": f"set aside: {item.why}", "advice": _by_hand(item.container_id), "setAside": item.since}
 
 
@@ -138,7 +124,7 @@ def _unreadable(container_id: ContainerId, problem: str = "") -> dict[str, Any]:
 def _container(
     record: ContainerRecord,
     problem: Problem,
-    namespaces: Namespaces,
+    links: LinkOps,
     check: Callable[[ContainerRecord], str] | None,
 ) -> dict[str, Any]:
     netns = record.sandbox.netns
@@ -147,7 +133,7 @@ def _container(
         "pod": record.pod if record.pod_name else "",
         "podUid": record.pod_uid,
         "netns": netns,
-        "netnsExists": bool(netns) and namespaces.is_netns(netns),
+        "netnsExists": bool(netns) and links.is_netns(netns),
         "since": record.created,
         "complete": record.complete,
         "failedDeletes": record.deletes_failed,
