@@ -184,7 +184,7 @@ def refuse_too_many(name: str, ips: Sequence[str], cni_args: Mapping[str, Any] |
             raise InvalidNetworkConfigError(
                 f"{key}: {len(addresses)} addresses, and at most {net_conf.max_requested_addresses} are allowed "
                 f"(network {name})",
-                "ask for fewer, or have maxRequestedAddresses in the daemon's configuration raised",
+                "ask for fewer",
             )
 
 
@@ -302,8 +302,7 @@ def _bound_port_mappings(pod: Pod, networks: Sequence[Network], bound: int) -> N
     if count > bound:
         raise InvalidNetworkConfigError(
             f"{count} portMappings of pod {pod}, and at most {bound} are allowed",
-            "ask for fewer, in the annotation or as hostPort, or have maxPortMappings in the daemon's configuration "
-            "raised; hostNetwork takes any number of ports",
+            "ask for fewer, in the annotation or as hostPort; hostNetwork takes any number of ports",
         )
 
 
