@@ -111,7 +111,8 @@ def _rounds(
                 call = Invocation(verb, f"c{number}", netns, "eth0", "", str(REFERENCE), config)
                 start, cpu = time.perf_counter(), _cpu_seconds()
                 if verb == "ADD":
-                    served_by = runners[side].choose(plugin, call, runners[side].programs((plugin, ipam["type"])))
+                    programs = runners[side].programs([(plugin, call)])
+                    served_by = runners[side].choose(plugin, call, programs)
                 runners[side].run(plugin, replace(call, served_by=served_by))
                 seconds = {verb: time.perf_counter() - start, f"{verb} CPU": _cpu_seconds() - cpu}
                 if number >= WARM_UP:

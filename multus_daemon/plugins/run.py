@@ -7,14 +7,14 @@ below 0.4.0 is the engine's, and the first words of an error are its cause, foll
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from multus_daemon.kernel import netns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Progress, Sandbox
-from multus_daemon.spec.cni import args, conf, errors, gojson, names, result, versions
+from multus_daemon.spec.cni import args, conf, errors, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -41,10 +41,6 @@ _NO_IPAM: Final = frozenset(
 _IPAM: Final = frozenset({"dhcp", "host-local", "static", "whereabouts"})
 
 
-_TYPES_DEPTH: Final = 4
-"""Levels of a plugin's configuration in which another plugin can be named."""
-
-
 class Chain:
     """The DelegateRunner over a ChoosingRunner. `bin_path` is CNI_PATH, directories joined by `:`."""
 
@@ -55,7 +51,11 @@ class Chain:
 
     def programs(self, configs: Iterable[NetworkConfig]) -> Mapping[str, Program]:
         """See `ports.DelegateRunner`."""
-        return self._runner.programs({name for config in configs for name in _types(config)})
+        return self._runner.programs(
+            (plugin.type, self._without_container("ADD", config, plugin, {}))
+            for config in configs
+            for plugin in config.plugins
+        )
 
     def plan(self, sandbox: Sandbox, attachment: Attachment, programs: Mapping[str, Program]) -> Attachment:
         """See `ports.DelegateRunner`: names, version, and that every plugin and every IPAM plugin is to be had.
@@ -316,24 +316,6 @@ class Chain:
             parsed=_parsed(attachment, plugin),
             netns_override=netns.own_is_allowed(),
         )
-
-
-def _types(config: NetworkConfig) -> Iterator[str]:
-    """Yield the types of all plugins that the configuration names, those that plugins call by themselves included."""
-    for plugin in config.plugins:
-        yield from _named(plugin.fields)
-        if plugin.type == "flannel":
-            # What it calls if its configuration does not say.
-            yield from ("bridge", "host-local")
-
-
-def _named(value: Any, depth: int = 0) -> Iterator[str]:
-    if isinstance(value, Mapping) and depth < _TYPES_DEPTH:
-        plugin_type = gojson.get(value, "type")
-        if isinstance(plugin_type, str) and plugin_type:
-            yield plugin_type
-        for item in value.values():
-            yield from _named(item, depth + 1)
 
 
 def _parsed(attachment: Attachment, plugin: PluginConfig) -> dict[Any, Any] | None:

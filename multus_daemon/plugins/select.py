@@ -9,12 +9,13 @@ find the interface as it was made, the rules that it leaves are removed.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from multus_daemon.kernel import netns, ops
 from multus_daemon.plugins import formats, recursion
@@ -39,6 +40,8 @@ _READ_ALIKE: Final = frozenset({"bridge", "host-local", "macvlan", "ptp", "stati
 # They are about what an ADD has made.
 _FOLLOWING: Final = frozenset({"CHECK", "DEL"})
 _NO_PROGRAM: Final = Program()
+_TYPES_DEPTH: Final = 4
+"""Levels of a plugin's configuration in which another plugin can be named."""
 BINARY: Final = "binary"
 """What `served_by` says for a binary of which no more is known: an upstream daemon ran it."""
 
@@ -95,9 +98,22 @@ class Dispatcher:
         """See `ports.ChoosingRunner`."""
         return self._builtin.waits(plugin_type)
 
-    def programs(self, plugin_types: Iterable[str]) -> Mapping[str, Program]:
+    def programs(self, calls: Iterable[tuple[str, Invocation]]) -> Mapping[str, Program]:
         """See `ports.ChoosingRunner`."""
-        return {name: self._program(name) for name in plugin_types}
+        return {name: self._program(name) for name in {name for call in calls for name in self._needed(*call)}}
+
+    def _needed(self, plugin_type: str, invocation: Invocation) -> Iterator[str]:
+        """Yield the types whose binary counts: a look at the disk is saved for what built-ins do without doubt."""
+        is_built_in = self._mode_of(plugin_type) == "prefer" and self._builtin.locate(plugin_type)
+        if not is_built_in or self._builtin.unsupported(plugin_type, invocation):
+            yield plugin_type
+            yield from _named(invocation.fields)
+            return
+        # For a configuration that cannot be read no binary counts.
+        with contextlib.suppress(CniError):
+            for name, called in self._builtin.called_by(plugin_type, invocation).items():
+                if name != plugin_type:
+                    yield from self._needed(name, called)
 
     def _program(self, plugin_type: str) -> Program:
         path = self._process.locate(plugin_type)
@@ -255,6 +271,16 @@ class Dispatcher:
         unsupported = self._builtin.unsupported(plugin_type, invocation)
         # Without a binary the built-in says what is missing, or does the DEL.
         return not (unsupported and self._process.locate(plugin_type))
+
+
+def _named(value: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the types that a configuration names at any place where a plugin may look for one to call."""
+    if isinstance(value, Mapping) and depth < _TYPES_DEPTH:
+        plugin_type = gojson.get(value, "type")
+        if isinstance(plugin_type, str) and plugin_type:
+            yield plugin_type
+        for item in value.values():
+            yield from _named(item, depth + 1)
 
 
 def _refuse_ipam(invocation: Invocation, programs: Mapping[str, Program]) -> None:

@@ -26,6 +26,11 @@ _INFO_FILE: Final = "CNIDeviceInfoFile"
 _SHOWN_NAMES: Final = 10
 
 
+def fields(device_id: str) -> dict[str, str]:
+    """Return what each plugin's object gets for its device, as upstream has it."""
+    return {DEVICE_ID: device_id, "pciBusID": device_id} if device_id else {}
+
+
 def deal(pod: Pod, networks: Sequence[Network], allocated: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the device of each network, empty for none: the n-th network of a resource has its n-th device. Pure.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from multus_daemon.pod import networks
+from multus_daemon.pod import devices, networks
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.networks import Network
 from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.args import KubernetesArgs
+from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf.model import NetConf
@@ -62,14 +64,21 @@ def gather(engine: Engine, pod: Pod, net_conf: NetConf) -> Inputs:
         chosen, selected = networks.selections(pod, net_conf)
         elements = (chosen, *selected) if chosen else selected
         found = networks.of_pod(engine, pod, net_conf, chosen, selected)
-        devices: Mapping[str, Sequence[str]] = {}
+        allocated: Mapping[str, Sequence[str]] = {}
         if any(network.resource_name for network in found):
-            devices = engine.devices.allocated(pod)
+            allocated = engine.devices.allocated(pod)
     except CniError as error:
         return Inputs(pod, net_conf, elements, found, refusal=error)
     except DevicesUnavailableError as error:
         refusal = TryAgainLaterError(f"the pod's devices cannot be determined: {error}")
         refusal.__cause__ = error
         return Inputs(pod, net_conf, elements, found, refusal=refusal)
-    programs = engine.runner.programs(network.config for network in found)
-    return Inputs(pod, net_conf, elements, found, devices, programs)
+    programs = engine.runner.programs(_with_device(network) for network in found)
+    return Inputs(pod, net_conf, elements, found, allocated, programs)
+
+
+def _with_device(network: Network) -> NetworkConfig:
+    """Return the configuration as its plugins get it: a built-in may not know the keys of a device."""
+    if not network.resource_name and not network.capability_args.get(devices.DEVICE_ID):
+        return network.config
+    return conf.with_plugin_fields(network.config, devices.fields("any"), {})

@@ -138,11 +138,12 @@ def _attachments(request: CniRequest, inputs: Inputs, device_files: DeviceFiles)
     for network, ifname, device_id in zip(chosen, ifnames, device_ids, strict=True):
         element = network.request
         room = _room_after(element, network.config, room)
-        # In each plugin's object, as upstream has it; what has no capability goes under `args.cni`.
-        fields = {devices.DEVICE_ID: device_id, "pciBusID": device_id} if device_id else {}
+        # What has no capability goes under `args.cni`.
         attachment = Attachment(
             name=network.name,
-            config=conf.with_plugin_fields(network.config, fields, (element and element.cni_args) or {}),
+            config=conf.with_plugin_fields(
+                network.config, devices.fields(device_id), (element and element.cni_args) or {}
+            ),
             ifname=ifname,
             cluster_network=not made,
             capability_args={**network.capability_args, **({devices.DEVICE_ID: device_id} if device_id else {})},

@@ -245,8 +245,8 @@ class ChoosingRunner(PluginRunner, Protocol):
         """True where an ADD by the built-in may wait for seconds."""
         ...
 
-    def programs(self, plugin_types: Iterable[str]) -> Mapping[str, Program]:
-        """Look for the binaries of these types. Reads the disk."""
+    def programs(self, calls: Iterable[tuple[str, Invocation]]) -> Mapping[str, Program]:
+        """Look for the binaries that may serve these calls, and what they call, by type. Reads the disk."""
         ...
 
     def chosen(self, plugin_type: str, programs: Mapping[str, Program]) -> str:

@@ -113,8 +113,10 @@ class FakePluginRunner:
     def waits(self, plugin_type: str) -> bool:
         return plugin_type in self.waiting
 
-    def programs(self, plugin_types: Iterable[str]) -> Mapping[str, Program]:
-        return {name: Program(self.locate(name)) for name in plugin_types}
+    def programs(self, calls: Iterable[tuple[str, Invocation]]) -> Mapping[str, Program]:
+        calls = list(calls)
+        ipam = [str(call.fields["ipam"]["type"]) for _, call in calls if "type" in call.fields.get("ipam", {})]
+        return {name: Program(self.locate(name)) for name in [*(name for name, _ in calls), *ipam]}
 
     def chosen(self, plugin_type: str, programs: Mapping[str, Program]) -> str:
         return programs[plugin_type].path

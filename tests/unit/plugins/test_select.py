@@ -32,9 +32,8 @@ def invocation(**changes) -> Invocation:
 
 
 def choose(dispatcher, plugin_type, call):
-    """As planning does: with the binaries of every type that the tests name."""
-    types = {plugin_type, "both", "binary", "builtin", "none", "host-local", "static", "bridge", "disguised"}
-    return dispatcher.choose(plugin_type, call, dispatcher.programs(types))
+    """As planning does."""
+    return dispatcher.choose(plugin_type, call, dispatcher.programs([(plugin_type, call)]))
 
 
 def made_by(name):
