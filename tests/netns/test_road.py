@@ -115,11 +115,12 @@ def crossings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def add(make: Callable[[], tuple[Daemon, Store]], netns: Netns) -> Store:
-    """One ADD, by a daemon whose event loop is that of this thread."""
+def add(make: Callable[[], tuple[Daemon, Store]], netns: Netns, *, before: Callable[[], None] = lambda: None) -> Store:
+    """One ADD, by a daemon whose event loop is that of this thread. `before` is called once the daemon is made."""
 
     async def call() -> Store:
         daemon, store = make()
+        before()
         answer = await daemon._api.call(body(CNI_NETNS=netns.path))
         assert answer.status == 200, answer.body
         return store
@@ -130,7 +131,8 @@ def add(make: Callable[[], tuple[Daemon, Store]], netns: Netns) -> Store:
 def test_an_add_of_three_networks_goes_to_its_thread_and_comes_back_once(
     make: Callable[[], tuple[Daemon, Store]], netns: Netns, crossings: Counter[str]
 ) -> None:
-    store = add(make, netns)
+    # A daemon that starts looks for binaries, in a thread.
+    store = add(make, netns, before=crossings.clear)
     assert len(store.statuses) == 1
     events = crossings["call_soon_threadsafe"] - 1 - len(store.statuses)
     # One thread; from it to the loop with the end, once for the request to the API server, and an Event for each
