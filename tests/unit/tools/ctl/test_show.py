@@ -98,7 +98,7 @@ def test_what_was_set_aside_says_since_when_why_and_what_to_do(capsys: pytest.Ca
 def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show_status, "_time", lambda seconds: f"at {seconds}")
+    monkeypatch.setattr(show_status, "moment", lambda seconds: f"at {seconds}")
     monkeypatch.setenv("COLUMNS", "100")
     error = {"verb": "ADD", "code": 7, "cause": "no network", "count": 3, "last": 86400.5, "pod": "web/p1"}
     show_status.status(
