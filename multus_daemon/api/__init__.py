@@ -1,1 +1,4 @@
-"""The HTTP edge: the unix socket for the shim, health, metrics. The only user of aiohttp."""
+"""HTTP: the unix socket for the shim and hot-plug, the admin paths, health, the metrics port, the webhook.
+
+The only user of aiohttp.
+"""

@@ -1,1 +1,1 @@
-"""Long loops beside the requests."""
+"""The whole node: GC, STATUS, the spool, reconciliation, network-statuses at start, the primary configuration."""

@@ -1,1 +1,1 @@
-"""Running one delegate: finding, starting and chaining its plugins, and the record of what they did."""
+"""Running the plugins of one attachment by the rules of libcni, as binaries or built in."""

@@ -1,1 +1,1 @@
-"""The verbs of CNI for all networks of one pod: resolve, attach, detach, check."""
+"""The networks of one pod: gather, plan, add, delete, check, hot-plug, the record, and what is announced."""

@@ -1,1 +1,1 @@
-"""Foundations without a word of the domain: files, tasks, gates. Imports nothing of the project."""
+"""Foundations without a word of the domain: time, threads, files, queues, kernel facilities of the process."""
