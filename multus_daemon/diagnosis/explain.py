@@ -148,7 +148,8 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
         "network": attachment.name,
         "interface": attachment.ifname,
         "why": network.why,
-        "problem": str(network.refusal) if network.refusal else "",
+        # Without the pod, which the whole answer is about.
+        "problem": str(network.refusal.__cause__ or network.refusal) if network.refusal else "",
         "plugins": [
             {"type": plugin_type, "servedBy": attachment.served_by.get(plugin_type, ""), "config": dict(call.fields)}
             for plugin_type, call in calls

@@ -122,8 +122,8 @@ def _missing(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> str:
     expected = attachment.observed or attachment.result
     if expected is None:
         return ""
-    if _is_ours(attachment) and not attachment.has_interface:
-        # An IPAM plugin alone, or the auxiliary chain.
+    if _is_ours(attachment) and not any(item.sandbox for item in expected.interfaces):
+        # An IPAM plugin alone: its addresses are on no interface.
         return ""
     if attachment.observed is None and not attachment.is_built_in:
         if attachment.device_id:

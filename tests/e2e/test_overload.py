@@ -231,7 +231,11 @@ def test_a_burst_neither_ends_the_daemon_nor_keeps_a_del_waiting(make_node: Call
     assert node.daemon is not None
     netns = node.add_netns()
     assert node.cni("ADD", "first", netns, "hello").code == 0
-    shims = [start_shim(node, "ADD", f"c{number}", netns) for number in range(BURST)]
+    # A path of its own for each, as a runtime has it: an ADD waits for what works at the same one.
+    paths = [node.root / f"netns-{number}" for number in range(BURST)]
+    for path in paths:
+        path.symlink_to(netns)
+    shims = [start_shim(node, "ADD", f"c{number}", str(path)) for number, path in enumerate(paths)]
     node.wait_until(lambda: len(marks(node, "marks")) > 12, "the burst has begun")
     removal = node.cni("DEL", "first", netns, "hello")
     probe = time.monotonic()
