@@ -38,6 +38,9 @@ _SOMETHING_ELSE: Final = frozenset({errno.ENOTDIR, errno.EINVAL, errno.ENXIO})
 
 _NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
 
+COOKIE_MARK: Final = "."
+"""Between an identity's device and inode and its cookie."""
+
 log = logging.getLogger(__name__)
 
 _own_allowed: ContextVar[bool] = ContextVar("own_netns_allowed", default=False)
@@ -219,15 +222,12 @@ def identity(descriptor: int, cookie: str = "") -> str:
     """
     device, inode = _identity(os.fstat(descriptor))
     # After a start of the node the numbers begin anew.
-    return f"{fs.boot()}-{device}-{inode}{_COOKIE_MARK}{cookie}" if cookie else f"{fs.boot()}-{device}-{inode}"
-
-
-_COOKIE_MARK: Final = "."
+    return f"{fs.boot()}-{device}-{inode}{COOKIE_MARK}{cookie}" if cookie else f"{fs.boot()}-{device}-{inode}"
 
 
 def cookie_of(identity: str) -> str:
     """Return the cookie in an `identity`; empty if it has none."""
-    return identity.partition(_COOKIE_MARK)[2]
+    return identity.partition(COOKIE_MARK)[2]
 
 
 def read_cookie(of_namespace: socket.socket) -> str:
@@ -242,7 +242,7 @@ def read_cookie(of_namespace: socket.socket) -> str:
 def differ(known: str, found: str) -> bool:
     """Report whether two identities are of different namespaces, by their cookies if both have one."""
     if not (cookie_of(known) and cookie_of(found)):
-        known, found = known.partition(_COOKIE_MARK)[0], found.partition(_COOKIE_MARK)[0]
+        known, found = known.partition(COOKIE_MARK)[0], found.partition(COOKIE_MARK)[0]
     return known != found
 
 

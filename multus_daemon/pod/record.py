@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from multus_daemon.kernel.netns import COOKIE_MARK
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
@@ -69,6 +70,8 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
     given_up: bool = False
     failing_since: float = 0.0
     netns_id: str = ""
+    netns_cookie: str = ""
+    """Apart from the id: a daemon that knows no cookies compares that as a whole."""
 
 
 # Not made where they are used: msgspec lays a type out at its first use, which several threads can't share.
@@ -78,6 +81,7 @@ _decode_record: Final = msgspec.json.Decoder(_Record).decode
 
 def encode(record: ContainerRecord) -> bytes:
     """One state of the container, as a line without its end."""
+    netns_id, _, netns_cookie = record.netns_id.partition(COOKIE_MARK)
     body = msgspec.json.encode(
         _Record(
             container_id=record.sandbox.container_id,
@@ -92,7 +96,8 @@ def encode(record: ContainerRecord) -> bytes:
             deletes_failed=record.deletes_failed,
             given_up=record.given_up,
             failing_since=record.failing_since,
-            netns_id=record.netns_id,
+            netns_id=netns_id,
+            netns_cookie=netns_cookie,
         )
     )
     return msgspec.json.encode(_Envelope(FORMAT, hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
@@ -153,7 +158,7 @@ def _decode_state(data: bytes) -> ContainerRecord:
             deletes_failed=fields.deletes_failed,
             given_up=fields.given_up,
             failing_since=fields.failing_since,
-            netns_id=fields.netns_id,
+            netns_id=f"{fields.netns_id}{COOKIE_MARK}{fields.netns_cookie}" if fields.netns_cookie else fields.netns_id,
         )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, CniError) as error:
         raise RecordFormatError(str(error)) from error

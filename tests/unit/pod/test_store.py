@@ -838,3 +838,14 @@ def test_what_writers_left_beside_the_directories_is_removed(store, cni_dir):
         (cni_dir / name).write_text("")
     store.sweep()
     assert sorted(path.name for path in cni_dir.iterdir() if path.is_file()) == [".hidden", "state"]
+
+
+@pytest.mark.parametrize(
+    ("netns_id", "kept"), [("b00t-4-17", ("b00t-4-17", "")), ("b00t-4-17.2a", ("b00t-4-17", "2a")), ("", ("", ""))]
+)
+def test_the_cookie_of_a_namespace_is_apart_from_its_id(netns_id: str, kept: tuple[str, str]) -> None:
+    """A daemon that knows no cookies compares the id as a whole: after a roll-back it still finds its namespaces."""
+    data = record_format.encode(replace(small(), netns_id=netns_id))
+    fields = json.loads(data)["record"]
+    assert (fields["netnsId"], fields["netnsCookie"]) == kept
+    assert record_format.decode(data).netns_id == netns_id
