@@ -113,7 +113,7 @@ class Client:
 
 
 NO_CLIENT: Final = Client()
-"""For requests that nobody waits for: those of the spool."""
+"""The requests of the spool have no client that waits."""
 
 Hurry: TypeAlias = Callable[[str], contextlib.AbstractContextManager[None]]
 """Called with a container's id; while the context lives, what runs for the container goes before other work."""

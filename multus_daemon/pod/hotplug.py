@@ -86,6 +86,7 @@ def _add(
     pod = find_pod(engine, request.args)
     with publish.telling_of_failure(engine, pod, publish.FAILED):
         config = conf.parse_written(request.stdin)
+        # Before the leftovers are undone: a request that is refused changes nothing.
         networks.refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
         if record and leftovers:
             log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))

@@ -34,7 +34,7 @@ class PlannedNetwork:
     """One network of the pod, with the plugins that serve it."""
 
     attachment: Attachment
-    """As the record will have it, without a result."""
+    """The attachment that goes on record, without a result."""
     why: str = ""
     """Who asks for it, for people."""
     refusal: CniError | None = None
@@ -94,7 +94,6 @@ def plan_network(
     pod = inputs.pod
     notices: tuple[Notice, ...] = ()
     try:
-        networks.refuse_too_many(request.network, request.ips, request.cni_args, inputs.net_conf)
         attachment = _hot_plugged(request, config, pod.namespace, ifname)
         notices = unsupported.before_add(pod, (attachment,), strict=inputs.net_conf.strict_requests)
     except CniError as error:

@@ -27,7 +27,7 @@ class Finding:
     advice: str
     """A command, or what to do."""
     fix: Callable[[], None] | None = field(default=None, compare=False)
-    """What mends it, where that can harm nobody. Raises OSError."""
+    """The repair, if it is safe to run unasked. Raises OSError."""
     fix_is: str = ""
     """In words, what `fix` does."""
 
