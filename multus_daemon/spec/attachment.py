@@ -82,7 +82,7 @@ class Attachment:
     result: Result | None = None
     """What ADD returned; None until it has."""
     observed: Result | None = None
-    """The part of `result` that the kernel had after the ADD; None if built-ins alone ran it, whose results are true."""
+    """The part of `result` that the kernel had after the ADD; None if built-ins alone ran it."""
     hot_plugged: bool = False
     """True where it was attached to a running container, apart from the runtime's ADD."""
     auxiliary: bool = False
