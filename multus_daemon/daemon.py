@@ -41,7 +41,7 @@ from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.plugins.tools import ToolRunner
 from multus_daemon.pod import portals, statuses
-from multus_daemon.pod.engine import LOCKS, NETNS_LOCKS, Engine
+from multus_daemon.pod.engine import LOCKS, Engine
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threads, timeline
@@ -261,7 +261,6 @@ class Daemon:
             self._store,
             KernelLinks(),
             locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / LOCKS),
-            netns_locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / NETNS_LOCKS),
             devices=portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way),
             device_files=NodeDeviceFiles(Path(paths.chroot_dir or "/")),
             gates=self._gates,

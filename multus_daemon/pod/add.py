@@ -145,7 +145,7 @@ def attached(engine: Engine, base: ContainerRecord, plan: PodPlan, netns: str, *
     sandbox = Sandbox(base.sandbox.container_id, netns)
     in_all = len(base.attachments) + len(plan.networks)
     new = [replace(attachment, networks=in_all) for attachment in plan.attachments]
-    with engine.netns_locks.hold(netns), engine.links.kept_open(), contextlib.ExitStack() as undo:
+    with engine.locks.hold(netns), engine.links.kept_open(), contextlib.ExitStack() as undo:
         netns_id = _require_room(engine, base, new, netns)
         base = replace(base, netns_id=base.netns_id or netns_id)
         # As it is then: with the default routes moved, results in `base` are others too.

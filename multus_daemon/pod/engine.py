@@ -32,9 +32,7 @@ from multus_daemon.spec.ports import (
 )
 
 LOCKS: Final = "containers.lock"
-"""The file of the containers' locks, in the socket's directory."""
-NETNS_LOCKS: Final = "namespaces.lock"
-"""The file of the namespaces' locks, in the socket's directory."""
+"""The file of the locks of containers and of namespaces, in the socket's directory."""
 INDICATOR_GATE: Final = "readiness-indicator"
 """While this gate is closed the primary network is not ready, and no pod is attached to it."""
 
@@ -141,10 +139,11 @@ class Engine:
     count_replaced_netns: Callable[[], None] = count_nothing
     """Called where a container is detached at whose namespace's path is something else by then."""
     locks: KeyedLock = field(default_factory=KeyedLock)
-    """Of the containers: whoever changes one holds its lock. Shared with a daemon that takes over, or is relieved."""
-    netns_locks: KeyedLock = field(default_factory=KeyedLock)
-    """Locks of namespaces, by path. ADD and DEL hold one while they work there, so that a late DEL of an old container
-    never meets the ADD of the next one. Taken after the container's lock. Shared as `locks` is."""
+    """Locks of containers by id, and of network namespaces by path. Shared with another daemon of the node.
+
+    Whoever changes a container holds its lock, then the lock of the namespace in which it works: a late DEL of an old
+    container never meets the ADD of the next one at the same path.
+    """
     barriers: Barriers = field(default_factory=Barriers)
     """Of the networks, by name: closed while its plugins free what was not on record when that began."""
     gc_lock: KeyedLock = field(default_factory=KeyedLock)

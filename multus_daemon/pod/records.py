@@ -128,7 +128,7 @@ def own_netns(engine: Engine, record: ContainerRecord, netns: str) -> Iterator[s
     paths = sorted({netns, record.sandbox.netns} - {""}) if netns else []
     with contextlib.ExitStack() as locks:
         for path in paths:
-            locks.enter_context(engine.netns_locks.hold(path))
+            locks.enter_context(engine.locks.hold(path))
         yield _own_netns(engine, record, netns)
 
 
