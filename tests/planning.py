@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from multus_daemon.pod.engine import DelegateRunner
 from multus_daemon.spec.attachment import Attachment, Sandbox
-from multus_daemon.spec.ports import DelegateRunner
 
 
 def plan_one(runner: DelegateRunner, sandbox: Sandbox, attachment: Attachment) -> Attachment:

@@ -117,9 +117,10 @@ class Answers:
                 return "not checked: another request is at work on it"
             try:
                 strict = self._engine.net_conf(b"{}").strict_check
-                for failure in failures(self._engine, record, announced(record), record.sandbox.netns):
-                    if strict or failure.is_certain:
-                        return str(failure.error)
+                with self._engine.links.open(record.sandbox.netns) as netns:
+                    for failure in failures(self._engine, record, announced(record), netns):
+                        if strict or failure.is_certain:
+                            return str(failure.error)
             except CniError as error:
                 return str(error)
             return ""

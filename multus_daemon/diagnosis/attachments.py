@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from multus_daemon.pod.engine import LinkOps
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, SetAside
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.names import ContainerId
-from multus_daemon.spec.ports import CorruptRecordError, DelegateStore, LinkOps
+from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 SCHEMA: Final = "multusctl.attachments/v1"
 _PARENT_KEYS: Final = {"bridge": "bridge", "macvlan": "master", "ipvlan": "master", "vlan": "master", "ovs": "bridge"}

@@ -16,7 +16,6 @@ import socket
 import stat
 import sys
 from collections.abc import Collection, Iterator
-from contextvars import ContextVar
 from typing import Final
 
 from multus_daemon.runtime import fs
@@ -42,8 +41,6 @@ COOKIE_MARK: Final = "."
 """Between an identity's device and inode and its cookie."""
 
 log = logging.getLogger(__name__)
-
-_own_allowed: ContextVar[bool] = ContextVar("own_netns_allowed", default=False)
 
 # os.setns is new in Python 3.12.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -200,19 +197,6 @@ def _sees_every_process() -> bool:
         return _identity(os.stat("/proc/1/ns/mnt")) != _identity(os.stat("/proc/self/ns/mnt"))
     except PermissionError:
         return False
-
-
-def allow_own(allowed: bool) -> None:
-    """Say whether the calling context, a request's, may have its own namespace as the container's.
-
-    That is CNI_NETNS_OVERRIDE. Threads that the request starts have it too, and it ends with them.
-    """
-    _own_allowed.set(allowed)
-
-
-def own_is_allowed() -> bool:
-    """What `allow_own` has said; else false: the daemon's own namespace is the host's."""
-    return _own_allowed.get()
 
 
 def identity(descriptor: int, cookie: str = "") -> str:

@@ -171,7 +171,7 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
             return
         log.info("GC: container %s of pod %s is deleted: the runtime has it no more", container_id, record.pod)
         try:
-            detach.detach(engine, record, record.sandbox.netns, seconds=seconds)
+            detach.detach(engine, record, engine.links.open(record.sandbox.netns), seconds=seconds)
         except CniError as error:
             if not aside.set_aside_if_due(engine, container_id, error):
                 run.failures.append(error)

@@ -133,7 +133,7 @@ def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
             return False
         log.info("container %s of pod %s is deleted: %s", container_id, present.pod, orphan.reason)
         try:
-            detach.detach(engine, present, netns, seconds=seconds)
+            detach.detach(engine, present, engine.links.open(netns), seconds=seconds)
         except CniError as error:
             if not aside.set_aside_if_due(engine, container_id, error):
                 raise

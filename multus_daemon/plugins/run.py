@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from multus_daemon.kernel import netns
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
+from multus_daemon.plugins.plugin import NeverAttachedError, Program
+from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Progress, Sandbox
 from multus_daemon.spec.cni import args, conf, errors, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
@@ -26,7 +28,6 @@ from multus_daemon.spec.cni.errors import (
 )
 from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.ports import ChoosingRunner, NeverAttachedError, Program
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +39,16 @@ _NO_IPAM: Final = frozenset(
     }
 )
 
+# STATUS and GC are about no container.
+_NO_NETNS: Final = PodNetns("")
+
 _IPAM: Final = frozenset({"dhcp", "host-local", "static", "whereabouts"})
 
 
 class Chain:
     """The DelegateRunner over a ChoosingRunner. `bin_path` is CNI_PATH, directories joined by `:`."""
 
-    def __init__(self, runner: ChoosingRunner, cache: ResultCache, bin_path: str) -> None:
+    def __init__(self, runner: Dispatcher, cache: ResultCache, bin_path: str) -> None:
         self._runner = runner
         self._cache = cache
         self._bin_path = bin_path
@@ -132,7 +136,7 @@ class Chain:
             return False
         return verb != "ADD" or not any(map(self._runner.waits, served_by))
 
-    def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
+    def add(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
         """ADD in the list's order, each plugin with the result of the one before. The first failure ends it.
 
         Raises CniError. What has been made until then is left for `delete`.
@@ -142,8 +146,8 @@ class Chain:
         current = Result()
         for position, plugin in enumerate(config.plugins):
             try:
-                invocation = self._invocation("ADD", sandbox, attachment, plugin, previous)
-                current = self._runner.run(plugin.type, invocation)
+                invocation = self._invocation("ADD", sandbox, attachment, plugin, previous, netns=netns)
+                current = self._runner.run(plugin.type, invocation, netns)
                 previous = _as_seen(current, config)
             except CniError as error:
                 if attachment.progress:
@@ -161,7 +165,7 @@ class Chain:
                 f"{_place(attachment)}, ADD; make room or repair the directory",
             ) from error
 
-    def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def delete(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         """DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
 
         Every plugin is called, also after one has failed. Then the failures are raised as one CniError, with the code
@@ -180,9 +184,9 @@ class Chain:
         failures: list[CniError] = []
         may_be_attached = attachment.result is not None
         for position, plugin in reversed(list(enumerate(config.plugins))):
-            invocation = self._invocation("DEL", sandbox, attachment, plugin, previous, recorded=stored)
+            invocation = self._invocation("DEL", sandbox, attachment, plugin, previous, netns=netns, recorded=stored)
             try:
-                self._runner.run(plugin.type, invocation)
+                self._runner.run(plugin.type, invocation, netns)
             except UnknownContainerError as error:
                 # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
@@ -224,7 +228,7 @@ class Chain:
                 return str(error)
         return ""
 
-    def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         """CHECK in the list's order, each plugin with the stored result. The first failure ends it.
 
         Skipped where the configuration is older than 0.4.0, which has no such verb, or says `disableCheck`.
@@ -241,7 +245,8 @@ class Chain:
         for plugin in config.plugins:
             try:
                 previous = _as_seen(stored, config)
-                self._runner.run(plugin.type, self._invocation("CHECK", sandbox, attachment, plugin, previous))
+                invocation = self._invocation("CHECK", sandbox, attachment, plugin, previous, netns=netns)
+                self._runner.run(plugin.type, invocation, netns)
             except CniError as error:
                 raise _placed(error, plugin, attachment, "CHECK") from error
 
@@ -254,7 +259,7 @@ class Chain:
             return
         for plugin in config.plugins:
             try:
-                self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}))
+                self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}), _NO_NETNS)
             except CniError as error:
                 raise _located(error, plugin, config, "STATUS") from error
 
@@ -272,7 +277,7 @@ class Chain:
         failures: list[CniError] = []
         for plugin in config.plugins:
             try:
-                self._runner.run(plugin.type, self._without_container("GC", config, plugin, extra))
+                self._runner.run(plugin.type, self._without_container("GC", config, plugin, extra), _NO_NETNS)
             except CniError as error:
                 failures.append(_located(error, plugin, config, "GC"))
         if failures:
@@ -298,6 +303,7 @@ class Chain:
         plugin: PluginConfig,
         previous: Result | None,
         *,
+        netns: PodNetns | None = None,
         recorded: Result | None = None,
     ) -> Invocation:
         return Invocation(
@@ -314,7 +320,7 @@ class Chain:
             pod_namespace=next((value for key, value in attachment.cni_args if key == "K8S_POD_NAMESPACE"), ""),
             network=attachment.name,
             parsed=_parsed(attachment, plugin),
-            netns_override=netns.own_is_allowed(),
+            netns_override=netns is not None and netns.may_be_own,
         )
 
 

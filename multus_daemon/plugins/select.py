@@ -17,15 +17,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias
 
-from multus_daemon.kernel import netns, ops
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins import formats, recursion
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.find import PluginNotFoundError
+from multus_daemon.plugins.plugin import BinaryRunner, Program
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, UnsupportedFieldError
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.netconf.primary import OWN_TYPES
-from multus_daemon.spec.ports import BinaryRunner, BuiltinPlugins, Program
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Dispatcher:
     def __init__(
         self,
         process: BinaryRunner,
-        builtin: BuiltinPlugins,
+        builtin: BuiltinRunner,
         mode: Mode,
         *,
         excepted: Collection[str] = (),
@@ -198,17 +199,17 @@ class Dispatcher:
             return built_in
         return locate() or built_in
 
-    def run(self, plugin_type: str, invocation: Invocation) -> Result:
+    def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """As PluginRunner. Raises PluginNotFoundError where neither has it."""
         outcome = "crash"
         began = time.monotonic()
         try:
             if invocation.verb in _FOLLOWING:
-                made = self._follow(plugin_type, invocation)
+                made = self._follow(plugin_type, invocation, netns)
             elif (where := self._where(plugin_type, invocation)) == BUILT_IN:
-                made = self._builtin.run(plugin_type, invocation)
+                made = self._builtin.run(plugin_type, invocation, netns)
             else:
-                made = self._process.run(plugin_type, invocation, where)
+                made = self._process.run(plugin_type, invocation, path=where)
             outcome = "success"
             return made
         except CniError as error:
@@ -236,13 +237,13 @@ class Dispatcher:
         """The mode for what is attached anew."""
         return "off" if plugin_type in self._excepted else self._mode
 
-    def _follow(self, plugin_type: str, invocation: Invocation) -> Result:
+    def _follow(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """By the one that did the ADD; where that is not to be had any more, by the other."""
         if self._follows_builtin(plugin_type, invocation):
-            return self._builtin.run(plugin_type, invocation)
+            return self._builtin.run(plugin_type, invocation, netns)
         mode = self._mode_of(plugin_type)
         masquerading = _masquerading(plugin_type, invocation) if invocation.verb == "DEL" and mode != "off" else None
-        had_addresses = masquerading is not None and _has_addresses(invocation)
+        had_addresses = masquerading is not None and _has_addresses(invocation, netns)
         try:
             made = self._process.run(plugin_type, invocation)
         except PluginNotFoundError:
@@ -251,10 +252,10 @@ class Dispatcher:
                 raise
             if invocation.served_by.get(plugin_type, "") not in ("", BUILT_IN):
                 _log_replaced(plugin_type, invocation, BUILT_IN)
-            return self._builtin.run(plugin_type, invocation)
-        if masquerading is not None and not (had_addresses and netns.is_netns(invocation.netns)):
+            return self._builtin.run(plugin_type, invocation, netns)
+        if masquerading is not None and not (had_addresses and netns.exists):
             try:
-                self._builtin.remove_rules(masquerading)
+                self._builtin.remove_rules(masquerading, netns)
             except CniError as error:
                 raise error.with_context(f"rules that the binary of {plugin_type} has left") from error
         return made
@@ -309,12 +310,12 @@ def _masquerading(plugin_type: str, invocation: Invocation) -> Invocation | None
     return replace(invocation, fields=fields) if makes_rules and plugin_type in _MASQUERADING else None
 
 
-def _has_addresses(invocation: Invocation) -> bool:
-    """Whether the interface has those that the ADD gave it; also where its namespace can't be entered."""
-    if not invocation.netns:
+def _has_addresses(invocation: Invocation, netns: PodNetns) -> bool:
+    """Report whether the interface has the addresses that ADD gave it; True if its namespace cannot be entered."""
+    if not netns.path:
         return False
     try:
-        found = ops.KernelLinks().addresses(invocation.netns, invocation.ifname)
+        found = netns.addresses(invocation.ifname)
     except OSError:
         return True
     made = invocation.prev_result or invocation.recorded

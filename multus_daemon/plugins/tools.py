@@ -9,12 +9,12 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import child, find
+from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.plugins.process import MINIMAL_ENVIRON, chroot_program
 from multus_daemon.runtime import portal, threads
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import InternalError, IoFailureError, TryAgainLaterError
-from multus_daemon.spec.ports import ToolNotFoundError
 
 AT_ONCE: Final = 4
 """Programs at a time; the kernel's tables have one lock, and a listing of large ones takes memory."""

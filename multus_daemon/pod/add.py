@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from multus_daemon import deadlines
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.pod import detach, devices, gateway, publish, records, schedule, statuses, unsupported
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine
 from multus_daemon.pod.gather import find_pod, gather
@@ -38,9 +39,10 @@ def add(engine: Engine, request: CniRequest) -> Result:
     network-status, where that does not tell of it.
     """
     container_id = request.container_id
-    netns = request.netns
-    engine.links.allow_own_netns(request.netns_override)
-    with engine.locks.hold(container_id):
+    with (
+        engine.locks.hold(container_id),
+        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
+    ):
         engine.adds.begins(container_id)
         record = records.find(engine, container_id, search=False)
         hot_plugged: tuple[Attachment, ...] = ()
@@ -82,11 +84,11 @@ def add(engine: Engine, request: CniRequest) -> Result:
         return _cluster_result(made.record)
 
 
-def _lives(engine: Engine, record: ContainerRecord, netns: str, ifname: str) -> bool:
+def _lives(engine: Engine, record: ContainerRecord, netns: PodNetns, ifname: str) -> bool:
     """True where the record is that of a finished ADD whose interfaces are all still there."""
-    if not record.complete or record.sandbox.netns != netns or not engine.links.is_netns(netns):
+    if not record.complete or record.sandbox.netns != netns.path or not netns.exists:
         return False
-    if records.is_elsewhere(engine, record, netns):
+    if netns.is_elsewhere(record.netns_id):
         return False
     if record.ifname != ifname:
         raise InvalidEnvironmentError(
@@ -95,19 +97,19 @@ def _lives(engine: Engine, record: ContainerRecord, netns: str, ifname: str) -> 
             f"pod {record.pod}",
         )
     # What was added to the running container comes and goes by itself.
-    return interfaces_live(engine, netns, [item for item in record.attachments if not item.hot_plugged])
+    return interfaces_live(netns, [item for item in record.attachments if not item.hot_plugged])
 
 
-def interfaces_live(engine: Engine, netns: str, attachments: Iterable[Attachment]) -> bool:
+def interfaces_live(netns: PodNetns, attachments: Iterable[Attachment]) -> bool:
     """True where the namespace has every interface that the ADDs of `attachments` have reported to be in it.
 
     Raises InvalidNetnsError if the namespace can't be entered.
     """
     made = [attachment.ifname for attachment in attachments if attachment.has_interface]
     try:
-        return engine.links.existing_links(netns, made) == made
+        return netns.existing(made) == made
     except OSError as error:
-        raise InvalidNetnsError(f"{netns} can't be entered: {error}") from error
+        raise InvalidNetnsError(f"{netns.path} can't be entered: {error}") from error
 
 
 def _cluster_result(record: ContainerRecord) -> Result:
@@ -127,7 +129,9 @@ class Made:
 
 
 @contextlib.contextmanager
-def attached(engine: Engine, base: ContainerRecord, plan: PodPlan, netns: str, *, completes: bool) -> Iterator[Made]:
+def attached(
+    engine: Engine, base: ContainerRecord, plan: PodPlan, netns: PodNetns, *, completes: bool
+) -> Iterator[Made]:
     """Run ADD for each network of the plan, then the block with what came of it, which the block is to `keep`.
 
     Those that have nothing to do with each other run side by side (`pod.schedule`); whatever is told and kept
@@ -142,10 +146,10 @@ def attached(engine: Engine, base: ContainerRecord, plan: PodPlan, netns: str, *
     Raises CniError, that of the first in the list that failed, and what the block raises.
     """
     undo_failed: list[str] = []
-    sandbox = Sandbox(base.sandbox.container_id, netns)
+    sandbox = Sandbox(base.sandbox.container_id, netns.path)
     in_all = len(base.attachments) + len(plan.networks)
     new = [replace(attachment, networks=in_all) for attachment in plan.attachments]
-    with engine.locks.hold(netns), engine.links.kept_open(), contextlib.ExitStack() as undo:
+    with engine.locks.hold(netns.path), contextlib.ExitStack() as undo:
         netns_id = _require_room(engine, base, new, netns)
         base = replace(base, netns_id=base.netns_id or netns_id)
         # As it is then: with the default routes moved, results in `base` are others too.
@@ -156,9 +160,9 @@ def attached(engine: Engine, base: ContainerRecord, plan: PodPlan, netns: str, *
         engine.barriers.passed(attachment.config.name for attachment in new)
         begun: set[int] = set()
         made = list(new)
-        undo.callback(_undo_all, engine, base, sandbox, begun, made, undo_failed)
+        undo.callback(_undo_all, engine, base, netns, begun, made, undo_failed)
         errors = schedule.in_order(
-            functools.partial(_add_one, engine, sandbox, plan, begun, made),
+            functools.partial(_add_one, engine, sandbox, netns, plan, begun, made),
             plan.before,
             at_once=engine.attach_concurrency,
             here=plan.here,
@@ -170,25 +174,32 @@ def attached(engine: Engine, base: ContainerRecord, plan: PodPlan, netns: str, *
             raise next(iter(errors.values()))
         before = present = (*base.attachments, *made)
         if completes:
-            present = gateway.moved(engine.links, sandbox, base.pod, before)
+            present = gateway.moved(netns, base.pod, before)
             base = replace(base, attachments=present[: len(base.attachments)])
         later = {len(base.attachments) + number for number in plan.here}
         changed = tuple(now for at, now in enumerate(present) if now is not before[at] or at in later)
-        observed = _observed(engine, sandbox, base.pod, present if completes else present[len(base.attachments) :])
+        observed = _observed(netns, base.pod, present if completes else present[len(base.attachments) :])
         present = (*present[: len(present) - len(observed)], *observed)
         yield Made(replace(base, attachments=present, complete=base.complete or completes), changed)
         undo.pop_all()
 
 
 def _add_one(
-    engine: Engine, sandbox: Sandbox, plan: PodPlan, begun: set[int], made: list[Attachment], number: int
+    engine: Engine,
+    sandbox: Sandbox,
+    netns: PodNetns,
+    plan: PodPlan,
+    begun: set[int],
+    made: list[Attachment],
+    number: int,
 ) -> None:
     """Run ADD for one of the new attachments; its result goes to `made`."""
     attachment = made[number]
     begun.add(number)
     try:
         devices.prepare(engine, attachment)
-        result = engine.runner.add(sandbox, attachment)
+        with netns.of_thread() as own:
+            result = engine.runner.add(sandbox, attachment, own)
         made[number] = replace(attachment, result=result, device_info=devices.info(engine, attachment))
         # At once, where the pod's other networks may take seconds more and the daemon may be killed meanwhile.
         if number not in plan.here:
@@ -199,10 +210,10 @@ def _add_one(
         raise InternalError(f"{type(error).__name__}: {error}", f"{_describe(attachment)} of pod {plan.pod}") from error
 
 
-def _require_room(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns: str) -> str:
+def _require_room(engine: Engine, base: ContainerRecord, new: Sequence[Attachment], netns: PodNetns) -> str:
     """Return the identity of the namespace, in which no link has the name of a new interface. Raises CniError."""
-    if problem := engine.links.netns_problem(netns):
-        raise InvalidNetnsError(f"{netns} {problem}", f"pod {base.pod}: CNI_NETNS must be one")
+    if problem := engine.links.netns_problem(netns.path):
+        raise InvalidNetnsError(f"{netns.path} {problem}", f"pod {base.pod}: CNI_NETNS must be one")
     owners = {item.ifname: item.name for item in base.attachments if not item.auxiliary}
     for attachment in new:
         if owner := owners.get(attachment.ifname):
@@ -211,20 +222,20 @@ def _require_room(engine: Engine, base: ContainerRecord, new: Sequence[Attachmen
                 f"network {attachment.name} of pod {base.pod} needs that name",
             )
     try:
-        taken = engine.links.existing_links(netns, [item.ifname for item in new if not item.auxiliary])
-        netns_id = engine.links.netns_id(netns)
+        taken = netns.existing([item.ifname for item in new if not item.auxiliary])
+        netns_id = netns.identity()
     except OSError as error:
-        raise InvalidNetnsError(f"{netns} can't be entered: {error}", f"pod {base.pod}") from error
+        raise InvalidNetnsError(f"{netns.path} can't be entered: {error}", f"pod {base.pod}") from error
     if taken:
         wanting = next(item for item in new if item.ifname == taken[0])
         raise InvalidNetworkConfigError(
-            f"interface {taken[0]!r} already exists in {netns}",
+            f"interface {taken[0]!r} already exists in {netns.path}",
             f"network {wanting.name} of pod {base.pod} needs that name",
         )
     return netns_id
 
 
-def _observed(engine: Engine, sandbox: Sandbox, pod: str, made: Sequence[Attachment]) -> tuple[Attachment, ...]:
+def _observed(netns: PodNetns, pod: str, made: Sequence[Attachment]) -> tuple[Attachment, ...]:
     """Return the attachments with what the kernel has of their results, which CHECK compares later.
 
     Results of built-ins say what there is. Those of binaries may not: a later plugin of the chain moves or removes what
@@ -234,12 +245,12 @@ def _observed(engine: Engine, sandbox: Sandbox, pod: str, made: Sequence[Attachm
     if all(item.is_built_in for item in made) or not looked_for:
         return tuple(made)
     try:
-        found = iter(engine.links.observe(sandbox.netns, looked_for))
+        found = iter(netns.observe(looked_for))
     except OSError as error:
         log.warning(
             "pod %s: %s cannot be looked into, so CHECK will compare less: %s",
             pod,
-            sandbox.netns,
+            netns.path,
             error,
         )
         return tuple(made)
@@ -249,7 +260,7 @@ def _observed(engine: Engine, sandbox: Sandbox, pod: str, made: Sequence[Attachm
 def _undo_all(
     engine: Engine,
     base: ContainerRecord,
-    sandbox: Sandbox,
+    netns: PodNetns,
     begun: set[int],
     made: Sequence[Attachment],
     failed: list[str],
@@ -259,7 +270,7 @@ def _undo_all(
         attachment = made[number]
         # Whatever became of the request: a deadline of its own.
         with deadline.given(Deadline()):
-            error = detach.delete(engine, sandbox, base, attachment, deadlines.UNDO_SECONDS)
+            error = detach.delete(engine, base, attachment, netns, deadlines.UNDO_SECONDS)
         if error:
             failed.append(attachment.name)
             log.error("undoing %s of pod %s failed: %s", _describe(attachment), base.pod, error)

@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.pod import aside, records
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.request import CniRequest
@@ -34,8 +35,10 @@ def check(engine: Engine, request: CniRequest) -> None:
 
     Raises CniError.
     """
-    engine.links.allow_own_netns(request.netns_override)
-    with engine.locks.hold(request.container_id):
+    with (
+        engine.locks.hold(request.container_id),
+        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
+    ):
         record = records.find(engine, request.container_id, search=True)
         if record is None:
             raise UnknownContainerError(
@@ -48,7 +51,7 @@ def check(engine: Engine, request: CniRequest) -> None:
                 "delete the container and add it anew",
             )
         strict = engine.net_conf(request.stdin).strict_check
-        check_some(engine, record, announced(record), request.netns, strict=strict)
+        check_some(engine, record, announced(record), netns, strict=strict)
 
 
 def announced(record: ContainerRecord) -> list[Attachment]:
@@ -60,7 +63,7 @@ def announced(record: ContainerRecord) -> list[Attachment]:
 
 
 def check_some(
-    engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: str, *, strict: bool
+    engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: PodNetns, *, strict: bool
 ) -> None:
     """Check these `attachments` of the record. `strict`: an error of a plugin is one of CHECK. Raises CniError."""
     for failure in failures(engine, record, attachments, netns):
@@ -86,38 +89,37 @@ class Failure:
 
 
 def failures(
-    engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: str
+    engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: PodNetns
 ) -> Iterator[Failure]:
     """Yield what is wrong with these `attachments`. Raises InvalidNetnsError (8) if `netns` is not the container's."""
-    if problem := engine.links.netns_problem(netns):
-        raise InvalidNetnsError(f"{netns} {problem}", f"pod {record.pod}: CNI_NETNS must be one")
-    if engine.links.is_elsewhere(netns, record.netns_id):
+    if problem := engine.links.netns_problem(netns.path):
+        raise InvalidNetnsError(f"{netns.path} {problem}", f"pod {record.pod}: CNI_NETNS must be one")
+    if netns.is_elsewhere(record.netns_id):
         raise InvalidNetnsError(
-            f"{netns} is not the network namespace of container {record.sandbox.container_id}", f"pod {record.pod}"
+            f"{netns.path} is not the network namespace of container {record.sandbox.container_id}", f"pod {record.pod}"
         )
-    sandbox = Sandbox(record.sandbox.container_id, netns)
-    with engine.links.kept_open():
-        for attachment in attachments:
-            if attachment.config.disable_check:
-                continue
-            missing = _missing(engine, sandbox, attachment)
-            try:
-                _ask_plugins(engine, sandbox, attachment)
-            except CniError as failure:
-                # With built-ins alone, nothing can have moved what their CHECK looks for.
-                is_certain = bool(missing) or attachment.result is None or _is_ours(attachment)
-                yield Failure(attachment, failure.with_context(f"pod {record.pod}"), is_certain)
-            else:
-                if missing:
-                    place = f'network="{attachment.name}" interface="{attachment.ifname}", CHECK'
-                    error = InternalError(
-                        f"{missing} ({place}) (pod {record.pod})",
-                        "something has taken it away since the ADD; delete the pod and let it be made again",
-                    )
-                    yield Failure(attachment, error, True)
+    sandbox = Sandbox(record.sandbox.container_id, netns.path)
+    for attachment in attachments:
+        if attachment.config.disable_check:
+            continue
+        missing = _missing(attachment, netns)
+        try:
+            _ask_plugins(engine, sandbox, attachment, netns)
+        except CniError as failure:
+            # With built-ins alone, nothing can have moved what their CHECK looks for.
+            is_certain = bool(missing) or attachment.result is None or _is_ours(attachment)
+            yield Failure(attachment, failure.with_context(f"pod {record.pod}"), is_certain)
+        else:
+            if missing:
+                place = f'network="{attachment.name}" interface="{attachment.ifname}", CHECK'
+                error = InternalError(
+                    f"{missing} ({place}) (pod {record.pod})",
+                    "something has taken it away since the ADD; delete the pod and let it be made again",
+                )
+                yield Failure(attachment, error, True)
 
 
-def _missing(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> str:
+def _missing(attachment: Attachment, netns: PodNetns) -> str:
     """Return what the kernel has no more of what ADD left; empty if that is all there."""
     expected = attachment.observed or attachment.result
     if expected is None:
@@ -133,11 +135,9 @@ def _missing(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> str:
         if versions.allows(attachment.config.cni_version, "CHECK"):
             expected = replace(expected, routes=())
     try:
-        return engine.links.first_missing(
-            sandbox.netns, attachment.ifname, expected, observed=attachment.observed is not None
-        )
+        return netns.first_missing(attachment.ifname, expected, observed=attachment.observed is not None)
     except OSError as error:
-        return f"{sandbox.netns} can't be looked into: {error}"
+        return f"{netns.path} can't be looked into: {error}"
 
 
 def _is_ours(attachment: Attachment) -> bool:
@@ -145,12 +145,12 @@ def _is_ours(attachment: Attachment) -> bool:
     return attachment.is_built_in and attachment.observed is None
 
 
-def _ask_plugins(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> None:
+def _ask_plugins(engine: Engine, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
     """Run CHECK of the plugins, unless their version has none. Raises CniError, but not for a missing CHECK."""
     if not versions.allows(attachment.config.cni_version, "CHECK"):
         return
     try:
-        engine.runner.check(sandbox, attachment)
+        engine.runner.check(sandbox, attachment, netns)
     except CniError as error:
         if not _NOT_IMPLEMENTED.search(error.msg):
             raise

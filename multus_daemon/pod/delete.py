@@ -22,8 +22,10 @@ EVENT: Final = "NetworkNotReleased"
 def delete(engine: Engine, request: CniRequest) -> None:
     """Detach what the record of the container names; a container without one is done. Raises CniError."""
     container_id = request.container_id
-    engine.links.allow_own_netns(request.netns_override)
-    with engine.locks.hold(container_id):
+    with (
+        engine.locks.hold(container_id),
+        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
+    ):
         try:
             record = records.find(engine, container_id, search=True)
         except CniError as error:
@@ -40,7 +42,7 @@ def delete(engine: Engine, request: CniRequest) -> None:
             )
             return
         try:
-            detach.detach(engine, record, request.netns, counts=True)
+            detach.detach(engine, record, netns, counts=True)
         except CniError as error:
             failed = engine.failed_deletes.count(container_id, record.deletes_failed)
             if not _is_last(engine, failed) and not _is_only_of_hot_plugs(engine, container_id):

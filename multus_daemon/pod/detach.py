@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.plugin import NeverAttachedError
 from multus_daemon.pod import aside, devices, records, schedule
 from multus_daemon.pod.engine import Engine
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError, from_code
-from multus_daemon.spec.ports import NeverAttachedError
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +29,12 @@ EVENT: Final = "NetworkNeverAttached"
 def detach(
     engine: Engine,
     record: ContainerRecord,
-    netns: str,
+    netns: PodNetns,
     *,
     seconds: float = deadlines.DETACH_SECONDS,
     counts: bool = False,
 ) -> None:
-    """Run DEL for each attachment, in the namespace `netns` (empty: it is gone), in the reverse order of the ADDs.
+    """Run DEL for each attachment, in the namespace `netns` (empty path: it is gone), in the reverse order of the ADDs.
 
     Those that have nothing to do with each other run side by side, as theirs did (`pod.schedule`).
 
@@ -50,7 +51,7 @@ def detach_some(
     engine: Engine,
     record: ContainerRecord,
     leaving: Sequence[Attachment],
-    netns: str,
+    netns: PodNetns,
     *,
     seconds: float = deadlines.DETACH_SECONDS,
 ) -> ContainerRecord | None:
@@ -68,14 +69,15 @@ def detach_some(
     done: list[Attachment] = []
     failed: dict[int, CniError] = {}
 
-    def delete_one(sandbox: Sandbox, number: int) -> None:
+    def delete_one(netns: PodNetns, number: int) -> None:
         nonlocal begun
         with guard:
             left = end - time.monotonic()
             share = max(0.0, left) / (len(backwards) - begun)
             begun += 1
         attachment = backwards[number]
-        failure = delete(engine, sandbox, record, attachment, share)
+        with netns.of_thread() as own:
+            failure = delete(engine, record, attachment, own, share)
         if failure is None:
             done.append(attachment)
         else:
@@ -85,8 +87,8 @@ def detach_some(
     # Links that built-ins have made: a binary may want to see its own, and one of that name may be somebody else's.
     links = [backwards[number].ifname for number in here if backwards[number].has_interface]
     try:
-        with engine.links.kept_open(links), records.own_netns(engine, record, netns) as path:
-            work = functools.partial(delete_one, Sandbox(record.sandbox.container_id, path))
+        with records.own_netns(engine, record, netns, links) as own:
+            work = functools.partial(delete_one, own)
             schedule.in_order(work, before, at_once=engine.attach_concurrency, here=here)
     except Interrupted:
         with contextlib.suppress(CniError):
@@ -109,7 +111,7 @@ def give_up(engine: Engine, record: ContainerRecord) -> None:
     records.without(engine, replace(record, given_up=True), ())
 
 
-def detach_leftover(engine: Engine, record: ContainerRecord, netns: str) -> tuple[Attachment, ...]:
+def detach_leftover(engine: Engine, record: ContainerRecord, netns: PodNetns) -> tuple[Attachment, ...]:
     """Undo what an ADD that never finished, or lives no more, left behind, in the namespace it was in.
 
     What was added to the running container in the namespace `netns`, for which there will be an ADD now, stays: that
@@ -120,30 +122,27 @@ def detach_leftover(engine: Engine, record: ContainerRecord, netns: str) -> tupl
         record.sandbox.container_id,
         record.pod,
     )
-    lives = (
-        record.sandbox.netns == netns
-        and engine.links.is_netns(netns)
-        and not records.is_elsewhere(engine, record, netns)
-    )
+    lives = record.sandbox.netns == netns.path and netns.exists and not netns.is_elsewhere(record.netns_id)
     leaving = [item for item in record.attachments if not (lives and item.hot_plugged and item.result)]
-    rest = detach_some(engine, replace(record, complete=False), leaving, record.sandbox.netns)
+    rest = detach_some(engine, replace(record, complete=False), leaving, netns.at(record.sandbox.netns))
     return rest.attachments if rest else ()
 
 
 def delete(
-    engine: Engine, sandbox: Sandbox, record: ContainerRecord, attachment: Attachment, seconds: float
+    engine: Engine, record: ContainerRecord, attachment: Attachment, netns: PodNetns, seconds: float
 ) -> CniError | None:
     """Run DEL for one attachment of the container that `record` is of; how it failed.
 
     What was never attached need not be detached: where there is no interface either, a refusal counts as done.
     """
     pod = record.pod
+    sandbox = Sandbox(record.sandbox.container_id, netns.path)
     try:
         with deadline.within(seconds):
-            engine.runner.delete(sandbox, attachment)
+            engine.runner.delete(sandbox, attachment, netns)
             devices.remove(engine, attachment)
     except NeverAttachedError as error:
-        if _may_have_interface(engine, sandbox, attachment):
+        if _may_have_interface(attachment, netns):
             return error.with_context(f"pod {pod}")
         _tell_never_attached(engine, record, attachment, error)
         devices.remove(engine, attachment)
@@ -156,14 +155,14 @@ def delete(
     return None
 
 
-def _may_have_interface(engine: Engine, sandbox: Sandbox, attachment: Attachment) -> bool:
+def _may_have_interface(attachment: Attachment, netns: PodNetns) -> bool:
     # An auxiliary chain works on the cluster network's interface.
-    if attachment.auxiliary or not sandbox.netns or not engine.links.is_netns(sandbox.netns):
+    if attachment.auxiliary or not netns.path or not netns.exists:
         return False
     try:
-        return bool(engine.links.existing_links(sandbox.netns, [attachment.ifname]))
+        return bool(netns.existing([attachment.ifname]))
     except OSError:
-        return engine.links.is_netns(sandbox.netns)
+        return netns.exists
 
 
 def _tell_never_attached(engine: Engine, record: ContainerRecord, attachment: Attachment, error: CniError) -> None:

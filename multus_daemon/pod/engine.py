@@ -10,25 +10,28 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from multus_daemon import deadlines
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.plugin import Program
 from multus_daemon.pod.occupants import Occupants
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.threads import Barriers, KeyedLock, Reads
-from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox
+from multus_daemon.spec.cni.conf import NetworkConfig
+from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.netconf.load import load
 from multus_daemon.spec.netconf.model import NetConf
 from multus_daemon.spec.ports import (
     ClusterStore,
     ConfFiles,
-    DelegateRunner,
     DelegateStore,
     DeviceFiles,
     DeviceSource,
-    LinkOps,
 )
 
 LOCKS: Final = "containers.lock"
@@ -100,6 +103,95 @@ class FailedDeletes:
         """One has succeeded."""
         with self._guard:
             self._failed.pop(container_id, None)
+
+
+class DelegateRunner(Protocol):
+    """Runs every plugin of one attachment by the rules of libcni."""
+
+    def programs(self, configs: Iterable[NetworkConfig]) -> Mapping[str, Program]:
+        """Look for the plugins that the configurations name, by type. Reads the disk."""
+        ...
+
+    def plan(self, sandbox: Sandbox, attachment: Attachment, programs: Mapping[str, Program]) -> Attachment:
+        """The attachment with `served_by`. Pure; `programs` are those of its configuration.
+
+        Raises CniError for everything about it that can be known to fail before anything is touched.
+        """
+        ...
+
+    def invocations(self, sandbox: Sandbox, attachment: Attachment) -> Sequence[tuple[str, Invocation]]:
+        """What an ADD would call, in order, by plugin type; without the results of those before. Touches nothing."""
+        ...
+
+    def runs_here(self, attachment: Attachment, verb: str) -> bool:
+        """True where the verb, of a planned attachment, is for the calling thread: its plugins are built in, and quick.
+
+        Else it waits, for processes or for addresses, and others can go on beside it.
+        """
+        ...
+
+    def add(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
+        """ADD, plugins in order; the result is for `remember`, once there is nothing more to be changed in it.
+
+        Raises CniError; what has been made until then is left for `delete`.
+        """
+        ...
+
+    def delete(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+        """DEL, plugins in reverse; what is absent counts as done, can be repeated.
+
+        Raises CniError, NeverAttachedError where it failed and only an interface could be left.
+        """
+        ...
+
+    def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+        """CHECK with the stored result as prevResult, nothing below CNI 0.4.0. Raises CniError."""
+        ...
+
+    def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        """Write the attachment's result to where libcni has it. Raises CniError."""
+        ...
+
+    def status(self, config: NetworkConfig) -> None:
+        """STATUS of each plugin in order; the first failure, with its code. Raises CniError."""
+        ...
+
+    def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
+        """GC of each plugin, `valid` being what is attached to the network. One failure does not stop the others.
+
+        Raises CniError.
+        """
+        ...
+
+
+class LinkOps(Protocol):
+    """The network namespaces of the node."""
+
+    def open(self, path: str, *, may_be_own: bool = False) -> PodNetns:
+        """Return the namespace at `path`, which is opened when it is first entered. `may_be_own`: see `PodNetns`."""
+        ...
+
+    def is_netns(self, path: str) -> bool:
+        """Report whether `path` is a network namespace that exists. Never waits."""
+        ...
+
+    def netns_problem(self, path: str) -> str:
+        """Return why `path` cannot be used as a network namespace, to follow the path; empty if it can. Never waits."""
+        ...
+
+    def vanished(self, paths: Collection[str]) -> set[str]:
+        """Return those of `paths` that are certainly gone: no file is there, in a directory that exists.
+
+        Without the directory (a node that has just started, a missing mount) nothing is certain, nor below /proc.
+        """
+        ...
+
+    def netns_in_use(self, paths: Collection[str]) -> set[str]:
+        """Return those of `paths` that are network namespaces with a process in them, or may be.
+
+        Takes some microseconds for each process of the node. Raises OSError if the processes cannot be listed.
+        """
+        ...
 
 
 @dataclass(frozen=True)

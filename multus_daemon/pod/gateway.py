@@ -15,10 +15,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from multus_daemon.spec.attachment import Attachment, Sandbox
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Route
-from multus_daemon.spec.ports import LinkOps
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def routes_of(attachment: Attachment) -> tuple[Route, ...]:
     return tuple(routes)
 
 
-def moved(links: LinkOps, sandbox: Sandbox, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
+def moved(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
     """`attachments`, those of the whole container, after the default routes have come to the one that asked for them.
 
     The same objects where nothing has changed, and nothing is looked at where none asks. Raises CniError; the routes
@@ -55,9 +55,9 @@ def moved(links: LinkOps, sandbox: Sandbox, pod: str, attachments: tuple[Attachm
         return attachments
     routes = routes_of(chosen)
     try:
-        links.move_default_routes(sandbox.netns, chosen.ifname, routes)
+        netns.move_default_routes(chosen.ifname, routes)
     except OSError as error:
-        raise _refused(error, chosen, sandbox, links).with_context(f"pod {pod}") from error
+        raise _refused(error, chosen, netns).with_context(f"pod {pod}") from error
     log.info("default route of pod %s: %s via %s", pod, chosen.ifname, ", ".join(route.gw for route in routes))
     return tuple(_with_routes(item, routes if item is chosen else (), routes) for item in attachments)
 
@@ -78,11 +78,11 @@ def _with_routes(attachment: Attachment, own: Sequence[Route], all_routes: Seque
     return attachment.with_result(replace(attachment.result, routes=(*kept, *own)))
 
 
-def _refused(error: OSError, chosen: Attachment, sandbox: Sandbox, links: LinkOps) -> CniError:
+def _refused(error: OSError, chosen: Attachment, netns: PodNetns) -> CniError:
     of = f'network {chosen.name}, interface "{chosen.ifname}", default-route {list(chosen.default_route or ())}'
     words = error.strerror or str(error)
-    if not links.is_netns(sandbox.netns):
-        return InvalidNetnsError(f"{sandbox.netns} can't be entered: {words}", of)
+    if not netns.exists:
+        return InvalidNetnsError(f"{netns.path} can't be entered: {words}", of)
     if error.errno in _NO_SUCH_HOP:
         return InvalidNetworkConfigError(words, f"{of}: a gateway must be a neighbour on that interface")
     return InternalError(words, of)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from multus_daemon.plugins.plugin import Program
 from multus_daemon.pod import devices, networks
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.networks import Network
@@ -15,7 +16,7 @@ from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf.model import NetConf
-from multus_daemon.spec.ports import DevicesUnavailableError, PodNotFoundError, Program, StoreUnavailableError
+from multus_daemon.spec.ports import DevicesUnavailableError, PodNotFoundError, StoreUnavailableError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import logging
 from dataclasses import replace
 from typing import Final
 
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.pod import add, check, detach, networks, publish, records, unsupported
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import Inputs, find_pod
@@ -37,22 +38,25 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
     not have, since a client that repeats such a request would get one interface more each time.
     """
     container_id = request.container_id
-    netns = request.netns
-    engine.links.allow_own_netns(request.netns_override)
-    with engine.locks.hold(container_id):
+    with (
+        engine.locks.hold(container_id),
+        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
+    ):
         engine.adds.begins(container_id)
         # The request's configuration is the network's own: what is ours can only be the daemon's.
         net_conf = engine.net_conf(b"{}")
-        if problem := engine.links.netns_problem(netns):
-            raise InvalidNetnsError(f"{netns} {problem}", _of(request))
+        if problem := engine.links.netns_problem(netns.path):
+            raise InvalidNetnsError(f"{netns.path} {problem}", _of(request))
         found = records.find(engine, container_id, search=True)
         record = _adopted(found) if found else None
-        if record and records.is_elsewhere(engine, record, netns):
-            raise InvalidNetnsError(f"{netns} is not the network namespace of container {container_id}", _of(request))
+        if record and netns.is_elsewhere(record.netns_id):
+            raise InvalidNetnsError(
+                f"{netns.path} is not the network namespace of container {container_id}", _of(request)
+            )
         leftovers = []
         for present in record.attachments if record else ():
             wanted = present.config.name == request.network and request.ifname in ("", present.ifname)
-            if wanted and present.result and add.interfaces_live(engine, netns, [present]):
+            if wanted and present.result and add.interfaces_live(netns, [present]):
                 return _stored_result(request, present)
             if wanted and not _is_removable(present):
                 raise InvalidNetworkConfigError(
@@ -61,7 +65,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
             cut_off = present.hot_plugged and present.result is None and present.ifname == request.ifname
             if wanted or cut_off:
                 leftovers.append(present)
-        return _add(engine, request, record, leftovers, net_conf)
+        return _add(engine, request, netns, record, leftovers, net_conf)
 
 
 def _stored_result(request: DelegateRequest, present: Attachment) -> Result:
@@ -78,6 +82,7 @@ def _stored_result(request: DelegateRequest, present: Attachment) -> Result:
 def _add(
     engine: Engine,
     request: DelegateRequest,
+    netns: PodNetns,
     record: ContainerRecord | None,
     leftovers: list[Attachment],
     net_conf: NetConf,
@@ -90,15 +95,15 @@ def _add(
         networks.refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
         if record and leftovers:
             log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))
-            record = detach.detach_some(engine, record, leftovers, request.netns)
+            record = detach.detach_some(engine, record, leftovers, netns)
         base = record or _new_record(engine, request, pod)
-        ifname = request.ifname or _free_name(engine, request, base)
+        ifname = request.ifname or _free_name(request, base, netns)
         inputs = Inputs(pod, net_conf, programs=engine.runner.programs((config,)))
         plan = plan_network(request, config, ifname, inputs, engine.runner)
         publish.notices(engine, pod, plan.notices)
         if plan.refusal:
             raise plan.refusal
-        with add.attached(engine, base, plan, request.netns, completes=False) as made:
+        with add.attached(engine, base, plan, netns, completes=False) as made:
             done = made.record.attachments[-1]
             notices = unsupported.after_add(pod, (done,), strict=strict)
             add.keep(engine, made)
@@ -120,14 +125,14 @@ def _unknown(request: DelegateRequest) -> ContainerRecord:
     return ContainerRecord(request.sandbox, _CLUSTER_IFNAME, named.namespace, named.name, named.uid, ())
 
 
-def _free_name(engine: Engine, request: DelegateRequest, record: ContainerRecord) -> IfName:
+def _free_name(request: DelegateRequest, record: ContainerRecord, netns: PodNetns) -> IfName:
     """The first `net<N>` that neither the record nor the namespace has. Raises CniError."""
     used = {record.ifname, *(attachment.ifname for attachment in record.attachments)}
     names = [name for number in range(1, _NAMES_MAX + 1) if (name := IfName(f"net{number}")) not in used]
     for start in range(0, len(names), _NAMES_AT_ONCE):
         asked = names[start : start + _NAMES_AT_ONCE]
         try:
-            taken = engine.links.existing_links(request.netns, asked)
+            taken = netns.existing(asked)
         except OSError as error:
             raise InvalidNetnsError(f"{request.netns} can't be entered: {error}", _of(request)) from error
         if free := [name for name in asked if name not in taken]:
@@ -141,8 +146,10 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
     What is not on record for that container is done, and no plugin runs: a client takes back the ADDs that were
     refused, with a DEL like any other, and may name another pod's namespace by mistake.
     """
-    engine.links.allow_own_netns(request.netns_override)
-    with engine.locks.hold(request.container_id):
+    with (
+        engine.locks.hold(request.container_id),
+        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
+    ):
         if not request.ifname:
             log.warning("DEL of network %s of %s names no interface: done", request.network, _of(request))
             return
@@ -153,7 +160,7 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
                 raise InvalidNetworkConfigError(
                     f"network {present.name} is the {_kind(present)} of {_of(request)}", "it goes with the pod"
                 )
-            detach.detach_some(engine, record, [present], request.netns)
+            detach.detach_some(engine, record, [present], netns)
         else:
             # A plugin would take whatever is called so out of whatever namespace the request names.
             log.warning(
@@ -164,8 +171,10 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
 
 def check_network(engine: Engine, request: DelegateRequest) -> None:
     """CHECK the network against its stored result. Raises CniError, UnknownContainerError (3) if not attached."""
-    engine.links.allow_own_netns(request.netns_override)
-    with engine.locks.hold(request.container_id):
+    with (
+        engine.locks.hold(request.container_id),
+        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
+    ):
         found = records.find(engine, request.container_id, search=True)
         present = _present(found, request) if found else None
         if found is None or present is None or present.result is None:
@@ -175,7 +184,7 @@ def check_network(engine: Engine, request: DelegateRequest) -> None:
             )
         # The request's configuration is the network's own: what is ours can only be the daemon's.
         strict = engine.net_conf(b"{}").strict_check
-        check.check_some(engine, found, [present], request.netns, strict=strict)
+        check.check_some(engine, found, [present], netns, strict=strict)
 
 
 def _is_removable(attachment: Attachment) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from multus_daemon.pod import devices, networks, schedule, unsupported
+from multus_daemon.pod.engine import DelegateRunner
 from multus_daemon.pod.gather import Inputs
 from multus_daemon.pod.networks import Network
 from multus_daemon.pod.request import CniRequest, DelegateRequest
@@ -22,7 +23,7 @@ from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkSelection
-from multus_daemon.spec.ports import DelegateRunner, DeviceFiles
+from multus_daemon.spec.ports import DeviceFiles
 
 REQUEST_MAX_BYTES: Final = 64 * 1024
 """What one request may ask of its networks, as JSON, `cni-args` once for each plugin: the container's record keeps it,

@@ -8,11 +8,12 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.pod.engine import Engine
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import IoFailureError
-from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.ports import CorruptRecordError
 
 log = logging.getLogger(__name__)
@@ -113,44 +114,44 @@ def is_of(record: ContainerRecord, pod: Pod) -> bool:
     return not record.pod_uid or record.pod_uid == pod.uid or pod.is_static
 
 
-def is_elsewhere(engine: Engine, record: ContainerRecord, netns: str) -> bool:
-    """True where it is certain that the record's container is not in the namespace at `netns`: another is there."""
-    return engine.links.is_netns(netns) and engine.links.is_elsewhere(netns, record.netns_id)
+def is_elsewhere(engine: Engine, record: ContainerRecord, path: str) -> bool:
+    """Report whether it is certain that another container's namespace is at the path."""
+    if not engine.links.is_netns(path):
+        return False
+    with engine.links.open(path) as netns:
+        return netns.is_elsewhere(record.netns_id)
 
 
 @contextlib.contextmanager
-def own_netns(engine: Engine, record: ContainerRecord, netns: str) -> Iterator[str]:
-    """Yield the path at which plugins find the container's namespace: `netns`, or the path on record.
+def own_netns(
+    engine: Engine, record: ContainerRecord, netns: PodNetns, leaving: Collection[IfName]
+) -> Iterator[PodNetns]:
+    """Yield the container's namespace, opened anew: at the path of `netns`, or at the path on record.
 
-    It is empty if the paths are those of another container, or of nothing: plugins must touch no namespace then. The
-    lock of both paths is held for the duration of the block, so no ADD begins there. Raises IoFailureError (5).
+    Its path is empty if another container, or nothing, is at both: plugins must touch no namespace then. The locks of
+    both paths are held for the duration of the block, so no ADD begins there. `leaving`: see `PodNetns`. Raises
+    IoFailureError (5).
     """
-    paths = sorted({netns, record.sandbox.netns} - {""}) if netns else []
-    with contextlib.ExitStack() as locks:
-        for path in paths:
-            locks.enter_context(engine.locks.hold(path))
-        yield _own_netns(engine, record, netns)
-
-
-def _own_netns(engine: Engine, record: ContainerRecord, netns: str) -> str:
-    if not netns:
-        return ""
-    path, known = netns, record.sandbox.netns
-    if engine.links.is_elsewhere(netns, record.netns_id):
-        is_at_known = (
-            record.netns_id and engine.links.is_netns(known) and not engine.links.is_elsewhere(known, record.netns_id)
-        )
-        path = known if is_at_known else ""
-    if path and not _is_followed(engine, record, path):
-        return path
-    log.warning(
-        "container %s of pod %s: %s is not its network namespace any more; what it has on the host is deleted",
-        record.sandbox.container_id,
-        record.pod,
-        netns,
-    )
-    engine.count_replaced_netns()
-    return ""
+    known = record.sandbox.netns
+    with contextlib.ExitStack() as stack:
+        for path in sorted({netns.path, known} - {""}) if netns.path else ():
+            stack.enter_context(engine.locks.hold(path))
+        own = stack.enter_context(netns.at(netns.path, leaving))
+        if own.path and own.is_elsewhere(record.netns_id):
+            own = stack.enter_context(netns.at(known, leaving))
+            is_known = record.netns_id and own.exists and not own.is_elsewhere(record.netns_id)
+            own = own if is_known else stack.enter_context(netns.at(""))
+        if own.path and _is_followed(engine, record, own.path):
+            own = stack.enter_context(netns.at(""))
+        if netns.path and not own.path:
+            log.warning(
+                "container %s of pod %s: %s is not its network namespace any more; what it has on the host is deleted",
+                record.sandbox.container_id,
+                record.pod,
+                netns.path,
+            )
+            engine.count_replaced_netns()
+        yield own
 
 
 def _is_followed(engine: Engine, record: ContainerRecord, path: str) -> bool:

@@ -93,7 +93,8 @@ def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:
     if not engine.links.is_netns(record.sandbox.netns):
         return None
     try:
-        there = engine.links.existing_links(record.sandbox.netns, others) if others else []
+        with engine.links.open(record.sandbox.netns) as netns:
+            there = netns.existing(others) if others else []
     except OSError as error:
         log.debug("network-status of pod %s is left alone: %s: %s", pod, record.sandbox.netns, error)
         return None

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import multus_daemon
-from multus_daemon.kernel import netns
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.plugins.plugin import HostTools, PluginRunner
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import result, skel, versions
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, IoFailureError
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.ports import HostTools, PluginRunner
 
 STDIN_MAX_BYTES: Final = 16 * 1024 * 1024
 HOST_ROOT: Final = Path("/")
@@ -87,7 +87,6 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
     config = _read(stdin)
     # The runner checks it again. Here it is for the order: a bad configuration is told before a bad namespace.
     fields = skel.configuration(environment.verb, config).fields
-    netns.allow_own(environment.netns_override)
     if environment.verb in ("ADD", "DEL") and not environment.netns_override:
         _refuse_own_netns(environment.netns)
     invocation = Invocation(
@@ -101,11 +100,12 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
         raw=config,
         netns_override=environment.netns_override,
     )
-    if plugin_type not in DELEGATING:
-        return _stdout(invocation, BuiltinRunner(HOST_ROOT).run(plugin_type, invocation))
-    runner = BuiltinRunner(HOST_ROOT, tools=_tools())
-    runner.ipam = _delegation(runner, environment.path)
-    return _stdout(invocation, runner.run(plugin_type, invocation))
+    with PodNetns(environment.netns, may_be_own=environment.netns_override) as netns:
+        if plugin_type not in DELEGATING:
+            return _stdout(invocation, BuiltinRunner(HOST_ROOT).run(plugin_type, invocation, netns))
+        runner = BuiltinRunner(HOST_ROOT, tools=_tools())
+        runner.ipam = _delegation(runner, environment.path)
+        return _stdout(invocation, runner.run(plugin_type, invocation, netns))
 
 
 def _stdout(invocation: Invocation, made: Result) -> bytes:

@@ -25,6 +25,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import find
+from multus_daemon.plugins.plugin import BinaryRunner, PluginRunner
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.pod import portals
@@ -32,7 +33,6 @@ from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.ports import BinaryRunner, PluginRunner
 from tests.contract.conftest import in_thread
 from tests.disks import hanging
 from tests.fakes.runner import FakePluginRunner

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Result, Route
 
@@ -19,7 +19,7 @@ class FakeLinks:
     `fail_at`: the number of a call, from 1, to what it raises.
     `ids`: by path, what tells its namespace from others; of others it can't be told. `files`: paths of something else.
     `observed`: by interface name, what `observe` returns; else the interfaces of the result that are there.
-    `leaving`: what each `kept_open` was given.
+    `leaving`: the links that each DEL is to remove together.
     `default_routes`: by path, and whether it is of IPv4, the interface and the route of each that was put there.
     """
 
@@ -36,71 +36,82 @@ class FakeLinks:
         self.default_routes: dict[tuple[str, bool], list[tuple[IfName, Route]]] = {}
         self._guard = threading.Lock()
 
-    def _call(self, method: str, netns: str, ifnames: Sequence[str] = ()) -> None:
+    def call(self, method: str, netns: str, ifnames: Sequence[str] = ()) -> None:
         with self._guard:
             self.calls.append((method, netns, tuple(ifnames)))
             number = len(self.calls)
         if error := self.fail_at.get(number):
             raise error
 
-    def kept_open(self, leaving: Collection[IfName] = ()) -> contextlib.AbstractContextManager[None]:
-        self.leaving.append(tuple(leaving))
-        return contextlib.nullcontext()
-
-    def allow_own_netns(self, allowed: bool) -> None:
-        pass
+    def open(self, path: str, *, may_be_own: bool = False) -> FakePodNetns:
+        return FakePodNetns(self, path, may_be_own=may_be_own)
 
     def is_netns(self, path: str) -> bool:
-        self._call("is_netns", path)
+        self.call("is_netns", path)
         return path in self.namespaces
 
     def netns_problem(self, path: str) -> str:
-        self._call("netns_problem", path)
+        self.call("netns_problem", path)
         return "" if path in self.namespaces else "is no network namespace"
 
-    def netns_id(self, path: str) -> str:
-        return self.ids.get(path, "")
-
-    def is_elsewhere(self, path: str, netns_id: str) -> bool:
-        if path not in self.namespaces:
-            return path in self.files
-        return bool(netns_id) and self.ids.get(path, netns_id) != netns_id
-
     def vanished(self, paths: Collection[str]) -> set[str]:
-        self._call("vanished", ",".join(sorted(paths)))
+        self.call("vanished", ",".join(sorted(paths)))
         return {path for path in paths if path not in self.namespaces and path not in self.unseen | self.files}
 
     def netns_in_use(self, paths: Collection[str]) -> set[str]:
-        self._call("netns_in_use", ",".join(sorted(paths)))
+        self.call("netns_in_use", ",".join(sorted(paths)))
         return {path for path in paths if path in self.namespaces and path not in self.unused}
 
-    def existing_links(self, netns: str, ifnames: Sequence[IfName]) -> list[IfName]:
-        self._call("existing_links", netns, ifnames)
-        if netns not in self.namespaces:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
-        return [name for name in ifnames if name in self.namespaces[netns]]
 
-    def observe(self, netns: str, attached: Sequence[tuple[IfName, Result]]) -> list[Result]:
-        self._call("observe", netns, [ifname for ifname, _ in attached])
-        if netns not in self.namespaces:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
-        return [self.observed.get(ifname) or self._there(netns, result) for ifname, result in attached]
+class FakePodNetns(PodNetns):
+    """One of the namespaces of `links`."""
 
-    def _there(self, netns: str, result: Result) -> Result:
-        links = self.namespaces[netns]
-        return Result(tuple(item for item in result.interfaces if item.sandbox and item.name in links))
+    def __init__(self, links: FakeLinks, path: str, *, may_be_own: bool = False, leaving: Collection[str] = ()) -> None:
+        super().__init__(path, may_be_own=may_be_own, leaving=leaving)
+        self._links = links
 
-    def first_missing(self, netns: str, ifname: IfName, result: Result, *, observed: bool) -> str:
-        self._call("first_missing", netns, [ifname])
-        if netns not in self.namespaces:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
+    def at(self, path: str, leaving: Collection[str] = ()) -> FakePodNetns:
+        if leaving:
+            self._links.leaving.append(tuple(IfName(name) for name in leaving))
+        return FakePodNetns(self._links, path, may_be_own=self.may_be_own, leaving=leaving)
+
+    def _entered(self, method: str, ifnames: Sequence[str]) -> set[str]:
+        self._links.call(method, self.path, ifnames)
+        if self.path not in self._links.namespaces:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
+        return self._links.namespaces[self.path]
+
+    @property
+    def exists(self) -> bool:
+        return self._links.is_netns(self.path)
+
+    def identity(self, *, with_cookie: bool = True) -> str:
+        return self._links.ids.get(self.path, "")
+
+    def is_elsewhere(self, netns_id: str) -> bool:
+        if self.path not in self._links.namespaces:
+            return self.path in self._links.files
+        return bool(netns_id) and self._links.ids.get(self.path, netns_id) != netns_id
+
+    def existing(self, ifnames: Sequence[IfName]) -> list[IfName]:
+        links = self._entered("existing_links", ifnames)
+        return [name for name in ifnames if name in links]
+
+    def observe(self, attached: Sequence[tuple[IfName, Result]]) -> list[Result]:
+        links = self._entered("observe", [ifname for ifname, _ in attached])
+        return [self._links.observed.get(ifname) or _there(links, result) for ifname, result in attached]
+
+    def first_missing(self, ifname: IfName, result: Result, *, observed: bool) -> str:
+        links = self._entered("first_missing", [ifname])
         names = [item.name for item in result.interfaces if item.sandbox]
-        return next((f'interface "{name}" is not there' for name in names if name not in self.namespaces[netns]), "")
+        return next((f'interface "{name}" is not there' for name in names if name not in links), "")
 
-    def move_default_routes(self, netns: str, ifname: IfName, routes: Sequence[Route]) -> None:
-        self._call("move_default_routes", netns, [ifname])
-        if netns not in self.namespaces:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
+    def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
+        self._entered("move_default_routes", [ifname])
         for ipv4 in (True, False):
             if own := [(ifname, route) for route in routes if route.is_ipv4 is ipv4]:
-                self.default_routes[netns, ipv4] = own
+                self._links.default_routes[self.path, ipv4] = own
+
+
+def _there(links: set[str], result: Result) -> Result:
+    return Result(tuple(item for item in result.interfaces if item.sandbox and item.name in links))

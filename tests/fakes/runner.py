@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.find import PluginNotFoundError
+from multus_daemon.plugins.plugin import Program
 from multus_daemon.plugins.recursion import PluginIsMultusError
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
@@ -18,7 +20,6 @@ from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.ports import Program
 
 
 def _pause(seconds: float) -> None:
@@ -125,10 +126,10 @@ class FakePluginRunner:
         self.validate(plugin_type, invocation)
         return {plugin_type: programs[plugin_type].path}
 
-    def remove_rules(self, invocation: Invocation) -> None:
+    def remove_rules(self, invocation: Invocation, netns: PodNetns) -> None:
         self.run("rules", invocation)
 
-    def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
+    def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns | None = None, path: str = "") -> Result:
         with self._guard:
             self.calls.append(PluginCall(plugin_type, invocation))
             self.paths.append(path)
@@ -211,17 +212,17 @@ class FakeDelegateRunner:
     def runs_here(self, attachment: Attachment, verb: str) -> bool:
         return attachment.name in self.built_in
 
-    def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
+    def add(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
         # As the real one: what a failed ADD has made stays.
         self.attached.add((attachment.name, attachment.ifname))
         self._call("ADD", sandbox, attachment)
         return self.results.get(attachment.name, Result())
 
-    def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def delete(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         self._call("DEL", sandbox, attachment)
         self.attached.discard((attachment.name, attachment.ifname))
 
-    def check(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         self._call("CHECK", sandbox, attachment)
 
     def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.tools import ToolRunner
 from multus_daemon.pod.portals import Tools
 from multus_daemon.runtime import deadline
@@ -30,7 +31,6 @@ from multus_daemon.runtime.portal import OwnLoop
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result, decode, from_object
-from multus_daemon.spec.ports import HostTools
 
 _CLONE_NEWNET = 0x40000000
 _MS_BIND = 0x1000

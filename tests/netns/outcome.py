@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.plugin import HostTools, PluginRunner
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.plugins.select import Dispatcher, Mode
 from multus_daemon.pod.portals import Binaries
@@ -20,7 +21,6 @@ from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson, result, versions
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.ports import HostTools, PluginRunner
 from tests.netns import reference
 
 _ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.spec.ports import HostTools
+from multus_daemon.plugins.plugin import HostTools
 from tests.netns import outcome, reference
 
 ADDRESS = {"address": "10.89.0.2/24", "gateway": "10.89.0.1"}

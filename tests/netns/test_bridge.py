@@ -22,6 +22,7 @@ from multus_daemon.kernel.rtnl import Rtnl
 from multus_daemon.plugins.builtin import masquerade, spoofing, veth
 from multus_daemon.plugins.builtin.bridge import kernel, plugin
 from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.attachment import ToolExit
@@ -35,7 +36,6 @@ from multus_daemon.spec.cni.errors import (
     TryAgainLaterError,
 )
 from multus_daemon.spec.cni.result import Dns, to_object
-from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 from tests.aside import PATIENCE, Aside, together
 from tests.netns.conftest import remove_netns
 from tests.netns.direct import Direct, wait_for_removals

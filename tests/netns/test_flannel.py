@@ -14,11 +14,11 @@ import pytest
 
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.flannel import plugin
+from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError
 from multus_daemon.spec.cni.result import Result, to_object
-from multus_daemon.spec.ports import HostTools
 from tests.aside import PATIENCE, Aside
 from tests.netns import outcome, reference
 from tests.netns.conftest import remove_netns

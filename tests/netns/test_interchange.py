@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import Mode
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
-from multus_daemon.spec.ports import HostTools
 from tests.netns import outcome, reference
 from tests.netns.test_differential import CASES, V4, V6
 from tests.planning import plan_one

@@ -15,6 +15,7 @@ import pytest
 
 from multus_daemon.kernel.ops import KernelLinks
 from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import Mode
 from multus_daemon.pod.store import FileStore
@@ -22,7 +23,6 @@ from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.spec.ports import HostTools
 from tests.netns import outcome, reference
 from tests.unit.pod.conftest import Engine, definition
 

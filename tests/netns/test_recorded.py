@@ -20,10 +20,10 @@ from multus_daemon.kernel.transport import Request, Socket
 from multus_daemon.plugins.builtin import ptp
 from multus_daemon.plugins.builtin.bridge import plugin as bridge
 from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.result import Result, to_object
-from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 from tests.netns.conftest import remove_netns
 from tests.netns.direct import Direct
 

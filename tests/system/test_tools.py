@@ -8,9 +8,9 @@ import os
 import pytest
 
 from multus_daemon.plugins import tools
+from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.plugins.tools import ToolRunner
 from multus_daemon.spec.cni.errors import InternalError, TryAgainLaterError
-from multus_daemon.spec.ports import ToolNotFoundError
 
 
 @pytest.fixture

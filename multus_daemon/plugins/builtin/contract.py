@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.plugin import HostTools, PluginRunner
 from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import IoFailureError
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.ports import HostTools, PluginRunner
 
 T = TypeVar("T")
 
@@ -34,6 +34,8 @@ class Call:
     """Where the host's files are found: `/`, or the daemon's chrootDir. Netns paths are not below it."""
     ipam: PluginRunner
     """Runs the plugins that this one calls: the IPAM plugin that the configuration names, flannel's delegate."""
+    netns: PodNetns
+    """The namespace that the plugins which this one calls work in; the plugin itself gets it too."""
     tools: HostTools | None = None
     """Runs `nft` and the like; None where that is not to be had, see `Plugin.unsupported`."""
 
@@ -62,7 +64,7 @@ class Call:
 class Plugin(Protocol):
     """A plugin of the CNI SPEC, as a module. GC needs no code: the reference plugins have none, which is success.
 
-    Each function that is given a session runs in the thread that it belongs to, on the host's side. A plugin that calls
+    Each function that is given a namespace runs in the thread that it belongs to, on the host's side. A plugin that calls
     others than its IPAM plugin has a function `called_by` too, as `ipam.called_by`; one that keeps something by which
     others are kept out, such as addresses, has `kept`, see `ports.BuiltinPlugins`.
     """
@@ -79,15 +81,15 @@ class Plugin(Protocol):
         """Read all of the configuration, by `call.once` as `add` does. Raises CniError for what `add` would refuse."""
         ...
 
-    def add(self, call: Call, session: Session) -> Result:
+    def add(self, call: Call, netns: PodNetns) -> Result:
         """Raises CniError, or any exception, which becomes code 999 with its text."""
         ...
 
-    def delete(self, call: Call, session: Session) -> None:
+    def delete(self, call: Call, netns: PodNetns) -> None:
         """Absent is done. Raises as `add` does."""
         ...
 
-    def check(self, call: Call, session: Session) -> None:
+    def check(self, call: Call, netns: PodNetns) -> None:
         """Raises as `add` does."""
         ...
 

@@ -78,4 +78,4 @@ def status(call: Call) -> None:
 
 
 def _run(call: Call, verb: str) -> Result:
-    return call.ipam.run(plugin_type(call), replace(call.invocation, verb=verb))
+    return call.ipam.run(plugin_type(call), replace(call.invocation, verb=verb), call.netns)

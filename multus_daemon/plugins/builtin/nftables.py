@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError
-from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 
 # What `nft` says, in its first words, of a table or a chain that is not there. A library that is not there has others.
 _ABSENT = ("Error: No such file or directory", "Error: Could not process rule: No such file or directory")

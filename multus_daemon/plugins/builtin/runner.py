@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from multus_daemon import deadlines
-from multus_daemon.kernel import ops
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin import ipam
 from multus_daemon.plugins.builtin.contract import Call, Plugin
+from multus_daemon.plugins.plugin import HostTools, PluginRunner
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
@@ -26,7 +27,6 @@ from multus_daemon.spec.cni.errors import (
     UnsupportedFieldError,
 )
 from multus_daemon.spec.cni.result import Result, from_object, in_version
-from multus_daemon.spec.ports import HostTools, PluginRunner
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
 # Until IPv6 addresses are known to be nobody else's on a real segment: a second or two. The waits of a pod's networks
 # are for the same time where each has a thread.
 WAITING: Final = frozenset({"macvlan"})
+_NO_NETNS: Final = PodNetns("")
+"""Of calls that only read a configuration."""
 KEEPING_NOTHING: Final = frozenset(
     {"bridge", "ipvlan", "loopback", "macvlan", "passthru", "portmap", "ptp", "static", "tuning", "vlan"}
 )
@@ -85,13 +87,13 @@ class BuiltinRunner:
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
         """See `ports.BuiltinPlugins`."""
         try:
-            return _unsupported(self._plugin(plugin_type), self._call(invocation, _checked(invocation), None))
+            return _unsupported(self._plugin(plugin_type), self._call(invocation, _checked(invocation)))
         except CniError:
             return ""
 
     def validate(self, plugin_type: str, invocation: Invocation) -> None:
         """See `ports.BuiltinPlugins`."""
-        call = self._call(invocation, _checked(invocation), None)
+        call = self._call(invocation, _checked(invocation))
         plugin = self._plugin(plugin_type)
         try:
             if found := _unsupported(plugin, call):
@@ -106,7 +108,7 @@ class BuiltinRunner:
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         """See `ports.BuiltinPlugins`."""
-        call = self._call(invocation, _checked(invocation), None)
+        call = self._call(invocation, _checked(invocation))
         found: Mapping[str, Invocation] = getattr(self._plugin(plugin_type), "called_by", ipam.called_by)(call)
         return found
 
@@ -116,10 +118,10 @@ class BuiltinRunner:
             return ""
         if (keeper := getattr(self._plugin(plugin_type) if self.locate(plugin_type) else None, "kept", None)) is None:
             return f"what {plugin_type} keeps can't be seen"
-        found: str = keeper(self._call(invocation, _checked(invocation), None))
+        found: str = keeper(self._call(invocation, _checked(invocation)))
         return found
 
-    def run(self, plugin_type: str, invocation: Invocation) -> Result:
+    def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """Check the configuration, run the verb; its result as the configuration's version can say it.
 
         Raises CniError: those of `skel.checked`, InvalidNetworkConfigError for a type that is no built-in,
@@ -127,19 +129,19 @@ class BuiltinRunner:
         own; any other exception of the plugin is chained to an InternalError (999) with its text.
         """
         config = _checked(invocation)
-        call = self._call(invocation, config, _prev_result(invocation, config))
+        call = self._call(invocation, config, _prev_result(invocation, config), netns)
         try:
             plugin = self._plugin(plugin_type)
             if found := _unsupported(plugin, call):
                 _refuse(plugin_type, call, found)
-            with deadline.within(self._timeout), ops.session(invocation.netns) as session:
+            with deadline.within(self._timeout):
                 match invocation.verb:
                     case "ADD":
-                        return in_version(plugin.add(call, session), call.cni_version)
+                        return in_version(plugin.add(call, netns), call.cni_version)
                     case "DEL":
-                        plugin.delete(call, session)
+                        plugin.delete(call, netns)
                     case "CHECK":
-                        plugin.check(call, session)
+                        plugin.check(call, netns)
                     case "STATUS":
                         plugin.status(call)
                     case _:
@@ -158,17 +160,17 @@ class BuiltinRunner:
         except Exception as error:
             raise InternalError(str(error) or type(error).__name__) from error
 
-    def remove_rules(self, invocation: Invocation) -> None:
+    def remove_rules(self, invocation: Invocation, netns: PodNetns) -> None:
         """See `ports.BuiltinPlugins`."""
         from multus_daemon.plugins.builtin import masquerade, spoofing, veth  # the kernel: a program does without
 
         config = skel.checked(invocation.verb, invocation.fields)
-        call = self._call(invocation, config, _prev_result(invocation, config))
+        call = self._call(invocation, config, _prev_result(invocation, config), netns)
         if call.tools is None:
             return
         try:
-            with deadline.within(self._timeout), ops.session(invocation.netns) as session:
-                masquerade.forget(call, veth.remove(call, session, others=masquerade.goes_by_name(call)))
+            with deadline.within(self._timeout):
+                masquerade.forget(call, veth.remove(call, netns, others=masquerade.goes_by_name(call)))
                 if gojson.get_bool(call.fields, "macspoofchk"):
                     spoofing.remove(call)
         except gojson.JsonError:
@@ -177,7 +179,13 @@ class BuiltinRunner:
         except deadline.ExpiredError as error:
             raise TryAgainLaterError(f"the removal of rules did not end within {self._timeout:g} s") from error
 
-    def _call(self, invocation: Invocation, config: skel.Configuration, prev_result: Result | None) -> Call:
+    def _call(
+        self,
+        invocation: Invocation,
+        config: skel.Configuration,
+        prev_result: Result | None = None,
+        netns: PodNetns = _NO_NETNS,
+    ) -> Call:
         return Call(
             invocation=invocation,
             name=config.name,
@@ -185,6 +193,7 @@ class BuiltinRunner:
             prev_result=prev_result,
             host_root=self._host_root,
             ipam=self.ipam,
+            netns=netns,
             tools=self._tools,
         )
 

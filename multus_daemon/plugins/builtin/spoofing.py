@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from multus_daemon.plugins.builtin import nftables
 from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.spec.cni.errors import CniError, InternalError, from_code
-from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 
 _BASE: Final = nftables.Chain("bridge", "nat", "PREROUTING")
 _TABLE: Final = {"family": _BASE.family, "name": _BASE.table}

@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from multus_daemon.kernel.inet import Route
-from multus_daemon.kernel.ops import Session, session
+from multus_daemon.kernel.ops import PodNetns
 
 
 def look(netns: str) -> dict[str, Any]:
@@ -15,16 +15,16 @@ def look(netns: str) -> dict[str, Any]:
 
     Raises OSError if the namespace can't be entered.
     """
-    with session(netns) as opened, opened.inside():
+    with PodNetns(netns) as opened, opened.inside():
         return _look(opened)
 
 
-def _look(session: Session) -> dict[str, Any]:
+def _look(netns: PodNetns) -> dict[str, Any]:
     names = {index: name for index, name in socket.if_nameindex() if name != "lo"}
     interfaces = []
     for name in names.values():
-        link = session.pod.link(name)
-        addresses = [item.address for item in session.pod.addresses(link.index)]
+        link = netns.pod.link(name)
+        addresses = [item.address for item in netns.pod.addresses(link.index)]
         interfaces.append(
             {
                 "name": name,
@@ -38,7 +38,7 @@ def _look(session: Session) -> dict[str, Any]:
     routes = [
         _shown(route, names[route.oif])
         for family in (socket.AF_INET, socket.AF_INET6)
-        for route in session.pod.routes(family)
+        for route in netns.pod.routes(family)
         if route.oif in names and not (route.dst.is_link_local or route.dst.is_multicast)
     ]
     return {"interfaces": interfaces, "routes": routes}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.plugin import NeverAttachedError
 from multus_daemon.plugins.run import Chain
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, Sandbox
@@ -24,7 +25,6 @@ from multus_daemon.spec.cni.errors import (
 )
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
-from multus_daemon.spec.ports import NeverAttachedError
 from tests.fakes.runner import FakePluginRunner
 from tests.planning import plan_one
 

@@ -10,10 +10,10 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.node import orphans
+from multus_daemon.plugins.plugin import NeverAttachedError
 from multus_daemon.pod import aside
 from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
 from multus_daemon.spec.cni.names import ContainerId
-from multus_daemon.spec.ports import NeverAttachedError
 from tests.unit.pod.conftest import NETNS, Engine
 
 REFUSED = NeverAttachedError("no such range", code=7)

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
+from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.pod import portals
 from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
@@ -25,7 +26,6 @@ from multus_daemon.spec.ports import (
     PodNotFoundError,
     StatusWriteError,
     StoreUnavailableError,
-    ToolNotFoundError,
 )
 
 P = ParamSpec("P")

@@ -104,7 +104,7 @@ def status(call: Call) -> None:
 
 def _run(call: Call, verb: str, composed: _Delegate) -> Result:
     """Raises CniError, the delegate's own unchanged."""
-    return call.ipam.run(composed.plugin_type, _invocation(call, verb, composed))
+    return call.ipam.run(composed.plugin_type, _invocation(call, verb, composed), call.netns)
 
 
 def _invocation(call: Call, verb: str, composed: _Delegate) -> Invocation:

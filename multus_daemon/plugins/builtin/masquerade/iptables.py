@@ -10,10 +10,10 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.plugins.builtin.masquerade.owner import MULTICAST, IpInterface, IpNetwork, Owner
+from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import CniError, InternalError
-from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 
 _ABSENT: Final = 1  # exit status of iptables for a chain or rule that is not there, or is already; and for much else
 # What iptables says where the kernel has no such table, so that there are no rules; its exit status says other things.

@@ -7,7 +7,7 @@ from typing import Final
 
 from multus_daemon.plugins.builtin import nftables
 from multus_daemon.plugins.builtin.masquerade.owner import MULTICAST, IpInterface, Owner
-from multus_daemon.spec.ports import HostTools
+from multus_daemon.plugins.plugin import HostTools
 
 _CHECKS: Final = nftables.Chain("inet", "cni_plugins_masquerade", "masq_checks")
 _TABLE_IS: Final = "Masquerading for plugins from github.com/containernetworking/plugins"

@@ -14,9 +14,9 @@ from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.masquerade import iptables, nft
 from multus_daemon.plugins.builtin.masquerade.owner import IpInterface, Owner
 from multus_daemon.plugins.builtin.veth import Removed
+from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError
-from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from multus_daemon.plugins.builtin import masquerade
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.masquerade import iptables
 from multus_daemon.plugins.builtin.masquerade.owner import Owner
+from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.ports import ToolNotFoundError
 from tests.fakes.runner import FakePluginRunner
 
 

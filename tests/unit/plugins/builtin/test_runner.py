@@ -8,6 +8,7 @@ import pytest
 
 from multus_daemon.kernel import ops
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni import gojson, result, skel
@@ -19,7 +20,6 @@ from multus_daemon.spec.cni.errors import (
 )
 from multus_daemon.spec.cni.gojson import JsonError
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
-from multus_daemon.spec.ports import ToolNotFoundError
 
 SUPPORTED = '["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]'
 

@@ -1,0 +1,74 @@
+"""Running one CNI plugin: what a built-in and a binary have in common, and the programs of the host that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.spec.attachment import Invocation, ToolExit
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.result import Result
+
+
+class NeverAttachedError(CniError):
+    """A DEL failed, and the network was never attached, unless its interface is there.
+
+    Its plugins refuse the configuration, or fail as the ADD did, and hold nothing that they could have taken.
+    """
+
+
+class ToolNotFoundError(LookupError):
+    """The host has no such program; the message names the program and the directories."""
+
+
+class PluginRunner(Protocol):
+    """Runs one CNI plugin for one verb: `select.Dispatcher`, and built-ins alone."""
+
+    def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
+        """Call the plugin in the namespace of `invocation`, which is `netns`.
+
+        Returns what ADD made, as the configuration's version can express it, and an empty result for other verbs.
+        Raises CniError, the plugin's own or one about running it. Has its own deadline; when interrupted it first ends
+        what it started.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The file of a plugin."""
+
+    path: str = ""
+    """Empty if there is none."""
+    refusal: CniError | None = field(default=None, compare=False)
+    """Why the file must not run: it is Multus itself."""
+
+
+class BinaryRunner(Protocol):
+    """Runs plugin binaries. `validate` has one that runs nothing."""
+
+    def locate(self, plugin_type: str) -> str:
+        """Return the path of the plugin, as plugins see it; empty if not found. Raises IoFailureError."""
+        ...
+
+    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        """Raise CniError if the file, which `locate` found, is a program of Multus. `run` checks a file that it finds."""
+        ...
+
+    def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
+        """Run the plugin as `PluginRunner.run` does; `path` is where `locate` found it, else `run` looks for it."""
+        ...
+
+
+class HostTools(Protocol):
+    """Runs programs of the host, such as `nft`, in the host's file system and network namespace."""
+
+    def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+        """Run `tool`, found by its name where the host has its programs, to its end.
+
+        Raises ToolNotFoundError, and CniError if it cannot be started, does not end in time or prints too much. When
+        interrupted it first ends what it started.
+        """
+        ...

@@ -1,0 +1,172 @@
+"""The code that one ADD and one DEL enter, from the decoded request down: files, functions, depth of the stack.
+
+A new process prints them as JSON: `python -m tests.netns.trace NETNS DIRECTORY`; with `--list` by file, for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import multus_daemon
+from multus_daemon import settings
+from multus_daemon.api import wire
+from multus_daemon.daemon import Daemon
+from multus_daemon.metrics import Metrics
+from multus_daemon.pod.portals import Cluster
+from multus_daemon.pod.request import CniRequest
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from tests.unit.api.harness import body
+
+_OURS = str(Path(multus_daemon.__file__).parent)
+_POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u-1"))
+
+
+class Store:
+    """A cluster store whose answers are known, so that nothing but the ADD is traced."""
+
+    def __init__(self, network: str) -> None:
+        self._network = network
+
+    def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
+        return _POD
+
+    def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
+        return NetworkAttachmentDefinition(namespace, name, self._network)
+
+    def namespaces_with_network(self, name: str) -> list[str]:
+        raise AssertionError("no network is missing")
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        raise AssertionError("it is known")
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        raise AssertionError("it is known")
+
+    async def node_pods(self) -> list[Pod]:
+        return [_POD]
+
+    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+        pass
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        pass
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        pass
+
+
+@dataclass
+class Trace:
+    """The functions of ours that are entered, lambdas included; a comprehension is part of its function."""
+
+    functions: set[CodeType] = field(default_factory=set)
+    deepest: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Trace the calling thread, and those that it starts."""
+        threading.setprofile(self._enter)
+        sys.setprofile(self._enter)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call" or not _is_function(frame.f_code):
+            return
+        self.functions.add(frame.f_code)
+        stack = []
+        caller: FrameType | None = frame
+        while caller is not None and caller.f_code.co_filename != __file__:
+            if _is_function(caller.f_code):
+                stack.append(f"{_file(caller.f_code)}:{caller.f_code.co_qualname}")
+            caller = caller.f_back
+        if len(stack) > len(self.deepest):
+            self.deepest = stack[::-1]
+
+    @property
+    def names(self) -> list[str]:
+        """`<file>:<function>` of each."""
+        return sorted(f"{_file(code)}:{code.co_qualname}:{code.co_firstlineno}" for code in self.functions)
+
+
+def _is_function(code: CodeType) -> bool:
+    # Bodies of modules and classes run at the import. Comprehensions have names that are no identifiers.
+    is_body = not code.co_flags & inspect.CO_OPTIMIZED
+    is_ours = code.co_filename.startswith(_OURS)
+    return is_ours and not is_body and code.co_name not in ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+
+
+def _file(code: CodeType) -> str:
+    return str(Path(code.co_filename).relative_to(_OURS))
+
+
+def _daemon(directory: Path) -> Daemon:
+    ipam = {"type": "host-local", "dataDir": str(directory / "leases"), "subnet": "10.70.0.0/24"}
+    network = json.dumps({"cniVersion": "1.0.0", "name": "cluster", "type": "ptp", "ipMasq": False, "ipam": ipam})
+    found = {
+        "cniDir": str(directory / "cni"),
+        "binDir": str(directory / "bin"),
+        "chrootDir": "",
+        "socketDir": str(directory / "run"),
+        "clusterNetwork": "cluster",
+        "multusAutoconfigDir": "",
+        "builtinPlugins": "prefer",
+        "maxDelegateProcesses": 4,
+        "connectionLimit": 256,
+    }
+    parsed = settings.parse(json.dumps(found).encode(), "the trace")
+    return Daemon(parsed, Cluster(Store(network), LoopPortal()), Gates(), Metrics(version="test"))
+
+
+async def trace(netns: str, directory: Path) -> tuple[Trace, Trace]:
+    """Trace one ADD and its DEL by a daemon that has served nothing yet."""
+    (directory / "run").mkdir()
+    verbs = _daemon(directory)._api._verbs
+    added, deleted = Trace(), Trace()
+
+    def traced(found: Trace, work: Callable[[CniRequest], Any], verb: str) -> None:
+        request = wire.decode(body(verb, CNI_NETNS=netns)).request
+        assert isinstance(request, CniRequest)
+        with found.running():
+            work(request)
+
+    await portal.run(Deadline(), lambda: traced(added, verbs.add, "ADD"), name="ADD")
+    await portal.run(Deadline(), lambda: traced(deleted, verbs.delete, "DEL"), name="DEL")
+    return added, deleted
+
+
+def main() -> None:
+    """Print what is entered."""
+    netns, directory, *options = sys.argv[1:]
+    for verb, found in zip(("ADD", "DEL"), asyncio.run(trace(netns, Path(directory))), strict=True):
+        files = {name.partition(":")[0] for name in found.names}
+        if "--list" in options:
+            print(f"\n== {verb}: {len(files)} files, {len(found.names)} functions, depth {len(found.deepest)}")
+            print("\n".join(found.names))
+            print("-- deepest")
+            print("\n".join(found.deepest))
+        else:
+            print(json.dumps({"verb": verb, "functions": found.names, "deepest": found.deepest}))
+
+
+if __name__ == "__main__":
+    main()
