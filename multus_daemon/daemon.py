@@ -352,7 +352,6 @@ class Daemon:
         self._gates.close("socket", "shutting down")
         await self._server.stop(deadlines.DRAIN_SECONDS)
         await end(tasks)
-        await asyncio.to_thread(fs.remove_left)
 
 
 class _Statuses:
