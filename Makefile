@@ -26,7 +26,7 @@ help:
 	@echo "make test    the same, and real plugins, namespaces and the shim; under eight minutes"
 	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.25 or newer, minutes)"
 	@echo "make watch   the unit tests, again after every change"
-	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about two hours"
+	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about three hours"
 	@echo "make check   format, lint, types, import contracts, the documentation's links"
 	@echo "make site    the documentation as a site, in build/site"
 	@echo "make bench   measurements against their budgets (bench/); as root"
