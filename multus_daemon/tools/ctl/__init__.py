@@ -1,15 +1,15 @@
-"""`multusctl`: what a person asks the daemon of a node, or has it do."""
+"""`multusctl` asks the daemon of a node, and acts on the node."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from multus_daemon.settings import SettingsError
 from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.tools.command_line import FAILED, NO_DAEMON, CommandError
 from multus_daemon.tools.ctl.client import NoDaemonError
-from multus_daemon.tools.ctl.commands import COMMANDS, common
+from multus_daemon.tools.ctl.commands import parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -18,25 +18,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         status = arguments.run(arguments)
     except CniError as error:
-        # Here, not at the top: rich takes as long to load as all the rest, and JSON does without.
         from multus_daemon.tools.ctl import show
 
         show.cni_error(error)
-        sys.exit(common.FAILED)
-    except NoDaemonError as error:
+        status = FAILED
+    except (NoDaemonError, CommandError, SettingsError) as error:
         sys.stderr.write(f"multusctl: {error}\n")
-        sys.exit(common.NO_DAEMON)
-    except (common.CommandError, SettingsError) as error:
-        sys.stderr.write(f"multusctl: {error}\n")
-        sys.exit(common.FAILED)
+        status = NO_DAEMON if isinstance(error, NoDaemonError) else FAILED
     if status:
         sys.exit(status)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    made = argparse.ArgumentParser(prog="multusctl", description="Asks the multus daemon of this node.")
-    groups = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_to(groups)
-    return made

@@ -1,9 +1,9 @@
-"""Which networks a pod lacks: those that its annotation asks for, and its network-status does not have. Pure."""
+"""Networks that a pod's annotation asks for, and that its network-status does not have. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from multus_daemon.spec.cni import gojson
@@ -14,19 +14,19 @@ from multus_daemon.spec.nad.selection import NetworkSelection
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """What a pod asks for, and what it has."""
+    """The networks that a pod asks for, and those that it has."""
 
-    wanted: tuple[NetworkSelection, ...] = ()
-    attached: tuple[str, ...] = ()
+    wanted: Sequence[NetworkSelection]
+    attached: Sequence[str]
     """`NETWORK@INTERFACE` of the entries of its network-status."""
-    lacks: tuple[str, ...] = ()
-    """`NAMESPACE/NAME`, and `@INTERFACE` where it asks for one."""
+    lacks: Sequence[str]
+    """`NAMESPACE/NAME`, and `@INTERFACE` if it asks for one."""
     problem: str = ""
     """Why its annotation can't be read; then it gets nothing."""
 
 
 def of(namespace: str, annotations: Mapping[str, str]) -> Networks:
-    """The networks of a pod of `namespace`."""
+    """Return the networks of a pod of `namespace`."""
     entries = _entries(annotations.get(status.ANNOTATION, ""))
     attached = tuple(f"{name}@{interface}" for name, interface in entries)
     text = annotations.get(selection.NETWORKS_ANNOTATION, "")
@@ -34,25 +34,21 @@ def of(namespace: str, annotations: Mapping[str, str]) -> Networks:
         wanted = selection.parse(text, pod_namespace=namespace)
     except CniError as error:
         return Networks((), attached, (text if len(text) <= 80 else f"{text[:80]}...",), str(error))
-    return Networks(wanted, attached, tuple(_missing(wanted, entries)))
-
-
-def _missing(wanted: tuple[NetworkSelection, ...], entries: list[tuple[str, str]]) -> list[str]:
     left = Counter(name for name, _ in entries)
-    found = []
+    lacks = []
     for element in wanted:
         name = str(element)
         if element.interface and (name, element.interface) not in entries:
-            found.append(f"{name}@{element.interface}")
+            lacks.append(f"{name}@{element.interface}")
         elif not left[name]:
-            found.append(name)
+            lacks.append(name)
         else:
             left[name] -= 1
-    return found
+    return Networks(wanted, attached, tuple(lacks))
 
 
 def _entries(text: str) -> list[tuple[str, str]]:
-    """Name and interface of each entry of a network-status; none of one that is none."""
+    """Return name and interface of each entry of a network-status; nothing if it can't be read."""
     try:
         found = gojson.loads(text) if text else []
     except gojson.JsonError:

@@ -1,6 +1,6 @@
-"""What nobody will delete as it is, on all nodes.
+"""Networks that nobody will delete, on all nodes.
 
-{"schema": "kubectl-multus.leaks/v1", "daemons": <how many have answered>,
+{"schema": "kubectl-multus.leaks/v1", "daemons": <number that answered>,
  "containers": [{"node": …, "daemon": …, "container": …, "pod": "default/web", "since": <Unix time>,
                  "problem": <why nobody will delete it>, "advice": <what to do>, "failedDeletes": 0,
                  "attachments": [{"network": …, "interface": …, "addresses": ["10.1.0.2/24"]}]}],
@@ -14,10 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, unanswered
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 
 SCHEMA: Final = "kubectl-multus.leaks/v1"
-_NODE_SCHEMA: Final = "multusctl.attachments/v1"
 
 
 class _Attachment(msgspec.Struct):
@@ -34,40 +33,33 @@ class _Container(msgspec.Struct, rename="camel"):
     failed_deletes: int
     attachments: list[_Attachment]
     advice: str = ""
-    """Of daemons that give one."""
+    """Missing in the answers of older daemons."""
 
 
 class _Reply(NodeReply):
-    """As `diagnosis.attachments` has it."""
+    """Answer of `diagnosis.attachments`."""
 
+    SCHEMA = "multusctl.attachments/v1"
     containers: list[_Container]
 
 
 async def look(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
-    """Ask all nodes about pods of `namespace`; empty: of all namespaces. Raise KubeError."""
-    answers = await cluster.ask_all("attachments", "--leaks", kind=_Reply, schema=_NODE_SCHEMA)
-    return {
-        "schema": SCHEMA,
-        "daemons": sum(item.reply is not None for item in answers),
-        "containers": [
-            item for item in _containers(answers) if not namespace or item["pod"].startswith(f"{namespace}/")
-        ],
-        "unanswered": unanswered(answers),
-        "notes": cluster.notes,
-    }
+    """Ask all nodes about pods of `namespace`; empty: of all namespaces. Raises KubeError."""
+    answers = await cluster.ask_all("attachments", "--leaks", kind=_Reply)
+    of_namespace = [item for item in _containers(answers) if not namespace or item["pod"].startswith(f"{namespace}/")]
+    return cluster.answer(SCHEMA, answers, containers=of_namespace)
 
 
 async def of_pod(cluster: Cluster, daemon: Daemon, pod: str) -> list[dict[str, Any]]:
     """Return `containers` of a pod (`namespace/name`) on its node. Add a note if the node does not answer."""
-    answers = await cluster.ask([(daemon, ("attachments", pod, "--leaks"))], _Reply, _NODE_SCHEMA)
+    answers = await cluster.ask([(daemon, ("attachments", pod, "--leaks"))], _Reply)
     cluster.notes += [f"what is left over of the pod is not known: {item.problem}" for item in answers if item.problem]
     return _containers(answers)
 
 
 def _containers(answers: Iterable[Answered[_Reply]]) -> list[dict[str, Any]]:
     return [
-        {**item.daemon.at(), **msgspec.to_builtins(container)}
-        for item in answers
-        if item.reply is not None
-        for container in item.reply.containers
+        {**daemon.at(), **msgspec.to_builtins(container)}
+        for daemon, reply in replies(answers)
+        for container in reply.containers
     ]

@@ -1,4 +1,4 @@
-"""What `kubectl multus` shows to people: tables on standard output, nodes that do not answer at the end."""
+"""Answers of `kubectl multus` as tables for people, with nodes that did not answer at the end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import literal, moment
 
 SHOWN: Final = 5
-"""Names of a longer list."""
+"""Maximum number of names that are shown of a list."""
 
 
 def status(found: Mapping[str, Any]) -> None:
-    """The nodes, those that are not ready first; errors by cause."""
+    """Print the nodes, those that are not ready first; then the errors by cause."""
     console = terminal.console()
     table = terminal.table("node", "state", "version", "containers", "spool", "left over")
     for node in sorted(found["nodes"], key=lambda node: node["ready"]):
@@ -37,7 +37,7 @@ def status(found: Mapping[str, Any]) -> None:
 
 
 def pods(found: Mapping[str, Any]) -> None:
-    """A table of causes, one of pods."""
+    """Print a table of causes and one of pods."""
     console = terminal.console()
     if found["pods"]:
         reasons = terminal.table("pods", "cause", "such as")
@@ -57,7 +57,7 @@ def pods(found: Mapping[str, Any]) -> None:
 
 
 def leaks(found: Mapping[str, Any]) -> None:
-    """A row for each container."""
+    """Print a row for each container."""
     console = terminal.console()
     if found["containers"]:
         table = terminal.table("node", "pod", "networks", "since", "problem")
@@ -75,7 +75,7 @@ def leaks(found: Mapping[str, Any]) -> None:
 
 
 def networks(found: Mapping[str, Any]) -> None:
-    """A row for each network."""
+    """Print a row for each network."""
     console = terminal.console()
     if found["networks"]:
         table = terminal.table("network", "plugins", "pods", "nodes that can't serve it")
@@ -93,7 +93,7 @@ def networks(found: Mapping[str, Any]) -> None:
 
 
 def why(found: Mapping[str, Any]) -> None:
-    """Cause and advice first, then what they rest on."""
+    """Print cause and advice, then the facts that they rest on."""
     console = terminal.console()
     pod = f"[bold]{literal(found['pod'])}[/]"
     where = f" [dim]on node {literal(found['node'])}[/]" if found["node"] else ""
@@ -127,7 +127,7 @@ def why(found: Mapping[str, Any]) -> None:
 
 
 def _end(console: Console, found: Mapping[str, Any]) -> None:
-    """Who did not answer, and what could not be looked at."""
+    """Print the nodes that did not answer, and the notes."""
     for item in found["unanswered"]:
         console.print(f"[red]node {literal(item['node'])}[/]: {literal(item['problem'])}", soft_wrap=True)
     for note in found["notes"]:
@@ -143,7 +143,7 @@ def _users(pods: list[str]) -> str:
 
 
 def _places(missing: Iterable[Mapping[str, str]]) -> str:
-    """Nodes by what they lack."""
+    """Group the nodes by the plugin that they lack."""
     nodes: dict[str, list[str]] = {}
     for item in missing:
         nodes.setdefault(f"{item['plugin']} {item['problem']}", []).append(item["node"])

@@ -1,13 +1,13 @@
-"""How the daemons of all nodes are.
+"""State of the daemons of all nodes.
 
-    {"schema": "kubectl-multus.status/v1", "daemons": <how many have answered>,
+    {"schema": "kubectl-multus.status/v1", "daemons": <number that answered>,
      "nodes": [{"node": …, "daemon": "kube-system/kube-multus-ds-x", "version": …, "ready": true,
                 "gates": {<name of a closed gate>: <reason>}, "containers": 12, "spooled": 0, "leftovers": 0}],
      "errors": [{"verb": "ADD", "code": 7, "cause": …, "count": 3, "nodes": [<names>], "pod": <the last one>}],
      "unanswered": [{"node": …, "daemon": …, "problem": …}], "notes": [<what could not be looked at>]}
 
-`nodes` has those that have answered; a daemon that does not run while `multusctl` does counts as not ready, with the
-gate `daemon`.
+`nodes` has those that answered. If `multusctl` runs and the daemon does not, the node is not ready, with the gate
+`daemon`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon.tools.kubectl.cluster import Answered, Cluster, NodeReply, unanswered
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, NodeReply, replies
 
 SCHEMA: Final = "kubectl-multus.status/v1"
-_NODE_SCHEMA: Final = "multusctl.status/v1"
+_NODE_KEYS: Final = ("version", "ready", "gates", "containers", "spooled", "leftovers")
 
 
 class _Error(msgspec.Struct):
@@ -33,8 +33,9 @@ class _Error(msgspec.Struct):
 
 
 class _Reply(NodeReply):
-    """As `diagnosis.status` has it."""
+    """Answer of `diagnosis.status`."""
 
+    SCHEMA = "multusctl.status/v1"
     version: str
     ready: bool
     gates: dict[str, str]
@@ -45,36 +46,23 @@ class _Reply(NodeReply):
 
 
 async def look(cluster: Cluster) -> dict[str, Any]:
-    """Raises KubeError."""
-    answers = await cluster.ask_all("status", kind=_Reply, schema=_NODE_SCHEMA)
-    nodes = [_node(item) for item in answers if item.reply is not None]
-    return {
-        "schema": SCHEMA,
-        "daemons": len(nodes),
-        "nodes": nodes,
-        "errors": _errors(answers),
-        "unanswered": unanswered(answers),
-        "notes": cluster.notes,
-    }
-
-
-def _node(item: Answered[_Reply]) -> dict[str, Any]:
-    assert item.reply is not None
-    keys = ("version", "ready", "gates", "containers", "spooled", "leftovers")
-    return {**item.daemon.at(), **{key: getattr(item.reply, key) for key in keys}}
+    """Ask all nodes. Raises KubeError."""
+    answers = await cluster.ask_all("status", kind=_Reply)
+    nodes = [{**daemon.at(), **{key: getattr(reply, key) for key in _NODE_KEYS}} for daemon, reply in replies(answers)]
+    return cluster.answer(SCHEMA, answers, nodes=nodes, errors=_errors(answers))
 
 
 def _errors(answers: Iterable[Answered[_Reply]]) -> list[dict[str, Any]]:
-    """Of all nodes by cause, the most frequent first."""
-    found: dict[tuple[str, int, str], dict[str, Any]] = {}
+    """Return the errors of all nodes by cause, the most frequent first."""
+    causes: dict[tuple[str, int, str], dict[str, Any]] = {}
     newest: dict[tuple[str, int, str], float] = {}
-    for item in answers:
-        for error in item.reply.errors if item.reply else ():
+    for daemon, reply in replies(answers):
+        for error in reply.errors:
             key = (error.verb, error.code, error.cause)
             start = {"verb": error.verb, "code": error.code, "cause": error.cause, "count": 0, "nodes": [], "pod": ""}
-            entry = found.setdefault(key, start)
+            entry = causes.setdefault(key, start)
             entry["count"] += error.count
-            entry["nodes"].append(item.daemon.node)
+            entry["nodes"].append(daemon.node)
             if error.last >= newest.get(key, 0.0):
                 newest[key], entry["pod"] = error.last, error.pod
-    return sorted(found.values(), key=lambda entry: -entry["count"])
+    return sorted(causes.values(), key=lambda entry: -entry["count"])

@@ -1,11 +1,11 @@
-"""Why a pod has not got its networks, and what to do.
+"""Why a pod lacks networks, and what to do.
 
     {"schema": "kubectl-multus.why/v1", "pod": "default/web", "node": …, "daemon": "kube-system/kube-multus-ds-x",
-     "daemons": <1: the node's has answered, else 0>,
+     "daemons": <1 if the node's has answered, else 0>,
      "cause": <short; empty: nothing is wrong with its networks>, "text": <all of it>,
      "source": "explain", "request", "event", "annotation", "pod" or "daemon"; empty: there is no cause,
      "advice": <what to do>, "lacks": ["default/blue", …], "attached": ["default/green@net1", …],
-     "leftovers": [<containers of the pod before, whose networks are not free: as `leaks` has them>],
+     "leftovers": [<earlier containers of the pod whose networks are not free, as of `leaks`>],
      "steps": [{"what": …, "result": …, "problem": …}],
      "requests": [{"verb": "ADD", "began": <Unix time>, "seconds": <null: it runs>, "error": <empty: none>,
                    "step": <the last one>}],
@@ -14,7 +14,7 @@
      "unanswered": [{"node": …, "daemon": …, "problem": …}], "notes": [<what could not be looked at>]}
 
 `steps` are those of `multusctl explain`, `requests` the last ones of `multusctl trace`, `events` the pod's, the oldest
-first; the daemon's own have the component `multus`.
+first; the daemon's Events have the component `multus`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
 from multus_daemon.tools.kubectl import causes, lacking, leaks
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
 from multus_daemon.tools.kubectl.causes import Cause, Explanation
-from multus_daemon.tools.kubectl.cluster import Cluster, Daemon, NodeReply, unanswered
+from multus_daemon.tools.kubectl.cluster import Cluster, Daemon, NodeReply, replies, unanswered
 
 SCHEMA: Final = "kubectl-multus.why/v1"
-_TRACE_SCHEMA: Final = "multusctl.trace/v1"
-_REQUESTS: Final = 5
+_REQUESTS: Final = "5"
 _SCHEDULER_REASON: Final = "FailedScheduling"
 
 
@@ -54,13 +53,14 @@ class _Request(msgspec.Struct):
 
 
 class _Trace(NodeReply):
-    """As `diagnosis.trace` has it."""
+    """Answer of `diagnosis.trace`."""
 
+    SCHEMA = "multusctl.trace/v1"
     requests: list[_Request]
 
 
 async def look(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
-    """Raises KubeError."""
+    """Look at one pod. Raises KubeError."""
     try:
         pod = await cluster.pod(namespace, name)
     except ApiError as error:
@@ -85,43 +85,38 @@ async def look(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]
         "unanswered": [],
         "notes": cluster.notes,
     }
-    if cause := _without_node(pod, networks, events):
-        return answer | _of_cause(cause)
     if pod.spec.host_network:
-        answer["notes"] = [*cluster.notes, "the pod is in the host's network: Multus is not asked"]
+        cluster.notes.append("the pod is in the host's network: Multus is not asked")
         return answer | {"lacks": []}
     if pod.finished:
-        answer["notes"] = [*cluster.notes, f"the pod has finished ({pod.state()}): it has no networks any more"]
+        cluster.notes.append(f"the pod has finished ({pod.state()}): it has no networks any more")
         return answer | {"lacks": []}
-    return answer | await _asked(cluster, pod, networks, events)
-
-
-def _without_node(pod: PodObject, networks: lacking.Networks, events: Sequence[EventObject]) -> Cause | None:
-    """What need not be asked of the node."""
-    if pod.spec.host_network or pod.finished:
-        return None
     if not pod.spec.node_name:
-        told = [event.message for event in events if event.reason == _SCHEDULER_REASON]
-        why = f": {told[-1]}" if told else ""
-        advice = f"kubectl -n {pod.metadata.namespace} describe pod {pod.metadata.name}"
-        return Cause(f"the pod is on no node yet{why}", "pod", advice)
-    return causes.of_annotation(networks.problem) if networks.problem else None
+        return answer | _of_cause(_not_scheduled(pod, events))
+    if networks.problem:
+        return answer | _of_cause(causes.of_annotation(networks.problem))
+    return answer | await _ask_node(cluster, pod, networks, events)
 
 
-async def _asked(
+def _not_scheduled(pod: PodObject, events: Sequence[EventObject]) -> Cause:
+    messages = [event.message for event in events if event.reason == _SCHEDULER_REASON]
+    why = f": {messages[-1]}" if messages else ""
+    advice = f"kubectl -n {pod.metadata.namespace} describe pod {pod.metadata.name}"
+    return Cause(f"the pod is on no node yet{why}", "pod", advice)
+
+
+async def _ask_node(
     cluster: Cluster, pod: PodObject, networks: lacking.Networks, events: Sequence[EventObject]
 ) -> dict[str, Any]:
-    """What the node adds to the answer."""
+    """Return the keys of the answer that the pod's node knows."""
     node = pod.spec.node_name
     daemon = (await cluster.daemons_of([node]))[node]
-    (explained,) = await cluster.ask([(daemon, ("explain", str(pod)))], Explanation, causes.SCHEMA)
-    reply = explained.reply
-    requests, leftovers = await _before(cluster, daemon, str(pod)) if reply else ([], [])
+    (answered,) = await cluster.ask([(daemon, ("explain", str(pod)))], Explanation)
+    reply = answered.reply
+    requests, leftovers = await _history(cluster, daemon, str(pod)) if reply else ([], [])
     cause = None
     if _is_wrong(pod, networks, reply):
-        cause = causes.verdict(reply, events, pod, daemon) or causes.no_daemon(
-            explained.problem, daemon, cluster.selector
-        )
+        cause = causes.verdict(answered, events, pod, cluster.selector)
     elif reply is not None and reply.problem:
         cluster.notes.append(f"attached, but an ADD of a new container would fail: {reply.problem}")
     return {
@@ -129,29 +124,25 @@ async def _asked(
         "daemons": int(reply is not None),
         **_of_cause(cause),
         "leftovers": leftovers,
-        "steps": [msgspec.to_builtins(step) for step in reply.steps] if reply else [],
+        "steps": msgspec.to_builtins(reply.steps) if reply else [],
         "requests": requests,
-        "unanswered": unanswered([explained]),
-        "notes": cluster.notes,
+        "unanswered": unanswered([answered]),
     }
 
 
-async def _before(cluster: Cluster, daemon: Daemon, pod: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What its node knows of the pod and its predecessors of the name: the last requests, and what is left over."""
-    last = ("trace", pod, "--last", str(_REQUESTS))
-    (traced,), leftovers = await asyncio.gather(
-        cluster.ask([(daemon, last)], _Trace, _TRACE_SCHEMA), leaks.of_pod(cluster, daemon, pod)
+async def _history(cluster: Cluster, daemon: Daemon, pod: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the last requests of pods of this name, and the leftovers of their containers."""
+    traced, leftovers = await asyncio.gather(
+        cluster.ask([(daemon, ("trace", pod, "--last", _REQUESTS))], _Trace), leaks.of_pod(cluster, daemon, pod)
     )
-    return [_request(item) for item in traced.reply.requests] if traced.reply else [], leftovers
+    return [_request(item) for _, trace in replies(traced) for item in trace.requests], leftovers
 
 
 def _is_wrong(pod: PodObject, networks: lacking.Networks, found: Explanation | None) -> bool:
     if networks.lacks or pod.metadata.deletion_timestamp:
-        # A pod that is being deleted is asked about because it does not go.
+        # Somebody asks about a pod that is being deleted because it does not go.
         return True
-    if found is not None:
-        return not found.attached
-    return not pod.status.pod_ip
+    return not found.attached if found else not pod.status.pod_ip
 
 
 def _of_cause(cause: Cause | None) -> dict[str, str]:

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
+from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON
 from multus_daemon.tools.kubectl import cluster as module
 from multus_daemon.tools.kubectl import show, status
-from multus_daemon.tools.kubectl.commands import common
+from multus_daemon.tools.kubectl.commands import status_of
 from tests.fakes.apiserver import NODES, PODS
 from tests.unit.tools.kubectl.conftest import hang, status_reply
 
@@ -37,7 +38,7 @@ async def test_each_node_by_name(bench):
         ("node-a", ["multusctl", "status", "--json"]),
         ("node-b", ["multusctl", "status", "--json"]),
     ]
-    assert (bench.progress.expected, bench.progress.done) == (2, 2)
+    assert bench.progress == [(0, 2), (1, 2), (2, 2)]
 
 
 async def test_errors_of_all_nodes_by_cause(bench):
@@ -75,7 +76,7 @@ async def test_nodes_that_can_not_be_asked_are_named(bench):
         "none": "no daemon: no pod of a DaemonSet with the label app=multus is on the node",
     }
     assert [node for node, _ in bench.asked] == ["well"]
-    assert bench.progress.done == bench.progress.expected == 4
+    assert bench.progress[-1] == (4, 4)
 
 
 async def test_a_node_that_does_not_answer_holds_up_nobody(bench):
@@ -91,26 +92,7 @@ async def test_a_node_that_does_not_answer_holds_up_nobody(bench):
             "problem": "no answer within 0.3 s",
         }
     ]
-    assert common.status_of(found, wrong=False) == common.FAILED
-
-
-async def test_so_many_are_asked_at_a_time_and_no_more(bench):
-    together = asyncio.Event()
-
-    async def waiting(execution):
-        # Each waits until as many as may be are there.
-        if bench.server.executing == 4:
-            together.set()
-        await together.wait()
-        await asyncio.sleep(0.01)
-        await execution.answer(status_reply())
-
-    for number in range(20):
-        bench.node(f"node-{number:02}", waiting)
-    async with asyncio.timeout(30):
-        found = await status.look(bench.cluster(at_once=4))
-    assert found["daemons"] == 20
-    assert bench.server.most_executing == 4
+    assert status_of(found, wrong=False) == FAILED
 
 
 async def test_as_many_at_a_time_as_is_said(bench):
@@ -233,9 +215,9 @@ async def test_more_nodes_than_a_page_has(bench, monkeypatch):
 async def test_no_daemon_answers(bench):
     bench.node("node-a")
     found = await status.look(bench.cluster())
-    assert common.status_of(found, wrong=False) == common.NO_DAEMON
+    assert status_of(found, wrong=False) == NO_DAEMON
     bench.server.delete(NODES, "", "node-a")
-    assert common.status_of(await status.look(bench.cluster()), wrong=False) == common.DONE
+    assert status_of(await status.look(bench.cluster()), wrong=False) == DONE
 
 
 async def test_what_people_see(bench, capsys):

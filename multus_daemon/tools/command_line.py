@@ -1,0 +1,85 @@
+"""Commands of `multusctl` and `kubectl multus`: their declaration, exit statuses and errors.
+
+The modules that declare commands import only what the command line needs. A command imports what takes time to load
+(rich, the kernel, the API client) when it runs, so that `--help` and JSON answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+DONE: Final = 0
+FAILED: Final = 1
+"""The command failed, or found something wrong."""
+NO_DAEMON: Final = 3
+"""No daemon answers."""
+
+Answer = dict[str, Any]
+"""The JSON object of a command."""
+Option = tuple[tuple[str, ...], dict[str, Any]]
+"""Arguments of `argparse.ArgumentParser.add_argument`."""
+
+
+class CommandError(Exception):
+    """The command can't be done; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command. `run` returns the exit status; it may raise CommandError."""
+
+    name: str
+    meaning: str
+    run: Callable[[argparse.Namespace], int]
+    options: tuple[Option, ...] = ()
+    one_of: tuple[Option, ...] = ()
+    """Exactly one of these is required."""
+    commands: tuple[Command, ...] = ()
+    """Subcommands; `arguments.verb` names the one that runs."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Words that may stand in place of the first argument, with their help."""
+
+    def add_to(self, groups: Any, common: Iterable[Option] = (), **changes: Any) -> None:
+        """Add the command to `groups` of `add_subparsers`, with `common` options whose settings `changes` replace."""
+        description = f"{self.meaning[0].upper()}{self.meaning[1:]}."
+        parser = groups.add_parser(self.name, help=self.meaning, description=description)
+        add_options(parser, common, **changes)
+        add_options(parser, self.options)
+        if self.one_of:
+            add_options(parser.add_mutually_exclusive_group(required=True), self.one_of)
+        if self.commands:
+            verbs = parser.add_subparsers(dest="verb", required=True)
+            for command in self.commands:
+                command.add_to(verbs)
+        parser.set_defaults(run=self.run, words=self.words)
+
+
+def option(*names: str, **settings: Any) -> Option:
+    """Declare an option or a positional argument."""
+    return names, settings
+
+
+def add_options(parser: Any, options: Iterable[Option], **changes: Any) -> None:
+    """Add options to a parser or a group; `changes` replace their settings."""
+    for names, settings in options:
+        parser.add_argument(*names, **{**settings, **changes})
+
+
+@contextlib.contextmanager
+def explained(problem: str) -> Iterator[None]:
+    """Turn an OSError into a CommandError: `problem`, then the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{problem}: {error.strerror or error}") from error
+
+
+def print_json(answer: Mapping[str, Any]) -> None:
+    """Print the answer on standard output."""
+    sys.stdout.write(json.dumps(answer, indent=4) + "\n")

@@ -1,0 +1,158 @@
+"""The command line of `multusctl`: a table of its commands and their options."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+from multus_daemon.tools.command_line import DONE, Command, option
+from multus_daemon.tools.ctl import actions, completion
+from multus_daemon.tools.ctl.actions import FORGET
+
+_FORGET_MEANING: Final = "forget a container that can't be deleted; asks; refuses while its network namespace exists"
+
+_IN_RUN: Final = "where {0} (default: /run/{1}; with a user's own runtime directory $XDG_RUNTIME_DIR/{1})"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    made = argparse.ArgumentParser(prog="multusctl", description="Asks the multus daemon of this node.")
+    groups = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_to(groups)
+    return made
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    sys.stdout.write(completion.script(parser(), arguments.shell))
+    return DONE
+
+
+_LOCAL: Final = (
+    option("--json", action="store_true", help="print one JSON object instead of tables"),
+    option("--config", metavar="FILE", type=Path, help="the daemon's configuration"),
+)
+_NODE: Final = (*_LOCAL, option("--socket-dir", metavar="DIR", type=Path, help="directory of the daemon's multus.sock"))
+_SANDBOX: Final = (
+    actions.sandbox,
+    (
+        *_LOCAL,
+        option("pod", metavar="NAMESPACE/POD", type=actions.pod_name),
+        option("--standalone", metavar="DIR", type=Path, help="the daemon's directory of manifests"),
+        option("--state-dir", metavar="DIR", type=Path, help=_IN_RUN.format("sandboxes are remembered", "multusctl")),
+        option("--netns-dir", metavar="DIR", type=Path, help=_IN_RUN.format("network namespaces are kept", "netns")),
+        option("--shim", metavar="PATH", type=Path, help="the shim (default: the installed one)"),
+        option("--ifname", default="eth0", help="interface of the cluster network (default: %(default)s); for `up`"),
+    ),
+)
+
+COMMANDS: Final = (
+    Command(
+        "status",
+        "show how the daemon of this node is; exit status 1 if it is not ready",
+        actions.status,
+        _NODE,
+    ),
+    Command(
+        "attachments",
+        "show what is attached to the pods of this node",
+        actions.attachments,
+        (
+            *_NODE,
+            option("pod", metavar="NAMESPACE/POD", nargs="?", help="default: all pods"),
+            option("container", metavar=f"or {FORGET} CONTAINER", nargs="?", help=_FORGET_MEANING),
+            option("--check", action="store_true", help="run CHECK too; exit status 1 if it fails"),
+            option("--leaks", action="store_true", help="only what nobody will delete, and why"),
+            option("--yes", action="store_true", help=f"{FORGET} without asking"),
+        ),
+        words={FORGET: _FORGET_MEANING},
+    ),
+    Command(
+        "explain",
+        "show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail",
+        actions.explain,
+        _NODE,
+        one_of=(
+            option("pod", metavar="NAMESPACE/POD", type=actions.pod_name, nargs="?"),
+            option("--file", metavar="FILE", type=Path, help="a manifest with the pod, which need not be applied"),
+        ),
+    ),
+    Command(
+        "trace",
+        "show what the daemon did for a pod, with the time of each step",
+        actions.trace,
+        (
+            *_NODE,
+            option("pod", metavar="NAMESPACE/POD", type=actions.pod_name, nargs="?", help="default: all pods"),
+            option("--last", metavar="N", type=int, default=20, help="number of requests (default: %(default)s)"),
+        ),
+    ),
+    Command(
+        "graph",
+        "show pods, networks and bridges of this node as a tree",
+        actions.graph,
+        (
+            *_NODE,
+            option("--svg", metavar="FILE", type=Path, help="write a picture, `-` for standard output"),
+        ),
+    ),
+    Command("plugins", "show the plugins of this node and what serves each of them", actions.plugins, _LOCAL),
+    Command(
+        "validate",
+        "find problems in manifests and configurations; exit status 1 if there is an error",
+        actions.validate,
+        (
+            *_LOCAL,
+            option(
+                "files",
+                metavar="FILE",
+                nargs="+",
+                help="NetworkAttachmentDefinitions, pods, workloads, ConfigMaps, CNI configurations, the daemon's; as "
+                "YAML or JSON; a directory: all such files below it; -: standard input",
+            ),
+            option("--strict", action="store_true", help="exit status 1 for a warning, too"),
+            option(
+                "--format",
+                choices=("text", "json", "github"),
+                default="text",
+                help="github: annotations of a workflow's log",
+            ),
+            option(
+                "--bin-dir",
+                metavar="DIR",
+                action="append",
+                default=[],
+                help="directory of plugin binaries: a plugin that is neither there nor built in is an error; "
+                "may be repeated",
+            ),
+        ),
+    ),
+    Command(
+        "doctor",
+        "find what is wrong with this node; exit status 1 if there is an error",
+        actions.doctor,
+        (
+            *_NODE,
+            option("--fix", action="store_true", help="repair what is safe to repair, and say what was done"),
+        ),
+    ),
+    Command(
+        "sandbox",
+        "play the container runtime for a daemon",
+        actions.sandbox,
+        commands=(
+            Command("up", "make a network namespace for the pod and attach its networks (ADD)", *_SANDBOX),
+            Command("check", "check the pod's networks (CHECK)", *_SANDBOX),
+            Command("down", "detach the pod's networks (DEL) and remove the namespace; can be repeated", *_SANDBOX),
+        ),
+    ),
+    Command(
+        "completion",
+        "print the completion script for your shell",
+        _completion,
+        (option("shell", choices=completion.SHELLS),),
+    ),
+)
+"""In the order of `--help`."""

@@ -1,0 +1,231 @@
+"""The commands of `kubectl multus`: a table of their options, and the function that runs each."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from multus_daemon import deadlines
+from multus_daemon.tools.command_line import (
+    DONE,
+    FAILED,
+    NO_DAEMON,
+    Answer,
+    Command,
+    CommandError,
+    add_options,
+    option,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
+    from multus_daemon.tools.kubectl.cluster import Cluster
+
+SELECTOR: Final = "app=multus"
+"""The label of the daemon's pods in the manifests."""
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line. The common options may stand before the command and after it."""
+    made = argparse.ArgumentParser(prog="kubectl-multus", description="Asks about Multus in a cluster.")
+    add_options(made, OPTIONS)
+    groups = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        # A default would overwrite the value that stands before the command.
+        command.add_to(groups, OPTIONS, default=argparse.SUPPRESS)
+    return made
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds, or one with a unit as kubectl takes it (`10s`, `1m`). Raises ArgumentTypeError."""
+    match = _DURATION.fullmatch(text)
+    number = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: a number of seconds above 0, or such as 10s, 1m")
+    return number
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from multus_daemon.tools.kubectl import show, status
+
+    answer = _ask(arguments, status.look, show.status)
+    return status_of(answer, wrong=any(not node["ready"] for node in answer["nodes"]))
+
+
+def _pods(arguments: argparse.Namespace) -> int:
+    from multus_daemon.tools.kubectl import pods, show
+
+    answer = _ask(arguments, functools.partial(pods.look, namespace=arguments.namespace), show.pods)
+    return FAILED if answer["pods"] else status_of(answer, wrong=False)
+
+
+def _why(arguments: argparse.Namespace) -> int:
+    from multus_daemon.tools.kubectl import show, why
+
+    namespace, name = _split(arguments.pod, "[NAMESPACE/]POD")
+    namespace = namespace or arguments.namespace or _context_namespace(arguments)
+    answer = _ask(arguments, functools.partial(why.look, namespace=namespace, name=name), show.why)
+    return FAILED if answer["cause"] or answer["lacks"] else DONE
+
+
+def _networks(arguments: argparse.Namespace) -> int:
+    from multus_daemon.tools.kubectl import networks, show
+
+    namespace, name = _split(arguments.network, "[NAMESPACE/]NETWORK") if arguments.network else ("", "")
+    look = functools.partial(networks.look, namespace=namespace or arguments.namespace, name=name)
+    answer = _ask(arguments, look, show.networks)
+    if name and not answer["networks"]:
+        raise CommandError(
+            f"there is no NetworkAttachmentDefinition {arguments.network!r}; `kubectl multus networks` names all"
+        )
+    return status_of(answer, wrong=any(item["problem"] or item["missing"] for item in answer["networks"]))
+
+
+def _leaks(arguments: argparse.Namespace) -> int:
+    from multus_daemon.tools.kubectl import leaks, show
+
+    answer = _ask(arguments, functools.partial(leaks.look, namespace=arguments.namespace), show.leaks)
+    return status_of(answer, wrong=bool(answer["containers"]))
+
+
+def status_of(answer: Answer, *, wrong: bool) -> int:
+    """Return the exit status for an answer; `wrong`: it shows something that is wrong."""
+    if answer["unanswered"] and not answer["daemons"]:
+        return NO_DAEMON
+    return FAILED if wrong or answer["unanswered"] else DONE
+
+
+def _split(text: str, form: str) -> tuple[str, str]:
+    """Return the namespace, empty if none is given, and the name. Raises CommandError."""
+    namespace, slash, name = text.rpartition("/")
+    if not name or "/" in namespace or (slash and not namespace):
+        raise CommandError(f"{text!r} is not of the form {form}")
+    return namespace, name
+
+
+def _ask(
+    arguments: argparse.Namespace,
+    look: Callable[[Cluster], Coroutine[Any, Any, Answer]],
+    show: Callable[[Answer], None],
+) -> Answer:
+    """Print the answer of `look` as JSON or by `show`, and return it. Raises CommandError."""
+    import asyncio
+
+    from multus_daemon.cluster.kube.client import ApiClient
+    from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
+    from multus_daemon.tools.kubectl.cluster import AT_ONCE, Cluster
+
+    async def ask() -> Answer:
+        with _bar() as bar:
+            async with ApiClient(_source(arguments), websockets=AT_ONCE) as client:
+                return await look(Cluster(client, arguments.selector, arguments.timeout, bar))
+
+    try:
+        answer = asyncio.run(ask())
+    except NoAnswerError as error:
+        raise CommandError(
+            f"the API server can't be asked: {error}; bring it back, or name another by --kubeconfig or --context"
+        ) from error
+    except KubeError as error:
+        raise CommandError(str(error)) from error
+    if arguments.json:
+        print_json(answer)
+    else:
+        show(answer)
+    sys.stdout.flush()
+    return answer
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    """Show on standard error, if that is a terminal, how many of the asked nodes have answered."""
+    if not sys.stderr.isatty():
+        yield lambda answered, asked: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("asking nodes"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", visible=False)
+        yield lambda answered, asked: progress.update(task, completed=answered, total=asked, visible=True)
+
+
+def _source(arguments: argparse.Namespace) -> Kubeconfig | InCluster:
+    """Find the cluster like kubectl: `--kubeconfig`, KUBECONFIG, `~/.kube/config`, the pod's own service account."""
+    from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
+
+    if arguments.kubeconfig:
+        return Kubeconfig(arguments.kubeconfig, context=arguments.context)
+    named = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    usual = Path("~/.kube/config").expanduser()
+    if not named and not usual.exists() and "KUBERNETES_SERVICE_HOST" in os.environ and not arguments.context:
+        return InCluster()
+    # Like kubectl, pass over missing files if there are several.
+    first, *others = [path for path in named if path.exists()] or named[:1] or [usual]
+    return Kubeconfig(first, context=arguments.context, others=tuple(others))
+
+
+def _context_namespace(arguments: argparse.Namespace) -> str:
+    """Return the namespace of the kubeconfig's context, else `default`. Raises CommandError."""
+    from multus_daemon.cluster.kube.credentials import Kubeconfig
+    from multus_daemon.cluster.kube.errors import ConfigurationError
+
+    source = _source(arguments)
+    try:
+        return (source.namespace() if isinstance(source, Kubeconfig) else "") or "default"
+    except ConfigurationError as error:
+        raise CommandError(str(error)) from error
+
+
+OPTIONS: Final = (
+    option("--json", action="store_true", help="print one JSON object instead of tables"),
+    option("--kubeconfig", metavar="FILE", type=Path, help="default: as kubectl's"),
+    option("--context", metavar="NAME", default="", help="of the kubeconfig; default: the current one"),
+    option("-n", "--namespace", metavar="NAME", default="", help="only pods and networks of this namespace"),
+    option(
+        *("-l", "--selector"),
+        metavar="LABEL",
+        default=SELECTOR,
+        help=f"label of the daemons' pods, in any namespace (default: {SELECTOR})",
+    ),
+    option(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=deadlines.KUBECTL_NODE_SECONDS,
+        help=f"for the answer of a node (default: {deadlines.KUBECTL_NODE_SECONDS:g}); late nodes are named",
+    ),
+)
+"""Options of all commands."""
+
+COMMANDS: Final = (
+    Command(
+        "status", "show how the daemon of each node is; exit status 1 if one is not ready or does not answer", _status
+    ),
+    Command("pods", "show which pods lack networks, by cause; exit status 1 if there are any", _pods),
+    Command(
+        "why",
+        "explain why a pod lacks networks, and what to do; exit status 1 if it does",
+        _why,
+        (option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, else the context's"),),
+    ),
+    Command(
+        "networks",
+        "show which pods use each network, and which nodes can't serve it; exit status 1 if there are any",
+        _networks,
+        (option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),),
+    ),
+    Command("leaks", "show what nobody will delete, on all nodes; exit status 1 if there is any", _leaks),
+)
+"""In the order of `--help`."""
