@@ -26,8 +26,8 @@ Option = tuple[tuple[str, ...], dict[str, Any]]
 """Arguments of `argparse.ArgumentParser.add_argument`."""
 
 
-class CommandError(Exception):
-    """The command can't be done; the message says why and what to do."""
+class CommandError(argparse.ArgumentTypeError):
+    """The command can't be done; the message says why and what to do. Raised for an argument, it is a usage error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,14 @@ def add_options(parser: Any, options: Iterable[Option], **changes: Any) -> None:
     """Add options to a parser or a group; `changes` replace their settings."""
     for names, settings in options:
         parser.add_argument(*names, **{**settings, **changes})
+
+
+def split_name(text: str, form: str) -> tuple[str, str]:
+    """Split `[NAMESPACE/]NAME`; the namespace may be empty. Raises CommandError, which names the expected `form`."""
+    namespace, slash, name = text.rpartition("/")
+    if not name or "/" in namespace or (slash and not namespace):
+        raise CommandError(f"{text!r} is not of the form {form}")
+    return namespace, name
 
 
 @contextlib.contextmanager

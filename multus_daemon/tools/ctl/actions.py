@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from multus_daemon import deadlines, settings
 from multus_daemon.runtime import user
 from multus_daemon.settings import Settings
-from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, CommandError, explained, print_json
+from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, CommandError, explained, print_json, split_name
 from multus_daemon.tools.ctl.client import Client, NoDaemonError
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ def attachments(arguments: argparse.Namespace) -> int:
         return _forget(arguments)
     if arguments.container:
         raise CommandError(f"{arguments.container!r} is one word too many; see multusctl attachments --help")
-    try:
-        pod = pod_name(arguments.pod) if arguments.pod else ""
-    except argparse.ArgumentTypeError as error:
-        raise CommandError(str(error)) from error
+    pod = pod_name(arguments.pod) if arguments.pod else ""
     answer = _ask_attachments(arguments, pod=pod, check=arguments.check, leaks=arguments.leaks)
     _print(arguments, answer, "leaks" if arguments.leaks else "attachments")
     return FAILED if any(item["check"] for item in answer["containers"]) else DONE
@@ -246,10 +243,9 @@ def sandbox(arguments: argparse.Namespace) -> int:
 
 
 def pod_name(text: str) -> str:
-    """Return `namespace/name` of an argument; the default namespace is `default`. Raises ArgumentTypeError."""
-    if text.count("/") > 1 or not all(text.split("/")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAMESPACE/POD")
-    return text if "/" in text else f"default/{text}"
+    """Return `namespace/name` of an argument; the default namespace is `default`. Raises CommandError."""
+    namespace, name = split_name(text, "NAMESPACE/POD")
+    return f"{namespace or 'default'}/{name}"
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:

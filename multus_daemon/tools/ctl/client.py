@@ -7,6 +7,7 @@ import json
 import socket
 import urllib.parse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,25 +22,12 @@ class NoDaemonError(Exception):
     """No daemon answers on the socket; the message says where, why, and what to do."""
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__("multus", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        """Raises OSError."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
+@dataclass(frozen=True, slots=True)
 class Client:
-    """Client of the daemon's admin paths (`api.admin`). `path` is the socket."""
+    """Client of the daemon's admin paths (`api.admin`)."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    path: Path
+    """The socket."""
 
     def ask(
         self, question: str, query: Mapping[str, str] | None = None, *, timeout: float = deadlines.CTL_SECONDS
@@ -52,13 +40,16 @@ class Client:
         return self._call("POST", name, query, body, deadlines.ADMIN_SECONDS)
 
     def _call(self, method: str, name: str, query: Mapping[str, str], body: bytes, timeout: float) -> dict[str, Any]:
-        connection = _Connection(self._path, timeout)
+        connection = http.client.HTTPConnection("multus", timeout=timeout)
+        connection.sock = socket.socket(socket.AF_UNIX)
         try:
+            connection.sock.settimeout(timeout)
+            connection.sock.connect(str(self.path))
             connection.request(method, f"/admin/v1/{name}?{urllib.parse.urlencode(query)}", body or None)
             response = connection.getresponse()
             data = response.read(ANSWER_MAX)
         except (OSError, http.client.HTTPException) as error:
-            raise NoDaemonError(_reason(self._path, error)) from error
+            raise NoDaemonError(_reason(self.path, error)) from error
         finally:
             connection.close()
         try:
@@ -67,7 +58,7 @@ class Client:
             answer = None
         if not isinstance(answer, dict):
             raise NoDaemonError(
-                f"{self._path} answers with status {response.status} and no JSON: is it an older daemon, or another's?"
+                f"{self.path} answers with status {response.status} and no JSON: is it an older daemon, or another's?"
             )
         if response.status != 200:
             raise errors.from_object(answer)

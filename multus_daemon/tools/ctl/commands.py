@@ -4,16 +4,45 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.tools.command_line import DONE, Command, option
+from multus_daemon.settings import SettingsError
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Command, CommandError, option
 from multus_daemon.tools.ctl import actions, completion
 from multus_daemon.tools.ctl.actions import FORGET
+from multus_daemon.tools.ctl.client import NoDaemonError
 
 _FORGET_MEANING: Final = "forget a container that can't be deleted; asks; refuses while its network namespace exists"
 
+_FILES: Final = (
+    "NetworkAttachmentDefinitions, pods, workloads, ConfigMaps, CNI configurations, the daemon's; as YAML or JSON; a "
+    "directory: all such files below it; -: standard input"
+)
+_BIN_DIR: Final = (
+    "directory of plugin binaries: a plugin that is neither there nor built in is an error; may be repeated"
+)
+_FORMATS: Final = ("text", "json", "github")
 _IN_RUN: Final = "where {0} (default: /run/{1}; with a user's own runtime directory $XDG_RUNTIME_DIR/{1})"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 done, 1 it failed (the reason is on standard error), 2 usage, 3 no daemon answers."""
+    arguments = parser().parse_args(argv)
+    try:
+        status = arguments.run(arguments)
+    except CniError as error:
+        from multus_daemon.tools.ctl import show
+
+        show.cni_error(error)
+        status = FAILED
+    except (NoDaemonError, CommandError, SettingsError) as error:
+        sys.stderr.write(f"multusctl: {error}\n")
+        status = NO_DAEMON if isinstance(error, NoDaemonError) else FAILED
+    if status:
+        sys.exit(status)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,12 +78,7 @@ _SANDBOX: Final = (
 )
 
 COMMANDS: Final = (
-    Command(
-        "status",
-        "show how the daemon of this node is; exit status 1 if it is not ready",
-        actions.status,
-        _NODE,
-    ),
+    Command("status", "show how the daemon of this node is; exit status 1 if it is not ready", actions.status, _NODE),
     Command(
         "attachments",
         "show what is attached to the pods of this node",
@@ -93,10 +117,7 @@ COMMANDS: Final = (
         "graph",
         "show pods, networks and bridges of this node as a tree",
         actions.graph,
-        (
-            *_NODE,
-            option("--svg", metavar="FILE", type=Path, help="write a picture, `-` for standard output"),
-        ),
+        (*_NODE, option("--svg", metavar="FILE", type=Path, help="write a picture, `-` for standard output")),
     ),
     Command("plugins", "show the plugins of this node and what serves each of them", actions.plugins, _LOCAL),
     Command(
@@ -105,38 +126,17 @@ COMMANDS: Final = (
         actions.validate,
         (
             *_LOCAL,
-            option(
-                "files",
-                metavar="FILE",
-                nargs="+",
-                help="NetworkAttachmentDefinitions, pods, workloads, ConfigMaps, CNI configurations, the daemon's; as "
-                "YAML or JSON; a directory: all such files below it; -: standard input",
-            ),
+            option("files", metavar="FILE", nargs="+", help=_FILES),
             option("--strict", action="store_true", help="exit status 1 for a warning, too"),
-            option(
-                "--format",
-                choices=("text", "json", "github"),
-                default="text",
-                help="github: annotations of a workflow's log",
-            ),
-            option(
-                "--bin-dir",
-                metavar="DIR",
-                action="append",
-                default=[],
-                help="directory of plugin binaries: a plugin that is neither there nor built in is an error; "
-                "may be repeated",
-            ),
+            option("--format", choices=_FORMATS, default="text", help="github: annotations of a workflow's log"),
+            option("--bin-dir", metavar="DIR", action="append", default=[], help=_BIN_DIR),
         ),
     ),
     Command(
         "doctor",
         "find what is wrong with this node; exit status 1 if there is an error",
         actions.doctor,
-        (
-            *_NODE,
-            option("--fix", action="store_true", help="repair what is safe to repair, and say what was done"),
-        ),
+        (*_NODE, option("--fix", action="store_true", help="repair what is safe to repair, and say what was done")),
     ),
     Command(
         "sandbox",

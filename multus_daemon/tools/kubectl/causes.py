@@ -1,18 +1,24 @@
-"""Why a pod lacks networks, in the words of its node's daemon, and what to do about it.
+"""Networks that a pod lacks, the cause in the words of its node's daemon, and what to do. Pure.
 
-The sources in the order of preference: the plan of its ADD now (`multusctl explain`); the daemon's last errors; the
-daemon's Events; the kubelet's Events. All name a cause with the same words.
+A pod lacks the networks that its annotation asks for and its network-status does not have. The sources of a cause, in
+the order of preference: the plan of its ADD now (`multusctl explain`); the daemon's last errors; the daemon's
+Events; the kubelet's Events. All name a cause with the same words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
 
-from multus_daemon.diagnosis import status
+from multus_daemon.diagnosis import status as about_status
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.nad import selection, status
+from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
 from multus_daemon.tools.kubectl.cluster import Answered, Daemon, NodeReply
 
@@ -29,6 +35,19 @@ _IO: Final = 5
 _ANNOTATION_STEPS: Final = ("networks", "interfaces and devices")
 
 
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """The networks that a pod asks for, and those that it has."""
+
+    wanted: Sequence[NetworkSelection]
+    attached: Sequence[str]
+    """`NETWORK@INTERFACE` of the entries of its network-status."""
+    lacks: Sequence[str]
+    """`NAMESPACE/NAME`, and `@INTERFACE` if it asks for one."""
+    problem: str = ""
+    """Why its annotation can't be read; then it gets nothing."""
+
+
 class Step(msgspec.Struct):
     """A step of an explanation."""
 
@@ -41,7 +60,6 @@ class Failed(msgspec.Struct):
     """A request that failed."""
 
     verb: str
-    began: float
     code: int
     text: str
 
@@ -50,7 +68,6 @@ class Planned(msgspec.Struct):
     """A network of an explanation."""
 
     network: str
-    interface: str
     problem: str = ""
 
 
@@ -59,12 +76,10 @@ class Explanation(NodeReply):
 
     SCHEMA = "multusctl.explain/v1"
     problem: str
-    code: int
     attached: bool
     steps: list[Step]
     networks: list[Planned]
     errors: list[Failed]
-    container: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +93,39 @@ class Cause:
     @property
     def short(self) -> str:
         """The words that are the same for all pods with this cause, as `multusctl status` counts it."""
-        return status.cause_of(self.text)
+        return about_status.cause_of(self.text)
+
+
+def networks_of(namespace: str, annotations: Mapping[str, str]) -> Networks:
+    """Return the networks of a pod of `namespace`."""
+    entries = _entries(annotations.get(status.ANNOTATION, ""))
+    attached = tuple(f"{name}@{interface}" for name, interface in entries)
+    text = annotations.get(selection.NETWORKS_ANNOTATION, "")
+    try:
+        wanted = selection.parse(text, pod_namespace=namespace)
+    except CniError as error:
+        return Networks((), attached, (text if len(text) <= 80 else f"{text[:80]}...",), str(error))
+    left = Counter(name for name, _ in entries)
+    lacks = []
+    for element in wanted:
+        name = str(element)
+        if element.interface and (name, element.interface) not in entries:
+            lacks.append(f"{name}@{element.interface}")
+        elif not left[name]:
+            lacks.append(name)
+        else:
+            left[name] -= 1
+    return Networks(wanted, attached, tuple(lacks))
+
+
+def _entries(text: str) -> list[tuple[str, str]]:
+    """Return name and interface of each entry of a network-status; nothing if it can't be read."""
+    try:
+        found = gojson.loads(text) if text else []
+    except gojson.JsonError:
+        return []
+    items = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    return [(str(item.get("name", "")), str(item.get("interface", ""))) for item in items]
 
 
 def of_annotation(problem: str) -> Cause:

@@ -85,12 +85,6 @@ def replies(answers: Iterable[Answered[Reply]]) -> Iterator[tuple[Daemon, Reply]
     return ((item.daemon, item.reply) for item in answers if item.reply is not None)
 
 
-def unanswered(answers: Iterable[Answered[Any]]) -> list[dict[str, str]]:
-    """Return `[{"node", "daemon", "problem"}]`, each problem of a daemon once."""
-    problems = dict.fromkeys((item.daemon, item.problem) for item in answers if item.reply is None)
-    return [{**daemon.at(), "problem": problem} for daemon, problem in problems]
-
-
 @dataclass(slots=True)
 class Cluster:
     """Requests to the API server and to daemons. All methods raise KubeError."""
@@ -107,13 +101,18 @@ class Cluster:
     _answered: int = 0
     _asked: int = 0
 
-    def answer(self, schema: str, answers: Sequence[Answered[Any]], **found: Any) -> dict[str, Any]:
-        """Return the JSON object of a command: its own keys are `found`."""
+    def answer(self, command: str, answers: Sequence[Answered[Any]], **found: Any) -> dict[str, Any]:
+        """Return the JSON object of a command, with its own keys `found` and those of all commands.
+
+        `daemons` is the number that answered; `unanswered` is `[{"node": …, "daemon": …, "problem": …}]`, each problem
+        of a daemon once; `notes` says what could not be looked at.
+        """
+        problems = dict.fromkeys((item.daemon, item.problem) for item in answers if item.reply is None)
         return {
-            "schema": schema,
+            "schema": f"kubectl-multus.{command}/v1",
             "daemons": len({daemon for daemon, _ in replies(answers)}),
             **found,
-            "unanswered": unanswered(answers),
+            "unanswered": [{**daemon.at(), "problem": problem} for daemon, problem in problems],
             "notes": self.notes,
         }
 
@@ -237,21 +236,22 @@ class Cluster:
 
     async def _list(self, path: str, decode: Callable[[msgspec.Raw], T], **query: str) -> list[T]:
         """Return the items of all pages."""
-        for attempt in range(1, _LISTS_MAX + 1):
-            found: list[T] = []
-            more: dict[str, str] = {}
+        lists = 1
+        items: list[T] = []
+        more: dict[str, str] = {}
+        while True:
             try:
-                while True:
-                    body = await self.client.request("GET", path, query={**query, "limit": PAGE, **more})
-                    page = _decoded(body, _as(objects.Page), path)
-                    found += [_decoded(item, decode, path) for item in page.items or ()]
-                    if not page.metadata.continue_:
-                        return found
-                    more = {"continue": page.metadata.continue_}
+                body = await self.client.request("GET", path, query={**query, "limit": PAGE, **more})
             except GoneError:
-                if attempt == _LISTS_MAX:
+                if lists == _LISTS_MAX:
                     raise
-        raise AssertionError("the loop returns or raises")
+                lists, items, more = lists + 1, [], {}
+                continue
+            page = _decoded(body, _as(objects.Page), path)
+            items += [_decoded(item, decode, path) for item in page.items or ()]
+            if not page.metadata.continue_:
+                return items
+            more = {"continue": page.metadata.continue_}
 
 
 def _core(namespace: str, resource: str) -> str:

@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from multus_daemon.tools.command_line import (
     add_options,
     option,
     print_json,
+    split_name,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,23 @@ SELECTOR: Final = "app=multus"
 """The label of the daemon's pods in the manifests."""
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 done, 1 it failed or something is wrong, 2 usage, 3 no daemon answers."""
+    arguments = parser().parse_args(argv)
+    try:
+        status = arguments.run(arguments)
+    except CommandError as error:
+        sys.stderr.write(f"kubectl-multus: {error}\n")
+        status = FAILED
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:
+        # The reader has read enough; the interpreter must not flush standard output at its end.
+        sys.stdout = None
+        status = FAILED
+    sys.exit(status)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,33 +74,39 @@ def seconds(text: str) -> float:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from multus_daemon.tools.kubectl import show, status
+    from multus_daemon.tools.kubectl import nodes, show
 
-    answer = _ask(arguments, status.look, show.status)
+    answer = _ask(arguments, nodes.status, show.status)
     return status_of(answer, wrong=any(not node["ready"] for node in answer["nodes"]))
 
 
 def _pods(arguments: argparse.Namespace) -> int:
     from multus_daemon.tools.kubectl import pods, show
 
-    answer = _ask(arguments, functools.partial(pods.look, namespace=arguments.namespace), show.pods)
+    answer = _ask(arguments, functools.partial(pods.pods, namespace=arguments.namespace), show.pods)
     return FAILED if answer["pods"] else status_of(answer, wrong=False)
 
 
 def _why(arguments: argparse.Namespace) -> int:
-    from multus_daemon.tools.kubectl import show, why
+    from multus_daemon.cluster.kube.credentials import Kubeconfig
+    from multus_daemon.tools.kubectl import pods, show
 
-    namespace, name = _split(arguments.pod, "[NAMESPACE/]POD")
-    namespace = namespace or arguments.namespace or _context_namespace(arguments)
-    answer = _ask(arguments, functools.partial(why.look, namespace=namespace, name=name), show.why)
+    given, name = split_name(arguments.pod, "[NAMESPACE/]POD")
+
+    def look(cluster: Cluster) -> Coroutine[Any, Any, Answer]:
+        source = _source(arguments)
+        usual = source.namespace() if isinstance(source, Kubeconfig) else ""
+        return pods.why(cluster, namespace=given or arguments.namespace or usual or "default", name=name)
+
+    answer = _ask(arguments, look, show.why)
     return FAILED if answer["cause"] or answer["lacks"] else DONE
 
 
 def _networks(arguments: argparse.Namespace) -> int:
-    from multus_daemon.tools.kubectl import networks, show
+    from multus_daemon.tools.kubectl import nodes, show
 
-    namespace, name = _split(arguments.network, "[NAMESPACE/]NETWORK") if arguments.network else ("", "")
-    look = functools.partial(networks.look, namespace=namespace or arguments.namespace, name=name)
+    namespace, name = split_name(arguments.network, "[NAMESPACE/]NETWORK") if arguments.network else ("", "")
+    look = functools.partial(nodes.networks, namespace=namespace or arguments.namespace, name=name)
     answer = _ask(arguments, look, show.networks)
     if name and not answer["networks"]:
         raise CommandError(
@@ -92,9 +116,9 @@ def _networks(arguments: argparse.Namespace) -> int:
 
 
 def _leaks(arguments: argparse.Namespace) -> int:
-    from multus_daemon.tools.kubectl import leaks, show
+    from multus_daemon.tools.kubectl import nodes, show
 
-    answer = _ask(arguments, functools.partial(leaks.look, namespace=arguments.namespace), show.leaks)
+    answer = _ask(arguments, functools.partial(nodes.leaks, namespace=arguments.namespace), show.leaks)
     return status_of(answer, wrong=bool(answer["containers"]))
 
 
@@ -103,14 +127,6 @@ def status_of(answer: Answer, *, wrong: bool) -> int:
     if answer["unanswered"] and not answer["daemons"]:
         return NO_DAEMON
     return FAILED if wrong or answer["unanswered"] else DONE
-
-
-def _split(text: str, form: str) -> tuple[str, str]:
-    """Return the namespace, empty if none is given, and the name. Raises CommandError."""
-    namespace, slash, name = text.rpartition("/")
-    if not name or "/" in namespace or (slash and not namespace):
-        raise CommandError(f"{text!r} is not of the form {form}")
-    return namespace, name
 
 
 def _ask(
@@ -174,18 +190,6 @@ def _source(arguments: argparse.Namespace) -> Kubeconfig | InCluster:
     # Like kubectl, pass over missing files if there are several.
     first, *others = [path for path in named if path.exists()] or named[:1] or [usual]
     return Kubeconfig(first, context=arguments.context, others=tuple(others))
-
-
-def _context_namespace(arguments: argparse.Namespace) -> str:
-    """Return the namespace of the kubeconfig's context, else `default`. Raises CommandError."""
-    from multus_daemon.cluster.kube.credentials import Kubeconfig
-    from multus_daemon.cluster.kube.errors import ConfigurationError
-
-    source = _source(arguments)
-    try:
-        return (source.namespace() if isinstance(source, Kubeconfig) else "") or "default"
-    except ConfigurationError as error:
-        raise CommandError(str(error)) from error
 
 
 OPTIONS: Final = (

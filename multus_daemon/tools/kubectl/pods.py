@@ -1,29 +1,46 @@
-"""Pods that lack networks, by cause.
+"""Pods that lack networks: `pods` by cause, and `why` for one pod. `Cluster.answer` adds the keys of all answers.
 
-    {"schema": "kubectl-multus.pods/v1", "daemons": <number that answered>,
+    {"schema": "kubectl-multus.pods/v1",
      "pods": [{"pod": "default/web", "node": …, "lacks": ["default/blue", …], "cause": <short>, "text": <all of it>,
                "source": "explain", "request", "event", "annotation" or "daemon"}],
-     "causes": [{"cause": …, "count": 3, "pods": ["default/web", …]}],
-     "unanswered": [{"node": …, "daemon": …, "problem": …}], "notes": [<what could not be looked at>]}
+     "causes": [{"cause": …, "count": 3, "pods": ["default/web", …]}]}
 
-Only unfinished pods on a node are looked at, and none of the host's network. A pod lacks the networks that its
-annotation asks for and its network-status does not have. A pod without an address whose Events name a failure lacks
-`(cluster network)`. Usually an Event names the cause; otherwise the node is asked.
+Only unfinished pods on a node are looked at, and none of the host's network. A pod without an address whose Events name
+a failure lacks `(cluster network)`. Usually an Event names the cause; otherwise the node is asked.
+
+    {"schema": "kubectl-multus.why/v1", "pod": "default/web", "node": …, "daemon": "kube-system/kube-multus-ds-x",
+     "cause": <short; empty: nothing is wrong with its networks>, "text": <all of it>,
+     "source": as above, or "pod"; empty: there is no cause,
+     "advice": <what to do>, "lacks": ["default/blue", …], "attached": ["default/green@net1", …],
+     "leftovers": [<earlier containers of the pod whose networks are not free, as of `leaks`>],
+     "steps": [{"what": …, "result": …, "problem": …}],
+     "requests": [{"verb": "ADD", "began": <Unix time>, "seconds": <null: it runs>, "error": <empty: none>,
+                   "step": <the last one>}],
+     "events": [{"when": <as the API writes it>, "type": "Warning", "reason": …, "component": …, "message": …,
+                 "count": 3}]}
+
+`steps` are those of `multusctl explain`, `requests` the last ones of `multusctl trace`, `events` the pod's, the oldest
+first; the daemon's Events have the component `multus`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.tools.kubectl import causes, lacking
+import msgspec
+
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
+from multus_daemon.tools.kubectl import causes, nodes
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
 from multus_daemon.tools.kubectl.causes import Cause, Explanation
-from multus_daemon.tools.kubectl.cluster import Answered, Cluster
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, NodeReply, replies
 
-SCHEMA: Final = "kubectl-multus.pods/v1"
 CLUSTER_NETWORK: Final = "(cluster network)"
+_REQUESTS: Final = "5"
+_SCHEDULER_REASON: Final = "FailedScheduling"
 
 
 @dataclass(slots=True)
@@ -37,13 +54,13 @@ class _Lacking:
     """None: no Event names one."""
 
 
-async def look(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
-    """Look at the pods of `namespace`; empty: at all. Raises KubeError."""
-    pods = await cluster.pods(namespace)
+async def pods(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
+    """Return the pods of `namespace` that lack networks; empty: of all namespaces. Raises KubeError."""
+    looked_at = await cluster.pods(namespace)
     events: dict[str, list[EventObject]] = {}
     for event in await cluster.events(namespace):
         events.setdefault(event.involved_object.uid, []).append(event)
-    found = [item for pod in pods if (item := _lacking(pod, events.get(pod.metadata.uid, [])))]
+    found = [item for pod in looked_at if (item := _lacking(pod, events.get(pod.metadata.uid, [])))]
     answers = await _ask(cluster, [item for item in found if item.cause is None])
     entries = []
     pods_by_cause: dict[str, list[str]] = {}
@@ -65,13 +82,13 @@ async def look(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
         {"cause": cause, "count": len(names), "pods": names}
         for cause, names in sorted(pods_by_cause.items(), key=lambda entry: -len(entry[1]))
     ]
-    return cluster.answer(SCHEMA, answers, pods=entries, causes=by_cause)
+    return cluster.answer("pods", answers, pods=entries, causes=by_cause)
 
 
 def _lacking(pod: PodObject, events: list[EventObject]) -> _Lacking | None:
     if not pod.spec.node_name or pod.spec.host_network or pod.finished:
         return None
-    networks = lacking.of(pod.metadata.namespace, pod.annotations)
+    networks = causes.networks_of(pod.metadata.namespace, pod.annotations)
     if networks.problem:
         return _Lacking(pod, networks.lacks, events, causes.of_annotation(networks.problem))
     cause = causes.of_events(events, pod)
@@ -90,3 +107,127 @@ async def _ask(cluster: Cluster, silent: Sequence[_Lacking]) -> list[Answered[Ex
     for item, answer in zip(silent, answers, strict=True):
         item.cause = causes.verdict(answer, item.events, item.pod, cluster.selector)
     return answers
+
+
+class _Error(msgspec.Struct):
+    text: str
+
+
+class _Step(msgspec.Struct):
+    what: str
+
+
+class _Request(msgspec.Struct):
+    verb: str
+    began: float
+    seconds: float | None
+    error: _Error | None
+    steps: list[_Step]
+
+
+class _Trace(NodeReply):
+    """Answer of `diagnosis.trace`."""
+
+    SCHEMA = "multusctl.trace/v1"
+    requests: list[_Request]
+
+
+async def why(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
+    """Return why a pod lacks networks. Raises KubeError."""
+    try:
+        pod = await cluster.pod(namespace, name)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise ApiUnavailableError(f"there is no pod {namespace}/{name}") from error
+    networks = causes.networks_of(namespace, pod.annotations)
+    events = await cluster.events(namespace, pod=name, uid=pod.metadata.uid)
+    found: dict[str, Any] = {
+        "pod": str(pod),
+        "node": pod.spec.node_name,
+        "daemon": "",
+        **_of_cause(None),
+        "lacks": list(networks.lacks),
+        "attached": list(networks.attached),
+        "leftovers": [],
+        "steps": [],
+        "requests": [],
+        "events": [_event(event) for event in events],
+    }
+    answers: list[Answered[Explanation]] = []
+    if pod.spec.host_network:
+        cluster.notes.append("the pod is in the host's network: Multus is not asked")
+        found["lacks"] = []
+    elif pod.finished:
+        cluster.notes.append(f"the pod has finished ({pod.state()}): it has no networks any more")
+        found["lacks"] = []
+    elif not pod.spec.node_name:
+        found |= _of_cause(_not_scheduled(pod, events))
+    elif networks.problem:
+        found |= _of_cause(causes.of_annotation(networks.problem))
+    else:
+        daemon = (await cluster.daemons_of([pod.spec.node_name]))[pod.spec.node_name]
+        answers = await cluster.ask([(daemon, ("explain", str(pod)))], Explanation)
+        found |= await _facts(cluster, pod, networks, events, answers[0])
+    return cluster.answer("why", answers, **found)
+
+
+def _not_scheduled(pod: PodObject, events: Sequence[EventObject]) -> Cause:
+    messages = [event.message for event in events if event.reason == _SCHEDULER_REASON]
+    why = f": {messages[-1]}" if messages else ""
+    advice = f"kubectl -n {pod.metadata.namespace} describe pod {pod.metadata.name}"
+    return Cause(f"the pod is on no node yet{why}", "pod", advice)
+
+
+async def _facts(
+    cluster: Cluster,
+    pod: PodObject,
+    networks: causes.Networks,
+    events: Sequence[EventObject],
+    answered: Answered[Explanation],
+) -> dict[str, Any]:
+    """Return the keys of the answer that the pod's node knows."""
+    reply = answered.reply
+    cause = None
+    if _is_wrong(pod, networks, reply):
+        cause = causes.verdict(answered, events, pod, cluster.selector)
+    elif reply is not None and reply.problem:
+        cluster.notes.append(f"attached, but an ADD of a new container would fail: {reply.problem}")
+    facts = {**answered.daemon.at(), **_of_cause(cause)}
+    if reply is None:
+        return facts
+    # Also of earlier containers of a pod of this name: their leftovers may keep it from starting.
+    last = ("trace", str(pod), "--last", _REQUESTS)
+    traced, leftovers = await asyncio.gather(
+        cluster.ask([(answered.daemon, last)], _Trace), nodes.leaks_of_pod(cluster, answered.daemon, str(pod))
+    )
+    requests = [_request(item) for _, trace in replies(traced) for item in trace.requests]
+    return {**facts, "leftovers": leftovers, "steps": msgspec.to_builtins(reply.steps), "requests": requests}
+
+
+def _is_wrong(pod: PodObject, networks: causes.Networks, found: Explanation | None) -> bool:
+    if networks.lacks or pod.metadata.deletion_timestamp:
+        # Somebody asks about a pod that is being deleted because it does not go.
+        return True
+    return not found.attached if found else not pod.status.pod_ip
+
+
+def _of_cause(cause: Cause | None) -> dict[str, str]:
+    if cause is None:
+        return {"cause": "", "text": "", "source": "", "advice": ""}
+    return {"cause": cause.short, "text": cause.text, "source": cause.source, "advice": cause.advice}
+
+
+def _event(event: EventObject) -> dict[str, Any]:
+    texts = {key: getattr(event, key) for key in ("when", "type", "reason", "component", "message")}
+    return {**texts, "count": event.count or 1}
+
+
+def _request(item: _Request) -> dict[str, Any]:
+    return {
+        "verb": item.verb,
+        "began": item.began,
+        "seconds": item.seconds,
+        "error": item.error.text if item.error else "",
+        "step": item.steps[-1].what if item.steps else "",
+    }

@@ -15,7 +15,7 @@ ATTACHED = json.dumps([{"name": "default/blue", "interface": "net1"}])
 @pytest.fixture
 def look(bench):
     async def run(namespace="", **options):
-        return await pods.look(bench.cluster(**options), namespace=namespace)
+        return await pods.pods(bench.cluster(**options), namespace=namespace)
 
     return run
 
