@@ -11,16 +11,13 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from multus_daemon import deadlines, settings
 from multus_daemon.runtime import user
 from multus_daemon.settings import Settings
 from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, CommandError, explained, print_json, split_name
 from multus_daemon.tools.ctl.client import Client, NoDaemonError
-
-if TYPE_CHECKING:
-    from multus_daemon.diagnosis.doctor import Finding
 
 FORGET: Final = "forget"
 _MOUNTED: Final = Path("/host")
@@ -197,18 +194,14 @@ def doctor(arguments: argparse.Namespace) -> int:
     node = offline.node(_settings(arguments), answers)
     findings = examine(node)
     if arguments.fix:
-        _fix(findings)
+        for item in findings:
+            if item.fix is not None:
+                with explained(f"{item.subject}: {item.fix_is}"):
+                    item.fix()
+                sys.stderr.write(f"multusctl: {item.subject}: {item.fix_is}: done\n")
         findings = examine(node)
     _print(arguments, to_object(findings), "doctor")
     return FAILED if any(item.severity == "error" for item in findings) else DONE
-
-
-def _fix(findings: list[Finding]) -> None:
-    for item in findings:
-        if item.fix is not None:
-            with explained(f"{item.subject}: {item.fix_is}"):
-                item.fix()
-            sys.stderr.write(f"multusctl: {item.subject}: {item.fix_is}: done\n")
 
 
 def sandbox(arguments: argparse.Namespace) -> int:
@@ -225,14 +218,13 @@ def sandbox(arguments: argparse.Namespace) -> int:
         name=name,
         state_dir=arguments.state_dir or run_directory / "multusctl",
         netns_dir=arguments.netns_dir or run_directory / "netns",
+        ifname=arguments.ifname,
         shim=arguments.shim,
         standalone=arguments.standalone and arguments.standalone.absolute(),
         start=shlex.join(["multus-daemon", "run", *words]),
     )
-    if arguments.verb == "up":
-        outcome = sandbox.up(arguments.ifname)
-    else:
-        outcome = sandbox.check() if arguments.verb == "check" else sandbox.down()
+    verbs = {"up": sandbox.up, "check": sandbox.check, "down": sandbox.down}
+    outcome = verbs[arguments.verb]()
     if arguments.json:
         print_json(outcome.to_object())
     else:

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from typing import Any
 
-from multus_daemon.kernel.ops import Session, session
+from multus_daemon.kernel.ops import session
 
 
 def look(netns: str) -> dict[str, Any]:
@@ -15,31 +15,20 @@ def look(netns: str) -> dict[str, Any]:
     Raises OSError if the namespace can't be entered.
     """
     with session(netns) as opened, opened.inside():
-        return _look(opened)
-
-
-def _look(session: Session) -> dict[str, Any]:
-    names = {index: name for index, name in socket.if_nameindex() if name != "lo"}
-    interfaces = []
-    for name in names.values():
-        link = session.pod.link(name)
-        addresses = [item.address for item in session.pod.addresses(link.index)]
-        interfaces.append(
-            {
-                "name": name,
-                "mac": link.mac,
-                "mtu": link.mtu,
-                "up": link.is_up,
-                # Every IPv6 interface has a link-local address, whatever its network.
-                "addresses": [str(address) for address in addresses if not address.is_link_local],
-            }
-        )
-    routes = [
-        {"dst": str(route.dst), "gw": str(route.gateway or ""), "interface": names[route.oif]}
-        for family in (socket.AF_INET, socket.AF_INET6)
-        for route in session.pod.routes(family)
-        if route.oif in names and not (route.dst.is_link_local or route.dst.is_multicast)
-    ]
+        names = {index: name for index, name in socket.if_nameindex() if name != "lo"}
+        interfaces = []
+        for name in names.values():
+            link = opened.pod.link(name)
+            # Every IPv6 interface has a link-local address, whatever its network.
+            addresses = (item.address for item in opened.pod.addresses(link.index) if not item.address.is_link_local)
+            entry = {"name": name, "mac": link.mac, "mtu": link.mtu, "up": link.is_up}
+            interfaces.append({**entry, "addresses": list(map(str, addresses))})
+        routes = [
+            {"dst": str(route.dst), "gw": str(route.gateway or ""), "interface": names[route.oif]}
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for route in opened.pod.routes(family)
+            if route.oif in names and not (route.dst.is_link_local or route.dst.is_multicast)
+        ]
     return {"interfaces": interfaces, "routes": routes}
 
 

@@ -8,9 +8,11 @@ import secrets
 import socket
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 import multus_shim
 from multus_daemon import deadlines
@@ -30,31 +32,25 @@ _CONTAINER_ID_BYTES: Final = 32
 _POLL_SECONDS: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     """Result of a verb; unknown values are empty."""
 
-    milliseconds: float = 0.0
-    """Run time of the shim, including the start of its process."""
     container_id: str = ""
     netns: str = ""
-    result: dict[str, Any] = field(default_factory=dict)
-    network_status: list[dict[str, Any]] = field(default_factory=list)
-    pod: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = {}
+    network_status: list[dict[str, Any]] = []
+    pod: dict[str, Any] = {}
     """Interfaces and routes in the namespace (`inside.look`)."""
+    milliseconds: float = 0.0
+    """Run time of the shim, including the start of its process."""
     notes: str = ""
-    """Standard error of the shim."""
+    """Standard error of the shim; not in the JSON object."""
 
     def to_object(self) -> dict[str, Any]:
         """Return the JSON object of `--json`."""
-        return {
-            "containerId": self.container_id,
-            "netns": self.netns,
-            "result": self.result,
-            "networkStatus": self.network_status,
-            "pod": self.pod,
-            "milliseconds": round(self.milliseconds, 3),
-        }
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        del fields["notes"]
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +62,8 @@ class Sandbox:
     name: str
     state_dir: Path
     netns_dir: Path
+    ifname: str
+    """Interface of the cluster network, for `up`."""
     shim: Path | None
     """None: the installed one."""
     standalone: Path | None
@@ -77,12 +75,12 @@ class Sandbox:
         """Return `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
-    def up(self, ifname: str) -> Outcome:
+    def up(self) -> Outcome:
         """Make the namespace, then ADD. After a failed ADD, DEL and remove the namespace, as every runtime does."""
         path = self._state_path()
         if path.exists():
             raise CommandError(f"pod {self} is up; `multusctl sandbox down {self}` first")
-        state = self._new_state(ifname)
+        state = self._new_state()
         self._require_daemon(state)
         self._save(state)
         try:
@@ -125,7 +123,7 @@ class Sandbox:
             if state["standalone"]:
                 status_file.remove(Path(state["standalone"]), self.namespace, self.name)
             fs.remove(self._state_path())
-        return Outcome(milliseconds, state["containerId"], state["netns"], notes=notes)
+        return Outcome(state["containerId"], state["netns"], milliseconds=milliseconds, notes=notes)
 
     # --- state ---
 
@@ -135,7 +133,7 @@ class Sandbox:
         # Neither name can contain the underscore.
         return self.state_dir / f"{self.namespace}_{self.name}.json"
 
-    def _new_state(self, ifname: str) -> dict[str, Any]:
+    def _new_state(self) -> dict[str, Any]:
         try:
             shim = self.shim.absolute() if self.shim else multus_shim.binary()
         except FileNotFoundError as error:
@@ -144,7 +142,7 @@ class Sandbox:
             "uid": self._uid(),
             "containerId": secrets.token_hex(_CONTAINER_ID_BYTES),
             "netns": str(self.netns_dir.absolute() / f"multus-{self.namespace}_{self.name}"),
-            "ifname": ifname,
+            "ifname": self.ifname,
             "config": _configuration(self.settings),
             "path": self.settings.paths.bin_dir,
             "shim": str(shim),
@@ -217,7 +215,7 @@ class Sandbox:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CommandError(f"the shim can't be run: {error}") from error
-        milliseconds = (time.perf_counter() - start) * 1000
+        milliseconds = round((time.perf_counter() - start) * 1000, 3)
         notes = done.stderr.decode(errors="replace").strip()
         if done.returncode:
             raise _failure(done.returncode, done.stdout, notes)
@@ -251,7 +249,8 @@ class Sandbox:
                 notes = f"{notes}\nnetwork-status can't be read: {error}".strip()
         with explained(f"{state['netns']} can't be looked into"):
             view = inside.look(state["netns"])
-        return Outcome(milliseconds, state["containerId"], state["netns"], state["result"] or {}, entries, view, notes)
+        result = state["result"] or {}
+        return Outcome(state["containerId"], state["netns"], result, entries, view, milliseconds, notes)
 
 
 def _configuration(settings: Settings) -> dict[str, Any]:

@@ -21,11 +21,11 @@ _LONGEST: Final = 100_000
 """Width in characters for trees, which cut their lines at the width."""
 
 
-def _say(*lines: str, stderr: bool = False) -> None:
-    """Print lines of markup; the terminal wraps them, so that their text can be copied."""
+def _say(*parts: str | Table, stderr: bool = False) -> None:
+    """Print tables, and lines of markup; the terminal wraps the lines, so that their text can be copied."""
     console = terminal.console(stderr=stderr)
-    for line in lines:
-        console.print(line, soft_wrap=True)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def _owner(item: Mapping[str, Any]) -> str:
@@ -44,17 +44,12 @@ def cni_error(error: CniError) -> None:
 def outcome(verb: str, pod: str, found: Outcome) -> None:
     """Print what the verb did; after `up` also interfaces and routes."""
     words = {"up": "is up", "check": "is as it should be", "down": "is down"}[verb]
-    if not found.container_id:
-        _say(f"pod {pod} was not up")
-    else:
-        _say(f"[bold]pod {pod} {words}[/] [dim]({found.milliseconds:.1f} ms)[/]")
+    took = f" [dim]({found.milliseconds:.1f} ms)[/]"
+    _say(f"[bold]pod {pod} {words}[/]{took}" if found.container_id else f"pod {pod} was not up")
     if found.notes:
         _say(f"[yellow]{literal(found.notes)}[/]")
     if verb == "up":
-        console = terminal.console()
-        console.print(interfaces(found))
-        console.print(routes(found))
-        _say(f"[dim]network namespace {found.netns}[/]")
+        _say(interfaces(found), routes(found), f"[dim]network namespace {found.netns}[/]")
 
 
 def interfaces(found: Outcome) -> Table:
@@ -99,14 +94,14 @@ def status(found: Mapping[str, Any]) -> None:
     parts.add_column(overflow="fold")
     for name, text in _parts(found):
         parts.add_row(name, text)
-    terminal.console().print(parts)
+    _say(parts)
     if found["errors"]:
         errors = terminal.table("count", "verb", "cause", "last", title="errors of the last requests")
         for item in found["errors"]:
             cause = f"{literal(item['cause'])} [dim]({item['code']})[/]"
             last = f"{moment(item['last'])}\n{literal(item['pod'])}"
             errors.add_row(str(item["count"]), literal(item["verb"]), cause, last)
-        terminal.console().print(errors)
+        _say(errors)
 
 
 def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -158,7 +153,7 @@ def attachments(found: Mapping[str, Any], nothing: str = "nothing is attached") 
         for number, cells in enumerate(rows):
             table.add_row("" if number else _owner(item), *cells)
         table.add_section()
-    terminal.console().print(table)
+    _say(table)
     for item in found["containers"]:
         problem = f"since {moment(item['setAside'])} {item['problem']}" if item["setAside"] else item["problem"]
         for text, style in ((problem, "yellow"), (item["check"], "red")):
@@ -267,7 +262,7 @@ def trace(found: Mapping[str, Any]) -> None:
             table.add_row(f"+{step['at'] * 1000:.1f}", took, literal(step["what"]))
         if item["stepsNotKept"]:
             table.add_row("", "", f"and {item['stepsNotKept']} more, which were not kept")
-        terminal.console().print(table)
+        _say(table)
 
 
 def _headline(item: Mapping[str, Any]) -> str:
@@ -301,7 +296,7 @@ def plugins(found: Mapping[str, Any]) -> None:
     table = terminal.table("plugin", "served by", "problem")
     for item in found["plugins"]:
         table.add_row(literal(item["type"]), literal(item["servedBy"]), f"[red]{literal(item['problem'])}[/]")
-    terminal.console().print(table)
+    _say(table)
 
 
 def doctor(found: Mapping[str, Any]) -> None:

@@ -95,10 +95,6 @@ class NodeObject(msgspec.Struct):
         return (self.metadata.labels or {}).get("kubernetes.io/os", "linux") == "linux"
 
 
-class _Source(msgspec.Struct):
-    component: str = ""
-
-
 class _Series(msgspec.Struct, rename="camel"):
     last_observed_time: str | None = None
 
@@ -111,7 +107,7 @@ class EventObject(msgspec.Struct, rename="camel"):
     type: str = ""
     reason: str = ""
     message: str = ""
-    source: _Source | None = None
+    source: dict[str, str] | None = None
     reporting_component: str = ""
     last_timestamp: str | None = None
     event_time: str | None = None
@@ -121,7 +117,7 @@ class EventObject(msgspec.Struct, rename="camel"):
     @property
     def component(self) -> str:
         """The component that reports the Event."""
-        return (self.source.component if self.source else "") or self.reporting_component
+        return (self.source or {}).get("component") or self.reporting_component
 
     @property
     def when(self) -> str:

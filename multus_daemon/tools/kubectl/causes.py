@@ -48,25 +48,19 @@ class Networks:
     """Why its annotation can't be read; then it gets nothing."""
 
 
-class Step(msgspec.Struct):
-    """A step of an explanation."""
-
+class _Step(msgspec.Struct):
     what: str
     result: str = ""
     problem: str = ""
 
 
-class Failed(msgspec.Struct):
-    """A request that failed."""
-
+class _Failed(msgspec.Struct):
     verb: str
     code: int
     text: str
 
 
-class Planned(msgspec.Struct):
-    """A network of an explanation."""
-
+class _Network(msgspec.Struct):
     network: str
     problem: str = ""
 
@@ -77,9 +71,9 @@ class Explanation(NodeReply):
     SCHEMA = "multusctl.explain/v1"
     problem: str
     attached: bool
-    steps: list[Step]
-    networks: list[Planned]
-    errors: list[Failed]
+    steps: list[_Step]
+    networks: list[_Network]
+    errors: list[_Failed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +88,10 @@ class Cause:
     def short(self) -> str:
         """The words that are the same for all pods with this cause, as `multusctl status` counts it."""
         return about_status.cause_of(self.text)
+
+    def to_object(self) -> dict[str, str]:
+        """Return the keys `cause`, `text`, `source` and `advice` of an answer."""
+        return {"cause": self.short, "text": self.text, "source": self.source, "advice": self.advice}
 
 
 def networks_of(namespace: str, annotations: Mapping[str, str]) -> Networks:
@@ -218,7 +216,7 @@ def _advice_of_plan(found: Explanation, pod: PodObject, daemon: Daemon) -> str:
     return _advice(found.problem, command)
 
 
-def _advice_of_error(error: Failed, pod: PodObject, daemon: Daemon) -> str:
+def _advice_of_error(error: _Failed, pod: PodObject, daemon: Daemon) -> str:
     if error.code == _TRY_AGAIN:
         command = f"the runtime tries again by itself; {daemon.exec} multusctl status"
     elif error.code == _IO:

@@ -158,12 +158,6 @@ class Cluster:
                 by_node.setdefault(node, []).append(pod)
         return [self._daemon(node, found) for node, found in sorted(by_node.items())]
 
-    async def daemons_of(self, nodes: Iterable[str]) -> dict[str, Daemon]:
-        """Return the daemons of these nodes by node."""
-        wanted = dict.fromkeys(nodes)
-        known = {daemon.node: daemon for daemon in (await self.daemons() if wanted else ())}
-        return {node: known.get(node, Daemon(node, problem="is no Linux node of this cluster")) for node in wanted}
-
     async def _nodes(self) -> set[str]:
         """Return the names of the Linux nodes; empty if they can't be listed."""
         try:

@@ -36,7 +36,7 @@ from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
 from multus_daemon.tools.kubectl import causes, nodes
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
 from multus_daemon.tools.kubectl.causes import Cause, Explanation
-from multus_daemon.tools.kubectl.cluster import Answered, Cluster, NodeReply, replies
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 
 CLUSTER_NETWORK: Final = "(cluster network)"
 _REQUESTS: Final = "5"
@@ -61,28 +61,22 @@ async def pods(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
     for event in await cluster.events(namespace):
         events.setdefault(event.involved_object.uid, []).append(event)
     found = [item for pod in looked_at if (item := _lacking(pod, events.get(pod.metadata.uid, [])))]
-    answers = await _ask(cluster, [item for item in found if item.cause is None])
+    silent = [item for item in found if item.cause is None]
+    answers = await _explain(cluster, [item.pod for item in silent])
+    for item, answer in zip(silent, answers, strict=True):
+        item.cause = causes.verdict(answer, item.events, item.pod, cluster.selector)
     entries = []
-    pods_by_cause: dict[str, list[str]] = {}
+    by_cause: dict[str, list[str]] = {}
     for item in found:
         assert item.cause is not None
-        name, cause = str(item.pod), item.cause.short
-        entries.append(
-            {
-                "pod": name,
-                "node": item.pod.spec.node_name,
-                "lacks": list(item.lacks),
-                "cause": cause,
-                "text": item.cause.text,
-                "source": item.cause.source,
-            }
-        )
-        pods_by_cause.setdefault(cause, []).append(name)
-    by_cause = [
+        entry = {"pod": str(item.pod), "node": item.pod.spec.node_name, "lacks": list(item.lacks)}
+        entries.append({**entry, "cause": item.cause.short, "text": item.cause.text, "source": item.cause.source})
+        by_cause.setdefault(item.cause.short, []).append(str(item.pod))
+    counted = [
         {"cause": cause, "count": len(names), "pods": names}
-        for cause, names in sorted(pods_by_cause.items(), key=lambda entry: -len(entry[1]))
+        for cause, names in sorted(by_cause.items(), key=lambda entry: -len(entry[1]))
     ]
-    return cluster.answer("pods", answers, pods=entries, causes=by_cause)
+    return cluster.answer("pods", answers, pods=entries, causes=counted)
 
 
 def _lacking(pod: PodObject, events: list[EventObject]) -> _Lacking | None:
@@ -99,14 +93,15 @@ def _lacking(pod: PodObject, events: list[EventObject]) -> _Lacking | None:
     return None
 
 
-async def _ask(cluster: Cluster, silent: Sequence[_Lacking]) -> list[Answered[Explanation]]:
-    """Ask the nodes of these pods for the cause, and set it."""
-    daemons = await cluster.daemons_of(item.pod.spec.node_name for item in silent)
-    questions = [(daemons[item.pod.spec.node_name], ("explain", str(item.pod))) for item in silent]
-    answers = await cluster.ask(questions, Explanation)
-    for item, answer in zip(silent, answers, strict=True):
-        item.cause = causes.verdict(answer, item.events, item.pod, cluster.selector)
-    return answers
+async def _explain(cluster: Cluster, pods: Sequence[PodObject]) -> list[Answered[Explanation]]:
+    """Ask the nodes of the pods what an ADD would attach."""
+    known = {daemon.node: daemon for daemon in (await cluster.daemons() if pods else ())}
+    questions = []
+    for pod in pods:
+        node = pod.spec.node_name
+        daemon = known.get(node, Daemon(node, problem="is no Linux node of this cluster"))
+        questions.append((daemon, ("explain", str(pod))))
+    return await cluster.ask(questions, Explanation)
 
 
 class _Error(msgspec.Struct):
@@ -146,7 +141,7 @@ async def why(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
         "pod": str(pod),
         "node": pod.spec.node_name,
         "daemon": "",
-        **_of_cause(None),
+        **dict.fromkeys(("cause", "text", "source", "advice"), ""),
         "lacks": list(networks.lacks),
         "attached": list(networks.attached),
         "leftovers": [],
@@ -162,12 +157,11 @@ async def why(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
         cluster.notes.append(f"the pod has finished ({pod.state()}): it has no networks any more")
         found["lacks"] = []
     elif not pod.spec.node_name:
-        found |= _of_cause(_not_scheduled(pod, events))
+        found |= _not_scheduled(pod, events).to_object()
     elif networks.problem:
-        found |= _of_cause(causes.of_annotation(networks.problem))
+        found |= causes.of_annotation(networks.problem).to_object()
     else:
-        daemon = (await cluster.daemons_of([pod.spec.node_name]))[pod.spec.node_name]
-        answers = await cluster.ask([(daemon, ("explain", str(pod)))], Explanation)
+        answers = await _explain(cluster, [pod])
         found |= await _facts(cluster, pod, networks, events, answers[0])
     return cluster.answer("why", answers, **found)
 
@@ -188,12 +182,13 @@ async def _facts(
 ) -> dict[str, Any]:
     """Return the keys of the answer that the pod's node knows."""
     reply = answered.reply
-    cause = None
-    if _is_wrong(pod, networks, reply):
-        cause = causes.verdict(answered, events, pod, cluster.selector)
+    facts: dict[str, Any] = answered.daemon.at()
+    # Somebody asks about a pod that is being deleted because it does not go.
+    wrong = networks.lacks or pod.metadata.deletion_timestamp
+    if wrong or not (reply.attached if reply else pod.status.pod_ip):
+        facts |= causes.verdict(answered, events, pod, cluster.selector).to_object()
     elif reply is not None and reply.problem:
         cluster.notes.append(f"attached, but an ADD of a new container would fail: {reply.problem}")
-    facts = {**answered.daemon.at(), **_of_cause(cause)}
     if reply is None:
         return facts
     # Also of earlier containers of a pod of this name: their leftovers may keep it from starting.
@@ -201,33 +196,20 @@ async def _facts(
     traced, leftovers = await asyncio.gather(
         cluster.ask([(answered.daemon, last)], _Trace), nodes.leaks_of_pod(cluster, answered.daemon, str(pod))
     )
-    requests = [_request(item) for _, trace in replies(traced) for item in trace.requests]
+    requests = [
+        {
+            "verb": item.verb,
+            "began": item.began,
+            "seconds": item.seconds,
+            "error": item.error.text if item.error else "",
+            "step": item.steps[-1].what if item.steps else "",
+        }
+        for _, trace in replies(traced)
+        for item in trace.requests
+    ]
     return {**facts, "leftovers": leftovers, "steps": msgspec.to_builtins(reply.steps), "requests": requests}
-
-
-def _is_wrong(pod: PodObject, networks: causes.Networks, found: Explanation | None) -> bool:
-    if networks.lacks or pod.metadata.deletion_timestamp:
-        # Somebody asks about a pod that is being deleted because it does not go.
-        return True
-    return not found.attached if found else not pod.status.pod_ip
-
-
-def _of_cause(cause: Cause | None) -> dict[str, str]:
-    if cause is None:
-        return {"cause": "", "text": "", "source": "", "advice": ""}
-    return {"cause": cause.short, "text": cause.text, "source": cause.source, "advice": cause.advice}
 
 
 def _event(event: EventObject) -> dict[str, Any]:
     texts = {key: getattr(event, key) for key in ("when", "type", "reason", "component", "message")}
     return {**texts, "count": event.count or 1}
-
-
-def _request(item: _Request) -> dict[str, Any]:
-    return {
-        "verb": item.verb,
-        "began": item.began,
-        "seconds": item.seconds,
-        "error": item.error.text if item.error else "",
-        "step": item.steps[-1].what if item.steps else "",
-    }
