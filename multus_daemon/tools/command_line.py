@@ -1,7 +1,6 @@
 """Commands of `multusctl` and `kubectl multus`: their declaration, exit statuses and errors.
 
-The modules that declare commands import only what the command line needs. A command imports what takes time to load
-(rich, the kernel, the API client) when it runs, so that `--help` and JSON answer at once.
+A command imports what takes time to load (rich, the kernel, the API client) when it runs: `--help` and JSON do without.
 """
 
 from __future__ import annotations
@@ -30,12 +29,10 @@ class CommandError(argparse.ArgumentTypeError):
     """The command can't be done; the message says why and what to do. Raised for an argument, it is a usage error."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Command:
-    """A command. `run` returns the exit status; it may raise CommandError."""
+    """A command: its name and help are those of `run`, which returns the exit status, unless they are given."""
 
-    name: str
-    meaning: str
     run: Callable[[argparse.Namespace], int]
     options: tuple[Option, ...] = ()
     one_of: tuple[Option, ...] = ()
@@ -44,15 +41,21 @@ class Command:
     """Subcommands; `arguments.verb` names the one that runs."""
     words: Mapping[str, str] = field(default_factory=dict)
     """Words that may stand in place of the first argument, with their help."""
+    name: str = ""
+    help: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.run.__name__
+        self.help = self.help or (self.run.__doc__ or "").splitlines()[0]
 
     def add_to(self, groups: Any, common: Iterable[Option] = (), **changes: Any) -> None:
         """Add the command to `groups` of `add_subparsers`, with `common` options whose settings `changes` replace."""
-        description = f"{self.meaning[0].upper()}{self.meaning[1:]}."
-        parser = groups.add_parser(self.name, help=self.meaning, description=description)
-        add_options(parser, common, **changes)
-        add_options(parser, self.options)
+        summary = self.help[0].lower() + self.help[1:].rstrip(".")
+        parser = groups.add_parser(self.name, help=summary, description=self.help)
+        _add(parser, common, **changes)
+        _add(parser, self.options)
         if self.one_of:
-            add_options(parser.add_mutually_exclusive_group(required=True), self.one_of)
+            _add(parser.add_mutually_exclusive_group(required=True), self.one_of)
         if self.commands:
             verbs = parser.add_subparsers(dest="verb", required=True)
             for command in self.commands:
@@ -65,10 +68,20 @@ def option(*names: str, **settings: Any) -> Option:
     return names, settings
 
 
-def add_options(parser: Any, options: Iterable[Option], **changes: Any) -> None:
-    """Add options to a parser or a group; `changes` replace their settings."""
+def _add(parser: Any, options: Iterable[Option], **changes: Any) -> None:
     for names, settings in options:
         parser.add_argument(*names, **{**settings, **changes})
+
+
+def parser(prog: str, about: str, commands: Iterable[Command], common: tuple[Option, ...]) -> argparse.ArgumentParser:
+    """Return the parser of a command line. The `common` options may stand before the command and after it."""
+    made = argparse.ArgumentParser(prog=prog, description=about)
+    _add(made, common)
+    groups = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in commands:
+        # A default would overwrite the value that stands before the command.
+        command.add_to(groups, common, default=argparse.SUPPRESS)
+    return made
 
 
 def split_name(text: str, form: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The commands of `multusctl`: each function runs one and returns its exit status.
+"""The commands of `multusctl`: each function runs one and returns its exit status. Its docstring is the help text.
 
 All raise CniError, NoDaemonError, CommandError and SettingsError.
 """
@@ -25,7 +25,7 @@ _MOUNTED: Final = Path("/host")
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Show the daemon's status; without a daemon, how many records there are."""
+    """Show how the daemon of this node is; exit status 1 if it is not ready."""
     try:
         answer = _client(arguments).ask("status")
     except NoDaemonError as error:
@@ -40,7 +40,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def attachments(arguments: argparse.Namespace) -> int:
-    """Show what is attached, or forget a container."""
+    """Show what is attached to the pods of this node."""
     if arguments.pod == FORGET:
         return _forget(arguments)
     if arguments.container:
@@ -84,7 +84,7 @@ def _forget(arguments: argparse.Namespace) -> int:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Show what an ADD of a pod would attach."""
+    """Show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail."""
     client = _client(arguments)
     if arguments.file:
         body = json.dumps(_pod_in(arguments.file)).encode()
@@ -126,14 +126,14 @@ def _as_pod(item: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def trace(arguments: argparse.Namespace) -> int:
-    """Show the daemon's last requests."""
+    """Show what the daemon did for a pod, with the time of each step."""
     answer = _client(arguments).ask("trace", {"pod": arguments.pod or "", "last": str(arguments.last)})
     _print(arguments, answer, "trace")
     return DONE
 
 
 def graph(arguments: argparse.Namespace) -> int:
-    """Show or draw pods, networks and bridges."""
+    """Show pods, networks and bridges of this node as a tree."""
     from multus_daemon.diagnosis import graph
 
     answer = graph.of(_ask_attachments(arguments))
@@ -152,7 +152,7 @@ def graph(arguments: argparse.Namespace) -> int:
 
 
 def plugins(arguments: argparse.Namespace) -> int:
-    """Show the plugins of this node."""
+    """Show the plugins of this node and what serves each of them."""
     from multus_daemon.diagnosis import plugins
 
     settings = _settings(arguments)
@@ -163,7 +163,7 @@ def plugins(arguments: argparse.Namespace) -> int:
 
 
 def validate(arguments: argparse.Namespace) -> int:
-    """Show problems in manifests and configurations."""
+    """Find problems in manifests and configurations; exit status 1 if there is an error."""
     from multus_daemon.diagnosis import validate
     from multus_daemon.tools.ctl import validation
 
@@ -179,7 +179,7 @@ def validate(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Show what is wrong with this node, and repair it with `--fix`."""
+    """Find what is wrong with this node; exit status 1 if there is an error."""
     from multus_daemon.diagnosis.doctor import examine, to_object
     from multus_daemon.tools.ctl import offline
 
@@ -205,7 +205,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def sandbox(arguments: argparse.Namespace) -> int:
-    """Run a verb of the container runtime for a pod."""
+    """Play the container runtime for a daemon."""
     from multus_daemon.tools.ctl.sandbox import Sandbox
 
     options = {"--config": arguments.config, "--standalone": arguments.standalone or Path("DIR")}

@@ -10,6 +10,7 @@ from typing import Final
 
 from multus_daemon.settings import SettingsError
 from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.tools import command_line
 from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Command, CommandError, option
 from multus_daemon.tools.ctl import actions, completion
 from multus_daemon.tools.ctl.actions import FORGET
@@ -47,14 +48,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    made = argparse.ArgumentParser(prog="multusctl", description="Asks the multus daemon of this node.")
-    groups = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_to(groups)
-    return made
+    return command_line.parser("multusctl", "Asks the multus daemon of this node.", COMMANDS, ())
 
 
-def _completion(arguments: argparse.Namespace) -> int:
+def shell_completion(arguments: argparse.Namespace) -> int:
+    """Print the completion script for your shell."""
     sys.stdout.write(completion.script(parser(), arguments.shell))
     return DONE
 
@@ -78,10 +76,8 @@ _SANDBOX: Final = (
 )
 
 COMMANDS: Final = (
-    Command("status", "show how the daemon of this node is; exit status 1 if it is not ready", actions.status, _NODE),
+    Command(actions.status, _NODE),
     Command(
-        "attachments",
-        "show what is attached to the pods of this node",
         actions.attachments,
         (
             *_NODE,
@@ -94,8 +90,6 @@ COMMANDS: Final = (
         words={FORGET: _FORGET_MEANING},
     ),
     Command(
-        "explain",
-        "show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail",
         actions.explain,
         _NODE,
         one_of=(
@@ -104,8 +98,6 @@ COMMANDS: Final = (
         ),
     ),
     Command(
-        "trace",
-        "show what the daemon did for a pod, with the time of each step",
         actions.trace,
         (
             *_NODE,
@@ -114,15 +106,11 @@ COMMANDS: Final = (
         ),
     ),
     Command(
-        "graph",
-        "show pods, networks and bridges of this node as a tree",
         actions.graph,
         (*_NODE, option("--svg", metavar="FILE", type=Path, help="write a picture, `-` for standard output")),
     ),
-    Command("plugins", "show the plugins of this node and what serves each of them", actions.plugins, _LOCAL),
+    Command(actions.plugins, _LOCAL),
     Command(
-        "validate",
-        "find problems in manifests and configurations; exit status 1 if there is an error",
         actions.validate,
         (
             *_LOCAL,
@@ -133,26 +121,21 @@ COMMANDS: Final = (
         ),
     ),
     Command(
-        "doctor",
-        "find what is wrong with this node; exit status 1 if there is an error",
         actions.doctor,
         (*_NODE, option("--fix", action="store_true", help="repair what is safe to repair, and say what was done")),
     ),
     Command(
-        "sandbox",
-        "play the container runtime for a daemon",
         actions.sandbox,
         commands=(
-            Command("up", "make a network namespace for the pod and attach its networks (ADD)", *_SANDBOX),
-            Command("check", "check the pod's networks (CHECK)", *_SANDBOX),
-            Command("down", "detach the pod's networks (DEL) and remove the namespace; can be repeated", *_SANDBOX),
+            Command(*_SANDBOX, name="up", help="Make a network namespace for the pod and attach its networks (ADD)."),
+            Command(*_SANDBOX, name="check", help="Check the pod's networks (CHECK)."),
+            Command(
+                *_SANDBOX,
+                name="down",
+                help="Detach the pod's networks (DEL), remove the namespace; can be repeated.",
+            ),
         ),
     ),
-    Command(
-        "completion",
-        "print the completion script for your shell",
-        _completion,
-        (option("shell", choices=completion.SHELLS),),
-    ),
+    Command(shell_completion, (option("shell", choices=completion.SHELLS),), name="completion"),
 )
 """In the order of `--help`."""

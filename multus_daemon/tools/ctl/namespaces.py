@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -24,25 +24,20 @@ def create(path: Path) -> None:
     """Make a network namespace at `path`, its loopback interface up. Raises OSError, and then leaves nothing behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(exist_ok=False)
-    failures: list[OSError] = []
-
-    def body() -> None:
-        try:
-            _checked(_libc.unshare(_CLONE_NEWNET), "unshare", path)
-            with contextlib.closing(Rtnl()) as kernel:
-                kernel.set_up(kernel.link("lo").index)
-            source = b"/proc/thread-self/ns/net"
-            _checked(_libc.mount(source, os.fsencode(path), None, _MS_BIND, None), "mount", path)
-        except OSError as error:
-            failures.append(error)
-
-    # In a short-lived thread: the namespace of the other threads must stay.
-    thread = threading.Thread(target=body, name="new netns")
-    thread.start()
-    thread.join()
-    if failures:
+    try:
+        # In a thread that ends here: the namespace of the other threads must stay.
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(_make, path).result()
+    except OSError:
         path.unlink(missing_ok=True)
-        raise failures[0]
+        raise
+
+
+def _make(path: Path) -> None:
+    _checked(_libc.unshare(_CLONE_NEWNET), "unshare", path)
+    with contextlib.closing(Rtnl()) as kernel:
+        kernel.set_up(kernel.link("lo").index)
+    _checked(_libc.mount(b"/proc/thread-self/ns/net", os.fsencode(path), None, _MS_BIND, None), "mount", path)
 
 
 def remove(path: Path) -> bool:

@@ -134,10 +134,8 @@ class Sandbox:
         return self.state_dir / f"{self.namespace}_{self.name}.json"
 
     def _new_state(self) -> dict[str, Any]:
-        try:
+        with explained("no shim"):
             shim = self.shim.absolute() if self.shim else multus_shim.binary()
-        except FileNotFoundError as error:
-            raise CommandError(str(error)) from error
         return {
             "uid": self._uid(),
             "containerId": secrets.token_hex(_CONTAINER_ID_BYTES),

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from rich import box
-from rich.table import Column, Table
+from rich.table import Table
 from rich.tree import Tree
 
 from multus_daemon.runtime import terminal
@@ -138,16 +138,10 @@ def attachments(found: Mapping[str, Any], nothing: str = "nothing is attached") 
     if not found["containers"]:
         _say(nothing)
         return
-    # Cut text can't be copied: names are folded, and text without spaces stays in one piece.
-    table = Table(
-        Column("pod", overflow="fold"),
-        Column("interface", no_wrap=True),
-        Column("network", overflow="fold"),
-        Column("addresses, MAC", no_wrap=True),
-        Column("plugins"),
-        Column("since"),
-        box=box.ROUNDED,
-    )
+    table = terminal.table("pod", "interface", "network", "addresses, MAC", "plugins", "since")
+    for column in (table.columns[1], table.columns[3]):
+        # In one piece they can be copied.
+        column.no_wrap, column.overflow = True, "ellipsis"
     for item in found["containers"]:
         rows = [_cells(item, attachment) for attachment in item["attachments"]] or [()]
         for number, cells in enumerate(rows):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,17 +29,12 @@ def read(names: Iterable[str]) -> dict[str, bytes]:
             if name == STDIN:
                 files[name] = sys.stdin.buffer.read(FILE_MAX_BYTES + 1)
             else:
-                for path in _files(Path(name)):
-                    with path.open("rb") as file:
-                        files[str(path)] = file.read(FILE_MAX_BYTES + 1)
+                path = Path(name)
+                below = sorted(item for item in path.rglob("*") if item.suffix in _SUFFIXES and item.is_file())
+                for item in below if path.is_dir() else [path]:
+                    with item.open("rb") as file:
+                        files[str(item)] = file.read(FILE_MAX_BYTES + 1)
     return files
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if not path.is_dir():
-        yield path
-    else:
-        yield from sorted(item for item in path.rglob("*") if item.suffix in _SUFFIXES and item.is_file())
 
 
 def findings(report: Report, files: Mapping[str, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The commands of `kubectl multus`: a table of their options, and the function that runs each."""
+"""The commands of `kubectl multus`: the function that runs each, and its options. Its docstring is the help text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from multus_daemon import deadlines
-from multus_daemon.tools.command_line import (
-    DONE,
-    FAILED,
-    NO_DAEMON,
-    Answer,
-    Command,
-    CommandError,
-    add_options,
-    option,
-    print_json,
-    split_name,
-)
+from multus_daemon.tools import command_line
+from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Answer, Command, CommandError, option
 
 if TYPE_CHECKING:
     from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
@@ -32,6 +22,7 @@ if TYPE_CHECKING:
 
 SELECTOR: Final = "app=multus"
 """The label of the daemon's pods in the manifests."""
+_SELECTOR_HELP: Final = f"label of the daemons' pods, in any namespace (default: {SELECTOR})"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
@@ -54,14 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line. The common options may stand before the command and after it."""
-    made = argparse.ArgumentParser(prog="kubectl-multus", description="Asks about Multus in a cluster.")
-    add_options(made, OPTIONS)
-    groups = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        # A default would overwrite the value that stands before the command.
-        command.add_to(groups, OPTIONS, default=argparse.SUPPRESS)
-    return made
+    """Return the parser of the whole command line."""
+    return command_line.parser("kubectl-multus", "Asks about Multus in a cluster.", COMMANDS, OPTIONS)
 
 
 def seconds(text: str) -> float:
@@ -73,25 +58,28 @@ def seconds(text: str) -> float:
     return number
 
 
-def _status(arguments: argparse.Namespace) -> int:
+def status(arguments: argparse.Namespace) -> int:
+    """Show how the daemon of each node is; exit status 1 if one is not ready or does not answer."""
     from multus_daemon.tools.kubectl import nodes, show
 
     answer = _ask(arguments, nodes.status, show.status)
     return status_of(answer, wrong=any(not node["ready"] for node in answer["nodes"]))
 
 
-def _pods(arguments: argparse.Namespace) -> int:
+def pods(arguments: argparse.Namespace) -> int:
+    """Show which pods lack networks, by cause; exit status 1 if there are any."""
     from multus_daemon.tools.kubectl import pods, show
 
     answer = _ask(arguments, functools.partial(pods.pods, namespace=arguments.namespace), show.pods)
     return FAILED if answer["pods"] else status_of(answer, wrong=False)
 
 
-def _why(arguments: argparse.Namespace) -> int:
+def why(arguments: argparse.Namespace) -> int:
+    """Explain why a pod lacks networks, and what to do; exit status 1 if it does."""
     from multus_daemon.cluster.kube.credentials import Kubeconfig
     from multus_daemon.tools.kubectl import pods, show
 
-    given, name = split_name(arguments.pod, "[NAMESPACE/]POD")
+    given, name = command_line.split_name(arguments.pod, "[NAMESPACE/]POD")
 
     def look(cluster: Cluster) -> Coroutine[Any, Any, Answer]:
         source = _source(arguments)
@@ -102,10 +90,13 @@ def _why(arguments: argparse.Namespace) -> int:
     return FAILED if answer["cause"] or answer["lacks"] else DONE
 
 
-def _networks(arguments: argparse.Namespace) -> int:
+def networks(arguments: argparse.Namespace) -> int:
+    """Show which pods use each network, and which nodes can't serve it; exit status 1 if there are any."""
     from multus_daemon.tools.kubectl import nodes, show
 
-    namespace, name = split_name(arguments.network, "[NAMESPACE/]NETWORK") if arguments.network else ("", "")
+    namespace = name = ""
+    if arguments.network:
+        namespace, name = command_line.split_name(arguments.network, "[NAMESPACE/]NETWORK")
     look = functools.partial(nodes.networks, namespace=namespace or arguments.namespace, name=name)
     answer = _ask(arguments, look, show.networks)
     if name and not answer["networks"]:
@@ -115,7 +106,8 @@ def _networks(arguments: argparse.Namespace) -> int:
     return status_of(answer, wrong=any(item["problem"] or item["missing"] for item in answer["networks"]))
 
 
-def _leaks(arguments: argparse.Namespace) -> int:
+def leaks(arguments: argparse.Namespace) -> int:
+    """Show what nobody will delete, on all nodes; exit status 1 if there is any."""
     from multus_daemon.tools.kubectl import nodes, show
 
     answer = _ask(arguments, functools.partial(nodes.leaks, namespace=arguments.namespace), show.leaks)
@@ -155,7 +147,7 @@ def _ask(
     except KubeError as error:
         raise CommandError(str(error)) from error
     if arguments.json:
-        print_json(answer)
+        command_line.print_json(answer)
     else:
         show(answer)
     sys.stdout.flush()
@@ -197,12 +189,7 @@ OPTIONS: Final = (
     option("--kubeconfig", metavar="FILE", type=Path, help="default: as kubectl's"),
     option("--context", metavar="NAME", default="", help="of the kubeconfig; default: the current one"),
     option("-n", "--namespace", metavar="NAME", default="", help="only pods and networks of this namespace"),
-    option(
-        *("-l", "--selector"),
-        metavar="LABEL",
-        default=SELECTOR,
-        help=f"label of the daemons' pods, in any namespace (default: {SELECTOR})",
-    ),
+    option("-l", "--selector", metavar="LABEL", default=SELECTOR, help=_SELECTOR_HELP),
     option(
         "--timeout",
         metavar="SECONDS",
@@ -214,22 +201,12 @@ OPTIONS: Final = (
 """Options of all commands."""
 
 COMMANDS: Final = (
+    Command(status),
+    Command(pods),
     Command(
-        "status", "show how the daemon of each node is; exit status 1 if one is not ready or does not answer", _status
+        why, (option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, else the context's"),)
     ),
-    Command("pods", "show which pods lack networks, by cause; exit status 1 if there are any", _pods),
-    Command(
-        "why",
-        "explain why a pod lacks networks, and what to do; exit status 1 if it does",
-        _why,
-        (option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, else the context's"),),
-    ),
-    Command(
-        "networks",
-        "show which pods use each network, and which nodes can't serve it; exit status 1 if there are any",
-        _networks,
-        (option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),),
-    ),
-    Command("leaks", "show what nobody will delete, on all nodes; exit status 1 if there is any", _leaks),
+    Command(networks, (option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),)),
+    Command(leaks),
 )
 """In the order of `--help`."""

@@ -40,6 +40,7 @@ from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeR
 
 CLUSTER_NETWORK: Final = "(cluster network)"
 _REQUESTS: Final = "5"
+_EVENT_KEYS: Final = ("when", "type", "reason", "component", "message")
 _SCHEDULER_REASON: Final = "FailedScheduling"
 
 
@@ -147,7 +148,9 @@ async def why(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
         "leftovers": [],
         "steps": [],
         "requests": [],
-        "events": [_event(event) for event in events],
+        "events": [
+            {**{key: getattr(event, key) for key in _EVENT_KEYS}, "count": event.count or 1} for event in events
+        ],
     }
     answers: list[Answered[Explanation]] = []
     if pod.spec.host_network:
@@ -208,8 +211,3 @@ async def _facts(
         for item in trace.requests
     ]
     return {**facts, "leftovers": leftovers, "steps": msgspec.to_builtins(reply.steps), "requests": requests}
-
-
-def _event(event: EventObject) -> dict[str, Any]:
-    texts = {key: getattr(event, key) for key in ("when", "type", "reason", "component", "message")}
-    return {**texts, "count": event.count or 1}
