@@ -7,6 +7,7 @@ result or error on stdout, without a newline at the end, exit status 0 or 1.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -77,17 +78,7 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
     netns.allow_own(environment.netns_override)
     if environment.verb in ("ADD", "DEL") and not environment.netns_override:
         _refuse_own_netns(environment.netns)
-    invocation = Invocation(
-        verb=environment.verb,
-        container_id=environment.container_id,
-        netns=environment.netns,
-        ifname=environment.ifname,
-        args=environment.args,
-        path=environment.path,
-        fields=fields,
-        raw=config,
-        netns_override=environment.netns_override,
-    )
+    invocation = Invocation(**dataclasses.asdict(environment), fields=fields, raw=config)
     made = _runner(plugin_type, environment.path).run(plugin_type, invocation)
     if invocation.verb != "ADD":
         return b""

@@ -46,14 +46,12 @@ def attachments(arguments: argparse.Namespace) -> int:
     if arguments.container:
         raise CommandError(f"{arguments.container!r} is one word too many; see multusctl attachments --help")
     pod = pod_name(arguments.pod) if arguments.pod else ""
-    answer = _ask_attachments(arguments, pod=pod, check=arguments.check, leaks=arguments.leaks)
+    answer = _ask_attachments(arguments, pod, arguments.check, arguments.leaks)
     _print(arguments, answer, "leaks" if arguments.leaks else "attachments")
     return FAILED if any(item["check"] for item in answer["containers"]) else DONE
 
 
-def _ask_attachments(
-    arguments: argparse.Namespace, *, pod: str = "", check: bool = False, leaks: bool = False
-) -> dict[str, Any]:
+def _ask_attachments(arguments: argparse.Namespace, pod: str, check: bool, leaks: bool) -> dict[str, Any]:
     """Ask the daemon; without one read the records of this node, unless CHECK is wanted, which needs a daemon."""
     query = {"pod": pod, "check": "true" if check else "", "leaks": "true" if leaks else ""}
     try:
@@ -79,7 +77,8 @@ def _forget(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise CommandError("nothing is forgotten")
-    _print(arguments, _client(arguments).order("forget", {"container": container}), "forgotten")
+    answer = _client(arguments).ask("forget", {"container": container}, method="POST", timeout=deadlines.ADMIN_SECONDS)
+    _print(arguments, answer, "forgotten")
     return DONE
 
 
@@ -88,7 +87,7 @@ def explain(arguments: argparse.Namespace) -> int:
     client = _client(arguments)
     if arguments.file:
         body = json.dumps(_pod_in(arguments.file)).encode()
-        answer = client.order("explain-manifest", {}, body)
+        answer = client.ask("explain-manifest", method="POST", body=body, timeout=deadlines.ADMIN_SECONDS)
     else:
         # The daemon waits for a pod that its watch does not know yet.
         answer = client.ask("explain", {"pod": arguments.pod}, timeout=deadlines.ADMIN_SECONDS)
@@ -136,7 +135,7 @@ def graph(arguments: argparse.Namespace) -> int:
     """Show pods, networks and bridges of this node as a tree."""
     from multus_daemon.diagnosis import graph
 
-    answer = graph.of(_ask_attachments(arguments))
+    answer = graph.of(_ask_attachments(arguments, "", check=False, leaks=False))
     if arguments.json or not arguments.svg:
         _print(arguments, answer, "graph")
         return DONE

@@ -30,22 +30,21 @@ class Client:
     """The socket."""
 
     def ask(
-        self, question: str, query: Mapping[str, str] | None = None, *, timeout: float = deadlines.CTL_SECONDS
+        self,
+        question: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        method: str = "GET",
+        body: bytes = b"",
+        timeout: float = deadlines.CTL_SECONDS,
     ) -> dict[str, Any]:
         """Return the answer, a JSON object. `timeout`: seconds without a byte. Raises NoDaemonError, CniError."""
-        return self._call("GET", question, query or {}, b"", timeout)
-
-    def order(self, name: str, query: Mapping[str, str], body: bytes = b"") -> dict[str, Any]:
-        """Send a request that changes something or has a body. Otherwise like `ask`."""
-        return self._call("POST", name, query, body, deadlines.ADMIN_SECONDS)
-
-    def _call(self, method: str, name: str, query: Mapping[str, str], body: bytes, timeout: float) -> dict[str, Any]:
         connection = http.client.HTTPConnection("multus", timeout=timeout)
         connection.sock = socket.socket(socket.AF_UNIX)
         try:
             connection.sock.settimeout(timeout)
             connection.sock.connect(str(self.path))
-            connection.request(method, f"/admin/v1/{name}?{urllib.parse.urlencode(query)}", body or None)
+            connection.request(method, f"/admin/v1/{question}?{urllib.parse.urlencode(query or {})}", body or None)
             response = connection.getresponse()
             data = response.read(ANSWER_MAX)
         except (OSError, http.client.HTTPException) as error:

@@ -65,7 +65,7 @@ class Sandbox:
     ifname: str
     """Interface of the cluster network, for `up`."""
     shim: Path | None
-    """None: the installed one."""
+    """If None, the installed one."""
     standalone: Path | None
     """The daemon's directory of manifests. None: unknown; then no network-status can be shown."""
     start: str

@@ -84,10 +84,8 @@ def routes(found: Outcome) -> Table:
 def status(found: Mapping[str, Any]) -> None:
     """Print what is wrong, a table of the parts, then the errors of the last requests by cause."""
     version = f"multus-daemon {literal(found['version'])}"
-    if found["ready"]:
-        _say(f"[bold green]ready[/] {version}, since {moment(found['startedAt'])}")
-    else:
-        _say(f"[bold red]not ready[/] {version}")
+    since = f"[bold green]ready[/] {version}, since {moment(found['startedAt'])}"
+    _say(since if found["ready"] else f"[bold red]not ready[/] {version}")
     _say(*(f"  [red]{literal(gate)}[/]: {literal(reason)}" for gate, reason in found["gates"].items()))
     parts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     parts.add_column(style="dim")

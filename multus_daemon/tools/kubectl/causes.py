@@ -48,7 +48,9 @@ class Networks:
     """Why its annotation can't be read; then it gets nothing."""
 
 
-class _Step(msgspec.Struct):
+class Step(msgspec.Struct):
+    """A step of an explanation, or of a request."""
+
     what: str
     result: str = ""
     problem: str = ""
@@ -71,7 +73,7 @@ class Explanation(NodeReply):
     SCHEMA = "multusctl.explain/v1"
     problem: str
     attached: bool
-    steps: list[_Step]
+    steps: list[Step]
     networks: list[_Network]
     errors: list[_Failed]
 
@@ -148,13 +150,13 @@ def verdict(answered: Answered[Explanation], events: Sequence[EventObject], pod:
     found, daemon = answered.reply, answered.daemon
     if found and (explained := _of_explanation(found, pod, daemon)):
         return explained
-    if told := of_events(events, pod):
-        return told
+    if reported := of_events(events, pod):
+        return reported
     if found is None:
         return _no_daemon(answered.problem, daemon, selector)
     if found.attached:
         text = "attached on the node, but the pod's network-status does not say so"
-        return Cause(text, "explain", f"the daemon writes it again; its log names pod {pod} where it can't")
+        return Cause(text, "explain", f"the daemon writes it again; its log names pod {pod} if it can't")
     text = "no network has been asked for yet: the kubelet waits for something else, or has only just begun"
     return Cause(text, "explain", f"kubectl -n {pod.metadata.namespace} describe pod {pod.metadata.name}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, TypeVar
 from urllib.parse import quote
 
@@ -67,10 +67,6 @@ class Daemon:
         return f"kubectl -n {self.namespace} exec {self.pod} -c {self.container} --"
 
 
-Question = tuple[Daemon, Sequence[str]]
-"""A daemon and the words for `multusctl`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[Reply]):
     """The answer of a daemon, or why there is none."""
@@ -97,7 +93,7 @@ class Cluster:
     on_progress: Callable[[int, int], None]
     """Called with the number of daemons that have answered, and that were asked."""
     notes: list[str] = field(default_factory=list)
-    """What could not be looked at, and what follows from it."""
+    """Facts that could not be looked at, and the consequences."""
     _answered: int = 0
     _asked: int = 0
 
@@ -152,9 +148,9 @@ class Cluster:
         pods = await self._list(_core("", "pods"), _as(PodObject), labelSelector=self.selector)
         nodes = await self._nodes()
         by_node: dict[str, list[PodObject]] = {node: [] for node in nodes}
-        for pod in pods:
+        for pod in filter(_is_daemons, pods):
             node = pod.spec.node_name
-            if _is_daemons(pod) and node and (not nodes or node in nodes):
+            if node and (not nodes or node in nodes):
                 by_node.setdefault(node, []).append(pod)
         return [self._daemon(node, found) for node, found in sorted(by_node.items())]
 
@@ -174,21 +170,19 @@ class Cluster:
             problem = f"no daemon: no pod of a DaemonSet with the label {self.selector} is on the node"
             return Daemon(node, problem=problem)
         pod = max(pods, key=_usable)
-        container = _container_of(pod)
-        made = Daemon(node, pod.metadata.namespace, pod.metadata.name, container)
+        problem = ""
         if not _usable(pod)[0]:
-            gone = "is being deleted" if pod.metadata.deletion_timestamp else f"is {pod.state()}"
-            return replace(made, problem=f"the daemon's pod {pod} {gone}")
-        return made
+            state = "being deleted" if pod.metadata.deletion_timestamp else pod.state()
+            problem = f"the daemon's pod {pod} is {state}"
+        return Daemon(node, pod.metadata.namespace, pod.metadata.name, _container_of(pod), problem)
 
-    async def ask(self, questions: Iterable[Question], kind: type[Reply]) -> list[Answered[Reply]]:
+    async def ask(self, questions: Sequence[tuple[Daemon, Sequence[str]]], kind: type[Reply]) -> list[Answered[Reply]]:
         """Run `multusctl WORDS --json` in each daemon's pod, concurrently; answer in the order of `questions`.
 
         Raises nothing for a daemon that can't be asked, does not answer in time, or answers something else.
         """
-        asked = list(questions)
         turns = asyncio.Semaphore(AT_ONCE)
-        self._asked += len(asked)
+        self._asked += len(questions)
 
         async def one(daemon: Daemon, words: Sequence[str]) -> Answered[Reply]:
             async with turns:
@@ -199,7 +193,7 @@ class Cluster:
 
         self.on_progress(self._answered, self._asked)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(*question)) for question in asked]
+            tasks = [group.create_task(one(*question)) for question in questions]
         return [task.result() for task in tasks]
 
     async def ask_all(self, *words: str, kind: type[Reply]) -> list[Answered[Reply]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import re
 import sys
@@ -70,7 +69,7 @@ def pods(arguments: argparse.Namespace) -> int:
     """Show which pods lack networks, by cause; exit status 1 if there are any."""
     from multus_daemon.tools.kubectl import pods, show
 
-    answer = _ask(arguments, functools.partial(pods.pods, namespace=arguments.namespace), show.pods)
+    answer = _ask(arguments, pods.pods, show.pods, namespace=arguments.namespace)
     return FAILED if answer["pods"] else status_of(answer, wrong=False)
 
 
@@ -97,8 +96,7 @@ def networks(arguments: argparse.Namespace) -> int:
     namespace = name = ""
     if arguments.network:
         namespace, name = command_line.split_name(arguments.network, "[NAMESPACE/]NETWORK")
-    look = functools.partial(nodes.networks, namespace=namespace or arguments.namespace, name=name)
-    answer = _ask(arguments, look, show.networks)
+    answer = _ask(arguments, nodes.networks, show.networks, namespace=namespace or arguments.namespace, name=name)
     if name and not answer["networks"]:
         raise CommandError(
             f"there is no NetworkAttachmentDefinition {arguments.network!r}; `kubectl multus networks` names all"
@@ -110,7 +108,7 @@ def leaks(arguments: argparse.Namespace) -> int:
     """Show what nobody will delete, on all nodes; exit status 1 if there is any."""
     from multus_daemon.tools.kubectl import nodes, show
 
-    answer = _ask(arguments, functools.partial(nodes.leaks, namespace=arguments.namespace), show.leaks)
+    answer = _ask(arguments, nodes.leaks, show.leaks, namespace=arguments.namespace)
     return status_of(answer, wrong=bool(answer["containers"]))
 
 
@@ -123,10 +121,11 @@ def status_of(answer: Answer, *, wrong: bool) -> int:
 
 def _ask(
     arguments: argparse.Namespace,
-    look: Callable[[Cluster], Coroutine[Any, Any, Answer]],
+    look: Callable[..., Coroutine[Any, Any, Answer]],
     show: Callable[[Answer], None],
+    **query: str,
 ) -> Answer:
-    """Print the answer of `look` as JSON or by `show`, and return it. Raises CommandError."""
+    """Print the answer of `look(Cluster, **query)` as JSON or by `show`, and return it. Raises CommandError."""
     import asyncio
 
     from multus_daemon.cluster.kube.client import ApiClient
@@ -136,7 +135,7 @@ def _ask(
     async def ask() -> Answer:
         with _bar() as bar:
             async with ApiClient(_source(arguments), websockets=AT_ONCE) as client:
-                return await look(Cluster(client, arguments.selector, arguments.timeout, bar))
+                return await look(Cluster(client, arguments.selector, arguments.timeout, bar), **query)
 
     try:
         answer = asyncio.run(ask())

@@ -35,7 +35,6 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.gojson import JsonError
 from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.tools.kubectl import causes
-from multus_daemon.tools.kubectl.api_objects import PodObject
 from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 
 _NODE_KEYS: Final = ("version", "ready", "gates", "containers", "spooled", "leftovers")
@@ -101,20 +100,14 @@ class _Plugins(NodeReply):
 async def networks(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
     """Return users and missing plugins of networks; an empty `namespace` or `name` means all. Raises KubeError."""
     definitions = [item for item in await cluster.networks(namespace) if name in ("", item.name)]
-    users = _users(await cluster.pods())
-    answers = await cluster.ask_all("plugins", kind=_Plugins) if definitions else []
-    found = [_network(item, users.get(str(item), []), answers) for item in definitions]
-    return cluster.answer("networks", answers, networks=found)
-
-
-def _users(pods: Iterable[PodObject]) -> dict[str, list[str]]:
-    """Return the pods by the network that they ask for."""
     users: dict[str, list[str]] = {}
-    for pod in pods:
+    for pod in await cluster.pods():
         if not pod.finished and not pod.spec.host_network:
             for network in {str(item) for item in causes.networks_of(pod.metadata.namespace, pod.annotations).wanted}:
                 users.setdefault(network, []).append(str(pod))
-    return users
+    answers = await cluster.ask_all("plugins", kind=_Plugins) if definitions else []
+    found = [_network(item, users.get(str(item), []), answers) for item in definitions]
+    return cluster.answer("networks", answers, networks=found)
 
 
 def _network(

@@ -35,7 +35,7 @@ import msgspec
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
 from multus_daemon.tools.kubectl import causes, nodes
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
-from multus_daemon.tools.kubectl.causes import Cause, Explanation
+from multus_daemon.tools.kubectl.causes import Cause, Explanation, Step
 from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 
 CLUSTER_NETWORK: Final = "(cluster network)"
@@ -52,7 +52,7 @@ class _Lacking:
     lacks: Sequence[str]
     events: list[EventObject]
     cause: Cause | None
-    """None: no Event names one."""
+    """If None, no Event names one."""
 
 
 async def pods(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
@@ -109,16 +109,12 @@ class _Error(msgspec.Struct):
     text: str
 
 
-class _Step(msgspec.Struct):
-    what: str
-
-
 class _Request(msgspec.Struct):
     verb: str
     began: float
     seconds: float | None
     error: _Error | None
-    steps: list[_Step]
+    steps: list[Step]
 
 
 class _Trace(NodeReply):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from rich.table import Table
+
 from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import literal, moment
 
@@ -12,14 +14,13 @@ SHOWN: Final = 5
 """Maximum number of names that are shown of a list."""
 
 
-def _say(line: str) -> None:
-    """Print a line of markup; the terminal wraps it, so that its text can be copied."""
-    terminal.console().print(line, soft_wrap=True)
+def _say(part: str | Table) -> None:
+    """Print a table or a line of markup; the terminal wraps the line, so that its text can be copied."""
+    terminal.console().print(part, soft_wrap=isinstance(part, str))
 
 
 def status(found: Mapping[str, Any]) -> None:
     """Print the nodes, those that are not ready first; then the errors by cause."""
-    console = terminal.console()
     table = terminal.table("node", "state", "version", "containers", "spool", "left over")
     for node in sorted(found["nodes"], key=lambda node: node["ready"]):
         gates = [f"{literal(gate)}: {literal(reason)}" for gate, reason in node["gates"].items()]
@@ -27,13 +28,13 @@ def status(found: Mapping[str, Any]) -> None:
         numbers = (str(node[key] or "") for key in ("containers", "spooled", "leftovers"))
         table.add_row(literal(node["node"]), state, literal(node["version"]), *numbers)
     if found["nodes"]:
-        console.print(table)
+        _say(table)
     if found["errors"]:
         errors = terminal.table("count", "verb", "cause", "nodes", "last pod", title="errors of the last requests")
         for item in found["errors"]:
             cause = f"{literal(item['cause'])} [dim]({item['code']})[/]"
             errors.add_row(str(item["count"]), literal(item["verb"]), cause, _some(item["nodes"]), literal(item["pod"]))
-        console.print(errors)
+        _say(errors)
     ready = sum(node["ready"] for node in found["nodes"])
     _say(f"{ready} of {len(found['nodes']) + len(found['unanswered'])} nodes are ready")
     _end(found)
@@ -49,9 +50,8 @@ def pods(found: Mapping[str, Any]) -> None:
         for item in found["pods"]:
             lacks = "\n".join(map(literal, item["lacks"]))
             table.add_row(f"[bold]{literal(item['pod'])}[/]", literal(item["node"]), lacks)
-        console = terminal.console()
-        console.print(causes)
-        console.print(table)
+        _say(causes)
+        _say(table)
         _say("`kubectl multus why NAMESPACE/POD` says what to do")
     else:
         _say("[green]no pod lacks a network[/]")
@@ -69,7 +69,7 @@ def leaks(found: Mapping[str, Any]) -> None:
             table.add_row(
                 literal(item["node"]), owner, "\n".join(map(literal, networks)), moment(item["since"]), problem
             )
-        terminal.console().print(table)
+        _say(table)
     else:
         _say("[green]nothing is left over[/]" if found["daemons"] else "nothing is known")
     _end(found)
@@ -85,7 +85,7 @@ def networks(found: Mapping[str, Any]) -> None:
                 plugins = f"[red]{literal(item['problem'])}[/]"
             users = f"{len(item['pods'])}: {_some(item['pods'])}" if item["pods"] else ""
             table.add_row(f"[bold]{literal(item['network'])}[/]", plugins, users, _missing(item["missing"]))
-        terminal.console().print(table)
+        _say(table)
     else:
         _say("there are no networks")
     _end(found)
