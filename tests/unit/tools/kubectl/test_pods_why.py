@@ -7,7 +7,7 @@ import pytest
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
 from multus_daemon.tools.kubectl import pods, show
 from tests.unit.tools.kubectl.conftest import explain_reply, hang, trace_reply
-from tests.unit.tools.kubectl.test_leaks import leak
+from tests.unit.tools.kubectl.test_nodes_leaks import leak
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
 ATTACHED = json.dumps([{"name": "cluster", "interface": "eth0"}, {"name": "default/blue", "interface": "net1"}])
