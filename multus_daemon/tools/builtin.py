@@ -7,6 +7,7 @@ result or error on stdout, without a newline at the end, exit status 0 or 1.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -76,8 +77,13 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
     # The runner checks it again. Here, a bad configuration is reported before a bad namespace.
     fields = skel.configuration(environment.verb, config).fields
     netns.allow_own(environment.netns_override)
-    if environment.verb in ("ADD", "DEL") and not environment.netns_override:
-        _refuse_own_netns(environment.netns)
+    path = environment.netns
+    if environment.verb in ("ADD", "DEL") and path and not environment.netns_override:
+        # Before the plugin runs: the Go library looks only afterwards, when the host's own network is changed. A
+        # namespace that can't be read is left to the plugin.
+        with contextlib.suppress(OSError):
+            if os.path.samefile(path, _OWN_NETNS):
+                raise InvalidNetnsError("plugin's netns and netns from CNI_NETNS should not be the same", path)
     invocation = Invocation(**dataclasses.asdict(environment), fields=fields, raw=config)
     made = _runner(plugin_type, environment.path).run(plugin_type, invocation)
     if invocation.verb != "ADD":
@@ -94,20 +100,6 @@ def _read(stdin: BinaryIO) -> bytes:
     if len(data) > STDIN_MAX_BYTES:
         raise IoFailureError(f"error reading from stdin: more than {STDIN_MAX_BYTES} bytes")
     return data
-
-
-def _refuse_own_netns(path: str) -> None:
-    """Refuse the network namespace of this process. Raises InvalidNetnsError.
-
-    This comes before the plugin runs: the Go library looks only afterwards, when the host's own network is changed. A
-    namespace that can't be read is left to the plugin.
-    """
-    try:
-        same = bool(path) and os.path.samefile(path, _OWN_NETNS)
-    except OSError:
-        return
-    if same:
-        raise InvalidNetnsError("plugin's netns and netns from CNI_NETNS should not be the same", path)
 
 
 def _runner(plugin_type: str, path: str) -> BuiltinRunner:
