@@ -56,9 +56,8 @@ class Client:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise NoDaemonError(
-                f"{self.path} answers with status {response.status} and no JSON: is it an older daemon, or another's?"
-            )
+            reason = f"answers with status {response.status} and without JSON"
+            raise NoDaemonError(f"{self.path} {reason}: is it an older daemon, or another program?")
         if response.status != 200:
             raise errors.from_object(answer)
         return answer
@@ -73,6 +72,6 @@ def _reason(path: Path, error: Exception) -> str:
         case PermissionError():
             return f"{path} may not be used: {error.strerror}; the daemon answers to root only"
         case TimeoutError():
-            return f"the daemon on {path} does not answer in time; its log says what it is doing"
+            return f"the daemon on {path} does not answer in time; see its log"
         case _:
             return f"no answer from {path}: {error or type(error).__name__}"

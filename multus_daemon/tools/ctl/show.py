@@ -112,7 +112,7 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     cluster = found["cluster"]
     for informer in cluster["informers"]:
         stale = informer["staleSeconds"]
-        age = "never heard of" if stale is None else "up to date" if not stale else f"{stale:g} s old"
+        age = "never listed" if stale is None else "up to date" if not stale else f"{stale:g} s old"
         problem = f" [red]{literal(informer['problem'])}[/]" if informer["problem"] else ""
         yield f"{cluster['kind']}: {informer['resource']}", f"{informer['objects']}, {age}{problem}"
     if cluster["pendingStatuses"]:
@@ -138,7 +138,7 @@ def attachments(found: Mapping[str, Any], nothing: str = "nothing is attached") 
         return
     table = terminal.table("pod", "interface", "network", "addresses, MAC", "plugins", "since")
     for column in (table.columns[1], table.columns[3]):
-        # In one piece they can be copied.
+        # Addresses and names in one piece can be copied.
         column.no_wrap, column.overflow = True, "ellipsis"
     for item in found["containers"]:
         rows = [_cells(item, attachment) for attachment in item["attachments"]] or [()]

@@ -284,5 +284,5 @@ def _no_answer(ended: pod_exec.Ended, schema: str) -> str:
     if lines := ended.stderr.strip().splitlines():
         return lines[-1][:500]
     if ended.stdout.strip():
-        return f"answers what is no {schema}: {ended.stdout[:_QUOTED].decode('utf-8', 'replace')!r}"
+        return f"the answer is not {schema}: {ended.stdout[:_QUOTED].decode('utf-8', 'replace')!r}"
     return ended.message or "multusctl printed nothing"

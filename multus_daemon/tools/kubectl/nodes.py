@@ -183,7 +183,7 @@ async def leaks(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
 async def leaks_of_pod(cluster: Cluster, daemon: Daemon, pod: str) -> list[dict[str, Any]]:
     """Return `containers` of a pod (`namespace/name`) on its node. Add a note if the node does not answer."""
     answers = await cluster.ask([(daemon, ("attachments", pod, "--leaks"))], _Attachments)
-    cluster.notes += [f"what is left over of the pod is not known: {item.problem}" for item in answers if item.problem]
+    cluster.notes += [f"cannot determine the pod's leftovers: {item.problem}" for item in answers if item.problem]
     return _containers(answers)
 
 

@@ -100,7 +100,7 @@ async def _explain(cluster: Cluster, pods: Sequence[PodObject]) -> list[Answered
     questions = []
     for pod in pods:
         node = pod.spec.node_name
-        daemon = known.get(node, Daemon(node, problem="is no Linux node of this cluster"))
+        daemon = known.get(node, Daemon(node, problem="is not a Linux node of this cluster"))
         questions.append((daemon, ("explain", str(pod))))
     return await cluster.ask(questions, Explanation)
 
@@ -153,7 +153,7 @@ async def why(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
         cluster.notes.append("the pod is in the host's network: Multus is not asked")
         found["lacks"] = []
     elif pod.finished:
-        cluster.notes.append(f"the pod has finished ({pod.state()}): it has no networks any more")
+        cluster.notes.append(f"the pod has finished ({pod.state()}): its networks are gone")
         found["lacks"] = []
     elif not pod.spec.node_name:
         found |= _not_scheduled(pod, events).to_object()
@@ -182,7 +182,7 @@ async def _facts(
     """Return the keys of the answer that the pod's node knows."""
     reply = answered.reply
     facts: dict[str, Any] = answered.daemon.at()
-    # Somebody asks about a pod that is being deleted because it does not go.
+    # A pod that is being deleted counts as wrong: users ask because it does not go.
     wrong = networks.lacks or pod.metadata.deletion_timestamp
     if wrong or not (reply.attached if reply else pod.status.pod_ip):
         facts |= causes.verdict(answered, events, pod, cluster.selector).to_object()
@@ -190,7 +190,7 @@ async def _facts(
         cluster.notes.append(f"attached, but an ADD of a new container would fail: {reply.problem}")
     if reply is None:
         return facts
-    # Also of earlier containers of a pod of this name: their leftovers may keep it from starting.
+    # Leftovers of earlier containers of a pod of this name may keep the pod from starting.
     last = ("trace", str(pod), "--last", _REQUESTS)
     traced, leftovers = await asyncio.gather(
         cluster.ask([(answered.daemon, last)], _Trace), nodes.leaks_of_pod(cluster, answered.daemon, str(pod))

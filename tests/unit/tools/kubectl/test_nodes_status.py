@@ -139,13 +139,13 @@ async def _cut(execution):
 @pytest.mark.parametrize(
     ("program", "problem"),
     [
-        (_garbage, r"answers what is no multusctl.status/v1: '\x1b[31mhello �'"),
+        (_garbage, r"the answer is not multusctl.status/v1: '\x1b[31mhello �'"),
         (_flood, f"the answer is longer than {module.ANSWER_MAX_BYTES} bytes"),
         (_usage, "multusctl: error: invalid choice: 'status'"),
         (_cut, "the connection ended before the command did"),
         (lambda execution: execution.end(0), "multusctl printed nothing"),
-        (lambda execution: execution.answer([1]), "answers what is no multusctl.status/v1: '[1]'"),
-        (lambda execution: execution.answer({**status_reply(), "errors": 5}), "answers what is no multusctl.status/v1"),
+        (lambda execution: execution.answer([1]), "the answer is not multusctl.status/v1: '[1]'"),
+        (lambda execution: execution.answer({**status_reply(), "errors": 5}), "the answer is not multusctl.status/v1"),
         (
             lambda execution: execution.answer(status_reply(schema="multusctl.status/v2")),
             "answers 'multusctl.status/v2', not multusctl.status/v1: another version?",

@@ -99,7 +99,7 @@ async def test_a_daemon_that_does_not_tell_what_is_left(bench, look):
     bench.pod("web", "blue")
     found = await look()
     assert (found["cause"], found["leftovers"]) == (MISSING, [])
-    assert found["notes"][0].startswith("what is left over of the pod is not known: ")
+    assert found["notes"][0].startswith("cannot determine the pod's leftovers: ")
 
 
 @pytest.mark.parametrize(
