@@ -22,9 +22,7 @@ _FILES: Final = (
     "NetworkAttachmentDefinitions, pods, workloads, ConfigMaps, CNI configurations, the daemon's; as YAML or JSON; a "
     "directory: all such files below it; -: standard input"
 )
-_BIN_DIR: Final = (
-    "directory of plugin binaries: a plugin that is neither there nor built in is an error; may be repeated"
-)
+_BIN_DIR: Final = "directory of plugin binaries; a plugin neither there nor built in is an error; may be repeated"
 _FORMATS: Final = ("text", "json", "github")
 _IN_RUN: Final = "where {0} (default: /run/{1}; with a user's own runtime directory $XDG_RUNTIME_DIR/{1})"
 

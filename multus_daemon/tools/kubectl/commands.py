@@ -1,4 +1,4 @@
-"""The commands of `kubectl multus`: the function that runs each, and its options. Its docstring is the help text."""
+"""The commands of `kubectl multus`: functions, whose docstrings are the help texts, and a table of their options."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SELECTOR: Final = "app=multus"
 """The label of the daemon's pods in the manifests."""
 _SELECTOR_HELP: Final = f"label of the daemons' pods, in any namespace (default: {SELECTOR})"
+_NODE_SECONDS: Final = deadlines.KUBECTL_NODE_SECONDS
+_TIMEOUT_HELP: Final = f"for the answer of a node (default: {_NODE_SECONDS:g}); late nodes are named"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
@@ -189,22 +191,14 @@ OPTIONS: Final = (
     option("--context", metavar="NAME", default="", help="of the kubeconfig; default: the current one"),
     option("-n", "--namespace", metavar="NAME", default="", help="only pods and networks of this namespace"),
     option("-l", "--selector", metavar="LABEL", default=SELECTOR, help=_SELECTOR_HELP),
-    option(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=deadlines.KUBECTL_NODE_SECONDS,
-        help=f"for the answer of a node (default: {deadlines.KUBECTL_NODE_SECONDS:g}); late nodes are named",
-    ),
+    option("--timeout", metavar="SECONDS", type=seconds, default=_NODE_SECONDS, help=_TIMEOUT_HELP),
 )
 """Options of all commands."""
 
 COMMANDS: Final = (
     Command(status),
     Command(pods),
-    Command(
-        why, (option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, else the context's"),)
-    ),
+    Command(why, (option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, or the context's"),)),
     Command(networks, (option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),)),
     Command(leaks),
 )
