@@ -136,10 +136,11 @@ def attachments(found: Mapping[str, Any], nothing: str = "nothing is attached") 
     if not found["containers"]:
         _say(nothing)
         return
-    table = terminal.table("pod", "interface", "network", "addresses, MAC", "plugins", "since")
-    for column in (table.columns[1], table.columns[3]):
-        # Addresses and names in one piece can be copied.
-        column.no_wrap, column.overflow = True, "ellipsis"
+    table = Table("pod", "interface", "network", "addresses, MAC", "plugins", "since", box=box.ROUNDED)
+    # Cut text can't be copied: names are folded, and text without spaces stays in one piece.
+    for name, piece in ((0, 1), (2, 3)):
+        table.columns[name].overflow = "fold"
+        table.columns[piece].no_wrap = True
     for item in found["containers"]:
         rows = [_cells(item, attachment) for attachment in item["attachments"]] or [()]
         for number, cells in enumerate(rows):
