@@ -89,11 +89,6 @@ class NodeObject(msgspec.Struct):
 
     metadata: Metadata = msgspec.field(default_factory=Metadata)
 
-    @property
-    def runs_linux(self) -> bool:
-        """False only if the node's label names another system: Multus needs Linux."""
-        return (self.metadata.labels or {}).get("kubernetes.io/os", "linux") == "linux"
-
 
 class _Series(msgspec.Struct, rename="camel"):
     last_observed_time: str | None = None

@@ -24,8 +24,6 @@ from multus_daemon.tools.kubectl.cluster import Answered, Daemon, NodeReply
 
 COMPONENT: Final = "multus"
 """The component of the daemon's Events (`cluster.kube.events`)."""
-Source = Literal["explain", "request", "event", "annotation", "pod", "daemon"]
-
 _KUBELET_REASONS: Final = ("FailedCreatePodSandBox", "FailedKillPod")
 _OF_PLUGIN: Final = ("failed (add): ", "failed (delete): ")
 """libcni puts these words before a plugin's error."""
@@ -83,7 +81,7 @@ class Cause:
     """A cause in one line whose first words name it, and what to do."""
 
     text: str
-    source: Source
+    source: Literal["explain", "request", "event", "annotation", "pod", "daemon"]
     advice: str
 
     @property

@@ -29,6 +29,7 @@ ANSWER_MAX_BYTES: Final = 16 * 1024 * 1024
 PAGE: Final = "500"
 _LISTS_MAX: Final = 3
 """How often a list is begun whose next page is gone."""
+_OS: Final = "kubernetes.io/os"
 _CONTAINER: Final = "kube-multus"
 """The daemon's container in the manifests."""
 _UNINSTALL: Final = "multus-uninstall"
@@ -163,7 +164,7 @@ class Cluster:
                 raise
             self.notes.append(f"nodes without a daemon are not shown: {error.message}")
             return set()
-        return {node.metadata.name for node in found if node.runs_linux}
+        return {node.metadata.name for node in found if (node.metadata.labels or {}).get(_OS, "linux") == "linux"}
 
     def _daemon(self, node: str, pods: Sequence[PodObject]) -> Daemon:
         if not pods:
