@@ -80,7 +80,7 @@ def cluster(api_server: ApiServer, api_namespace: str, make_node: Callable[..., 
 
 
 def test_every_command_is_among_them() -> None:
-    assert {words[0] for words in READ_ONLY} == {module.__name__.rpartition(".")[2] for module in COMMANDS}
+    assert {words[0] for words in READ_ONLY} == {command.name for command in COMMANDS}
 
 
 def test_no_command_changes_anything(cluster: Asked) -> None:

@@ -1,4 +1,4 @@
-"""Asking the daemon of this node, over its socket."""
+"""HTTP requests to the daemon of this node, over its socket."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import socket
 import urllib.parse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,80 +15,63 @@ from multus_daemon import deadlines
 from multus_daemon.spec.cni import errors
 
 ANSWER_MAX: Final = 64 * 1024 * 1024
-"""Bytes of an answer: 250 pods with 16 networks each take some 5 MB."""
+"""Maximum size of an answer in bytes: 250 pods with 16 networks each take about 5 MB."""
 
 
 class NoDaemonError(Exception):
-    """Nobody answers on the socket; the message says where, why, and what to do."""
+    """No daemon answers on the socket; the message says where, why, and what to do."""
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__("multus", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        """Raises OSError."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
+@dataclass(frozen=True, slots=True)
 class Client:
-    """The daemon's admin paths."""
+    """Client of the daemon's admin paths (`api.admin`)."""
 
-    def __init__(self, path: Path) -> None:
-        """`path`: of the socket."""
-        self._path = path
+    path: Path
+    """The socket."""
 
     def ask(
-        self, question: str, query: Mapping[str, str] | None = None, *, timeout: float = deadlines.CTL_SECONDS
+        self,
+        question: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        method: str = "GET",
+        body: bytes = b"",
+        timeout: float = deadlines.CTL_SECONDS,
     ) -> dict[str, Any]:
-        """The answer, a JSON object. `timeout`: seconds without a byte. Raises NoDaemonError, CniError."""
-        return self._call("GET", question, query or {}, b"", timeout)
-
-    def order(
-        self, name: str, query: Mapping[str, str], body: bytes = b"", *, timeout: float = deadlines.ADMIN_SECONDS
-    ) -> dict[str, Any]:
-        """As `ask`, of what changes something, or takes a body."""
-        return self._call("POST", name, query, body, timeout)
-
-    def _call(self, method: str, name: str, query: Mapping[str, str], body: bytes, timeout: float) -> dict[str, Any]:
-        connection = _Connection(self._path, timeout)
+        """Return the answer, a JSON object. `timeout`: seconds without a byte. Raises NoDaemonError, CniError."""
+        connection = http.client.HTTPConnection("multus", timeout=timeout)
+        connection.sock = socket.socket(socket.AF_UNIX)
         try:
-            # A path of the HTTP edge: see `api.admin`, which is not imported for its name, for aiohttp takes
-            # longer to load than all the rest.
-            connection.request(method, f"/admin/v1/{name}?{urllib.parse.urlencode(query)}", body or None)
+            connection.sock.settimeout(timeout)
+            connection.sock.connect(str(self.path))
+            connection.request(method, f"/admin/v1/{question}?{urllib.parse.urlencode(query or {})}", body or None)
             response = connection.getresponse()
-            answer = response.read(ANSWER_MAX)
+            data = response.read(ANSWER_MAX)
         except (OSError, http.client.HTTPException) as error:
-            raise NoDaemonError(_no_answer(self._path, error)) from error
+            raise NoDaemonError(_reason(self.path, error)) from error
         finally:
             connection.close()
         try:
-            found = json.loads(answer)
+            answer = json.loads(data)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise NoDaemonError(
-                f"{self._path} answers with status {response.status} and no JSON: is it an older daemon, or another's?"
-            )
+            answer = None
+        if not isinstance(answer, dict):
+            reason = f"answers with status {response.status} and without JSON"
+            raise NoDaemonError(f"{self.path} {reason}: is it an older daemon, or another program?")
         if response.status != 200:
-            raise errors.from_object(found)
-        return found
+            raise errors.from_object(answer)
+        return answer
 
 
-def _no_answer(path: Path, error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return (
-            f"no daemon: there is no socket {path}; start `multus-daemon run`, or name its directory with --socket-dir"
-        )
-    if isinstance(error, ConnectionRefusedError):
-        return f"no daemon: nobody listens on {path}; start `multus-daemon run`"
-    if isinstance(error, PermissionError):
-        return f"{path} may not be used: {error.strerror}; the daemon answers to root only"
-    if isinstance(error, TimeoutError):
-        return f"the daemon on {path} does not answer in time; its log says what it is doing"
-    return f"no answer from {path}: {error or type(error).__name__}"
+def _reason(path: Path, error: Exception) -> str:
+    match error:
+        case FileNotFoundError():
+            return f"no daemon: no socket {path}; start `multus-daemon run`, or name its directory with --socket-dir"
+        case ConnectionRefusedError():
+            return f"no daemon: nobody listens on {path}; start `multus-daemon run`"
+        case PermissionError():
+            return f"{path} may not be used: {error.strerror}; the daemon answers to root only"
+        case TimeoutError():
+            return f"the daemon on {path} does not answer in time; see its log"
+        case _:
+            return f"no answer from {path}: {error or type(error).__name__}"

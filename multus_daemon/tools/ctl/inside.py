@@ -1,4 +1,4 @@
-"""What a pod has, as the kernel tells it: interfaces, addresses, routes."""
+"""Interfaces, addresses and routes in a pod, as the kernel has them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ipaddress
 import socket
 from typing import Any
 
-from multus_daemon.kernel.inet import Route
 from multus_daemon.kernel.ops import PodNetns
 
 
@@ -16,43 +15,24 @@ def look(netns: str) -> dict[str, Any]:
     Raises OSError if the namespace can't be entered.
     """
     with PodNetns(netns) as opened, opened.inside():
-        return _look(opened)
-
-
-def _look(netns: PodNetns) -> dict[str, Any]:
-    names = {index: name for index, name in socket.if_nameindex() if name != "lo"}
-    interfaces = []
-    for name in names.values():
-        link = netns.pod.link(name)
-        addresses = [item.address for item in netns.pod.addresses(link.index)]
-        interfaces.append(
-            {
-                "name": name,
-                "mac": link.mac,
-                "mtu": link.mtu,
-                "up": link.is_up,
-                # Every IPv6 interface has a link-local address; it says nothing about the network.
-                "addresses": [str(address) for address in addresses if not address.is_link_local],
-            }
-        )
-    routes = [
-        _shown(route, names[route.oif])
-        for family in (socket.AF_INET, socket.AF_INET6)
-        for route in netns.pod.routes(family)
-        if route.oif in names and not (route.dst.is_link_local or route.dst.is_multicast)
-    ]
+        names = {index: name for index, name in socket.if_nameindex() if name != "lo"}
+        interfaces = []
+        for name in names.values():
+            link = opened.pod.link(name)
+            # Every IPv6 interface has a link-local address, whatever its network.
+            addresses = (item.address for item in opened.pod.addresses(link.index) if not item.address.is_link_local)
+            entry = {"name": name, "mac": link.mac, "mtu": link.mtu, "up": link.is_up}
+            interfaces.append({**entry, "addresses": list(map(str, addresses))})
+        routes = [
+            {"dst": str(route.dst), "gw": str(route.gateway or ""), "interface": names[route.oif]}
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for route in opened.pod.routes(family)
+            if route.oif in names and not (route.dst.is_link_local or route.dst.is_multicast)
+        ]
     return {"interfaces": interfaces, "routes": routes}
 
 
-def _shown(route: Route, interface: str) -> dict[str, str]:
-    return {
-        "dst": str(route.dst),
-        "gw": str(route.gateway) if route.gateway else "",
-        "interface": interface,
-    }
-
-
 def gateways(view: dict[str, Any], interface: str) -> list[str]:
-    """The next hops behind `interface` in what `look` found, IPv4 first."""
-    found = {route["gw"] for route in view["routes"] if route["interface"] == interface and route["gw"]}
-    return sorted(found, key=lambda gateway: (ipaddress.ip_address(gateway).version, gateway))
+    """Return the next hops behind `interface` in the answer of `look`, IPv4 first."""
+    hops = {route["gw"] for route in view["routes"] if route["interface"] == interface and route["gw"]}
+    return sorted(hops, key=lambda gateway: (ipaddress.ip_address(gateway).version, gateway))

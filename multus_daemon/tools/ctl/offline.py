@@ -1,72 +1,75 @@
-"""What can be told without a daemon: from the records on this node, and from the kernel."""
+"""Answers without a daemon: from the records on this node, and from the kernel."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from multus_daemon import __version__, deadlines
 from multus_daemon.diagnosis import attachments as about_attachments
+from multus_daemon.diagnosis import doctor
 from multus_daemon.diagnosis import status as about_status
 from multus_daemon.kernel.ops import KernelLinks
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import fs
-from multus_daemon.tools.ctl.commands.common import CommandError
+from multus_daemon.settings import Settings
+from multus_daemon.tools.command_line import explained
+
+_LEASES: Final = "/var/lib/cni/networks"
+"""host-local's default directory."""
 
 
 def attachments(cni_dir: Path, *, pod: str, leaks: bool) -> dict[str, Any]:
-    """As the daemon's answer, but for what only the daemon knows: which pods there are. Raises CommandError."""
-    try:
-        return about_attachments.of(store(cni_dir), KernelLinks(), source="store", pod=pod, leaks=leaks)
-    except OSError as error:
-        raise CommandError(f"records in {cni_dir} can't be listed: {error.strerror or error}") from error
+    """Answer like the daemon, which alone knows the cluster's pods. Raises CommandError."""
+    with explained(f"records in {cni_dir} can't be listed"):
+        return about_attachments.of(_store(cni_dir), KernelLinks(), source="store", pod=pod, leaks=leaks)
 
 
 def status(cni_dir: Path, because: str) -> dict[str, Any]:
-    """The daemon is away, `because` of that; and how much is on record. Raises CommandError."""
-    try:
-        containers = len(store(cni_dir).containers(foreign=False))
-    except OSError as error:
-        raise CommandError(f"records in {cni_dir} can't be listed: {error.strerror or error}") from error
+    """Answer that the daemon is away, `because` of that, and count the records. Raises CommandError."""
+    with explained(f"records in {cni_dir} can't be listed"):
+        containers = len(_store(cni_dir).containers(foreign=False))
+    load = {"running": 0, "waiting": 0, "limit": 0}
     parts = about_status.Parts(
         version=__version__,
         started=0.0,
         gates={"daemon": because},
         primary={"wanted": False},
         cluster={"kind": "", "informers": [], "pendingStatuses": 0},
-        requests={"running": 0, "waiting": 0, "limit": 0},
-        processes={"running": 0, "waiting": 0, "limit": 0},
+        requests=load,
+        processes=load,
         leftovers=0,
         source="store",
     )
     return about_status.of(parts, (), containers=containers, spooled=about_status.entries_in(cni_dir / "spool"))
 
 
-def store(cni_dir: Path) -> FileStore:
-    """The records in `cni_dir`."""
+def node(settings: Settings, answers: Callable[[], tuple[str, dict[str, str]]]) -> doctor.Node:
+    """Return this node for the doctor. `answers` returns why no daemon answers, and its closed gates."""
+    root = settings.paths.chroot_dir
+    leases: list[Path] = []
+    with contextlib.suppress(OSError):
+        leases.append(Path(fs.resolve(root, _LEASES)))
+    return doctor.Node(
+        settings,
+        _store(Path(settings.paths.cni_dir)),
+        KernelLinks().vanished,
+        answers,
+        tool=lambda command: output_of(root, command),
+        lease_dirs=leases,
+    )
+
+
+def _store(cni_dir: Path) -> FileStore:
     return FileStore(cni_dir, ResultCache(cni_dir))
 
 
-def vanished(paths: set[str]) -> set[str]:
-    """Those of the network namespaces that are certainly gone."""
-    return KernelLinks().vanished(paths)
-
-
-def present(root: str, paths: Sequence[str]) -> list[Path]:
-    """Those of `paths`, of the host whose root is `root`, that are there, as we see them."""
-    found = []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            found.append(Path(fs.resolve(root, path)))
-    return found
-
-
 def output_of(root: str, command: Sequence[str]) -> str:
-    """What a program of the host whose root is `root` prints; empty where it is not there, fails, or takes too long."""
+    """Return the output of a program of the host with the root `root`; empty if it is missing, fails or is too slow."""
     words = ["chroot", root, *command] if root else list(command)
     try:
         done = subprocess.run(  # noqa: S603  the words are the doctor's own

@@ -1,4 +1,4 @@
-"""`multusctl graph --svg`: three columns, from bridges over networks to pods. Pure: the same tree, the same text."""
+"""SVG of `multusctl graph --svg`: three columns for bridges, networks and pods. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 from xml.sax.saxutils import escape
 
 ROW: Final = 30
-"""Pixels from one box to the next."""
+"""Distance of two boxes in pixels."""
 COLUMNS: Final = (20, 240, 560)
 """Left edge of each column."""
 WIDTHS: Final = (180, 280, 420)
@@ -22,7 +22,7 @@ path { fill: none; stroke: #999 }
 
 
 def svg(found: Mapping[str, Any]) -> str:
-    """The picture of what `diagnosis.graph` has made."""
+    """Draw the tree of `diagnosis.graph`."""
     boxes: list[str] = []
     lines: list[str] = []
     row = 0
@@ -54,7 +54,7 @@ def svg(found: Mapping[str, Any]) -> str:
 
 def _box(column: int, row: float, text: str) -> str:
     x, y, width = COLUMNS[column], 10 + row * ROW, WIDTHS[column]
-    # Monospace at 12 px: some 7.3 px a character.
+    # Monospace at 12 px: about 7.3 px a character.
     most = int((width - 16) / 7.3)
     shown = text if len(text) <= most else text[: most - 1] + "…"
     return (

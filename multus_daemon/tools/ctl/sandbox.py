@@ -1,17 +1,18 @@
-"""The runtime's part for one pod: a network namespace, a container id, and the shim called as containerd calls it."""
+"""The container runtime's part for one pod: a namespace, a container id, and the shim called as containerd calls it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
 import socket
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 import multus_shim
 from multus_daemon import deadlines
@@ -23,186 +24,161 @@ from multus_daemon.spec.cni import args, errors, gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.nad import status
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
+from multus_daemon.tools.command_line import CommandError, explained
 from multus_daemon.tools.ctl import inside, namespaces
 
 DEFAULT_CNI_VERSION: Final = "1.0.0"
-_CONTAINER_ID_DIGITS: Final = 64
-_LOOK_SECONDS: Final = 0.05
+_CONTAINER_ID_BYTES: Final = 32
+_POLL_SECONDS: Final = 0.05
 
 
-class SandboxError(Exception):
-    """The call could not be made; the message says why and what to do."""
+class Outcome(msgspec.Struct, frozen=True, rename="camel"):
+    """Result of a verb; unknown values are empty."""
 
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where things are."""
-
-    state: Path
-    netns: Path
-    shim: Path | None = None
-    """None: the installed one."""
-    standalone: Path | None = None
-    """The daemon's directory of manifests; None: not known, and no network-status can be shown."""
-    start: str = "multus-daemon run --standalone DIR"
-    """The command that starts the daemon, for messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a call came to; what is not known is empty."""
-
-    milliseconds: float = 0.0
-    """How long the shim ran, start of the process included."""
     container_id: str = ""
     netns: str = ""
-    result: dict[str, Any] = field(default_factory=dict)
-    network_status: list[dict[str, Any]] = field(default_factory=list)
-    pod: dict[str, Any] = field(default_factory=dict)
-    """What the kernel shows in the namespace: see `inside.look`."""
+    result: dict[str, Any] = {}
+    network_status: list[dict[str, Any]] = []
+    pod: dict[str, Any] = {}
+    """Interfaces and routes in the namespace (`inside.look`)."""
+    milliseconds: float = 0.0
+    """Run time of the shim, including the start of its process."""
     notes: str = ""
-    """What the shim wrote to standard error."""
+    """Standard error of the shim; not in the JSON object."""
 
     def to_object(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "containerId": self.container_id,
-            "netns": self.netns,
-            "result": self.result,
-            "networkStatus": self.network_status,
-            "pod": self.pod,
-            "milliseconds": round(self.milliseconds, 3),
-        }
+        """Return the JSON object of `--json`."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        del fields["notes"]
+        return fields
 
 
-class Sandboxes:
-    """The sandboxes of a node, one for each pod. All methods block and raise CniError and SandboxError."""
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """The sandbox of a pod. All methods block and raise CniError and CommandError."""
 
-    def __init__(self, settings: Settings, places: Places) -> None:
-        self._settings = settings
-        self._places = places
+    settings: Settings
+    namespace: str
+    name: str
+    state_dir: Path
+    netns_dir: Path
+    ifname: str
+    """Interface of the cluster network, for `up`."""
+    shim: Path | None
+    """If None, the installed one."""
+    standalone: Path | None
+    """The daemon's directory of manifests. None: unknown; then no network-status can be shown."""
+    start: str
+    """The command that starts the daemon, for messages."""
 
-    def up(self, namespace: str, name: str, ifname: str = "eth0") -> Outcome:
-        """Namespace, then ADD. When ADD fails, DEL and the namespace's removal follow, as with every runtime."""
-        path = self._state_path(namespace, name)
+    def __str__(self) -> str:
+        """Return `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    def up(self) -> Outcome:
+        """Make the namespace, then ADD. After a failed ADD, DEL and remove the namespace, as every runtime does."""
+        path = self._state_path()
         if path.exists():
-            raise SandboxError(f"pod {namespace}/{name} is up; `multusctl sandbox down {namespace}/{name}` first")
-        state = self._new_state(namespace, name, ifname)
+            raise CommandError(f"pod {self} is up; `multusctl sandbox down {self}` first")
+        state = self._new_state()
         self._require_daemon(state)
-        self._save(path, state)
+        self._save(state)
         try:
             namespaces.create(Path(state["netns"]))
         except OSError as error:
             fs.remove(path)
-            raise SandboxError(f"no network namespace: {error}; root is needed, or `unshare -Urnm`") from error
+            raise CommandError(f"no network namespace: {error}; root is needed, or `unshare -Urnm`") from error
         try:
             stdout, milliseconds, notes = self._call(state, "ADD")
             state["result"] = gojson.loads_object(stdout)
-        except (CniError, SandboxError, gojson.JsonError) as error:
+        except (CniError, CommandError, gojson.JsonError) as error:
             try:
-                self.down(namespace, name)
-            except (CniError, SandboxError) as second:
-                raise SandboxError(f"{error}; and taking it down again failed: {second}") from error
+                self.down()
+            except (CniError, CommandError) as second:
+                raise CommandError(f"{error}; and taking it down again failed: {second}") from error
             if isinstance(error, gojson.JsonError):
-                raise SandboxError(f"the shim's result: {error}") from error
+                raise CommandError(f"the shim's result: {error}") from error
             raise
-        self._save(path, state)
+        self._save(state)
         return self._outcome(state, milliseconds, notes)
 
-    def check(self, namespace: str, name: str) -> Outcome:
+    def check(self) -> Outcome:
         """CHECK."""
-        state = self._load(namespace, name)
+        state = self._load()
         if state is None:
-            raise SandboxError(f"pod {namespace}/{name} is not up")
+            raise CommandError(f"pod {self} is not up")
         self._require_daemon(state)
         _, milliseconds, notes = self._call(state, "CHECK")
         return self._outcome(state, milliseconds, notes)
 
-    def down(self, namespace: str, name: str) -> Outcome:
-        """DEL, then the namespace and what is remembered go. A pod that is not up is done."""
-        state = self._load(namespace, name)
+    def down(self) -> Outcome:
+        """DEL, then remove the namespace and the state. A pod that is not up is treated as success."""
+        state = self._load()
         if state is None:
             return Outcome()
         self._require_daemon(state)
         _, milliseconds, notes = self._call(state, "DEL")
-        try:
+        with explained("detached, but the leftovers can't be removed"):
             namespaces.remove(Path(state["netns"]))
             if state["standalone"]:
-                status_file.remove(Path(state["standalone"]), namespace, name)
-            fs.remove(self._state_path(namespace, name))
-        except OSError as error:
-            raise SandboxError(f"detached, but what was left can't be removed: {error}") from error
-        return Outcome(milliseconds, state["containerId"], state["netns"], notes=notes)
+                status_file.remove(Path(state["standalone"]), self.namespace, self.name)
+            fs.remove(self._state_path())
+        return Outcome(state["containerId"], state["netns"], milliseconds=milliseconds, notes=notes)
 
-    # --- what is remembered ---
+    # --- state ---
 
-    def _state_path(self, namespace: str, name: str) -> Path:
-        problem = label_problem(namespace) or subdomain_problem(name)
-        if problem:
-            raise SandboxError(f"{namespace}/{name} can't be a pod: {problem}")
-        # Neither name can hold the character in the middle.
-        return self._places.state / f"{namespace}_{name}.json"
+    def _state_path(self) -> Path:
+        if problem := label_problem(self.namespace) or subdomain_problem(self.name):
+            raise CommandError(f"{self} can't be a pod: {problem}")
+        # Neither name can contain the underscore.
+        return self.state_dir / f"{self.namespace}_{self.name}.json"
 
-    def _new_state(self, namespace: str, name: str, ifname: str) -> dict[str, Any]:
-        token = secrets.token_hex(16)
-        container_id = hashlib.sha256(f"{namespace}/{name} {token}".encode()).hexdigest()[:_CONTAINER_ID_DIGITS]
+    def _new_state(self) -> dict[str, Any]:
+        with explained("no shim"):
+            shim = self.shim.absolute() if self.shim else multus_shim.binary()
         return {
-            "namespace": namespace,
-            "name": name,
-            "uid": self._uid(namespace, name),
-            "token": token,
-            "containerId": container_id,
-            "netns": str(self._places.netns.absolute() / f"multus-{namespace}_{name}"),
-            "ifname": ifname,
-            "config": _configuration(self._settings),
-            "path": self._settings.paths.bin_dir,
-            "shim": str(self._shim()),
-            "standalone": str(self._places.standalone or ""),
+            "uid": self._uid(),
+            "containerId": secrets.token_hex(_CONTAINER_ID_BYTES),
+            "netns": str(self.netns_dir.absolute() / f"multus-{self.namespace}_{self.name}"),
+            "ifname": self.ifname,
+            "config": _configuration(self.settings),
+            "path": self.settings.paths.bin_dir,
+            "shim": str(shim),
+            "standalone": str(self.standalone or ""),
             "result": None,
         }
 
-    def _uid(self, namespace: str, name: str) -> str:
-        """The pod's UID, which only the manifests know; empty is what a runtime without Kubernetes would say."""
-        if self._places.standalone is None:
+    def _uid(self) -> str:
+        """Return the UID of the pod's manifest; empty without manifests, as a runtime without Kubernetes has it."""
+        if self.standalone is None:
             return ""
-        try:
-            view = Folder(self._places.standalone).scan()
-        except OSError as error:
-            raise SandboxError(f"manifests in {self._places.standalone} can't be read: {error}") from error
-        pod = view.pods.get((namespace, name))
+        with explained(f"manifests in {self.standalone} can't be read"):
+            view = Folder(self.standalone).scan()
+        pod = view.pods.get((self.namespace, self.name))
         if pod is None:
             broken = "".join(f"; {file}: {problem}" for file, problem in sorted(view.errors.items()))
-            raise SandboxError(f"no manifest in {self._places.standalone} declares pod {namespace}/{name}{broken}")
+            raise CommandError(f"no manifest in {self.standalone} declares pod {self}{broken}")
         return pod.uid
 
-    def _shim(self) -> Path:
-        if self._places.shim is not None:
-            return self._places.shim.absolute()
-        try:
-            return multus_shim.binary()
-        except FileNotFoundError as error:
-            raise SandboxError(str(error)) from error
-
-    def _load(self, namespace: str, name: str) -> dict[str, Any] | None:
-        path = self._state_path(namespace, name)
+    def _load(self) -> dict[str, Any] | None:
+        path = self._state_path()
         try:
             return gojson.loads_object(fs.read_limited(path))
         except FileNotFoundError:
             return None
         except (OSError, gojson.JsonError) as error:
-            raise SandboxError(f"{path} can't be read: {error}") from error
+            raise CommandError(f"{path} can't be read: {error}") from error
 
-    def _save(self, path: Path, state: dict[str, Any]) -> None:
-        try:
+    def _save(self, state: dict[str, Any]) -> None:
+        path = self._state_path()
+        with explained(f"{path} can't be written (--state-dir names another directory)"):
             fs.ensure_directory(path.parent)
             fs.write_atomic(path, json.dumps(state, indent=4).encode(), fsync=False)
-        except OSError as error:
-            raise SandboxError(f"{path} can't be written: {error}; choose another --state-dir") from error
 
-    # --- the call ---
+    # --- the call of the shim ---
 
     def _require_daemon(self, state: dict[str, Any]) -> None:
-        """Fail soon where nobody listens: the shim would wait for a daemon that restarts, and keep a DEL for it."""
+        """Fail early without a daemon: the shim would wait for a restarted one, and spool a DEL."""
         path = Path(state["config"]["daemonSocketDir"]) / "multus.sock"
         end = time.monotonic() + deadlines.CTL_DAEMON_SECONDS
         while True:
@@ -213,54 +189,70 @@ class Sandboxes:
                     return
             except (FileNotFoundError, ConnectionRefusedError) as error:
                 if time.monotonic() >= end:
-                    raise SandboxError(
-                        f"no daemon listens on {path}: {error.strerror}; start one: {self._places.start}"
-                    ) from error
+                    reason = f"no daemon listens on {path}: {error.strerror}"
+                    raise CommandError(f"{reason}; start one: {self.start}") from error
             except OSError as error:
-                raise SandboxError(f"the daemon's socket {path} can't be used: {error.strerror or error}") from error
-            time.sleep(_LOOK_SECONDS)
+                raise CommandError(f"the daemon's socket {path} can't be used: {error.strerror or error}") from error
+            time.sleep(_POLL_SECONDS)
 
     def _call(self, state: dict[str, Any], verb: str) -> tuple[bytes, float, str]:
-        """Standard output of the shim, milliseconds that it took, and what it wrote to standard error."""
+        """Run the shim. Return its standard output, its run time in milliseconds, and its standard error."""
         config = dict(state["config"])
         if verb != "ADD" and state["result"]:
-            # libcni hands on what it has cached.
+            # libcni passes its cached result on.
             config["prevResult"] = state["result"]
         start = time.perf_counter()
         try:
             done = subprocess.run(  # noqa: S603 - the shim, with the environment that a runtime gives
                 [state["shim"]],
                 input=json.dumps(config).encode(),
-                env=_environment(state, verb),
+                env=self._environment(state, verb),
                 capture_output=True,
                 timeout=deadlines.CTL_SHIM_SECONDS,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise SandboxError(f"the shim can't be run: {error}") from error
-        milliseconds = (time.perf_counter() - start) * 1000
+            raise CommandError(f"the shim can't be run: {error}") from error
+        milliseconds = round((time.perf_counter() - start) * 1000, 3)
         notes = done.stderr.decode(errors="replace").strip()
         if done.returncode:
             raise _failure(done.returncode, done.stdout, notes)
         return done.stdout, milliseconds, notes
 
+    def _environment(self, state: dict[str, Any], verb: str) -> dict[str, str]:
+        pod = (
+            ("IgnoreUnknown", "1"),
+            ("K8S_POD_NAMESPACE", self.namespace),
+            ("K8S_POD_NAME", self.name),
+            ("K8S_POD_INFRA_CONTAINER_ID", state["containerId"]),
+            ("K8S_POD_UID", state["uid"]),
+        )
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": state["containerId"],
+            "CNI_NETNS": state["netns"],
+            "CNI_IFNAME": state["ifname"],
+            "CNI_ARGS": args.render(pod),
+            "CNI_PATH": state["path"],
+        }
+
     def _outcome(self, state: dict[str, Any], milliseconds: float, notes: str) -> Outcome:
         entries: list[dict[str, Any]] = []
         if state["standalone"]:
             try:
-                text = status_file.read(Path(state["standalone"]), state["namespace"], state["name"])
+                text = status_file.read(Path(state["standalone"]), self.namespace, self.name)
                 entries = status.parse(text or "")
             except (OSError, ValueError, CniError) as error:
                 notes = f"{notes}\nnetwork-status can't be read: {error}".strip()
-        try:
+        with explained(f"{state['netns']} can't be looked into"):
             view = inside.look(state["netns"])
-        except OSError as error:
-            raise SandboxError(f"{state['netns']} can't be looked into: {error}") from error
-        return Outcome(milliseconds, state["containerId"], state["netns"], state["result"] or {}, entries, view, notes)
+        result = state["result"] or {}
+        return Outcome(state["containerId"], state["netns"], result, entries, view, milliseconds, notes)
 
 
 def _configuration(settings: Settings) -> dict[str, Any]:
-    """The CNI configuration that lies in the runtime's directory for a daemon with these settings."""
+    """Return the CNI configuration that the runtime reads for a daemon with these settings."""
     config: dict[str, Any] = {
         "cniVersion": settings.networks.cni_version or DEFAULT_CNI_VERSION,
         "name": "multus-cni-network",
@@ -271,25 +263,6 @@ def _configuration(settings: Settings) -> dict[str, Any]:
     if settings.networks.cluster_network:
         config["clusterNetwork"] = settings.networks.cluster_network
     return config
-
-
-def _environment(state: dict[str, Any], verb: str) -> dict[str, str]:
-    pod = (
-        ("IgnoreUnknown", "1"),
-        ("K8S_POD_NAMESPACE", state["namespace"]),
-        ("K8S_POD_NAME", state["name"]),
-        ("K8S_POD_INFRA_CONTAINER_ID", state["containerId"]),
-        ("K8S_POD_UID", state["uid"]),
-    )
-    return {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "CNI_COMMAND": verb,
-        "CNI_CONTAINERID": state["containerId"],
-        "CNI_NETNS": state["netns"],
-        "CNI_IFNAME": state["ifname"],
-        "CNI_ARGS": args.render(pod),
-        "CNI_PATH": state["path"],
-    }
 
 
 def _failure(code: int, stdout: bytes, notes: str) -> CniError:

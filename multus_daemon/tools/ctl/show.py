@@ -1,44 +1,59 @@
-"""What `multusctl` shows to people."""
+"""Answers of `multusctl` as tables and lines for people."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
 
 from rich import box
 from rich.table import Table
+from rich.tree import Tree
 
 from multus_daemon.runtime import terminal
-from multus_daemon.runtime.terminal import literal
+from multus_daemon.runtime.terminal import literal, moment
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.tools.ctl.sandbox import Outcome
 
+_COLOURS: Final = {"error": "red", "warning": "yellow", "info": "cyan"}
+_LONGEST: Final = 100_000
+"""Width in characters for trees, which cut their lines at the width."""
+
+
+def _say(*parts: str | Table, stderr: bool = False) -> None:
+    """Print tables, and lines of markup; the terminal wraps the lines, so that their text can be copied."""
+    console = terminal.console(stderr=stderr)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def _owner(item: Mapping[str, Any]) -> str:
+    return literal(item["pod"] or f"container {item['container'][:13]}")
+
 
 def cni_error(error: CniError) -> None:
-    """On standard error: the cause first, then what else is known."""
-    console = terminal.console(stderr=True)
-    console.print(f"[bold red]{literal(error.msg)}[/] [dim](CNI error {error.code})[/]", soft_wrap=True)
-    if error.details:
-        console.print(f"  {literal(error.details)}", soft_wrap=True)
+    """Print the error on standard error: the cause first, then the details."""
+    details = [f"  {literal(error.details)}"] if error.details else []
+    _say(f"[bold red]{literal(error.msg)}[/] [dim](CNI error {error.code})[/]", *details, stderr=True)
+
+
+# --- sandbox ---
 
 
 def outcome(verb: str, pod: str, found: Outcome) -> None:
-    """The tables, or one line where there is nothing to show."""
-    console = terminal.console()
+    """Print what the verb did; after `up` also interfaces and routes."""
     words = {"up": "is up", "check": "is as it should be", "down": "is down"}[verb]
-    if not found.container_id:
-        console.print(f"pod {pod} was not up")
-    else:
-        console.print(f"[bold]pod {pod} {words}[/] [dim]({found.milliseconds:.1f} ms)[/]")
+    took = f" [dim]({found.milliseconds:.1f} ms)[/]"
+    _say(f"[bold]pod {pod} {words}[/]{took}" if found.container_id else f"pod {pod} was not up")
     if found.notes:
-        console.print(f"[yellow]{literal(found.notes)}[/]", soft_wrap=True)
+        _say(f"[yellow]{literal(found.notes)}[/]")
     if verb == "up":
-        console.print(interfaces(found))
-        console.print(routes(found))
-        console.print(f"[dim]network namespace {found.netns}[/]", soft_wrap=True)
+        _say(interfaces(found), routes(found), f"[dim]network namespace {found.netns}[/]")
 
 
 def interfaces(found: Outcome) -> Table:
-    """One row for each interface; the networks' names come from the network-status. 80 columns hold it."""
+    """Return a row for each interface, within 80 columns. The network's name is from the network-status."""
     table = Table("interface", "network", "addresses", "mac", "mtu", title="interfaces", box=box.ROUNDED)
     entries: dict[str, dict[str, Any]] = {item.get("interface", ""): item for item in found.network_status}
     for item in found.pod["interfaces"]:
@@ -55,9 +70,243 @@ def interfaces(found: Outcome) -> Table:
 
 
 def routes(found: Outcome) -> Table:
-    """One row for each route in the pod."""
+    """Return a row for each route in the pod."""
     table = Table("destination", "gateway", "interface", title="routes", box=box.ROUNDED)
     for item in found.pod["routes"]:
         default = item["dst"] in ("0.0.0.0/0", "::/0")
         table.add_row("[green]default[/]" if default else item["dst"], item["gw"], literal(item["interface"]))
     return table
+
+
+# --- status ---
+
+
+def status(found: Mapping[str, Any]) -> None:
+    """Print what is wrong, a table of the parts, then the errors of the last requests by cause."""
+    version = f"multus-daemon {literal(found['version'])}"
+    since = f"[bold green]ready[/] {version}, since {moment(found['startedAt'])}"
+    _say(since if found["ready"] else f"[bold red]not ready[/] {version}")
+    _say(*(f"  [red]{literal(gate)}[/]: {literal(reason)}" for gate, reason in found["gates"].items()))
+    parts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    parts.add_column(style="dim")
+    parts.add_column(overflow="fold")
+    for name, text in _parts(found):
+        parts.add_row(name, text)
+    _say(parts)
+    if found["errors"]:
+        errors = terminal.table("count", "verb", "cause", "last", title="errors of the last requests")
+        for item in found["errors"]:
+            cause = f"{literal(item['cause'])} [dim]({item['code']})[/]"
+            last = f"{moment(item['last'])}\n{literal(item['pod'])}"
+            errors.add_row(str(item["count"]), literal(item["verb"]), cause, last)
+        _say(errors)
+
+
+def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    primary = found["primary"]
+    if primary["wanted"]:
+        yield "primary network", literal(primary["file"] or "none yet")
+        yield "placed", literal(primary["placed"] or "nothing yet")
+        for item in primary["passedOver"]:
+            yield "passed over", literal(f"{item['file']}: {item['reason']}")
+    cluster = found["cluster"]
+    for informer in cluster["informers"]:
+        stale = informer["staleSeconds"]
+        age = "never listed" if stale is None else "up to date" if not stale else f"{stale:g} s old"
+        problem = f" [red]{literal(informer['problem'])}[/]" if informer["problem"] else ""
+        yield f"{cluster['kind']}: {informer['resource']}", f"{informer['objects']}, {age}{problem}"
+    if cluster["pendingStatuses"]:
+        yield "network-status", f"[yellow]{cluster['pendingStatuses']} wait for the API server[/]"
+    for name, key in (("requests", "requests"), ("plugin processes", "processes")):
+        load = found[key]
+        if load["limit"]:
+            yield name, f"{load['running']} running, {load['waiting']} waiting, at most {load['limit']}"
+    yield "containers", str(found["containers"])
+    if found["spooled"]:
+        yield "spool", f"[yellow]{found['spooled']} DELs wait to be replayed[/]"
+    if found["leftovers"]:
+        yield "left over", f"[yellow]{found['leftovers']}[/]; `multusctl attachments --leaks` names them"
+
+
+# --- attachments ---
+
+
+def attachments(found: Mapping[str, Any], nothing: str = "nothing is attached") -> None:
+    """Print a table with a row for each interface, then the problems of each container."""
+    if not found["containers"]:
+        _say(nothing)
+        return
+    table = Table("pod", "interface", "network", "addresses, MAC", "plugins", "since", box=box.ROUNDED)
+    # Cut text can't be copied: names are folded, and text without spaces stays in one piece.
+    for name, piece in ((0, 1), (2, 3)):
+        table.columns[name].overflow = "fold"
+        table.columns[piece].no_wrap = True
+    for item in found["containers"]:
+        rows = [_cells(item, attachment) for attachment in item["attachments"]] or [()]
+        for number, cells in enumerate(rows):
+            table.add_row("" if number else _owner(item), *cells)
+        table.add_section()
+    _say(table)
+    for item in found["containers"]:
+        problem = f"since {moment(item['setAside'])} {item['problem']}" if item["setAside"] else item["problem"]
+        for text, style in ((problem, "yellow"), (item["check"], "red")):
+            if text:
+                _say(f"[{style}]{_owner(item)}: {literal(text)}[/]")
+        if item["advice"]:
+            _say(f"  [green]->[/] {literal(item['advice'])}")
+        if item["check"] == "":
+            _say(f"[green]{_owner(item)}: CHECK found everything as it should be[/]")
+
+
+def leaks(found: Mapping[str, Any]) -> None:
+    """Print the same as `attachments`, for containers that nobody will delete."""
+    attachments(found, "nothing is left over")
+
+
+def _cells(item: Mapping[str, Any], attachment: Mapping[str, Any]) -> tuple[str, ...]:
+    network = literal(attachment["network"])
+    state = "" if attachment["attached"] else " [yellow]begun[/]"
+    plugins = (
+        literal(plugin["type"]) + (" [dim]built-in[/]" if plugin["servedBy"] == "built-in" else "")
+        for plugin in attachment["plugins"]
+    )
+    return (
+        f"[bold]{literal(attachment['interface'])}[/]{state}",
+        f"[green]{network}[/]" if attachment["clusterNetwork"] else network,
+        "\n".join([*attachment["addresses"], attachment["mac"]]).strip(),
+        "\n".join(plugins),
+        moment(item["since"]),
+    )
+
+
+def forgotten(found: Mapping[str, Any]) -> None:
+    """Print a line for the container, and one for each network whose plugins may still hold something."""
+    pod = f" of pod {literal(found['pod'])}" if found["pod"] else ""
+    _say(f"[bold]container {literal(found['container'])}{pod} is forgotten[/]")
+    for item in found["attachments"]:
+        held = ", ".join([item["interface"], *item["addresses"]])
+        plugins = ", ".join(plugin["type"] for plugin in item["plugins"])
+        _say(f"  {literal(item['network'])} ({literal(held)}), by {literal(plugins)}")
+
+
+# --- explain, trace, graph, plugins, doctor ---
+
+
+def explain(found: Mapping[str, Any]) -> None:
+    """Print the verdict, the steps, each network with its plugins' configuration, and the last errors."""
+    _say(_verdict(found))
+    for step in found["steps"]:
+        mark, text = ("[red]no[/]", step["problem"]) if step["problem"] else ("[green]ok[/]", step["result"])
+        _say(f"  {mark} {literal(step['what'])}: {literal(text)}")
+    trees = terminal.console(width=_LONGEST)
+    for network in found["networks"]:
+        trees.print(_network(network), soft_wrap=True)
+    if found["errors"]:
+        _say("[bold]what the daemon has answered to the runtime before[/]")
+    for item in found["errors"]:
+        _say(f"  {moment(item['began'])} {item['verb']}: [red]{literal(item['text'])}[/]")
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    pod = f"[bold]{literal(found['pod'])}[/]"
+    if found["problem"]:
+        return f"{pod}: [red]an ADD would fail: {literal(found['problem'])}[/] [dim](code {found['code']})[/]"
+    if found["attached"]:
+        container = literal(found["container"][:13])
+        return f"{pod}: is attached [dim](container {container})[/]; an ADD of a new container would do this"
+    if failed := [item for item in found["errors"] if item["verb"] == "ADD"]:
+        return f"{pod}: [red]its last ADD failed: {literal(failed[-1]['text'])}[/]\nthe next one would do this"
+    return f"{pod}: an ADD would do this"
+
+
+def _network(network: Mapping[str, Any]) -> Tree:
+    tree = Tree(
+        f"[bold]{literal(network['interface'])}[/] {literal(network['network'])} [dim]by {literal(network['why'])}[/]"
+    )
+    for key, value in network["requests"].items():
+        tree.add(f"asked for: {literal(key)} {literal(json.dumps(value))}")
+    for text in network["unsupported"]:
+        tree.add(f"[yellow]{literal(text)}[/]")
+    for plugin in network["plugins"]:
+        branch = tree.add(f"plugin [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nobody')}")
+        branch.add("\n".join(map(literal, json.dumps(plugin["config"], indent=2).splitlines())))
+    for plugin in network["calls"]:
+        tree.add(f"calls [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nobody')}")
+    if network["problem"]:
+        tree.add(f"[red]{literal(network['problem'])}[/]")
+    return tree
+
+
+def trace(found: Mapping[str, Any]) -> None:
+    """Print a headline and a table of steps for each request."""
+    if not found["requests"]:
+        pod = f" for pod {found['pod']}" if found["pod"] else ""
+        _say(f"no requests{pod} among those that the daemon remembers: since its start, the last 1,000 at most")
+    for item in found["requests"]:
+        _say(_headline(item))
+        if error := item["error"]:
+            _say(f"  [red]{literal(error['text'])}[/] [dim](code {error['code']})[/]")
+        table = Table(box=None, show_header=False, padding=(0, 2))
+        for _ in range(2):
+            table.add_column(justify="right", style="dim")
+        table.add_column(overflow="fold")
+        for step in item["steps"]:
+            took = f"{step['seconds'] * 1000:.1f} ms" if step["seconds"] else ""
+            table.add_row(f"+{step['at'] * 1000:.1f}", took, literal(step["what"]))
+        if item["stepsNotKept"]:
+            table.add_row("", "", f"and {item['stepsNotKept']} more, which were not kept")
+        _say(table)
+
+
+def _headline(item: Mapping[str, Any]) -> str:
+    when = datetime.fromtimestamp(item["began"]).astimezone().isoformat(sep=" ", timespec="milliseconds")
+    took = "is running" if item["seconds"] is None else f"{item['seconds'] * 1000:.1f} ms"
+    state = "[red]failed[/]" if item["error"] else "[green]done[/]" if item["seconds"] is not None else ""
+    names = " ".join(filter(None, (item["pod"], item["network"], item["ifname"], item["container"][:13])))
+    return f"[bold]{literal(item['verb'])}[/] {literal(names)}  {when}  {took} {state}"
+
+
+def graph(found: Mapping[str, Any]) -> None:
+    """Print the tree from the node down to the interfaces in pods."""
+    if not found["parents"]:
+        _say("nothing is attached")
+        return
+    root = Tree("[bold]node[/]")
+    for parent in found["parents"]:
+        on = root.add(f"[bold cyan]{literal(parent['name'])}[/]" if parent["name"] else "[dim]routed[/]")
+        for network in parent["networks"]:
+            branch = on.add(f"[green]{literal(network['name'])}[/] [dim]{literal(network['plugin'])}[/]")
+            for item in network["interfaces"]:
+                host = f" [dim]{literal(', '.join(item['hostInterfaces']))}[/]" if item["hostInterfaces"] else ""
+                owner = literal(item["pod"] or item["container"][:13])
+                addresses = literal(" ".join(item["addresses"]))
+                branch.add(f"{owner} [bold]{literal(item['interface'])}[/] {addresses}{host}")
+    terminal.console().print(root, soft_wrap=True)
+
+
+def plugins(found: Mapping[str, Any]) -> None:
+    """Print a row for each plugin."""
+    table = terminal.table("plugin", "served by", "problem")
+    for item in found["plugins"]:
+        table.add_row(literal(item["type"]), literal(item["servedBy"]), f"[red]{literal(item['problem'])}[/]")
+    _say(table)
+
+
+def doctor(found: Mapping[str, Any]) -> None:
+    """Print three lines for each finding: the problem, the evidence, the advice."""
+    if not found["findings"]:
+        _say("[green]nothing is wrong[/]")
+    for item in found["findings"]:
+        colour = _COLOURS[item["severity"]]
+        safe = " [dim](--fix does it)[/]" if item["fix"] else ""
+        _say(
+            f"[bold {colour}]{item['severity']}[/] {literal(item['check'])}: [bold]{literal(item['subject'])}[/]",
+            f"  {literal(item['evidence'])}",
+            f"  [green]->[/] {literal(item['advice'])}{safe}",
+        )
+
+
+VIEWS: Final[Mapping[str, Callable[[Mapping[str, Any]], None]]] = {
+    view.__name__: view for view in (status, attachments, leaks, forgotten, explain, trace, graph, plugins, doctor)
+}
+"""The views of answers by name."""

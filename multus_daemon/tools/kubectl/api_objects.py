@@ -1,4 +1,4 @@
-"""Objects of the API server, as far as `kubectl multus` needs them."""
+"""Objects of the API server, with the keys that `kubectl multus` needs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import msgspec
 from multus_daemon.cluster.kube import objects
 
 
-class _Owner(msgspec.Struct):
+class _Reference(msgspec.Struct):
+    """A container, an owner or an Event's object."""
+
     kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
 
 
 class Metadata(objects.Metadata, rename="camel"):
-    """meta/v1 ObjectMeta, of people's interest."""
+    """meta/v1 ObjectMeta."""
 
     labels: dict[str, str] | None = None
-    owner_references: list[_Owner] | None = None
+    owner_references: list[_Reference] | None = None
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
 
@@ -37,14 +42,10 @@ class _ContainerStatus(msgspec.Struct):
     state: _State | None = None
 
 
-class _Container(msgspec.Struct):
-    name: str = ""
-
-
 class _PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     host_network: bool = False
-    containers: list[_Container] | None = None
+    containers: list[_Reference] | None = None
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):
@@ -63,21 +64,21 @@ class PodObject(msgspec.Struct):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
     def __str__(self) -> str:
-        """`namespace/name`."""
+        """Return `namespace/name`."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """Those that it has."""
+        """The annotations, empty if there are none."""
         return self.metadata.annotations or {}
 
     @property
     def finished(self) -> bool:
-        """Whether none of its containers will run again, so that its networks are gone."""
+        """True if none of its containers will run again: its networks are gone."""
         return self.status.phase in ("Succeeded", "Failed")
 
     def state(self) -> str:
-        """Its phase, and what its containers wait for, as far as it is said."""
+        """Return the phase, its reason, and what the containers wait for."""
         waiting = [item.state.waiting for item in self.status.container_statuses or () if item.state]
         words = [" ".join(filter(None, (item.reason, item.message))) for item in waiting if item]
         return ": ".join(filter(None, (self.status.phase or "Unknown", self.status.reason, ", ".join(words))))
@@ -88,21 +89,6 @@ class NodeObject(msgspec.Struct):
 
     metadata: Metadata = msgspec.field(default_factory=Metadata)
 
-    @property
-    def runs_linux(self) -> bool:
-        """False where it says that it does not: there is no Multus for it."""
-        return (self.metadata.labels or {}).get("kubernetes.io/os", "linux") == "linux"
-
-
-class _Involved(msgspec.Struct):
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-
-
-class _Source(msgspec.Struct):
-    component: str = ""
-
 
 class _Series(msgspec.Struct, rename="camel"):
     last_observed_time: str | None = None
@@ -112,13 +98,12 @@ class EventObject(msgspec.Struct, rename="camel"):
     """core/v1 Event."""
 
     metadata: Metadata = msgspec.field(default_factory=Metadata)
-    involved_object: _Involved = msgspec.field(default_factory=_Involved)
+    involved_object: _Reference = msgspec.field(default_factory=_Reference)
     type: str = ""
     reason: str = ""
     message: str = ""
-    source: _Source | None = None
+    source: dict[str, str] | None = None
     reporting_component: str = ""
-    first_timestamp: str | None = None
     last_timestamp: str | None = None
     event_time: str | None = None
     series: _Series | None = None
@@ -126,11 +111,11 @@ class EventObject(msgspec.Struct, rename="camel"):
 
     @property
     def component(self) -> str:
-        """Who tells of it."""
-        return (self.source.component if self.source else "") or self.reporting_component
+        """The component that reports the Event."""
+        return (self.source or {}).get("component") or self.reporting_component
 
     @property
     def when(self) -> str:
-        """Its last time, as the API writes times; empty where it has none."""
+        """The time of its last occurrence, as the API server writes it; empty if unknown."""
         last = self.series.last_observed_time if self.series else None
         return last or self.last_timestamp or self.event_time or self.metadata.creation_timestamp or ""

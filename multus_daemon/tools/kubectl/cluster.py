@@ -1,15 +1,14 @@
-"""A cluster as the commands see it: what the API server lists, and what the daemons of the nodes answer.
+"""A cluster as the commands see it: objects of the API server, and answers of the nodes' daemons.
 
-Of each object only what is needed is decoded. A node's answer is decoded into a type of ours: one that is not what
-`multusctl` says of itself counts as none, and can't mislead what comes after.
+Only the needed keys are decoded. An answer that is not of the expected type is treated as no answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -19,31 +18,32 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, GoneError, KubeError
 from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.tools.kubectl.api_objects import EventObject, NodeObject, PodObject
-from multus_daemon.tools.kubectl.progress import Progress
 
 T = TypeVar("T")
 Reply = TypeVar("Reply", bound="NodeReply")
 
 AT_ONCE: Final = 32
-"""So many nodes are asked side by side: the API server and its way to the nodes serve others, too."""
+"""Maximum number of nodes that are asked concurrently: they share the API server with others."""
 ANSWER_MAX_BYTES: Final = 16 * 1024 * 1024
-"""Of one node: 250 pods with 16 networks each take some 10 MB."""
+"""Maximum size of a node's answer: 250 pods with 16 networks each take about 10 MB."""
 PAGE: Final = "500"
 _LISTS_MAX: Final = 3
-"""A list whose next page is gone is begun again, so often in all."""
+"""How often a list is begun whose next page is gone."""
+_OS: Final = "kubernetes.io/os"
 _CONTAINER: Final = "kube-multus"
-"""The daemon's, in the manifests."""
+"""The daemon's container in the manifests."""
 _UNINSTALL: Final = "multus-uninstall"
-"""`metadata.labels.name` of what takes the daemon off the nodes."""
+"""`metadata.labels.name` of the pods that remove Multus from the nodes."""
 _DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 _QUOTED: Final = 80
-"""Characters of what a node says instead of an answer."""
+"""Maximum number of characters that are quoted of an unexpected answer."""
 
 
 class NodeReply(msgspec.Struct):
-    """What `multusctl … --json` prints; `schema` is checked against SCHEMA of the subclass."""
+    """The JSON object of `multusctl … --json`; a subclass names its `schema` in SCHEMA."""
 
-    schema: str = msgspec.field()
+    SCHEMA: ClassVar[str]
+    schema: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,65 +53,77 @@ class Daemon:
     node: str
     namespace: str = ""
     pod: str = ""
-    """Empty where there is none."""
+    """Empty: the node has no daemon."""
     container: str = ""
     problem: str = ""
     """Why it can't be asked; empty: it can."""
 
     def at(self) -> dict[str, str]:
-        """`node` and `daemon` (`namespace/pod`) of an answer."""
+        """Return the keys `node` and `daemon` (`namespace/pod`) of an answer."""
         return {"node": self.node, "daemon": f"{self.namespace}/{self.pod}" if self.pod else ""}
 
     @property
     def exec(self) -> str:
-        """The words that run a command there."""
+        """The words that run a command in the daemon's container."""
         return f"kubectl -n {self.namespace} exec {self.pod} -c {self.container} --"
-
-
-Question = tuple[Daemon, Sequence[str]]
-"""Whom, and the words for `multusctl`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[Reply]):
-    """What a daemon has answered, or why there is no answer."""
+    """The answer of a daemon, or why there is none."""
 
     daemon: Daemon
     reply: Reply | None
     problem: str = ""
 
 
-def unanswered(answers: Iterable[Answered[Any]]) -> list[dict[str, str]]:
-    """`[{"node", "daemon", "problem"}]` of an answer."""
-    return [{**item.daemon.at(), "problem": item.problem} for item in answers if item.reply is None]
+def replies(answers: Iterable[Answered[Reply]]) -> Iterator[tuple[Daemon, Reply]]:
+    """Yield the daemons that have answered, and their replies."""
+    return ((item.daemon, item.reply) for item in answers if item.reply is not None)
 
 
+@dataclass(slots=True)
 class Cluster:
-    """Questions to the API server, and to daemons. All raise KubeError."""
+    """Requests to the API server and to daemons. All methods raise KubeError."""
 
-    def __init__(
-        self, client: ApiClient, *, selector: str, node_seconds: float, progress: Progress, at_once: int = AT_ONCE
-    ) -> None:
-        """`selector`: label of the daemons' pods; `node_seconds`: for one node's answer."""
-        self._client = client
-        self.selector = selector
-        self._seconds = node_seconds
-        self._progress = progress
-        self._at_once = at_once
-        self.notes: list[str] = []
-        """What could not be looked at, and what follows from it."""
+    client: ApiClient
+    selector: str
+    """Label of the daemons' pods."""
+    node_seconds: float
+    """Deadline for the answer of a node."""
+    on_progress: Callable[[int, int], None]
+    """Called with the number of daemons that have answered, and that were asked."""
+    notes: list[str] = field(default_factory=list)
+    """Facts that could not be looked at, and the consequences."""
+    _answered: int = 0
+    _asked: int = 0
+
+    def answer(self, command: str, answers: Sequence[Answered[Any]], **found: Any) -> dict[str, Any]:
+        """Return the JSON object of a command, with its own keys `found` and those of all commands.
+
+        `daemons` is the number that answered; `unanswered` is `[{"node": …, "daemon": …, "problem": …}]`, each problem
+        of a daemon once; `notes` says what could not be looked at.
+        """
+        problems = dict.fromkeys((item.daemon, item.problem) for item in answers if item.reply is None)
+        return {
+            "schema": f"kubectl-multus.{command}/v1",
+            "daemons": len({daemon for daemon, _ in replies(answers)}),
+            **found,
+            "unanswered": [{**daemon.at(), "problem": problem} for daemon, problem in problems],
+            "notes": self.notes,
+        }
 
     async def pods(self, namespace: str = "") -> list[PodObject]:
-        """Those of a namespace, or all."""
+        """Return the pods of a namespace, or all."""
         return await self._list(_core(namespace, "pods"), _as(PodObject))
 
     async def pod(self, namespace: str, name: str) -> PodObject:
-        """One pod. Raises ApiError, its status 404 where there is none."""
+        """Return a pod. Raises ApiError, with status 404 if there is none."""
         path = objects.pod_path(namespace, name)
-        return _decoded(await self._client.request("GET", path), _as(PodObject), path)
+        return _decoded(await self.client.request("GET", path), _as(PodObject), path)
 
     async def networks(self, namespace: str = "") -> list[NetworkAttachmentDefinition]:
-        """NetworkAttachmentDefinitions of a namespace, or all."""
+        """Return the NetworkAttachmentDefinitions of a namespace, or all."""
         group, _, plural = objects.networks().path.rpartition("/")
         path = f"{group}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{group}/{plural}"
         try:
@@ -125,7 +137,7 @@ class Cluster:
         return [item.value for item in found]
 
     async def events(self, namespace: str = "", *, pod: str = "", uid: str = "") -> list[EventObject]:
-        """Warnings about pods of a namespace, or all; `pod`: all Events about that one. The oldest first."""
+        """Return warnings about pods of a namespace, or all; with `pod` all Events about that pod. The oldest first."""
         wanted = {"involvedObject.kind": "Pod"}
         wanted |= {"involvedObject.name": pod, "involvedObject.uid": uid} if pod else {"type": "Warning"}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items())
@@ -133,24 +145,18 @@ class Cluster:
         return sorted(found, key=lambda event: event.when)
 
     async def daemons(self) -> list[Daemon]:
-        """One for each Linux node, by name; also for a node without a daemon, or whose daemon can't be asked now."""
+        """Return a daemon for each Linux node, by name, also for a node without one or whose daemon can't be asked."""
         pods = await self._list(_core("", "pods"), _as(PodObject), labelSelector=self.selector)
         nodes = await self._nodes()
         by_node: dict[str, list[PodObject]] = {node: [] for node in nodes}
-        for pod in pods:
+        for pod in filter(_is_daemons, pods):
             node = pod.spec.node_name
-            if _is_daemons(pod) and node and (not nodes or node in nodes):
+            if node and (not nodes or node in nodes):
                 by_node.setdefault(node, []).append(pod)
         return [self._daemon(node, found) for node, found in sorted(by_node.items())]
 
-    async def daemons_of(self, nodes: Iterable[str]) -> dict[str, Daemon]:
-        """By node."""
-        wanted = dict.fromkeys(nodes)
-        known = {daemon.node: daemon for daemon in (await self.daemons() if wanted else ())}
-        return {node: known.get(node, Daemon(node, problem="is no Linux node of this cluster")) for node in wanted}
-
     async def _nodes(self) -> set[str]:
-        """Names of the Linux nodes; empty where they can't be listed."""
+        """Return the names of the Linux nodes; empty if they can't be listed."""
         try:
             found = await self._list(_core("", "nodes"), _as(NodeObject))
         except ApiError as error:
@@ -158,85 +164,83 @@ class Cluster:
                 raise
             self.notes.append(f"nodes without a daemon are not shown: {error.message}")
             return set()
-        return {node.metadata.name for node in found if node.runs_linux}
+        return {node.metadata.name for node in found if (node.metadata.labels or {}).get(_OS, "linux") == "linux"}
 
     def _daemon(self, node: str, pods: Sequence[PodObject]) -> Daemon:
         if not pods:
-            return Daemon(
-                node, problem=f"no daemon: no pod of a DaemonSet with the label {self.selector} is on the node"
-            )
+            problem = f"no daemon: no pod of a DaemonSet with the label {self.selector} is on the node"
+            return Daemon(node, problem=problem)
         pod = max(pods, key=_usable)
-        container = _container_of(pod)
-        made = Daemon(node, pod.metadata.namespace, pod.metadata.name, container)
+        problem = ""
         if not _usable(pod)[0]:
-            gone = "is being deleted" if pod.metadata.deletion_timestamp else f"is {pod.state()}"
-            return replace(made, problem=f"the daemon's pod {pod} {gone}")
-        return made
+            state = "being deleted" if pod.metadata.deletion_timestamp else pod.state()
+            problem = f"the daemon's pod {pod} is {state}"
+        return Daemon(node, pod.metadata.namespace, pod.metadata.name, _container_of(pod), problem)
 
-    async def ask(self, questions: Iterable[Question], kind: type[Reply], schema: str) -> list[Answered[Reply]]:
-        """Run `multusctl WORDS --json` in each daemon's pod, side by side; in the order of `questions`.
+    async def ask(self, questions: Sequence[tuple[Daemon, Sequence[str]]], kind: type[Reply]) -> list[Answered[Reply]]:
+        """Run `multusctl WORDS --json` in each daemon's pod, concurrently; answer in the order of `questions`.
 
         Raises nothing for a daemon that can't be asked, does not answer in time, or answers something else.
         """
-        asked = list(questions)
-        turns = asyncio.Semaphore(self._at_once)
-        self._progress.expect(len(asked))
+        turns = asyncio.Semaphore(AT_ONCE)
+        self._asked += len(questions)
 
         async def one(daemon: Daemon, words: Sequence[str]) -> Answered[Reply]:
-            try:
-                if daemon.problem:
-                    return Answered(daemon, None, daemon.problem)
-                async with turns:
-                    return await self._answer(daemon, words, kind, schema)
-            finally:
-                self._progress.one_done()
+            async with turns:
+                answered = await self._ask_daemon(daemon, words, kind)
+            self._answered += 1
+            self.on_progress(self._answered, self._asked)
+            return answered
 
+        self.on_progress(self._answered, self._asked)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(*question)) for question in asked]
+            tasks = [group.create_task(one(*question)) for question in questions]
         return [task.result() for task in tasks]
 
-    async def ask_all(self, *words: str, kind: type[Reply], schema: str) -> list[Answered[Reply]]:
-        """`ask` the daemon of each node the same."""
-        return await self.ask([(daemon, words) for daemon in await self.daemons()], kind, schema)
+    async def ask_all(self, *words: str, kind: type[Reply]) -> list[Answered[Reply]]:
+        """Ask the daemon of each node the same."""
+        return await self.ask([(daemon, words) for daemon in await self.daemons()], kind)
 
-    async def _answer(self, daemon: Daemon, words: Sequence[str], kind: type[Reply], schema: str) -> Answered[Reply]:
-        command = ["multusctl", *words, "--json"]
+    async def _ask_daemon(self, daemon: Daemon, words: Sequence[str], kind: type[Reply]) -> Answered[Reply]:
+        if daemon.problem:
+            return Answered(daemon, None, daemon.problem)
+        pod = (daemon.namespace, daemon.pod, daemon.container)
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self.node_seconds):
                 ended = await pod_exec.run(
-                    self._client,
-                    *(daemon.namespace, daemon.pod, daemon.container, command),
-                    stdout_max=ANSWER_MAX_BYTES,
+                    self.client, *pod, ["multusctl", *words, "--json"], stdout_max=ANSWER_MAX_BYTES
                 )
         except TimeoutError:
-            return Answered(daemon, None, f"no answer within {self._seconds:g} s")
+            return Answered(daemon, None, f"no answer within {self.node_seconds:g} s")
         except KubeError as error:
             return Answered(daemon, None, str(error))
         try:
             reply = msgspec.json.decode(ended.stdout, type=kind)
         except objects.DECODE_ERRORS:
-            return Answered(daemon, None, _no_answer(ended, schema))
-        if reply.schema != schema:
-            return Answered(daemon, None, f"answers {reply.schema[:_QUOTED]!r}, not {schema}: another version?")
+            return Answered(daemon, None, _no_answer(ended, kind.SCHEMA))
+        if reply.schema != kind.SCHEMA:
+            problem = f"answers {reply.schema[:_QUOTED]!r}, not {kind.SCHEMA}: another version?"
+            return Answered(daemon, None, problem)
         return Answered(daemon, reply)
 
     async def _list(self, path: str, decode: Callable[[msgspec.Raw], T], **query: str) -> list[T]:
-        """The items of all pages."""
-        for attempt in range(1, _LISTS_MAX + 1):
-            found: list[T] = []
-            more: dict[str, str] = {}
+        """Return the items of all pages."""
+        lists = 1
+        items: list[T] = []
+        more: dict[str, str] = {}
+        while True:
             try:
-                while True:
-                    body = await self._client.request("GET", path, query={**query, "limit": PAGE, **more})
-                    page = _decoded(body, _as(objects.Page), path)
-                    found += [_decoded(item, decode, path) for item in page.items or ()]
-                    if not page.metadata.continue_:
-                        return found
-                    more = {"continue": page.metadata.continue_}
+                body = await self.client.request("GET", path, query={**query, "limit": PAGE, **more})
             except GoneError:
-                if attempt == _LISTS_MAX:
+                if lists == _LISTS_MAX:
                     raise
-        raise AssertionError("the loop returns or raises")
+                lists, items, more = lists + 1, [], {}
+                continue
+            page = _decoded(body, _as(objects.Page), path)
+            items += [_decoded(item, decode, path) for item in page.items or ()]
+            if not page.metadata.continue_:
+                return items
+            more = {"continue": page.metadata.continue_}
 
 
 def _core(namespace: str, resource: str) -> str:
@@ -255,13 +259,13 @@ def _decoded(data: Any, decode: Callable[[Any], T], path: str) -> T:
 
 
 def _is_daemons(pod: PodObject) -> bool:
-    """Whether it is of a DaemonSet, and not of the one that takes Multus off the nodes."""
+    """Check that the pod is of a DaemonSet, and not of the one that removes Multus from the nodes."""
     owners = {owner.kind for owner in pod.metadata.owner_references or ()}
     return owners == {"DaemonSet"} and (pod.metadata.labels or {}).get("name") != _UNINSTALL
 
 
 def _usable(pod: PodObject) -> tuple[bool, bool, str]:
-    """Whether a command can run in it, and how likely it does well; the newest of equals."""
+    """Rank pods: a command can run in it, its container is ready, it is newer."""
     container = _container_of(pod)
     own = [item for item in pod.status.container_statuses or () if item.name == container]
     waiting = any(item.state is not None and item.state.waiting is not None for item in own)
@@ -275,12 +279,11 @@ def _container_of(pod: PodObject) -> str:
 
 
 def _no_answer(ended: pod_exec.Ended, schema: str) -> str:
-    """Why what was printed is no answer: what the command said, else what it printed."""
+    """Explain why the output is no answer: from standard error, else by quoting the output."""
     if ended.status == -1:
         return f"multusctl can't be run there (is it another Multus?): {ended.message}"
-    said = ended.stderr.strip().splitlines()
-    if said:
-        return said[-1][:500]
+    if lines := ended.stderr.strip().splitlines():
+        return lines[-1][:500]
     if ended.stdout.strip():
-        return f"answers what is no {schema}: {ended.stdout[:_QUOTED].decode('utf-8', 'replace')!r}"
+        return f"the answer is not {schema}: {ended.stdout[:_QUOTED].decode('utf-8', 'replace')!r}"
     return ended.message or "multusctl printed nothing"

@@ -1,57 +1,47 @@
-"""Which pods lack networks, by cause.
+"""Pods that lack networks: `pods` by cause, and `why` for one pod. `Cluster.answer` adds the keys of all answers.
 
-    {"schema": "kubectl-multus.pods/v1", "daemons": <how many have answered>,
+    {"schema": "kubectl-multus.pods/v1",
      "pods": [{"pod": "default/web", "node": …, "lacks": ["default/blue", …], "cause": <short>, "text": <all of it>,
                "source": "explain", "request", "event", "annotation" or "daemon"}],
-     "causes": [{"cause": …, "count": 3, "pods": ["default/web", …]}],
-     "unanswered": [{"node": …, "daemon": …, "problem": …}], "notes": [<what could not be looked at>]}
+     "causes": [{"cause": …, "count": 3, "pods": ["default/web", …]}]}
 
-Looked at are the pods that are on a node and have not finished, but for those of the host's network. One lacks what its
-annotation asks for and its network-status does not have; one without any address, for which an Event tells of a
-failure, lacks `(cluster network)`. The cause is in the pod's Events, as a rule; where it is not, the node is asked.
+Only unfinished pods on a node are looked at, and none of the host's network. A pod without an address whose Events name
+a failure lacks `(cluster network)`. Usually an Event names the cause; otherwise the node is asked.
+
+    {"schema": "kubectl-multus.why/v1", "pod": "default/web", "node": …, "daemon": "kube-system/kube-multus-ds-x",
+     "cause": <short; empty: nothing is wrong with its networks>, "text": <all of it>,
+     "source": as above, or "pod"; empty: there is no cause,
+     "advice": <what to do>, "lacks": ["default/blue", …], "attached": ["default/green@net1", …],
+     "leftovers": [<earlier containers of the pod whose networks are not free, as of `leaks`>],
+     "steps": [{"what": …, "result": …, "problem": …}],
+     "requests": [{"verb": "ADD", "began": <Unix time>, "seconds": <null: it runs>, "error": <empty: none>,
+                   "step": <the last one>}],
+     "events": [{"when": <as the API writes it>, "type": "Warning", "reason": …, "component": …, "message": …,
+                 "count": 3}]}
+
+`steps` are those of `multusctl explain`, `requests` the last ones of `multusctl trace`, `events` the pod's, the oldest
+first; the daemon's Events have the component `multus`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.tools.kubectl import causes, lacking
+import msgspec
+
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
+from multus_daemon.tools.kubectl import causes, nodes
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
-from multus_daemon.tools.kubectl.causes import Cause, Explanation
-from multus_daemon.tools.kubectl.cluster import Answered, Cluster, unanswered
+from multus_daemon.tools.kubectl.causes import Cause, Explanation, Step
+from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 
-SCHEMA: Final = "kubectl-multus.pods/v1"
 CLUSTER_NETWORK: Final = "(cluster network)"
-
-
-async def look(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
-    """`namespace`: of the pods; empty: all. Raises KubeError."""
-    pods = [pod for pod in await cluster.pods(namespace) if _is_looked_at(pod)]
-    events: dict[str, list[EventObject]] = {}
-    for event in await cluster.events(namespace):
-        events.setdefault(event.involved_object.uid, []).append(event)
-    found: list[_Lacking] = []
-    for pod in pods:
-        networks = lacking.of(pod.metadata.namespace, pod.annotations)
-        told = events.get(pod.metadata.uid, [])
-        cause = causes.of_events(told, pod)
-        if networks.problem:
-            found.append(_Lacking(pod, networks.lacks, told, causes.of_annotation(networks.problem)))
-        elif networks.lacks:
-            found.append(_Lacking(pod, networks.lacks, told, cause))
-        elif cause and not pod.status.pod_ip and not networks.attached:
-            found.append(_Lacking(pod, (CLUSTER_NETWORK,), told, cause))
-    answers = await _ask(cluster, [item for item in found if item.cause is None])
-    return {
-        "schema": SCHEMA,
-        "daemons": len({item.daemon.node for item in answers if item.reply is not None}),
-        "pods": [item.to_object() for item in found],
-        "causes": _by_cause(found),
-        "unanswered": [dict(fields) for fields in {tuple(item.items()): None for item in unanswered(answers)}],
-        "notes": cluster.notes,
-    }
+_REQUESTS: Final = "5"
+_EVENT_KEYS: Final = ("when", "type", "reason", "component", "message")
+_SCHEDULER_REASON: Final = "FailedScheduling"
 
 
 @dataclass(slots=True)
@@ -59,47 +49,161 @@ class _Lacking:
     """A pod that lacks networks."""
 
     pod: PodObject
-    lacks: tuple[str, ...]
+    lacks: Sequence[str]
     events: list[EventObject]
     cause: Cause | None
-    """None: no Event tells of one."""
-
-    def to_object(self) -> dict[str, Any]:
-        """As the module's docstring has it."""
-        assert self.cause is not None
-        return {
-            "pod": str(self.pod),
-            "node": self.pod.spec.node_name,
-            "lacks": list(self.lacks),
-            "cause": self.cause.short,
-            "text": self.cause.text,
-            "source": self.cause.source,
-        }
+    """If None, no Event names one."""
 
 
-def _is_looked_at(pod: PodObject) -> bool:
-    return bool(pod.spec.node_name) and not pod.spec.host_network and not pod.finished
-
-
-async def _ask(cluster: Cluster, silent: Sequence[_Lacking]) -> list[Answered[Explanation]]:
-    """Give each of them the cause that its node knows."""
-    daemons = await cluster.daemons_of(item.pod.spec.node_name for item in silent)
-    questions = [(daemons[item.pod.spec.node_name], ("explain", str(item.pod))) for item in silent]
-    answers = await cluster.ask(questions, Explanation, causes.SCHEMA)
+async def pods(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
+    """Return the pods of `namespace` that lack networks; empty: of all namespaces. Raises KubeError."""
+    looked_at = await cluster.pods(namespace)
+    events: dict[str, list[EventObject]] = {}
+    for event in await cluster.events(namespace):
+        events.setdefault(event.involved_object.uid, []).append(event)
+    found = [item for pod in looked_at if (item := _lacking(pod, events.get(pod.metadata.uid, [])))]
+    silent = [item for item in found if item.cause is None]
+    answers = await _explain(cluster, [item.pod for item in silent])
     for item, answer in zip(silent, answers, strict=True):
-        item.cause = causes.verdict(answer.reply, item.events, item.pod, answer.daemon) or causes.no_daemon(
-            answer.problem, answer.daemon, cluster.selector
-        )
-    return answers
-
-
-def _by_cause(found: Sequence[_Lacking]) -> list[dict[str, Any]]:
-    """The most frequent first."""
-    pods: dict[str, list[str]] = {}
+        item.cause = causes.verdict(answer, item.events, item.pod, cluster.selector)
+    entries = []
+    by_cause: dict[str, list[str]] = {}
     for item in found:
         assert item.cause is not None
-        pods.setdefault(item.cause.short, []).append(str(item.pod))
-    return [
+        entry = {"pod": str(item.pod), "node": item.pod.spec.node_name, "lacks": list(item.lacks)}
+        entries.append({**entry, "cause": item.cause.short, "text": item.cause.text, "source": item.cause.source})
+        by_cause.setdefault(item.cause.short, []).append(str(item.pod))
+    counted = [
         {"cause": cause, "count": len(names), "pods": names}
-        for cause, names in sorted(pods.items(), key=lambda entry: -len(entry[1]))
+        for cause, names in sorted(by_cause.items(), key=lambda entry: -len(entry[1]))
     ]
+    return cluster.answer("pods", answers, pods=entries, causes=counted)
+
+
+def _lacking(pod: PodObject, events: list[EventObject]) -> _Lacking | None:
+    if not pod.spec.node_name or pod.spec.host_network or pod.finished:
+        return None
+    networks = causes.networks_of(pod.metadata.namespace, pod.annotations)
+    if networks.problem:
+        return _Lacking(pod, networks.lacks, events, causes.of_annotation(networks.problem))
+    cause = causes.of_events(events, pod)
+    if networks.lacks:
+        return _Lacking(pod, networks.lacks, events, cause)
+    if cause and not pod.status.pod_ip and not networks.attached:
+        return _Lacking(pod, (CLUSTER_NETWORK,), events, cause)
+    return None
+
+
+async def _explain(cluster: Cluster, pods: Sequence[PodObject]) -> list[Answered[Explanation]]:
+    """Ask the nodes of the pods what an ADD would attach."""
+    known = {daemon.node: daemon for daemon in (await cluster.daemons() if pods else ())}
+    questions = []
+    for pod in pods:
+        node = pod.spec.node_name
+        daemon = known.get(node, Daemon(node, problem="is not a Linux node of this cluster"))
+        questions.append((daemon, ("explain", str(pod))))
+    return await cluster.ask(questions, Explanation)
+
+
+class _Error(msgspec.Struct):
+    text: str
+
+
+class _Request(msgspec.Struct):
+    verb: str
+    began: float
+    seconds: float | None
+    error: _Error | None
+    steps: list[Step]
+
+
+class _Trace(NodeReply):
+    """Answer of `diagnosis.trace`."""
+
+    SCHEMA = "multusctl.trace/v1"
+    requests: list[_Request]
+
+
+async def why(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
+    """Return why a pod lacks networks. Raises KubeError."""
+    try:
+        pod = await cluster.pod(namespace, name)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise ApiUnavailableError(f"there is no pod {namespace}/{name}") from error
+    networks = causes.networks_of(namespace, pod.annotations)
+    events = await cluster.events(namespace, pod=name, uid=pod.metadata.uid)
+    found: dict[str, Any] = {
+        "pod": str(pod),
+        "node": pod.spec.node_name,
+        "daemon": "",
+        **dict.fromkeys(("cause", "text", "source", "advice"), ""),
+        "lacks": list(networks.lacks),
+        "attached": list(networks.attached),
+        "leftovers": [],
+        "steps": [],
+        "requests": [],
+        "events": [
+            {**{key: getattr(event, key) for key in _EVENT_KEYS}, "count": event.count or 1} for event in events
+        ],
+    }
+    answers: list[Answered[Explanation]] = []
+    if pod.spec.host_network:
+        cluster.notes.append("the pod is in the host's network: Multus is not asked")
+        found["lacks"] = []
+    elif pod.finished:
+        cluster.notes.append(f"the pod has finished ({pod.state()}): its networks are gone")
+        found["lacks"] = []
+    elif not pod.spec.node_name:
+        found |= _not_scheduled(pod, events).to_object()
+    elif networks.problem:
+        found |= causes.of_annotation(networks.problem).to_object()
+    else:
+        answers = await _explain(cluster, [pod])
+        found |= await _facts(cluster, pod, networks, events, answers[0])
+    return cluster.answer("why", answers, **found)
+
+
+def _not_scheduled(pod: PodObject, events: Sequence[EventObject]) -> Cause:
+    messages = [event.message for event in events if event.reason == _SCHEDULER_REASON]
+    why = f": {messages[-1]}" if messages else ""
+    advice = f"kubectl -n {pod.metadata.namespace} describe pod {pod.metadata.name}"
+    return Cause(f"the pod is on no node yet{why}", "pod", advice)
+
+
+async def _facts(
+    cluster: Cluster,
+    pod: PodObject,
+    networks: causes.Networks,
+    events: Sequence[EventObject],
+    answered: Answered[Explanation],
+) -> dict[str, Any]:
+    """Return the keys of the answer that the pod's node knows."""
+    reply = answered.reply
+    facts: dict[str, Any] = answered.daemon.at()
+    # A pod that is being deleted counts as wrong: users ask because it does not go.
+    wrong = networks.lacks or pod.metadata.deletion_timestamp
+    if wrong or not (reply.attached if reply else pod.status.pod_ip):
+        facts |= causes.verdict(answered, events, pod, cluster.selector).to_object()
+    elif reply is not None and reply.problem:
+        cluster.notes.append(f"attached, but an ADD of a new container would fail: {reply.problem}")
+    if reply is None:
+        return facts
+    # Leftovers of earlier containers of a pod of this name may keep the pod from starting.
+    last = ("trace", str(pod), "--last", _REQUESTS)
+    traced, leftovers = await asyncio.gather(
+        cluster.ask([(answered.daemon, last)], _Trace), nodes.leaks_of_pod(cluster, answered.daemon, str(pod))
+    )
+    requests = [
+        {
+            "verb": item.verb,
+            "began": item.began,
+            "seconds": item.seconds,
+            "error": item.error.text if item.error else "",
+            "step": item.steps[-1].what if item.steps else "",
+        }
+        for _, trace in replies(traced)
+        for item in trace.requests
+    ]
+    return {**facts, "leftovers": leftovers, "steps": msgspec.to_builtins(reply.steps), "requests": requests}

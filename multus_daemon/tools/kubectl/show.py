@@ -1,22 +1,26 @@
-"""What `kubectl multus` shows to people: tables on standard output, nodes that do not answer at the end."""
+"""Answers of `kubectl multus` as tables for people, with nodes that did not answer at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from rich.console import Console
+from rich.table import Table
 
 from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import literal, moment
 
 SHOWN: Final = 5
-"""Names of a longer list."""
+"""Maximum number of names that are shown of a list."""
+
+
+def _say(part: str | Table) -> None:
+    """Print a table or a line of markup; the terminal wraps the line, so that its text can be copied."""
+    terminal.console().print(part, soft_wrap=isinstance(part, str))
 
 
 def status(found: Mapping[str, Any]) -> None:
-    """The nodes, those that are not ready first; errors by cause."""
-    console = terminal.console()
+    """Print the nodes, those that are not ready first; then the errors by cause."""
     table = terminal.table("node", "state", "version", "containers", "spool", "left over")
     for node in sorted(found["nodes"], key=lambda node: node["ready"]):
         gates = [f"{literal(gate)}: {literal(reason)}" for gate, reason in node["gates"].items()]
@@ -24,126 +28,113 @@ def status(found: Mapping[str, Any]) -> None:
         numbers = (str(node[key] or "") for key in ("containers", "spooled", "leftovers"))
         table.add_row(literal(node["node"]), state, literal(node["version"]), *numbers)
     if found["nodes"]:
-        console.print(table)
+        _say(table)
     if found["errors"]:
         errors = terminal.table("count", "verb", "cause", "nodes", "last pod", title="errors of the last requests")
         for item in found["errors"]:
             cause = f"{literal(item['cause'])} [dim]({item['code']})[/]"
             errors.add_row(str(item["count"]), literal(item["verb"]), cause, _some(item["nodes"]), literal(item["pod"]))
-        console.print(errors)
+        _say(errors)
     ready = sum(node["ready"] for node in found["nodes"])
-    console.print(f"{ready} of {len(found['nodes']) + len(found['unanswered'])} nodes are ready")
-    _end(console, found)
+    _say(f"{ready} of {len(found['nodes']) + len(found['unanswered'])} nodes are ready")
+    _end(found)
 
 
 def pods(found: Mapping[str, Any]) -> None:
-    """A table of causes, one of pods."""
-    console = terminal.console()
+    """Print a table of causes and one of pods."""
     if found["pods"]:
-        reasons = terminal.table("pods", "cause", "such as")
+        causes = terminal.table("pods", "cause", "such as")
         for item in found["causes"]:
-            reasons.add_row(str(item["count"]), literal(item["cause"]), _some(item["pods"]))
-        console.print(reasons)
+            causes.add_row(str(item["count"]), literal(item["cause"]), _some(item["pods"]))
         table = terminal.table("pod", "node", "lacks")
         for item in found["pods"]:
-            table.add_row(
-                f"[bold]{literal(item['pod'])}[/]", literal(item["node"]), "\n".join(map(literal, item["lacks"]))
-            )
-        console.print(table)
-        console.print("`kubectl multus why NAMESPACE/POD` says what to do")
+            lacks = "\n".join(map(literal, item["lacks"]))
+            table.add_row(f"[bold]{literal(item['pod'])}[/]", literal(item["node"]), lacks)
+        _say(causes)
+        _say(table)
+        _say("`kubectl multus why NAMESPACE/POD` says what to do")
     else:
-        console.print("[green]no pod lacks a network[/]")
-    _end(console, found)
+        _say("[green]no pod lacks a network[/]")
+    _end(found)
 
 
 def leaks(found: Mapping[str, Any]) -> None:
-    """A row for each container."""
-    console = terminal.console()
+    """Print a row for each container."""
     if found["containers"]:
         table = terminal.table("node", "pod", "networks", "since", "problem")
         for item in found["containers"]:
-            networks = [
-                f"{literal(entry['network'])} {literal(' '.join(entry['addresses']))}" for entry in item["attachments"]
-            ]
-            who = literal(item["pod"] or f"container {item['container'][:13]}")
-            problem = "\n".join(filter(None, (literal(item["problem"]), _advice(item["advice"]))))
-            table.add_row(literal(item["node"]), who, "\n".join(networks), moment(item["since"]), problem)
-        console.print(table)
+            networks = (f"{entry['network']} {' '.join(entry['addresses'])}" for entry in item["attachments"])
+            owner = literal(item["pod"] or f"container {item['container'][:13]}")
+            problem = "\n".join([literal(item["problem"]), *_advice(item)])
+            table.add_row(
+                literal(item["node"]), owner, "\n".join(map(literal, networks)), moment(item["since"]), problem
+            )
+        _say(table)
     else:
-        console.print("[green]nothing is left over[/]" if found["daemons"] else "nothing is known")
-    _end(console, found)
+        _say("[green]nothing is left over[/]" if found["daemons"] else "nothing is known")
+    _end(found)
 
 
 def networks(found: Mapping[str, Any]) -> None:
-    """A row for each network."""
-    console = terminal.console()
+    """Print a row for each network."""
     if found["networks"]:
         table = terminal.table("network", "plugins", "pods", "nodes that can't serve it")
         for item in found["networks"]:
             plugins = "[dim]a file on each node[/]" if item["onNodes"] else literal(", ".join(item["plugins"]))
             if item["problem"]:
                 plugins = f"[red]{literal(item['problem'])}[/]"
-            table.add_row(
-                f"[bold]{literal(item['network'])}[/]", plugins, _users(item["pods"]), _places(item["missing"])
-            )
-        console.print(table)
+            users = f"{len(item['pods'])}: {_some(item['pods'])}" if item["pods"] else ""
+            table.add_row(f"[bold]{literal(item['network'])}[/]", plugins, users, _missing(item["missing"]))
+        _say(table)
     else:
-        console.print("there are no networks")
-    _end(console, found)
+        _say("there are no networks")
+    _end(found)
 
 
 def why(found: Mapping[str, Any]) -> None:
-    """Cause and advice first, then what they rest on."""
-    console = terminal.console()
-    pod = f"[bold]{literal(found['pod'])}[/]"
-    where = f" [dim]on node {literal(found['node'])}[/]" if found["node"] else ""
+    """Print cause and advice, then the facts that they rest on."""
+    pod = f"[bold]{literal(found['pod'])}[/]" + (f" [dim]on node {literal(found['node'])}[/]" if found["node"] else "")
     if found["cause"]:
-        console.print(f"{pod}{where}: [red]{literal(found['text'])}[/]", soft_wrap=True)
-        console.print(f"  [green]->[/] {literal(found['advice'])}", soft_wrap=True)
+        _say(f"{pod}: [red]{literal(found['text'])}[/]\n  [green]->[/] {literal(found['advice'])}")
     else:
-        console.print(f"{pod}{where}: [green]nothing is wrong with its networks[/]", soft_wrap=True)
+        _say(f"{pod}: [green]nothing is wrong with its networks[/]")
     for name in found["lacks"]:
-        console.print(f"  [red]lacks[/] {literal(name)}", soft_wrap=True)
+        _say(f"  [red]lacks[/] {literal(name)}")
     for name in found["attached"]:
-        console.print(f"  [green]has[/] {literal(name)}", soft_wrap=True)
+        _say(f"  [green]has[/] {literal(name)}")
     for item in found["leftovers"]:
         head = f"  [red]left over[/] of container {literal(item['container'][:13])}: {literal(item['problem'])}"
-        console.print("\n".join(filter(None, (head, _advice(item["advice"], indent="    ")))), soft_wrap=True)
+        _say("\n    ".join([head, *_advice(item)]))
     for step in found["steps"]:
         mark, text = ("[red]no[/]", step["problem"]) if step["problem"] else ("[green]ok[/]", step["result"])
-        console.print(f"  {mark} {literal(step['what'])}: {literal(text)}", soft_wrap=True)
+        _say(f"  {mark} {literal(step['what'])}: {literal(text)}")
     for item in found["requests"]:
+        state = f"[red]{literal(item['error'])}[/]" if item["error"] else "done"
         if item["seconds"] is None:
             state = f"runs, at: {literal(item['step'])}"
-        else:
-            state = f"[red]{literal(item['error'])}[/]" if item["error"] else "done"
-        console.print(f"  {moment(item['began'])} {literal(item['verb'])}: {state}", soft_wrap=True)
+        _say(f"  {moment(item['began'])} {literal(item['verb'])}: {state}")
     for event in found["events"]:
         if event["type"] == "Warning":
             times = f" [dim]({event['count']} times)[/]" if event["count"] > 1 else ""
             head = f"  {literal(event['when'])} Event {literal(event['reason'])}: "
-            console.print(f"{head}{literal(event['message'])}{times}", soft_wrap=True)
-    _end(console, found)
+            _say(f"{head}{literal(event['message'])}{times}")
+    _end(found)
 
 
-def _end(console: Console, found: Mapping[str, Any]) -> None:
-    """Who did not answer, and what could not be looked at."""
+def _end(found: Mapping[str, Any]) -> None:
+    """Print the nodes that did not answer, and the notes."""
     for item in found["unanswered"]:
-        console.print(f"[red]node {literal(item['node'])}[/]: {literal(item['problem'])}", soft_wrap=True)
+        _say(f"[red]node {literal(item['node'])}[/]: {literal(item['problem'])}")
     for note in found["notes"]:
-        console.print(f"[yellow]{literal(note)}[/]", soft_wrap=True)
+        _say(f"[yellow]{literal(note)}[/]")
 
 
-def _advice(text: str, *, indent: str = "") -> str:
-    return f"{indent}[green]->[/] {literal(text)}" if text else ""
+def _advice(item: Mapping[str, Any]) -> list[str]:
+    return [f"[green]->[/] {literal(item['advice'])}"] if item["advice"] else []
 
 
-def _users(pods: list[str]) -> str:
-    return f"{len(pods)}: {_some(pods)}" if pods else ""
-
-
-def _places(missing: Iterable[Mapping[str, str]]) -> str:
-    """Nodes by what they lack."""
+def _missing(missing: Iterable[Mapping[str, str]]) -> str:
+    """Group the nodes by the plugin that they lack."""
     nodes: dict[str, list[str]] = {}
     for item in missing:
         nodes.setdefault(f"{item['plugin']} {item['problem']}", []).append(item["node"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.tools.ctl import show_attachments, show_explain, show_status
+from multus_daemon.tools.ctl import show
 
 LONG = "the plugin is nowhere " * 20
 
@@ -35,7 +35,7 @@ def explained(**changes: Any) -> dict[str, Any]:
 def test_the_branches_of_an_explanation_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
     found = explained()
     found["networks"][0]["problem"] = LONG
-    show_explain.explanation(found)
+    show.explain(found)
     assert capsys.readouterr().out.count(LONG.strip()) == 2
 
 
@@ -45,11 +45,11 @@ def test_an_explanation_begins_with_the_error_of_the_last_add(capsys: pytest.Cap
         {"verb": "ADD", "began": 2.0, "code": 7, "text": "second"},
         {"verb": "DEL", "began": 3.0, "code": 7, "text": "third"},
     ]
-    show_explain.explanation(explained(errors=errors))
+    show.explain(explained(errors=errors))
     assert capsys.readouterr().out.startswith("web/p1: its last ADD failed: second\n")
-    show_explain.explanation(explained(errors=errors, attached=True))
+    show.explain(explained(errors=errors, attached=True))
     assert capsys.readouterr().out.startswith("web/p1: is attached")
-    show_explain.explanation(explained(errors=errors[2:]))
+    show.explain(explained(errors=errors[2:]))
     assert capsys.readouterr().out.startswith("web/p1: an ADD would do this\n")
 
 
@@ -78,7 +78,7 @@ def container(**changes: Any) -> dict[str, Any]:
 
 def test_names_of_attachments_are_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    show_attachments.containers({"containers": [container()]}, leaks=False)
+    show.attachments({"containers": [container()]})
     shown = capsys.readouterr().out
     columns = [line.split("│") for line in shown.splitlines() if line.startswith("│")][1:]
     assert "".join(row[1].strip() for row in columns) == "a-namespace-of-some-length/a-pod-of-some-length"
@@ -88,7 +88,7 @@ def test_names_of_attachments_are_whole(capsys: pytest.CaptureFixture[str], monk
 
 def test_what_was_set_aside_says_since_when_why_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     left = container(problem="set aside: port 7 is locked", advice="do this", setAside=86400.0)
-    show_attachments.containers({"containers": [left]}, leaks=True)
+    show.leaks({"containers": [left]})
     problem, advice = capsys.readouterr().out.splitlines()[-2:]
     assert "since 1970-01-0" in problem
     assert problem.endswith("set aside: port 7 is locked")
@@ -98,10 +98,10 @@ def test_what_was_set_aside_says_since_when_why_and_what_to_do(capsys: pytest.Ca
 def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show_status, "moment", lambda seconds: f"at {seconds}")
+    monkeypatch.setattr(show, "moment", lambda seconds: f"at {seconds}")
     monkeypatch.setenv("COLUMNS", "100")
     error = {"verb": "ADD", "code": 7, "cause": "no network", "count": 3, "last": 86400.5, "pod": "web/p1"}
-    show_status.status(
+    show.status(
         {
             "ready": True,
             "version": "1",

@@ -12,25 +12,10 @@ import pytest
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.tools.kubectl.cluster import AT_ONCE, Cluster
-from multus_daemon.tools.kubectl.progress import Progress
 from tests.fakes.apiserver import EVENTS, NETWORKS, NODES, PODS, Execution, FakeApiServer, Object
 
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 STATUS_ANNOTATION = "k8s.v1.cni.cncf.io/network-status"
-
-
-class Progressed(Progress):
-    """Counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.expected = self.done = 0
-
-    def expect(self, nodes: int) -> None:
-        self.expected += nodes
-
-    def one_done(self) -> None:
-        self.done += 1
 
 
 class Bench:
@@ -40,12 +25,11 @@ class Bench:
         self.server, self.client = server, client
         self.asked: list[tuple[str, list[str]]] = []
         """Nodes, and the commands that ran in the daemons' pods there."""
-        self.progress = Progressed()
+        self.progress: list[tuple[int, int]] = []
+        """Daemons that have answered, and that were asked, after each change."""
 
-    def cluster(self, *, node_seconds: float = 10.0, selector: str = "app=multus", at_once: int = AT_ONCE) -> Cluster:
-        return Cluster(
-            self.client, selector=selector, node_seconds=node_seconds, progress=self.progress, at_once=at_once
-        )
+    def cluster(self, *, node_seconds: float = 10.0, selector: str = "app=multus") -> Cluster:
+        return Cluster(self.client, selector, node_seconds, lambda *numbers: self.progress.append(numbers))
 
     def node(self, name: str, program: Callable[[Execution], Awaitable[None]] | None = None, **labels: str) -> None:
         """A node, and with `program` a daemon."""

@@ -15,7 +15,7 @@ ATTACHED = json.dumps([{"name": "default/blue", "interface": "net1"}])
 @pytest.fixture
 def look(bench):
     async def run(namespace="", **options):
-        return await pods.look(bench.cluster(**options), namespace=namespace)
+        return await pods.pods(bench.cluster(**options), namespace=namespace)
 
     return run
 
@@ -79,7 +79,7 @@ async def test_nodes_that_do_not_answer_are_the_cause_and_named_once(bench, look
         "default/web-2": "the daemon of node node-a can't be asked: no answer within 0.2 s",
         "default/web-3": "the daemon of node node-b can't be asked: "
         "no daemon: no pod of a DaemonSet with the label app=multus is on the node",
-        "default/web-4": "the daemon of node node-c can't be asked: is no Linux node of this cluster",
+        "default/web-4": "the daemon of node node-c can't be asked: is not a Linux node of this cluster",
     }
     assert [item["node"] for item in found["unanswered"]] == ["node-a", "node-b", "node-c"]
 

@@ -1,6 +1,6 @@
 """`kubectl multus leaks`."""
 
-from multus_daemon.tools.kubectl import leaks, show
+from multus_daemon.tools.kubectl import nodes, show
 from tests.unit.tools.kubectl.conftest import hang
 
 
@@ -28,8 +28,8 @@ async def test_of_all_nodes(bench):
     bench.node("node-a", node_of(leak("default/web"), leak("")))
     bench.node("node-b", node_of())
     bench.node("node-c", hang)
-    found = await leaks.look(bench.cluster(node_seconds=0.3), namespace="")
-    assert (found["schema"], found["daemons"]) == (leaks.SCHEMA, 2)
+    found = await nodes.leaks(bench.cluster(node_seconds=0.3), namespace="")
+    assert (found["schema"], found["daemons"]) == ("kubectl-multus.leaks/v1", 2)
     assert found["containers"][0] == {
         "node": "node-a",
         "daemon": "kube-system/kube-multus-ds-node-a",
@@ -48,16 +48,16 @@ async def test_of_all_nodes(bench):
 
 async def test_of_one_namespace(bench):
     bench.node("node-a", node_of(leak("default/web"), leak("other/web"), leak("")))
-    found = await leaks.look(bench.cluster(), namespace="other")
+    found = await nodes.leaks(bench.cluster(), namespace="other")
     assert [item["pod"] for item in found["containers"]] == ["other/web"]
 
 
 async def test_what_people_see(bench, capsys):
     bench.node("node-a", node_of(leak("", since=1e30, advice="free it")))
-    show.leaks(await leaks.look(bench.cluster(), namespace=""))
+    show.leaks(await nodes.leaks(bench.cluster(), namespace=""))
     shown = capsys.readouterr().out
     assert "0123456789" in shown
     assert "-> free it" in shown
     bench.daemon("node-a", node_of())
-    show.leaks(await leaks.look(bench.cluster(), namespace=""))
+    show.leaks(await nodes.leaks(bench.cluster(), namespace=""))
     assert capsys.readouterr().out == "nothing is left over\n"

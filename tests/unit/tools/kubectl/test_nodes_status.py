@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
+from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON
 from multus_daemon.tools.kubectl import cluster as module
-from multus_daemon.tools.kubectl import show, status
-from multus_daemon.tools.kubectl.commands import common
+from multus_daemon.tools.kubectl import nodes, show
+from multus_daemon.tools.kubectl.commands import status_of
 from tests.fakes.apiserver import NODES, PODS
 from tests.unit.tools.kubectl.conftest import hang, status_reply
 
@@ -19,8 +20,13 @@ def answering(**fields):
 async def test_each_node_by_name(bench):
     bench.node("node-b", answering(containers=7))
     bench.node("node-a", answering(ready=False, gates={"primary": "no file yet"}))
-    found = await status.look(bench.cluster())
-    assert (found["schema"], found["daemons"], found["unanswered"], found["notes"]) == (status.SCHEMA, 2, [], [])
+    found = await nodes.status(bench.cluster())
+    assert (found["schema"], found["daemons"], found["unanswered"], found["notes"]) == (
+        "kubectl-multus.status/v1",
+        2,
+        [],
+        [],
+    )
     first, second = found["nodes"]
     assert first == {
         "node": "node-a",
@@ -37,7 +43,7 @@ async def test_each_node_by_name(bench):
         ("node-a", ["multusctl", "status", "--json"]),
         ("node-b", ["multusctl", "status", "--json"]),
     ]
-    assert (bench.progress.expected, bench.progress.done) == (2, 2)
+    assert bench.progress == [(0, 2), (1, 2), (2, 2)]
 
 
 async def test_errors_of_all_nodes_by_cause(bench):
@@ -46,7 +52,7 @@ async def test_errors_of_all_nodes_by_cause(bench):
 
     bench.node("node-a", answering(errors=[error("x", 1, 5.0, "a/new"), error("y", 2, 1.0, "a/y")]))
     bench.node("node-b", answering(errors=[error("x", 4, 3.0, "a/old")]))
-    first, second = (await status.look(bench.cluster()))["errors"]
+    first, second = (await nodes.status(bench.cluster()))["errors"]
     assert first == {
         "verb": "ADD",
         "code": 7,
@@ -66,7 +72,7 @@ async def test_nodes_that_can_not_be_asked_are_named(bench):
     bench.node("none")
     bench.node("well", answering())
     bench.node("windows", **{"kubernetes.io/os": "windows"})
-    found = await status.look(bench.cluster())
+    found = await nodes.status(bench.cluster())
     assert [node["node"] for node in found["nodes"]] == ["well"]
     problems = {item["node"]: item["problem"] for item in found["unanswered"]}
     assert problems == {
@@ -75,14 +81,14 @@ async def test_nodes_that_can_not_be_asked_are_named(bench):
         "none": "no daemon: no pod of a DaemonSet with the label app=multus is on the node",
     }
     assert [node for node, _ in bench.asked] == ["well"]
-    assert bench.progress.done == bench.progress.expected == 4
+    assert bench.progress[-1] == (4, 4)
 
 
 async def test_a_node_that_does_not_answer_holds_up_nobody(bench):
     bench.node("node-a", hang)
     bench.node("node-b", answering())
     async with asyncio.timeout(20):
-        found = await status.look(bench.cluster(node_seconds=0.3))
+        found = await nodes.status(bench.cluster(node_seconds=0.3))
     assert [node["node"] for node in found["nodes"]] == ["node-b"]
     assert found["unanswered"] == [
         {
@@ -91,26 +97,7 @@ async def test_a_node_that_does_not_answer_holds_up_nobody(bench):
             "problem": "no answer within 0.3 s",
         }
     ]
-    assert common.status_of(found, wrong=False) == common.FAILED
-
-
-async def test_so_many_are_asked_at_a_time_and_no_more(bench):
-    together = asyncio.Event()
-
-    async def waiting(execution):
-        # Each waits until as many as may be are there.
-        if bench.server.executing == 4:
-            together.set()
-        await together.wait()
-        await asyncio.sleep(0.01)
-        await execution.answer(status_reply())
-
-    for number in range(20):
-        bench.node(f"node-{number:02}", waiting)
-    async with asyncio.timeout(30):
-        found = await status.look(bench.cluster(at_once=4))
-    assert found["daemons"] == 20
-    assert bench.server.most_executing == 4
+    assert status_of(found, wrong=False) == FAILED
 
 
 async def test_as_many_at_a_time_as_is_said(bench):
@@ -126,7 +113,7 @@ async def test_as_many_at_a_time_as_is_said(bench):
     for number in range(module.AT_ONCE + 8):
         bench.node(f"node-{number:02}", waiting)
     async with asyncio.timeout(30):
-        assert (await status.look(bench.cluster()))["daemons"] == module.AT_ONCE + 8
+        assert (await nodes.status(bench.cluster()))["daemons"] == module.AT_ONCE + 8
     assert bench.server.most_executing == module.AT_ONCE
 
 
@@ -152,13 +139,13 @@ async def _cut(execution):
 @pytest.mark.parametrize(
     ("program", "problem"),
     [
-        (_garbage, r"answers what is no multusctl.status/v1: '\x1b[31mhello �'"),
+        (_garbage, r"the answer is not multusctl.status/v1: '\x1b[31mhello �'"),
         (_flood, f"the answer is longer than {module.ANSWER_MAX_BYTES} bytes"),
         (_usage, "multusctl: error: invalid choice: 'status'"),
         (_cut, "the connection ended before the command did"),
         (lambda execution: execution.end(0), "multusctl printed nothing"),
-        (lambda execution: execution.answer([1]), "answers what is no multusctl.status/v1: '[1]'"),
-        (lambda execution: execution.answer({**status_reply(), "errors": 5}), "answers what is no multusctl.status/v1"),
+        (lambda execution: execution.answer([1]), "the answer is not multusctl.status/v1: '[1]'"),
+        (lambda execution: execution.answer({**status_reply(), "errors": 5}), "the answer is not multusctl.status/v1"),
         (
             lambda execution: execution.answer(status_reply(schema="multusctl.status/v2")),
             "answers 'multusctl.status/v2', not multusctl.status/v1: another version?",
@@ -173,7 +160,7 @@ async def test_a_node_that_answers_something_else(bench, program, problem):
     bench.node("node-a", program)
     bench.node("node-b", answering())
     async with asyncio.timeout(30):
-        found = await status.look(bench.cluster())
+        found = await nodes.status(bench.cluster())
     assert found["daemons"] == 1
     (item,) = found["unanswered"]
     assert (item["node"], item["problem"][: len(problem)]) == ("node-a", problem)
@@ -183,7 +170,7 @@ async def test_a_node_that_answers_something_else(bench, program, problem):
 async def test_exec_that_is_forbidden_says_so_for_each_node(bench):
     bench.node("node-a", answering())
     bench.server.fail(403, contains="/exec")
-    (item,) = (await status.look(bench.cluster()))["unanswered"]
+    (item,) = (await nodes.status(bench.cluster()))["unanswered"]
     assert "403 Injected: as the test wants" in item["problem"]
 
 
@@ -191,7 +178,7 @@ async def test_nodes_that_may_not_be_listed(bench):
     bench.node("node-a", answering())
     bench.node("node-b")
     bench.server.fail(403, contains="/nodes")
-    found = await status.look(bench.cluster())
+    found = await nodes.status(bench.cluster())
     assert ([node["node"] for node in found["nodes"]], found["unanswered"]) == (["node-a"], [])
     assert found["notes"] == ["nodes without a daemon are not shown: as the test wants"]
 
@@ -204,22 +191,22 @@ async def test_of_several_pods_of_a_node_the_one_that_serves(bench):
     bench.daemon("node-a", hang, name="by-hand", ownerReferences=None)
     bench.daemon("node-a", answering(), name="young", containers=("sidecar", "kube-multus"))
     bench.daemon("node-a", hang, name="younger", waiting={"reason": "ContainerCreating"})
-    (node,) = (await status.look(bench.cluster()))["nodes"]
+    (node,) = (await nodes.status(bench.cluster()))["nodes"]
     assert node["daemon"] == "kube-system/young"
 
 
 async def test_a_pod_of_a_node_that_is_gone_counts_for_nothing(bench):
     bench.node("node-a", answering())
     bench.daemon("gone", hang)
-    found = await status.look(bench.cluster())
+    found = await nodes.status(bench.cluster())
     assert ([node["node"] for node in found["nodes"]], found["unanswered"]) == (["node-a"], [])
 
 
 async def test_another_label_finds_other_pods(bench):
     bench.node("node-a")
     bench.daemon("node-a", answering(), labels={"app.kubernetes.io/name": "mine"})
-    assert (await status.look(bench.cluster()))["daemons"] == 0
-    assert (await status.look(bench.cluster(selector="app.kubernetes.io/name=mine")))["daemons"] == 1
+    assert (await nodes.status(bench.cluster()))["daemons"] == 0
+    assert (await nodes.status(bench.cluster(selector="app.kubernetes.io/name=mine")))["daemons"] == 1
 
 
 async def test_more_nodes_than_a_page_has(bench, monkeypatch):
@@ -227,22 +214,22 @@ async def test_more_nodes_than_a_page_has(bench, monkeypatch):
     for number in range(10):
         bench.node(f"node-{number}", answering())
     bench.server.fail(410, contains="continue=")
-    assert (await status.look(bench.cluster()))["daemons"] == 10
+    assert (await nodes.status(bench.cluster()))["daemons"] == 10
 
 
 async def test_no_daemon_answers(bench):
     bench.node("node-a")
-    found = await status.look(bench.cluster())
-    assert common.status_of(found, wrong=False) == common.NO_DAEMON
+    found = await nodes.status(bench.cluster())
+    assert status_of(found, wrong=False) == NO_DAEMON
     bench.server.delete(NODES, "", "node-a")
-    assert common.status_of(await status.look(bench.cluster()), wrong=False) == common.DONE
+    assert status_of(await nodes.status(bench.cluster()), wrong=False) == DONE
 
 
 async def test_what_people_see(bench, capsys):
     evil = "\x1b]0;title\x07[red]not markup[/]"
     bench.node("node-a", answering(ready=False, gates={"primary": evil}))
     bench.node("node-b", hang)
-    show.status(await status.look(bench.cluster(node_seconds=0.2)))
+    show.status(await nodes.status(bench.cluster(node_seconds=0.2)))
     shown = capsys.readouterr().out
     assert "\x1b]0;" not in shown
     assert "\x07" not in shown
@@ -255,4 +242,4 @@ async def test_what_people_see(bench, capsys):
 async def test_an_answer_of_the_api_server_that_is_none(bench):
     bench.server.put(PODS, {"metadata": {"name": "x", "namespace": "a", "labels": {"app": "multus"}}, "spec": 5})
     with pytest.raises(ApiUnavailableError, match="not what a Kubernetes API server answers"):
-        await status.look(bench.cluster())
+        await nodes.status(bench.cluster())

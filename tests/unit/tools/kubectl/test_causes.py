@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from multus_daemon.tools.kubectl import lacking
+from multus_daemon.tools.kubectl import causes
 from tests.unit.tools.kubectl.conftest import NETWORKS_ANNOTATION, STATUS_ANNOTATION
 
 
@@ -30,21 +30,21 @@ def test_what_is_asked_for_and_not_there(wanted, status, lacks):
     annotations = {NETWORKS_ANNOTATION: wanted}
     if status is not None:
         annotations[STATUS_ANNOTATION] = json.dumps(status)
-    assert lacking.of("a", annotations).lacks == lacks
+    assert causes.networks_of("a", annotations).lacks == lacks
 
 
 @pytest.mark.parametrize("status", ["", "{", "5", "[5]", '{"name": "a/blue"}', "[" * 100_000])
 def test_a_status_that_is_none_has_nothing(status):
-    found = lacking.of("a", {NETWORKS_ANNOTATION: "blue", STATUS_ANNOTATION: status})
+    found = causes.networks_of("a", {NETWORKS_ANNOTATION: "blue", STATUS_ANNOTATION: status})
     assert (found.lacks, found.attached) == (("a/blue",), ())
 
 
 def test_an_annotation_that_can_not_be_read():
-    found = lacking.of("a", {NETWORKS_ANNOTATION: '[{"nme": "blue"}]'})
+    found = causes.networks_of("a", {NETWORKS_ANNOTATION: '[{"nme": "blue"}]'})
     assert "name" in found.problem
     assert found.lacks == ('[{"nme": "blue"}]',)
 
 
 def test_what_is_attached():
     status = json.dumps([entry("cluster", "eth0"), entry("a/blue", "net1")])
-    assert lacking.of("a", {STATUS_ANNOTATION: status}).attached == ("cluster@eth0", "a/blue@net1")
+    assert causes.networks_of("a", {STATUS_ANNOTATION: status}).attached == ("cluster@eth0", "a/blue@net1")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
-from multus_daemon.tools.kubectl import networks, show
+from multus_daemon.tools.kubectl import nodes, show
 from tests.unit.tools.kubectl.conftest import hang
 
 
@@ -32,7 +32,7 @@ async def test_who_uses_it_and_which_nodes_lack_what(bench):
     bench.pod("web-1", "blue,blue,other/green")
     bench.pod("web-2", "other/green", node="", status={"phase": "Pending"})
     bench.pod("gone", "blue", status={"phase": "Succeeded"})
-    found = await networks.look(bench.cluster(node_seconds=0.3), namespace="", name="")
+    found = await nodes.networks(bench.cluster(node_seconds=0.3), namespace="", name="")
     blue, red, green = found["networks"]
     assert blue == {
         "network": "default/blue",
@@ -60,20 +60,20 @@ async def test_one_network(bench):
     bench.node("node-a", node_of(ptp=""))
     for name in ("blue", "green"):
         bench.network(name, '{"type": "ptp"}')
-    found = await networks.look(bench.cluster(), namespace="default", name="blue")
+    found = await nodes.networks(bench.cluster(), namespace="default", name="blue")
     assert [item["network"] for item in found["networks"]] == ["default/blue"]
 
 
 async def test_none_needs_no_node(bench):
     bench.node("node-a", hang)
-    found = await networks.look(bench.cluster(), namespace="", name="")
+    found = await nodes.networks(bench.cluster(), namespace="", name="")
     assert (found["networks"], bench.asked) == ([], [])
 
 
 async def test_a_cluster_without_the_definition(bench):
     bench.server.fail(404, contains="network-attachment-definitions")
     with pytest.raises(ApiUnavailableError, match="does not know NetworkAttachmentDefinitions"):
-        await networks.look(bench.cluster(), namespace="", name="")
+        await nodes.networks(bench.cluster(), namespace="", name="")
 
 
 async def test_what_people_see(bench, capsys):
@@ -81,7 +81,7 @@ async def test_what_people_see(bench, capsys):
     bench.network("blue", '{"type": "ptp"}')
     bench.network("red", "{")
     bench.pod("web", "blue")
-    show.networks(await networks.look(bench.cluster(), namespace="", name=""))
+    show.networks(await nodes.networks(bench.cluster(), namespace="", name=""))
     shown = capsys.readouterr().out
     assert "default/blue" in shown
     assert "node-a" in shown

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
-from multus_daemon.tools.kubectl import show, why
+from multus_daemon.tools.kubectl import pods, show
 from tests.unit.tools.kubectl.conftest import explain_reply, hang, trace_reply
-from tests.unit.tools.kubectl.test_leaks import leak
+from tests.unit.tools.kubectl.test_nodes_leaks import leak
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
 ATTACHED = json.dumps([{"name": "cluster", "interface": "eth0"}, {"name": "default/blue", "interface": "net1"}])
@@ -34,7 +34,7 @@ def failed(text, verb="ADD", code=7):
 @pytest.fixture
 def look(bench):
     async def run(name="web", namespace="default", **options):
-        return await why.look(bench.cluster(**options), namespace=namespace, name=name)
+        return await pods.why(bench.cluster(**options), namespace=namespace, name=name)
 
     return run
 
@@ -53,7 +53,7 @@ async def test_what_explain_says_is_the_cause(bench, look):
     bench.event("web", uid, f"{problem}; on the node, `multusctl explain default/web` says more")
     bench.event("web", uid, "scheduled", type="Normal", reason="Scheduled", source={"component": "scheduler"})
     found = await look()
-    assert found["schema"] == why.SCHEMA
+    assert found["schema"] == "kubectl-multus.why/v1"
     assert (found["cause"], found["text"], found["source"]) == (MISSING, problem, "explain")
     assert found["advice"].startswith("there is one in namespace x; kubectl get network-attachment-definitions -n ")
     assert (found["node"], found["daemon"], found["daemons"]) == ("node-a", "kube-system/kube-multus-ds-node-a", 1)
@@ -99,7 +99,7 @@ async def test_a_daemon_that_does_not_tell_what_is_left(bench, look):
     bench.pod("web", "blue")
     found = await look()
     assert (found["cause"], found["leftovers"]) == (MISSING, [])
-    assert found["notes"][0].startswith("what is left over of the pod is not known: ")
+    assert found["notes"][0].startswith("cannot determine the pod's leftovers: ")
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,51 @@
-"""`multusctl validate` for people, and for GitHub: without rich, which takes as long to load as all the rest."""
+"""Files and output of `multusctl validate`. Without rich, which takes as long to load as all the rest."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from multus_daemon.diagnosis.validate import Finding, Report
+from multus_daemon.diagnosis.validate.source import FILE_MAX_BYTES
+from multus_daemon.tools.command_line import explained
 
+STDIN: Final = "-"
+_SUFFIXES: Final = frozenset({".yaml", ".yml", ".json", ".conf", ".conflist"})
+"""Only these files of a directory are read."""
 _COLOURS: Final = {"error": "31", "warning": "33"}
 _LINE_MAX: Final = 160
-"""Characters of a line of the file that are shown."""
-
+"""Maximum number of characters that are shown of a line of the file."""
 _PASSED_OVER_MAX: Final = 5
-"""Files that are named."""
+"""Maximum number of files that are named as passed over."""
+
+
+def read(names: Iterable[str]) -> dict[str, bytes]:
+    """Return each file, and the files below each directory, with its content. Raises CommandError."""
+    files = {}
+    for name in dict.fromkeys(names):
+        with explained(f"{name} can't be read"):
+            if name == STDIN:
+                files[name] = sys.stdin.buffer.read(FILE_MAX_BYTES + 1)
+            else:
+                path = Path(name)
+                below = sorted(item for item in path.rglob("*") if item.suffix in _SUFFIXES and item.is_file())
+                for item in below if path.is_dir() else [path]:
+                    with item.open("rb") as file:
+                        files[str(item)] = file.read(FILE_MAX_BYTES + 1)
+    return files
 
 
 def findings(report: Report, files: Mapping[str, bytes]) -> None:
-    """As compilers do: `file:line:column: severity: …`, the line, what is meant. What was passed over last."""
+    """Print the findings as compilers do: `file:line:column: severity: …`, the line, the advice; then a summary."""
     write = sys.stdout.write
     for item in report.sorted():
-        name = "standard input" if item.file == "-" else item.file
-        head = f"{_plain(name)}:{item.place.line}:{item.place.column}: "
+        name = "standard input" if item.file == STDIN else item.file
+        severity = f"\x1b[1;{_COLOURS[item.severity]}m{item.severity}\x1b[0m" if sys.stdout.isatty() else item.severity
         subject = f" ({_plain(item.subject)})" if item.subject else ""
-        write(f"{head}{_coloured(item)}: {_plain(item.problem)}{subject} [{item.check}]\n")
+        write(f"{_plain(name)}:{item.place.line}:{item.place.column}: ")
+        write(f"{severity}: {_plain(item.problem)}{subject} [{item.check}]\n")
         _show_line(files.get(item.file, b""), item)
         if item.advice:
             write(f"  -> {_plain(item.advice)}\n")
@@ -36,9 +58,9 @@ def findings(report: Report, files: Mapping[str, bytes]) -> None:
 
 
 def github(report: Report) -> None:
-    """Workflow commands (GitHub documentation, "Workflow commands for GitHub Actions")."""
+    """Print workflow commands (GitHub documentation, "Workflow commands for GitHub Actions")."""
     for item in report.sorted():
-        where = {"file": item.file, "line": item.place.line, "col": item.place.column, "title": f"{item.check}"}
+        where = {"file": item.file, "line": item.place.line, "col": item.place.column, "title": item.check}
         properties = ",".join(f"{key}={_escaped(str(value), of_property=True)}" for key, value in where.items())
         subject = f" ({item.subject})" if item.subject else ""
         advice = f"\n{item.advice}" if item.advice else ""
@@ -56,12 +78,8 @@ def _show_line(data: bytes, item: Finding) -> None:
         sys.stdout.write(f"  | {shown}\n  | {' ' * (item.place.column - 1 - start)}^\n")
 
 
-def _coloured(item: Finding) -> str:
-    return f"\x1b[1;{_COLOURS[item.severity]}m{item.severity}\x1b[0m" if sys.stdout.isatty() else item.severity
-
-
 def _plain(text: str) -> str:
-    """One line, without what would steer the terminal: a file's author may have written it."""
+    """Replace characters that would steer the terminal: the file's author may have written them."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 

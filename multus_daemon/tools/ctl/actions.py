@@ -1,0 +1,266 @@
+"""The commands of `multusctl`: each function runs one and returns its exit status. Its docstring is the help text.
+
+All raise CniError, NoDaemonError, CommandError and SettingsError.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from multus_daemon import deadlines, settings
+from multus_daemon.runtime import user
+from multus_daemon.settings import Settings
+from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, CommandError, explained, print_json, split_name
+from multus_daemon.tools.ctl.client import Client, NoDaemonError
+
+FORGET: Final = "forget"
+_MOUNTED: Final = Path("/host")
+"""Mount point of the host's directories in the daemon's pod (manifests)."""
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show how the daemon of this node is; exit status 1 if it is not ready."""
+    try:
+        answer = _client(arguments).ask("status")
+    except NoDaemonError as error:
+        from multus_daemon.tools.ctl import offline
+
+        sys.stderr.write(f"multusctl: {error}\n")
+        answer = offline.status(Path(_settings(arguments).paths.cni_dir), str(error))
+    _print(arguments, answer, "status")
+    if answer["source"] != "daemon":
+        return NO_DAEMON
+    return DONE if answer["ready"] else FAILED
+
+
+def attachments(arguments: argparse.Namespace) -> int:
+    """Show what is attached to the pods of this node."""
+    if arguments.pod == FORGET:
+        return _forget(arguments)
+    if arguments.container:
+        raise CommandError(f"{arguments.container!r} is one word too many; see multusctl attachments --help")
+    pod = pod_name(arguments.pod) if arguments.pod else ""
+    answer = _ask_attachments(arguments, pod, arguments.check, arguments.leaks)
+    _print(arguments, answer, "leaks" if arguments.leaks else "attachments")
+    return FAILED if any(item["check"] for item in answer["containers"]) else DONE
+
+
+def _ask_attachments(arguments: argparse.Namespace, pod: str, check: bool, leaks: bool) -> dict[str, Any]:
+    """Ask the daemon; without one read the records of this node, unless CHECK is wanted, which needs a daemon."""
+    query = {"pod": pod, "check": "true" if check else "", "leaks": "true" if leaks else ""}
+    try:
+        seconds = deadlines.ADMIN_SECONDS if check else deadlines.CTL_SECONDS
+        return _client(arguments).ask("attachments", query, timeout=seconds)
+    except NoDaemonError as error:
+        if check:
+            raise
+        from multus_daemon.tools.ctl import offline
+
+        sys.stderr.write(f"multusctl: {error}; what follows is from the records on this node\n")
+        return offline.attachments(Path(_settings(arguments).paths.cni_dir), pod=pod, leaks=leaks)
+
+
+def _forget(arguments: argparse.Namespace) -> int:
+    container = arguments.container
+    if not container:
+        raise CommandError(f"{FORGET} needs a CONTAINER: multusctl attachments --leaks names them")
+    if not arguments.yes:
+        if not sys.stdin.isatty():
+            raise CommandError(f"{FORGET} asks on a terminal; elsewhere say --yes")
+        sys.stderr.write(f"Nobody will free what container {container} still holds. Forget it? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise CommandError("nothing is forgotten")
+    answer = _client(arguments).ask("forget", {"container": container}, method="POST", timeout=deadlines.ADMIN_SECONDS)
+    _print(arguments, answer, "forgotten")
+    return DONE
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail."""
+    client = _client(arguments)
+    if arguments.file:
+        body = json.dumps(_pod_in(arguments.file)).encode()
+        answer = client.ask("explain-manifest", method="POST", body=body, timeout=deadlines.ADMIN_SECONDS)
+    else:
+        # The daemon waits for a pod that its watch does not know yet.
+        answer = client.ask("explain", {"pod": arguments.pod}, timeout=deadlines.ADMIN_SECONDS)
+    _print(arguments, answer, "explain")
+    return FAILED if answer["problem"] else DONE
+
+
+def _pod_in(path: Path) -> dict[str, Any]:
+    """Return the only pod of the file, or of a workload's template in it. Raises CommandError."""
+    import yaml
+
+    try:
+        documents = list(yaml.safe_load_all(path.read_bytes()))
+    except (OSError, yaml.YAMLError) as error:
+        raise CommandError(f"{path} can't be read: {error}") from error
+    pods = [pod for item in documents if isinstance(item, dict) and (pod := _as_pod(item))]
+    if len(pods) != 1:
+        raise CommandError(f"{path} has {len(pods)} pods (or workloads with a template); one is needed")
+    return pods[0]
+
+
+def _as_pod(item: dict[str, Any]) -> dict[str, Any] | None:
+    pod: Any = item
+    if item.get("kind") != "Pod":
+        spec = item.get("spec")
+        pod = spec.get("template") if isinstance(spec, dict) else None
+    if not isinstance(pod, dict):
+        return None
+    metadata = {"name": "pod", "namespace": "default"}
+    # A template has annotations, but no name and namespace: those of the workload serve.
+    for owner in (item.get("metadata"), pod.get("metadata")):
+        if isinstance(owner, dict):
+            metadata |= {key: owner[key] for key in ("name", "namespace", "uid", "annotations") if owner.get(key)}
+    return {**pod, "apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+
+
+def trace(arguments: argparse.Namespace) -> int:
+    """Show what the daemon did for a pod, with the time of each step."""
+    answer = _client(arguments).ask("trace", {"pod": arguments.pod or "", "last": str(arguments.last)})
+    _print(arguments, answer, "trace")
+    return DONE
+
+
+def graph(arguments: argparse.Namespace) -> int:
+    """Show pods, networks and bridges of this node as a tree."""
+    from multus_daemon.diagnosis import graph
+
+    answer = graph.of(_ask_attachments(arguments, "", check=False, leaks=False))
+    if arguments.json or not arguments.svg:
+        _print(arguments, answer, "graph")
+        return DONE
+    from multus_daemon.tools.ctl import picture
+
+    text = picture.svg(answer)
+    if str(arguments.svg) == "-":
+        sys.stdout.write(text)
+    else:
+        with explained(f"{arguments.svg} can't be written"):
+            arguments.svg.write_text(text)
+    return DONE
+
+
+def plugins(arguments: argparse.Namespace) -> int:
+    """Show the plugins of this node and what serves each of them."""
+    from multus_daemon.diagnosis import plugins
+
+    settings = _settings(arguments)
+    with explained(f"binDir {settings.paths.bin_dir} can't be listed"):
+        answer = plugins.of(settings)
+    _print(arguments, answer, "plugins")
+    return FAILED if any(item["problem"] for item in answer["plugins"]) else DONE
+
+
+def validate(arguments: argparse.Namespace) -> int:
+    """Find problems in manifests and configurations; exit status 1 if there is an error."""
+    from multus_daemon.diagnosis import validate
+    from multus_daemon.tools.ctl import validation
+
+    files = validation.read(arguments.files)
+    report = validate.of(list(files.items()), settings=_settings(arguments), bin_dirs=arguments.bin_dir)
+    if arguments.json or arguments.format == "json":
+        print_json(report.to_object())
+    elif arguments.format == "github":
+        validation.github(report)
+    else:
+        validation.findings(report, files)
+    return FAILED if report.count("error") or (arguments.strict and report.findings) else DONE
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Find what is wrong with this node; exit status 1 if there is an error."""
+    from multus_daemon.diagnosis.doctor import examine, to_object
+    from multus_daemon.tools.ctl import offline
+
+    client = _client(arguments)
+
+    def answers() -> tuple[str, dict[str, str]]:
+        try:
+            return "", client.ask("status")["gates"]
+        except NoDaemonError as error:
+            return str(error), {}
+
+    node = offline.node(_settings(arguments), answers)
+    findings = examine(node)
+    if arguments.fix:
+        for item in findings:
+            if item.fix is not None:
+                with explained(f"{item.subject}: {item.fix_is}"):
+                    item.fix()
+                sys.stderr.write(f"multusctl: {item.subject}: {item.fix_is}: done\n")
+        findings = examine(node)
+    _print(arguments, to_object(findings), "doctor")
+    return FAILED if any(item.severity == "error" for item in findings) else DONE
+
+
+def sandbox(arguments: argparse.Namespace) -> int:
+    """Play the container runtime for a daemon."""
+    from multus_daemon.tools.ctl.sandbox import Sandbox
+
+    options = {"--config": arguments.config, "--standalone": arguments.standalone or Path("DIR")}
+    words = [str(word) for item in options.items() if item[1] for word in item]
+    run_directory = user.runtime_directory() or Path("/run")
+    namespace, _, name = arguments.pod.partition("/")
+    sandbox = Sandbox(
+        settings=_settings(arguments),
+        namespace=namespace,
+        name=name,
+        state_dir=arguments.state_dir or run_directory / "multusctl",
+        netns_dir=arguments.netns_dir or run_directory / "netns",
+        ifname=arguments.ifname,
+        shim=arguments.shim,
+        standalone=arguments.standalone and arguments.standalone.absolute(),
+        start=shlex.join(["multus-daemon", "run", *words]),
+    )
+    verbs = {"up": sandbox.up, "check": sandbox.check, "down": sandbox.down}
+    outcome = verbs[arguments.verb]()
+    if arguments.json:
+        print_json(outcome.to_object())
+    else:
+        from multus_daemon.tools.ctl import show
+
+        show.outcome(arguments.verb, arguments.pod, outcome)
+    return DONE
+
+
+def pod_name(text: str) -> str:
+    """Return `namespace/name` of an argument; the default namespace is `default`. Raises CommandError."""
+    namespace, name = split_name(text, "NAMESPACE/POD")
+    return f"{namespace or 'default'}/{name}"
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """Read the settings of `--config`, else of the default path if the file exists. Raises SettingsError."""
+    usual = Path(settings.DEFAULT_CONFIG_PATH)
+    path = arguments.config or (usual if usual.exists() else None)
+    return settings.in_directory(settings.load(path) if path else Settings(), user.runtime_directory())
+
+
+def _client(arguments: argparse.Namespace) -> Client:
+    """Return a client for the daemon of `--socket-dir` or of the configuration. Raises SettingsError."""
+    if arguments.socket_dir:
+        return Client(arguments.socket_dir / "multus.sock")
+    path = Path(_settings(arguments).socket.directory) / "multus.sock"
+    mounted = _MOUNTED / path.relative_to("/") if path.is_absolute() else path
+    return Client(mounted if mounted.exists() and not path.exists() else path)
+
+
+def _print(arguments: argparse.Namespace, answer: Mapping[str, Any], view: str) -> None:
+    """Print the answer as JSON, or with one of `show.VIEWS`."""
+    if arguments.json:
+        print_json(answer)
+        return
+    # rich takes as long to load as all the rest; JSON does without it.
+    from multus_daemon.tools.ctl import show
+
+    show.VIEWS[view](answer)

@@ -1,0 +1,139 @@
+"""The command line of `multusctl`: a table of its commands and their options."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from multus_daemon.settings import SettingsError
+from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.tools import command_line
+from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Command, CommandError, option
+from multus_daemon.tools.ctl import actions, completion
+from multus_daemon.tools.ctl.actions import FORGET
+from multus_daemon.tools.ctl.client import NoDaemonError
+
+_FORGET_MEANING: Final = "forget a container that can't be deleted; asks; refuses while its network namespace exists"
+
+_FILES: Final = (
+    "NetworkAttachmentDefinitions, pods, workloads, ConfigMaps, CNI configurations, the daemon's; as YAML or JSON; a "
+    "directory: all such files below it; -: standard input"
+)
+_BIN_DIR: Final = "directory of plugin binaries; a plugin neither there nor built in is an error; may be repeated"
+_FORMATS: Final = ("text", "json", "github")
+_IN_RUN: Final = "where {0} (default: /run/{1}; with a user's own runtime directory $XDG_RUNTIME_DIR/{1})"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 done, 1 it failed (the reason is on standard error), 2 usage, 3 no daemon answers."""
+    arguments = parser().parse_args(argv)
+    try:
+        status = arguments.run(arguments)
+    except CniError as error:
+        from multus_daemon.tools.ctl import show
+
+        show.cni_error(error)
+        status = FAILED
+    except (NoDaemonError, CommandError, SettingsError) as error:
+        sys.stderr.write(f"multusctl: {error}\n")
+        status = NO_DAEMON if isinstance(error, NoDaemonError) else FAILED
+    if status:
+        sys.exit(status)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    return command_line.parser("multusctl", "Asks the multus daemon of this node.", COMMANDS, ())
+
+
+def shell_completion(arguments: argparse.Namespace) -> int:
+    """Print the completion script for your shell."""
+    sys.stdout.write(completion.script(parser(), arguments.shell))
+    return DONE
+
+
+_LOCAL: Final = (
+    option("--json", action="store_true", help="print one JSON object instead of tables"),
+    option("--config", metavar="FILE", type=Path, help="the daemon's configuration"),
+)
+_NODE: Final = (*_LOCAL, option("--socket-dir", metavar="DIR", type=Path, help="directory of the daemon's multus.sock"))
+_SANDBOX: Final = (
+    actions.sandbox,
+    (
+        *_LOCAL,
+        option("pod", metavar="NAMESPACE/POD", type=actions.pod_name),
+        option("--standalone", metavar="DIR", type=Path, help="the daemon's directory of manifests"),
+        option("--state-dir", metavar="DIR", type=Path, help=_IN_RUN.format("sandboxes are remembered", "multusctl")),
+        option("--netns-dir", metavar="DIR", type=Path, help=_IN_RUN.format("network namespaces are kept", "netns")),
+        option("--shim", metavar="PATH", type=Path, help="the shim (default: the installed one)"),
+        option("--ifname", default="eth0", help="interface of the cluster network (default: %(default)s); for `up`"),
+    ),
+)
+
+COMMANDS: Final = (
+    Command(actions.status, _NODE),
+    Command(
+        actions.attachments,
+        (
+            *_NODE,
+            option("pod", metavar="NAMESPACE/POD", nargs="?", help="default: all pods"),
+            option("container", metavar=f"or {FORGET} CONTAINER", nargs="?", help=_FORGET_MEANING),
+            option("--check", action="store_true", help="run CHECK too; exit status 1 if it fails"),
+            option("--leaks", action="store_true", help="only what nobody will delete, and why"),
+            option("--yes", action="store_true", help=f"{FORGET} without asking"),
+        ),
+        words={FORGET: _FORGET_MEANING},
+    ),
+    Command(
+        actions.explain,
+        _NODE,
+        one_of=(
+            option("pod", metavar="NAMESPACE/POD", type=actions.pod_name, nargs="?"),
+            option("--file", metavar="FILE", type=Path, help="a manifest with the pod, which need not be applied"),
+        ),
+    ),
+    Command(
+        actions.trace,
+        (
+            *_NODE,
+            option("pod", metavar="NAMESPACE/POD", type=actions.pod_name, nargs="?", help="default: all pods"),
+            option("--last", metavar="N", type=int, default=20, help="number of requests (default: %(default)s)"),
+        ),
+    ),
+    Command(
+        actions.graph,
+        (*_NODE, option("--svg", metavar="FILE", type=Path, help="write a picture, `-` for standard output")),
+    ),
+    Command(actions.plugins, _LOCAL),
+    Command(
+        actions.validate,
+        (
+            *_LOCAL,
+            option("files", metavar="FILE", nargs="+", help=_FILES),
+            option("--strict", action="store_true", help="exit status 1 for a warning, too"),
+            option("--format", choices=_FORMATS, default="text", help="github: annotations of a workflow's log"),
+            option("--bin-dir", metavar="DIR", action="append", default=[], help=_BIN_DIR),
+        ),
+    ),
+    Command(
+        actions.doctor,
+        (*_NODE, option("--fix", action="store_true", help="repair what is safe to repair, and say what was done")),
+    ),
+    Command(
+        actions.sandbox,
+        commands=(
+            Command(*_SANDBOX, name="up", help="Make a network namespace for the pod and attach its networks (ADD)."),
+            Command(*_SANDBOX, name="check", help="Check the pod's networks (CHECK)."),
+            Command(
+                *_SANDBOX,
+                name="down",
+                help="Detach the pod's networks (DEL), remove the namespace; can be repeated.",
+            ),
+        ),
+    ),
+    Command(shell_completion, (option("shell", choices=completion.SHELLS),), name="completion"),
+)
+"""In the order of `--help`."""

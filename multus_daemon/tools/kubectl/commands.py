@@ -1,0 +1,205 @@
+"""The commands of `kubectl multus`: functions, whose docstrings are the help texts, and a table of their options."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from multus_daemon import deadlines
+from multus_daemon.tools import command_line
+from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Answer, Command, CommandError, option
+
+if TYPE_CHECKING:
+    from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
+    from multus_daemon.tools.kubectl.cluster import Cluster
+
+SELECTOR: Final = "app=multus"
+"""The label of the daemon's pods in the manifests."""
+_SELECTOR_HELP: Final = f"label of the daemons' pods, in any namespace (default: {SELECTOR})"
+_NODE_SECONDS: Final = deadlines.KUBECTL_NODE_SECONDS
+_TIMEOUT_HELP: Final = f"for the answer of a node (default: {_NODE_SECONDS:g}); late nodes are named"
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 done, 1 it failed or something is wrong, 2 usage, 3 no daemon answers."""
+    arguments = parser().parse_args(argv)
+    try:
+        status = arguments.run(arguments)
+    except CommandError as error:
+        sys.stderr.write(f"kubectl-multus: {error}\n")
+        status = FAILED
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:
+        # The reader has read enough; the interpreter must not flush standard output at its end.
+        sys.stdout = None
+        status = FAILED
+    sys.exit(status)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    return command_line.parser("kubectl-multus", "Asks about Multus in a cluster.", COMMANDS, OPTIONS)
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds, or one with a unit as kubectl takes it (`10s`, `1m`). Raises ArgumentTypeError."""
+    match = _DURATION.fullmatch(text)
+    number = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: a number of seconds above 0, or such as 10s, 1m")
+    return number
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show how the daemon of each node is; exit status 1 if one is not ready or does not answer."""
+    from multus_daemon.tools.kubectl import nodes, show
+
+    answer = _ask(arguments, nodes.status, show.status)
+    return status_of(answer, wrong=any(not node["ready"] for node in answer["nodes"]))
+
+
+def pods(arguments: argparse.Namespace) -> int:
+    """Show which pods lack networks, by cause; exit status 1 if there are any."""
+    from multus_daemon.tools.kubectl import pods, show
+
+    answer = _ask(arguments, pods.pods, show.pods, namespace=arguments.namespace)
+    return FAILED if answer["pods"] else status_of(answer, wrong=False)
+
+
+def why(arguments: argparse.Namespace) -> int:
+    """Explain why a pod lacks networks, and what to do; exit status 1 if it does."""
+    from multus_daemon.cluster.kube.credentials import Kubeconfig
+    from multus_daemon.tools.kubectl import pods, show
+
+    given, name = command_line.split_name(arguments.pod, "[NAMESPACE/]POD")
+
+    def look(cluster: Cluster) -> Coroutine[Any, Any, Answer]:
+        source = _source(arguments)
+        usual = source.namespace() if isinstance(source, Kubeconfig) else ""
+        return pods.why(cluster, namespace=given or arguments.namespace or usual or "default", name=name)
+
+    answer = _ask(arguments, look, show.why)
+    return FAILED if answer["cause"] or answer["lacks"] else DONE
+
+
+def networks(arguments: argparse.Namespace) -> int:
+    """Show which pods use each network, and which nodes can't serve it; exit status 1 if there are any."""
+    from multus_daemon.tools.kubectl import nodes, show
+
+    namespace = name = ""
+    if arguments.network:
+        namespace, name = command_line.split_name(arguments.network, "[NAMESPACE/]NETWORK")
+    answer = _ask(arguments, nodes.networks, show.networks, namespace=namespace or arguments.namespace, name=name)
+    if name and not answer["networks"]:
+        raise CommandError(
+            f"there is no NetworkAttachmentDefinition {arguments.network!r}; `kubectl multus networks` names all"
+        )
+    return status_of(answer, wrong=any(item["problem"] or item["missing"] for item in answer["networks"]))
+
+
+def leaks(arguments: argparse.Namespace) -> int:
+    """Show what nobody will delete, on all nodes; exit status 1 if there is any."""
+    from multus_daemon.tools.kubectl import nodes, show
+
+    answer = _ask(arguments, nodes.leaks, show.leaks, namespace=arguments.namespace)
+    return status_of(answer, wrong=bool(answer["containers"]))
+
+
+def status_of(answer: Answer, *, wrong: bool) -> int:
+    """Return the exit status for an answer; `wrong`: it shows something that is wrong."""
+    if answer["unanswered"] and not answer["daemons"]:
+        return NO_DAEMON
+    return FAILED if wrong or answer["unanswered"] else DONE
+
+
+def _ask(
+    arguments: argparse.Namespace,
+    look: Callable[..., Coroutine[Any, Any, Answer]],
+    show: Callable[[Answer], None],
+    **query: str,
+) -> Answer:
+    """Print the answer of `look(Cluster, **query)` as JSON or by `show`, and return it. Raises CommandError."""
+    import asyncio
+
+    from multus_daemon.cluster.kube.client import ApiClient
+    from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
+    from multus_daemon.tools.kubectl.cluster import AT_ONCE, Cluster
+
+    async def ask() -> Answer:
+        with _bar() as bar:
+            async with ApiClient(_source(arguments), websockets=AT_ONCE) as client:
+                return await look(Cluster(client, arguments.selector, arguments.timeout, bar), **query)
+
+    try:
+        answer = asyncio.run(ask())
+    except NoAnswerError as error:
+        raise CommandError(
+            f"the API server can't be asked: {error}; bring it back, or name another by --kubeconfig or --context"
+        ) from error
+    except KubeError as error:
+        raise CommandError(str(error)) from error
+    if arguments.json:
+        command_line.print_json(answer)
+    else:
+        show(answer)
+    sys.stdout.flush()
+    return answer
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    """Show on standard error, if that is a terminal, how many of the asked nodes have answered."""
+    if not sys.stderr.isatty():
+        yield lambda answered, asked: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("asking nodes"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", visible=False)
+        yield lambda answered, asked: progress.update(task, completed=answered, total=asked, visible=True)
+
+
+def _source(arguments: argparse.Namespace) -> Kubeconfig | InCluster:
+    """Find the cluster like kubectl: `--kubeconfig`, KUBECONFIG, `~/.kube/config`, the pod's own service account."""
+    from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
+
+    if arguments.kubeconfig:
+        return Kubeconfig(arguments.kubeconfig, context=arguments.context)
+    named = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    usual = Path("~/.kube/config").expanduser()
+    if not named and not usual.exists() and "KUBERNETES_SERVICE_HOST" in os.environ and not arguments.context:
+        return InCluster()
+    # Like kubectl, pass over missing files if there are several.
+    first, *others = [path for path in named if path.exists()] or named[:1] or [usual]
+    return Kubeconfig(first, context=arguments.context, others=tuple(others))
+
+
+OPTIONS: Final = (
+    option("--json", action="store_true", help="print one JSON object instead of tables"),
+    option("--kubeconfig", metavar="FILE", type=Path, help="default: as kubectl's"),
+    option("--context", metavar="NAME", default="", help="of the kubeconfig; default: the current one"),
+    option("-n", "--namespace", metavar="NAME", default="", help="only pods and networks of this namespace"),
+    option("-l", "--selector", metavar="LABEL", default=SELECTOR, help=_SELECTOR_HELP),
+    option("--timeout", metavar="SECONDS", type=seconds, default=_NODE_SECONDS, help=_TIMEOUT_HELP),
+)
+"""Options of all commands."""
+
+COMMANDS: Final = (
+    Command(status),
+    Command(pods),
+    Command(why, (option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, or the context's"),)),
+    Command(networks, (option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),)),
+    Command(leaks),
+)
+"""In the order of `--help`."""
