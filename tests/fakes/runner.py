@@ -229,15 +229,15 @@ class FakeDelegateRunner:
     def add(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
         # As the real one: what a failed ADD has made stays.
         self.attached.add((attachment.name, attachment.ifname))
-        self._call("ADD", sandbox, attachment)
+        self._call("ADD", sandbox, attachment, netns)
         return self.results.get(attachment.name, Result())
 
     def delete(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
-        self._call("DEL", sandbox, attachment)
+        self._call("DEL", sandbox, attachment, netns)
         self.attached.discard((attachment.name, attachment.ifname))
 
     def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
-        self._call("CHECK", sandbox, attachment)
+        self._call("CHECK", sandbox, attachment, netns)
 
     def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
         with self._guard:
@@ -257,7 +257,10 @@ class FakeDelegateRunner:
         if error := self.fail.get((verb, config.name)):
             raise error
 
-    def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment) -> None:
+    def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+        assert netns.path == sandbox.netns, "the namespace of another path"
+        with netns.of_thread() as own:
+            assert netns is own, "the namespace of another thread"
         with self._guard:
             self.calls.append(DelegateCall(verb, sandbox, attachment))
             number = len(self.calls)
