@@ -120,9 +120,7 @@ def test_a_namespace_is_opened_once(moves: Moves) -> None:
     assert descriptors() == before
 
 
-def test_what_is_opened_is_closed_after_a_socket_that_fails(
-    moves: Moves, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_opened_is_closed_after_a_socket_that_fails(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread is back on the host, too."""
     before = descriptors()
 
@@ -167,7 +165,7 @@ def test_another_path_of_the_request(moves: Moves) -> None:
             netns.forwarded.add(True)
             for path in ("/proc/self/ns/net", OWN):
                 with netns.at(path, ["net3"]) as other:
-                    assert (other.path, other.may_be_own, other.leaving) == (path, may_be_own, {"net3"})
+                    assert (other.path, other.may_be_own, other.leaving) == (path, may_be_own, frozenset({"net3"}))
                     assert (other.removed, other.absent, other.forwarded) == ({}, frozenset(), set())
                     assert other.pod_netns != netns.pod_netns
                     assert len(descriptors()) == len(before) + 4

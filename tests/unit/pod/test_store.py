@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.plugins.run import Chain
 from multus_daemon.pod import record as record_format
@@ -25,6 +24,7 @@ from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.ports import CorruptRecordError
+from tests import calls
 from tests.fakes.runner import FakePluginRunner
 from tests.fakes.store import FakeDelegateStore
 
@@ -61,8 +61,7 @@ def store(cni_dir, cache):
 
 def delete(runner, cache, record, attachment):
     """DEL of one attachment, as the engine does it."""
-    sandbox = record.sandbox
-    Chain(runner.as_dispatcher, cache, "/opt/cni/bin").delete(sandbox, attachment, PodNetns(sandbox.netns))
+    calls.delete(Chain(runner.as_dispatcher, cache, "/opt/cni/bin"), record.sandbox, attachment)
 
 
 def own_path(cni_dir, container_id="c0ffee"):
