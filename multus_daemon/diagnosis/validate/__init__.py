@@ -1,19 +1,19 @@
-"""What is wrong in manifests and configurations before anybody applies them: where, what, and what is meant.
+"""Find faults in manifests and configurations before they are applied: the place, the fault, the likely intention.
 
     {"schema": "multusctl.validate/v1", "objects": 3, "errors": 1, "warnings": 0,
      "findings": [{"file": "net.yaml", "line": 9, "column": 7, "severity": "error" or "warning", "check": "plugin-key",
        "subject": "NetworkAttachmentDefinition default/blue", "key": "ipam.rangestart2", "problem": …, "advice": …}],
      "passedOver": [{"file": "values.yaml", "why": …}]}
 
-`line` and `column` are of the key, from 1; of the object where no key can be told. `key` is its path in the object, or
-in the JSON text that the object carries. The rules are those of the readers that an ADD goes through; nothing is run.
+`line` and `column`, from 1, are those of the key, or of the object if no key is known. `key` is its path in the object,
+or in the JSON text that the object carries. The rules are those of the readers that an ADD uses; nothing is run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from multus_daemon.diagnosis.validate import objects, source, together
+from multus_daemon.diagnosis.validate import objects, source
 from multus_daemon.diagnosis.validate.configs import Plugins
 from multus_daemon.diagnosis.validate.objects import Objects
 from multus_daemon.diagnosis.validate.report import SCHEMA, Finding, Report
@@ -24,49 +24,43 @@ from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 __all__ = ["SCHEMA", "Finding", "Report", "of", "of_object"]
 
 _OURS = ("cni.cncf.io", "multus", "cniVersion")
-"""What a file says in which something of ours could be."""
+"""Words of which a file that concerns Multus has at least one."""
 
 
-def of(
-    files: Iterable[tuple[str, bytes]],
-    *,
-    settings: Settings | None = None,
-    bin_dirs: Sequence[str] = (),
-) -> Report:
-    """Look at files, each with its name.
+def of(files: Iterable[tuple[str, bytes]], *, settings: Settings | None = None, bin_dirs: Sequence[str] = ()) -> Report:
+    """Check files, each with its name.
 
-    `settings`: those of the daemon, where no configuration is among the files: isolation goes by them. `bin_dirs`:
-    where plugin binaries are; with none, every binary counts as there.
+    `settings`: those of the daemon, for the rules of isolation, unless a file has them. `bin_dirs`: directories of
+    plugin binaries; if empty, every binary is taken to exist.
     """
-    report, plugins = Report(), Plugins(bin_dirs)
-    found = Objects(report, plugins, settings)
+    report = Report()
+    found = Objects(report, Plugins(bin_dirs), settings)
     for name, data in files:
-        _look(report, found, name, data)
-    together.check(report, found, plugins)
+        _check(report, found, name, data)
+    found.together()
     return report
 
 
 def of_object(data: bytes, settings: Settings, others: Mapping[tuple[str, str], NetworkAttachmentDefinition]) -> Report:
-    """Look at one object that is no file, as JSON; `others`: the NetworkAttachmentDefinitions that there are.
+    """Check one object, as JSON, that is not in a file; `others`: the existing NetworkAttachmentDefinitions.
 
-    A finding's `file` is then the path of the string that its place is in; empty where there is none.
+    A finding's `file` is the path of the string that contains its place; empty if there is none.
     """
-    report, plugins = Report(), Plugins()
-    found = Objects(report, plugins, settings, others)
+    report = Report()
+    found = Objects(report, Plugins(), settings, others)
     try:
         for document in source.documents(Source("", data, is_file=False)):
             found.document(document)
     except UnreadableError as error:
-        report.add_at("error", "syntax", "", Source("", b""), error.place, str(error))
-    together.check(report, found, plugins)
+        report.add(Finding("", error.place, "error", "syntax", "", "", str(error), ""))
+    found.together()
     return report
 
 
-def _look(report: Report, found: Objects, name: str, data: bytes) -> None:
+def _check(report: Report, found: Objects, name: str, data: bytes) -> None:
     before = report.objects
     try:
-        file = Source(name, data)
-        for document in source.documents(file):
+        for document in source.documents(Source(name, data)):
             found.document(document)
             if report.objects > objects.OBJECTS_MAX:
                 raise UnreadableError(f"more than {objects.OBJECTS_MAX} objects", document.place())
@@ -75,8 +69,7 @@ def _look(report: Report, found: Objects, name: str, data: bytes) -> None:
             report.passed_over.append((name, f"{error}, and nothing of Multus' is in it"))
             return
         advice = "a template? render it first: helm template … | multusctl validate -" if b"{{" in data else ""
-        nothing = Source(name, b"")
-        report.add_at("error", "syntax", "", nothing, error.place, str(error), advice)
+        report.add(Finding(name, error.place, "error", "syntax", "", "", str(error), advice))
         return
     if report.objects == before:
         report.passed_over.append((name, "nothing of Multus' is in it"))
