@@ -1,7 +1,7 @@
-"""Pods, networks, and the bridges and masters of the node that they are on, as a tree.
+"""Show pods and networks as a tree, below the bridges and masters of the node.
 
 {"schema": "multusctl.graph/v1", "parents": [
-  {"name": "cni0" or "" for what is routed, "networks": [
+  {"name": "cni0" or "" for routed networks, "networks": [
     {"name": "default/blue", "plugin": "bridge", "interfaces": [
       {"pod": "default/web", "container": …, "interface": "net1", "addresses": ["10.1.0.2/24"],
        "hostInterfaces": ["veth1234"]}]}]}]}
@@ -10,13 +10,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
-
-SCHEMA: Final = "multusctl.graph/v1"
+from typing import Any
 
 
 def of(attachments: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of what `diagnosis.attachments` has found."""
+    """Build the tree from the answer of `diagnosis.attachments`."""
     parents: dict[str, dict[str, dict[str, Any]]] = {}
     for container in attachments["containers"]:
         for item in container["attachments"]:
@@ -33,7 +31,7 @@ def of(attachments: Mapping[str, Any]) -> dict[str, Any]:
                 }
             )
     return {
-        "schema": SCHEMA,
+        "schema": "multusctl.graph/v1",
         "parents": [
             {"name": name, "networks": [{"name": network, **networks[network]} for network in sorted(networks)]}
             for name, networks in sorted(parents.items())

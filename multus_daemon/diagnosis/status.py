@@ -1,4 +1,4 @@
-"""How the daemon of this node is.
+"""Show the state of this node's daemon.
 
     {"schema": "multusctl.status/v1", "source": "daemon" or "store", "version": …, "startedAt": <Unix time>,
      "ready": true, "gates": {<name of a closed gate>: <reason>},
@@ -10,7 +10,7 @@
      "spooled": 0, "containers": 12, "leftovers": 0,
      "errors": [{"verb": "ADD", "code": 7, "cause": …, "count": 3, "last": <Unix time>, "pod": <the last one>}]}
 
-What is not known without a daemon is 0, empty or false; `source` says so.
+Without a daemon (`source` "store") all but `spooled` and `containers` is 0, empty or false.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing import Any, Final
 
 from multus_daemon.runtime.timeline import Timeline
 
-SCHEMA: Final = "multusctl.status/v1"
 ERRORS_MAX: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the daemon knows of itself; each part as the module's docstring has it."""
+    """State of the daemon. The mappings are parts of the answer, in its format."""
 
     version: str
     started: float
@@ -43,9 +42,9 @@ class Parts:
 
 
 def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled: int) -> dict[str, Any]:
-    """The whole status."""
+    """Build the answer."""
     return {
-        "schema": SCHEMA,
+        "schema": "multusctl.status/v1",
         "source": parts.source,
         "version": parts.version,
         "startedAt": parts.started,
@@ -63,7 +62,7 @@ def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled:
 
 
 def entries_in(spool: Path) -> int:
-    """How many DELs the shim has left there; those under way are hidden."""
+    """Count the DELs in the shim's spool; files that the shim still writes are hidden."""
     try:
         with os.scandir(spool) as entries:
             return sum(entry.is_file() and not entry.name.startswith(".") for entry in entries)
@@ -72,13 +71,12 @@ def entries_in(spool: Path) -> int:
 
 
 def errors(timelines: Iterable[Timeline]) -> list[dict[str, Any]]:
-    """The errors of the last requests by cause, the most frequent first."""
+    """Group the errors of the last requests by cause, the most frequent first."""
     found: dict[tuple[str, int, str], dict[str, Any]] = {}
     for item in timelines:
         if item.error is None:
             continue
-        code, text = item.error
-        cause = cause_of(text)
+        code, cause = item.error[0], cause_of(item.error[1])
         verb = item.subject.get("verb", "")
         entry = found.setdefault((verb, code, cause), {"verb": verb, "code": code, "cause": cause, "count": 0})
         entry["count"] += 1
@@ -88,5 +86,5 @@ def errors(timelines: Iterable[Timeline]) -> list[dict[str, Any]]:
 
 
 def cause_of(text: str) -> str:
-    """The cause in an error's text: without what it was for, in brackets or behind a semicolon (`cni.errors`)."""
+    """Return an error's text without its context in brackets and its details behind a semicolon (`cni.errors`)."""
     return text.partition(" (pod ")[0].partition("; ")[0]

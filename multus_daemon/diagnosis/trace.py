@@ -1,29 +1,27 @@
-"""What happened to a pod on this node, in order: from the timelines of the daemon's last requests.
+"""Show the last requests for a pod, step by step, from the daemon's timelines.
 
 {"schema": "multusctl.trace/v1", "pod": "default/web", "requests": [
   {"verb": "ADD", "pod": …, "container": …, "ifname": …, "network": …, "began": <Unix time in seconds>,
    "seconds": <number, null while it runs>, "error": {"code": …, "text": …} or null, "stepsNotKept": 0,
-   "steps": [{"what": …, "at": <seconds from the beginning>, "seconds": <that it took, 0 where not measured>}]}]}
+   "steps": [{"what": …, "at": <seconds from the beginning>, "seconds": <duration, 0: not measured>}]}]}
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from multus_daemon.runtime.timeline import Timeline, Timelines
 
-SCHEMA: Final = "multusctl.trace/v1"
-
 
 def of(timelines: Timelines, pod: str, last: int) -> dict[str, Any]:
-    """The `last` requests for `pod` (`namespace/name`; empty: for all pods), the oldest first.
+    """Return the `last` requests for `pod` (`namespace/name`; empty: all pods), the oldest first.
 
-    Those that name the container only, as a hot-plug's do, are found by the containers of the others.
+    Some requests, like those of a hot-plug, have no pod; they are found by their container.
     """
     kept = list(timelines)
     containers = {item.subject.get("container") for item in kept if item.subject.get("pod") == pod}
     chosen = [item for item in kept if not pod or item.subject.get("container") in containers]
-    return {"schema": SCHEMA, "pod": pod, "requests": [_object(item) for item in chosen[-last:]]}
+    return {"schema": "multusctl.trace/v1", "pod": pod, "requests": [_object(item) for item in chosen[-last:]]}
 
 
 def _object(item: Timeline) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What is wrong with this node, with the evidence and the command that mends it. Looks, and changes nothing.
+"""Find faults of this node, with the evidence and the command that repairs each. Nothing is changed.
 
     {"schema": "multusctl.doctor/v1", "findings": [
       {"check": "socket", "severity": "error", "warning" or "info", "subject": "/run/multus/multus.sock",
-       "evidence": …, "advice": …, "fix": <what `--fix` would do; empty: nothing is safe to do>}]}
+       "evidence": …, "advice": …, "fix": <what `--fix` would do; empty: nothing>}]}
 
-An error keeps pods from starting, or takes their networks; a warning will, or leaks; an info is worth knowing.
+An error keeps pods from starting or cuts their networks. A warning will, or resources leak. An info is worth knowing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from multus_daemon.diagnosis.doctor import leftovers, machine, programs
+from multus_daemon.diagnosis.doctor import machine, programs
 from multus_daemon.diagnosis.doctor.finding import Finding, Node
 
-__all__ = ["SCHEMA", "Finding", "Node", "examine", "to_object"]
+__all__ = ["Finding", "Node", "examine", "to_object"]
 
-SCHEMA: Final = "multusctl.doctor/v1"
 _CHECKS: Final = (
     programs.daemon,
     programs.socket,
@@ -27,29 +26,27 @@ _CHECKS: Final = (
     programs.others,
     machine.kernel,
     machine.disk,
-    leftovers.records,
-    leftovers.leases,
-    leftovers.links,
-    leftovers.rules,
+    machine.records,
+    machine.leases,
+    machine.links,
+    machine.rules,
 )
 
 
 def examine(node: Node) -> list[Finding]:
-    """Every finding, errors first. A check that can't be made is a finding itself."""
-    found: list[Finding] = []
+    """Return all findings, errors first. A check that fails is a finding itself."""
+    findings: list[Finding] = []
     for check in _CHECKS:
         try:
-            found += check(node)
+            findings += check(node)
         except OSError as error:
-            name = check.__name__.replace("_", " ")
-            subject = str(error.filename or "")
-            found.append(
-                Finding(name, "warning", subject, f"can't be looked at: {error.strerror or error}", "run it as root")
-            )
+            name, subject = check.__name__.replace("_", " "), str(error.filename or "")
+            evidence = f"can't be looked at: {error.strerror or error}"
+            findings.append(Finding(name, "warning", subject, evidence, "run it as root"))
     order = {"error": 0, "warning": 1, "info": 2}
-    return sorted(found, key=lambda item: order[item.severity])
+    return sorted(findings, key=lambda item: order[item.severity])
 
 
 def to_object(findings: Sequence[Finding]) -> dict[str, Any]:
-    """As the module's docstring has it."""
-    return {"schema": SCHEMA, "findings": [item.to_object() for item in findings]}
+    """Return the answer."""
+    return {"schema": "multusctl.doctor/v1", "findings": [item.to_object() for item in findings]}

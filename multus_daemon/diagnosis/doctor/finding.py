@@ -1,7 +1,8 @@
-"""What a check looks at, and what it finds."""
+"""Types of the doctor's checks."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ Severity = Literal["error", "warning", "info"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One fault of the node."""
 
     check: str
     severity: Severity
@@ -29,42 +30,39 @@ class Finding:
     fix: Callable[[], None] | None = field(default=None, compare=False)
     """The repair, if it is safe to run unasked. Raises OSError."""
     fix_is: str = ""
-    """In words, what `fix` does."""
+    """The repair in words."""
 
     def to_object(self) -> dict[str, str]:
-        """As the module's docstring has it."""
+        """Return the finding in the format of `multusctl.doctor/v1`."""
         texts = (self.check, self.severity, self.subject, self.evidence, self.advice, self.fix_is)
         return dict(zip(("check", "severity", "subject", "evidence", "advice", "fix"), texts, strict=True))
 
 
 @dataclass(frozen=True)
 class Node:
-    """What is looked at."""
+    """The node under examination."""
 
     settings: Settings
     store: DelegateStore
     vanished: Callable[[set[str]], set[str]]
-    """Which of the network namespaces are certainly gone: `ports.LinkOps` has it."""
+    """`ports.LinkOps.vanished`: returns the network namespaces that are certainly gone."""
     answers: Callable[[], tuple[str, dict[str, str]]]
-    """Why no daemon answers, empty where one does; then its closed gates."""
+    """Returns why the daemon does not answer, empty if it does, and its closed gates."""
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     tool: Callable[[Sequence[str]], str] = lambda _: ""
-    """Runs a program of the host; what it prints, empty where it is not there or fails."""
+    """Runs a program of the host and returns its output; empty if it does not exist or fails."""
     lease_dirs: Sequence[Path] = ()
-    """host-local's directories of networks, as we see them."""
+    """host-local's directories, as this process sees them."""
 
     def host(self, path: str) -> Path:
-        """`path` of the host, as we see it. Raises OSError where it is not there."""
+        """Return where this process sees `path` of the host. Raises OSError if it does not exist."""
         return Path(fs.resolve(self.settings.paths.chroot_dir, path))
 
-
-def readable(store: DelegateStore) -> Iterator[ContainerRecord]:
-    """Our own records. Raises OSError."""
-    for container_id in store.containers(foreign=False):
-        try:
-            record = store.load(container_id)
-        except CorruptRecordError:
-            continue
-        if record is not None:
-            yield record
+    def records(self) -> Iterator[ContainerRecord]:
+        """Yield our records, except damaged ones. Raises OSError."""
+        for container_id in self.store.containers(foreign=False):
+            with contextlib.suppress(CorruptRecordError):
+                record = self.store.load(container_id)
+                if record is not None:
+                    yield record

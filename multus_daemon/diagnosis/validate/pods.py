@@ -70,8 +70,9 @@ def check(subject: Subject, path: Path, namespace: str, settings: Settings) -> l
             subject.warn("annotation", text, advice, path=("metadata", "annotations", key))
     elements: list[Element] = []
     for key in _OF_PODS:
-        if isinstance(text := object_at(value, annotations_at).get(key), str):
-            elements += _annotation(subject, (*annotations_at, key), text, namespace, settings)
+        annotation = object_at(value, annotations_at).get(key)
+        if isinstance(annotation, str):
+            elements += _annotation(subject, (*annotations_at, key), annotation, namespace, settings)
     if elements and object_at(value, (*path, "spec")).get("hostNetwork") is True:
         subject.warn(
             "annotation",
