@@ -1,6 +1,6 @@
-"""Brings the network-statuses of this node's pods up to date, once, when the daemon starts and knows its pods.
+"""Update outdated network-statuses of this node's pods once, when the daemon starts and knows its pods.
 
-What is out of date, and why it can be, `pod.statuses` says.
+`pod.statuses` describes when a status is outdated.
 """
 
 from __future__ import annotations
@@ -20,15 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class NetworkStatuses(Protocol):
-    """What compares and writes; see `pod.statuses`."""
+    """The functions of `pod.statuses`, without blocking the event loop."""
 
-    async def outdated(self) -> Sequence[ContainerId]:
-        """The containers whose pods' status is not what is on record."""
-        ...
+    async def outdated(self) -> Sequence[ContainerId]: ...  # noqa: D102
 
-    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
-        """Write one anew, if it still has to be."""
-        ...
+    async def bring_up_to_date(self, container_id: ContainerId) -> bool: ...  # noqa: D102
 
 
 class StatusesAtStart:
@@ -38,23 +34,17 @@ class StatusesAtStart:
         self._statuses = statuses
 
     async def run(self) -> None:
-        """Look once, and write; then wait for the daemon's end, since a root task that ends is that."""
+        """Update the statuses, then wait forever: the daemon stops when a root task ends."""
         try:
             await self.bring_up_to_date()
         except Exception as error:
-            # Whatever it is that one of the records holds, the daemon serves without this.
-            log.error(
-                "network-statuses can't be compared with the records: %s",
-                error,
-                exc_info=not isinstance(error, OSError),
-            )
+            # A fault in one record must not stop the daemon.
+            problem = "network-statuses can't be compared with the records: %s"
+            log.error(problem, error, exc_info=not isinstance(error, OSError))
         await asyncio.Event().wait()
 
     async def bring_up_to_date(self) -> None:
-        """Wait until the pods of the node are known, compare all of them, write what is out of date.
-
-        Raises OSError where the records can't be listed.
-        """
+        """Wait until the node's pods are known, then update. Raises OSError if the records can't be listed."""
         outdated: Sequence[ContainerId] | None = None
         while outdated is None:
             try:
@@ -68,7 +58,5 @@ class StatusesAtStart:
         try:
             await self._statuses.bring_up_to_date(container_id)
         except Exception as error:
-            log.warning(
-                "network-status of the pod of container %s is not up to date: %s",
-                container_id, str(error) or type(error).__name__,
-            )  # fmt: skip
+            reason = str(error) or type(error).__name__
+            log.warning("network-status of the pod of container %s is not up to date: %s", container_id, reason)

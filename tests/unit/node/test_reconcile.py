@@ -16,9 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
-from multus_daemon.node import orphans
-from multus_daemon.node.orphans import Findings, Orphan
-from multus_daemon.node.reconcile import Reconcile
+from multus_daemon.node import reconcile
+from multus_daemon.node.reconcile import Findings, Orphan, Reconcile
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
@@ -56,10 +55,10 @@ class Orphans:
         self.world = world
 
     async def look(self) -> Findings:
-        return await portal.run(Deadline(), partial(orphans.look, self.world.engine.verbs.engine))
+        return await portal.run(Deadline(), partial(reconcile.look, self.world.engine.verbs.engine))
 
     async def delete(self, orphan: Orphan, seconds: float) -> bool:
-        return await portal.run(Deadline(), partial(orphans.delete, self.world.engine.verbs.engine, orphan, seconds))
+        return await portal.run(Deadline(), partial(reconcile.delete, self.world.engine.verbs.engine, orphan, seconds))
 
 
 class World:
