@@ -1,7 +1,7 @@
-"""Tells of changes in the directories of CNI configurations, and of the readiness indicator.
+"""Watch the directories of CNI configurations and the readiness indicator.
 
-A watch is lost with the directory that it is on, and may be refused (inotify's limits). So it only makes a look come
-sooner that comes by itself: one that fails delays.
+A watch ends with its directory, and the limits of inotify may prevent it. It only triggers a periodic look earlier, so
+a failure causes a delay and nothing else.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from multus_daemon.runtime import watching
 log = logging.getLogger(__name__)
 
 _STEP_SECONDS: Final = 0.1
-"""Changes that follow each other faster are one: an agent writes several files."""
+"""Faster changes are combined: an agent writes several files."""
 _HASTY_STEP_SECONDS: Final = 0.002
-"""The same in haste."""
 
 
 class ConfWatch:
-    """Calls `changed` after each change, and sometimes without one."""
+    """Calls `changed` at least once after each change."""
 
     def __init__(
         self,
@@ -35,9 +34,9 @@ class ConfWatch:
         in_haste: Callable[[], bool],
         poll_seconds: float,
     ) -> None:
-        """`directories`: they need not be there; `indicator`: a file, of whose directory nothing else counts.
+        """`directories` may be missing. Of the directory of the file `indicator`, other files are ignored.
 
-        `in_haste`: whether a change must be seen at once; asked after each one. `poll_seconds`: pause after a failure.
+        `in_haste` returns whether changes must not be combined. `poll_seconds`: pause after a failure.
         """
         self._directories = frozenset(directories)
         self._indicator = indicator
@@ -46,22 +45,20 @@ class ConfWatch:
         self._poll_seconds = poll_seconds
 
     async def run(self) -> None:
-        """Watch, for ever."""
+        """Watch forever."""
         complaint = ""
         while True:
-            problem = ""
             try:
                 await self._watch_until_replaced()
+                complaint = ""
             except OSError as error:
-                problem = str(error)
-            if problem and problem != complaint:
-                log.info("changes are found every %s s only: %s", self._poll_seconds, problem)
-            complaint = problem
-            if problem:
+                if str(error) != complaint:
+                    log.info("changes are found every %s s only: %s", self._poll_seconds, error)
+                complaint = str(error)
                 await asyncio.sleep(self._poll_seconds)
 
     async def _watch_until_replaced(self) -> None:
-        """Watch the directories until one of them is another than it was, or has come, or the haste has changed."""
+        """Watch until a directory is created or replaced, or `in_haste` changes. Raises OSError."""
         identities = await asyncio.to_thread(self._identities)
         if not identities:
             raise OSError("no directory to watch is there")
@@ -75,7 +72,7 @@ class ConfWatch:
                     return
 
     def _identities(self) -> dict[Path, tuple[int, int]]:
-        """The directories that are there, each with what tells it from another of the same name."""
+        """Return the existing directories with their device and inode."""
         wanted = self._directories if self._indicator is None else self._directories | {self._indicator.parent}
         found = {}
         for path in wanted:
@@ -85,8 +82,8 @@ class ConfWatch:
         return found
 
     def _concerns_us(self, directory: Path, name: str) -> bool:
-        """Not temporary files, and of a busy directory like /run the indicator only."""
+        """Ignore temporary files, and all but the indicator in its directory, which may be busy like /run."""
         if directory / name == self._indicator:
             return True
-        # `..data` is what changes in a mounted ConfigMap.
+        # Updates of a mounted ConfigMap change `..data`.
         return directory in self._directories and (not name.startswith(".") or name.startswith(".."))

@@ -18,7 +18,7 @@ import pytest
 from multus_daemon import settings
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.metrics import PrimaryMetrics
-from multus_daemon.node.primary import runtime_conf
+from multus_daemon.node.primary import config as module
 from multus_daemon.node.primary.config import GATE, PrimaryConfig
 from multus_daemon.pod.engine import INDICATOR_GATE
 from multus_daemon.runtime import fs
@@ -631,7 +631,7 @@ async def test_a_file_of_the_operators_that_is_in_place_already(
     assert unchanged(path) == before
     assert node.gates.closed == {}
     # Between the two reads the operator writes it anew.
-    monkeypatch.setattr(runtime_conf, "read", lambda path: b"newer")
+    monkeypatch.setattr(module, "_read", lambda path: b"newer")
     await node.config.look()
     assert unchanged(path) == before
 
