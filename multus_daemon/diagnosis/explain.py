@@ -45,11 +45,9 @@ class _Steps:
         self.error: CniError | None = None
 
     def take(self, what: str, result: str) -> None:
-        """Record a step that succeeded."""
         self.taken.append({"what": what, "result": result, "problem": ""})
 
     def fail(self, what: str, error: CniError) -> None:
-        """Record a step that failed."""
         self.taken.append({"what": what, "result": "", "problem": str(error)})
         self.error = self.error or error
 
@@ -96,8 +94,7 @@ def _planned(
 ) -> list[dict[str, Any]]:
     """Return the networks, as far as they can be planned."""
     if reason := engine.gates.closed.get(INDICATOR_GATE):
-        refusal = CniError(reason, "no pod is attached until it is there", code=11)
-        steps.fail("readiness indicator", refusal)
+        steps.fail("readiness indicator", CniError(reason, "no pod is attached until it is there", code=11))
     try:
         stdin = configuration()
         net_conf = load(stdin, engine.overlay)
@@ -108,10 +105,10 @@ def _planned(
         return []
     try:
         pod = find()
-        steps.take("pod", f"found, UID {pod.uid}" if pod.uid else "taken from the file")
     except CniError as error:
         steps.fail("pod", error)
         return []
+    steps.take("pod", f"found, UID {pod.uid}" if pod.uid else "taken from the file")
     for key in (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION):
         if key in pod.annotations:
             steps.take(f"annotation {key}", pod.annotations[key])

@@ -24,7 +24,7 @@ from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.networks import default_networks, of_every_pod
 from multus_daemon.pod.records import held_if_free, is_elsewhere, read, read_all
 from multus_daemon.runtime import deadline
-from multus_daemon.spec.attachment import ContainerRecord
+from multus_daemon.spec.attachment import Attachment, ContainerRecord
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import ContainerId, IfName
@@ -92,9 +92,6 @@ def gc(engine: Engine, stdin: bytes) -> None:
         raise detach.joined(run.failures)
 
 
-# --- containers --------------------------------------------------------------------------------------------------
-
-
 def _sweep(engine: Engine, run: _Run) -> None:
     """Delete stale containers: ours, then those of another daemon."""
     try:
@@ -119,9 +116,8 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
             continue
         if record.foreign and record.attachments:
             # The runtime's cache, if it is in our cniDir, also has attachments to Multus itself.
-            others = tuple(item for item in record.attachments if OWN_TYPES.isdisjoint(_types(item.config)))
-            record = replace(record, attachments=others)
-            if not others:
+            record = replace(record, attachments=tuple(filter(_is_of_others, record.attachments)))
+            if not record.attachments:
                 continue
         run.note(record)
         is_in_flight = container_id in engine.adds or container_id in engine.locks.keys
@@ -139,8 +135,8 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
     schedule.side_by_side(to_delete, functools.partial(_delete_in_turn, engine, run))
 
 
-def _types(config: NetworkConfig) -> set[str]:
-    return {plugin.type for plugin in config.plugins}
+def _is_of_others(attachment: Attachment) -> bool:
+    return OWN_TYPES.isdisjoint(plugin.type for plugin in attachment.config.plugins)
 
 
 def _unreadable(run: _Run, container_id: ContainerId) -> None:
@@ -174,17 +170,21 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
             engine.count_collected("collected", len(record.attachments))
 
 
-# --- networks ----------------------------------------------------------------------------------------------------
-
-
 def _collect_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
     """Run GC of every network that is declared for all pods, or that a record mentioned before the sweep."""
-    cluster_network, declared = _declared(engine, net_conf)
+    declared: list[NetworkConfig] = []
+    cluster_network = ""
+    try:
+        declared = of_every_pod(engine, net_conf)
+        cluster_network = declared[0].name
+    except CniError as error:
+        log.warning("GC: the cluster network is asked only as far as records know it: %s", error)
+    declared += default_networks(engine, net_conf)
     if run.unknown_because:
         log.warning("GC: plugins are not asked to free anything: %s", run.unknown_because)
         return
     networks = {name: config for name, (_, config) in run.networks.items()}
-    for config in (networks | declared).values():
+    for config in (networks | {config.name: config for config in declared}).values():
         seconds = min(deadlines.GC_NETWORK_SECONDS, run.left(deadlines.GC_TOTAL_SECONDS))
         if seconds <= 0:
             log.warning("GC: network %s and those behind it are left to the next GC", config.name)
@@ -193,19 +193,6 @@ def _collect_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
             _collect(engine, run, net_conf, config, seconds, is_cluster_network=config.name == cluster_network)
         except CniError as error:
             run.failures.append(error)
-
-
-def _declared(engine: Engine, net_conf: NetConf) -> tuple[str, dict[str, NetworkConfig]]:
-    """Return the cluster network's name, and by name the networks of every pod that can be resolved."""
-    found: list[NetworkConfig] = []
-    name = ""
-    try:
-        found = of_every_pod(engine, net_conf)
-        name = found[0].name
-    except CniError as error:
-        log.warning("GC: the cluster network is asked only as far as records know it: %s", error)
-    found += default_networks(engine, net_conf)
-    return name, {config.name: config for config in found}
 
 
 def _collect(

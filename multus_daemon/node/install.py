@@ -6,6 +6,7 @@ while the runtime executes the shim: files are only replaced, never written to.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -40,9 +41,6 @@ class InstallError(Exception):
     """The command failed; the message says why and what to do."""
 
 
-# --- install ---------------------------------------------------------------------------------------------------------
-
-
 def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: str = "") -> bool:
     """Copy the shim at `source` into the plugin directory as SHIM or PASSTHRU; False if the same is there already.
 
@@ -53,8 +51,9 @@ def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: st
         data = fs.read_limited(source)
         _check_elf(data, source, machine or os.uname().machine)
         target = directory / name
-        if _is_same(target, data):
-            return False
+        with contextlib.suppress(OSError):
+            if target.stat().st_mode & 0o777 == 0o755 and fs.read_limited(target, follow=False) == data:
+                return False
         fs.sweep(directory)
         # Under another name, because the runtime may execute the shim at any moment.
         trial = directory / f".{name}.new"
@@ -83,13 +82,6 @@ def _check_elf(data: bytes, source: Path, machine: str) -> None:
         )
 
 
-def _is_same(target: Path, data: bytes) -> bool:
-    try:
-        return target.stat().st_mode & 0o777 == 0o755 and fs.read_limited(target, follow=False) == data
-    except OSError:
-        return False
-
-
 def _try(program: Path) -> None:
     """Ask the shim for its CNI versions. Raises InstallError if that fails."""
     try:
@@ -106,9 +98,6 @@ def _try(program: Path) -> None:
         raise InstallError(f"{program} does not run on this node: {error}") from error
     if not versions:
         raise InstallError(f"{program} does not run on this node: exit status {done.returncode}: {done.stderr[:200]!r}")
-
-
-# --- uninstall -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +136,9 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
     try:
         paths = [*our_configurations(node.conf_dir), node.socket_dir / SOCKET]
         # Upstream's plugin has the same name.
-        if _is_same_program(node.bin_dir / PASSTHRU, node.bin_dir / SHIM):
-            paths.append(node.bin_dir / PASSTHRU)
+        with contextlib.suppress(OSError):
+            if fs.read_limited(node.bin_dir / PASSTHRU) == fs.read_limited(node.bin_dir / SHIM):
+                paths.append(node.bin_dir / PASSTHRU)
         for path in (*paths, node.bin_dir / SHIM):
             if fs.remove(path):
                 done.append(f"removed {path}")
@@ -190,13 +180,6 @@ def _remove_empty(directory: Path) -> bool:
     return not directory.exists()
 
 
-def _is_same_program(one: Path, other: Path) -> bool:
-    try:
-        return fs.read_limited(one) == fs.read_limited(other)
-    except OSError:
-        return False
-
-
 def _is_served(path: Path) -> bool:
     """Report whether a process accepts connections: a killed one leaves its socket behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
@@ -223,18 +206,14 @@ def our_configurations(directory: Path) -> list[Path]:
 
 
 def _is_ours(path: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError, gojson.JsonError):
         data = fs.read_limited(path, limit=_CONF_MAX_BYTES)
-    except OSError:
-        return False
-    if data == generate.PLACEHOLDER:
-        return True
-    try:
+        if data == generate.PLACEHOLDER:
+            return True
         fields = gojson.loads_object(data)
         plugins = gojson.get_list(fields, "plugins") or [fields]
         return {gojson.get_str(plugin, "type") for plugin in plugins if isinstance(plugin, dict)} == {SHIM}
-    except gojson.JsonError:
-        return False
+    return False
 
 
 def _with_additional_networks(store: DelegateStore) -> list[str]:

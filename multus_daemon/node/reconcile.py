@@ -80,9 +80,6 @@ class Findings:
     """Why the pods of the node are not known; empty if they are."""
 
 
-# --- when: the periodic run ------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Failure:
     """Retries of a container that could not be deleted."""
@@ -322,17 +319,14 @@ def _unattached(engine: Engine, pods: Iterable[Pod], records: Collection[Contain
         return ()
     left = [record for batch in left_by_others(engine) for record in batch.values() if record is not None]
     everything = _by_pod([*records, *left])
-    return tuple(
-        Unattached(pod, missing, _has_networks(pod, everything))
-        for pod in lacking
-        if (missing := _missing(pod, everything))
-    )
-
-
-def _has_networks(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> bool:
-    """Report whether an ADD for the pod is on record: it attached all networks that the annotation had then."""
-    own = [record for record in records.get(str(pod), ()) if is_of(record, pod)]
-    return any(not item.hot_plugged for record in own for item in record.attachments)
+    found = []
+    for pod in lacking:
+        if missing := _missing(pod, everything):
+            records = [record for record in everything.get(str(pod), ()) if is_of(record, pod)]
+            # An ADD attaches all networks that the annotation has, or fails.
+            has_others = any(not item.hot_plugged for record in records for item in record.attachments)
+            found.append(Unattached(pod, missing, has_others))
+    return tuple(found)
 
 
 def _wanted(pod: Pod) -> Counter[str]:

@@ -105,9 +105,6 @@ class _NoTools:
         raise InternalError(f"{tool} is not run")
 
 
-# --- one configuration -----------------------------------------------------------------------------------------------
-
-
 def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", default_name: str = "") -> Network | None:
     """Check the configuration `raw`, whose value is that of `subject`; None if it can't be parsed."""
     try:
@@ -171,9 +168,6 @@ def _check_version(config: NetworkConfig, subject: Subject) -> None:
                 "remove it from the plugin",
                 path=("plugins", index, "cniVersion"),
             )
-
-
-# --- one plugin ------------------------------------------------------------------------------------------------------
 
 
 def _check_type(plugin: PluginConfig, subject: Subject, path: Path) -> None:
@@ -291,9 +285,6 @@ def _advice(text: str) -> str:
     if "'" in text and '"' not in text:
         return "JSON has double quotes"
     return ""
-
-
-# --- ranges of addresses ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,6 @@ class Objects:
             else:
                 self._object(located)
 
-    # --- objects of Kubernetes ---------------------------------------------------------------------------------------
-
     def _object(self, located: Located) -> None:
         value = located.value
         kind, version = str(value.get("kind") or ""), str(value.get("apiVersion") or "")
@@ -211,8 +209,6 @@ class Objects:
         subject, namespace, name = self._begin(located)
         self._names(subject, namespace, name)
         self._pods.append(pods.check(subject, path, namespace, self._settings))
-
-    # --- files without a kind ----------------------------------------------------------------------------------------
 
     def _bare(self, located: Located) -> None:
         """Check a CNI configuration or the configuration of the daemon."""

@@ -52,9 +52,6 @@ class Element:
         self.subject.add(severity, check, problem, advice, path=path, place=self.place(about))
 
 
-# --- the text of annotations -----------------------------------------------------------------------------------------
-
-
 def check(subject: Subject, path: Path, namespace: str, settings: Settings) -> list[Element]:
     """Check the annotations of the pod at `path` of an object, and return the networks that it requests.
 
@@ -150,9 +147,6 @@ def _places(subject: Subject, path: Path, count: int) -> Iterator[Callable[[str]
         return
     for index in range(count):
         yield lambda about, index=index: inner.place(guessed(inner.value, about, base=(index,)))  # type: ignore[misc]
-
-
-# --- the requests of a pod -------------------------------------------------------------------------------------------
 
 
 def check_interfaces(elements: Sequence[Element]) -> None:

@@ -106,9 +106,8 @@ class Located:
         inner = self.below(*path)
         if not self.source.is_file:
             text = Source(jsontext.shown_path(path), inner.value.encode("utf-8", "replace"))
-            return Embedded(text, inner.value, list(range(len(inner.value))), Span(0, 0, len(inner.value)))
-        span = self.spans[inner.prefix]
-        return Embedded(self.source, inner.value, _origins(self.source.text[span.start : span.end], inner.value), span)
+            return Embedded(text, inner.value, list(range(len(inner.value) + 1)))
+        return Embedded(self.source, inner.value, _origins(self.source.text, self.spans[inner.prefix], inner.value))
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,8 @@ class Embedded:
 
     source: Source
     text: str
-    origins: list[int] | None
-    """Offset of each character from the beginning of the string in the file; None if not known."""
-    span: Span
+    origins: list[int]
+    """Offset in the file of each character and of the end; if not known, all are that of the beginning."""
 
     def place(self, offset: int) -> Place:
         """Return the place of the character of the string at `offset`, from 0."""
@@ -139,14 +137,7 @@ class Embedded:
         return Located(self.source, value, {path: Span(*map(self._offset, span)) for path, span in positions})
 
     def _offset(self, offset: int) -> int:
-        if not self.origins:
-            return self.span.start
-        if offset >= len(self.origins):
-            return self.span.start + self.origins[-1] + 1
-        return self.span.start + self.origins[offset]
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
+        return self.origins[min(offset, len(self.origins) - 1)]
 
 
 def documents(source: Source) -> Iterator[Located]:
@@ -248,27 +239,24 @@ class _Reader:
             raise UnreadableError(f"not YAML: {node.value[:80]!r} is no value of its kind", place) from error
 
 
-# --- strings ---------------------------------------------------------------------------------------------------------
-
-
-def _origins(raw: str, value: str) -> list[int] | None:
-    """Return the offset in the source text `raw` of each character of the string `value`; None if not known.
+def _origins(text: str, span: Span, value: str) -> list[int]:
+    """Return `Embedded.origins` of the string `value`, which is written at `span` of `text`.
 
     YAML styles fold and indent white space only: all other characters are in both texts, in the same order.
     """
-    written = _characters(raw)
-    found: list[int] = []
-    last = 0
+    written = _characters(text[span.start : span.end])
+    origins: list[int] = []
+    after = span.start
     for character in value:
         if character.isspace():
-            found.append(last)
+            origins.append(after)
             continue
         shown, offset = next(written, ("", 0))
         if shown != character:
-            return None
-        found.append(offset)
-        last = offset + 1
-    return found
+            return [span.start] * (len(value) + 1)
+        origins.append(span.start + offset)
+        after = span.start + offset + 1
+    return [*origins, origins[-1] + 1] if origins else [span.start]
 
 
 def _characters(raw: str) -> Iterator[tuple[str, int]]:

@@ -73,7 +73,7 @@ class PrimaryConfig:
         self._is_auto = wanted.config_file == AUTO
         self._source = Path(os.path.normpath(wanted.autoconfig_dir if self._is_auto else wanted.config_file))
         self._election = Election(self._source, files, named=wanted.master, plugin_type=wanted.plugin_type, clock=clock)
-        self._conf = _RuntimeConf(self._directory, events, metrics, clock)
+        self._conf = _RuntimeConf(self._directory / generate.FILE_NAME, events, metrics, clock)
         self._wake = asyncio.Event()
         self._watch = ConfWatch(
             (self._directory, self._source if self._is_auto else self._source.parent),
@@ -248,9 +248,9 @@ class _RuntimeConf:
     """The file in the runtime's directory."""
 
     def __init__(
-        self, directory: Path, events: NodeEvents, metrics: PrimaryMetrics, clock: Callable[[], float]
+        self, generated: Path, events: NodeEvents, metrics: PrimaryMetrics, clock: Callable[[], float]
     ) -> None:
-        self.generated = directory / generate.FILE_NAME
+        self.generated = generated
         self.placed: _Wanted | None = None
         """The configuration that this daemon has written or confirmed."""
         self._events = events
@@ -275,9 +275,11 @@ class _RuntimeConf:
 
         `write`: False while the primary network is not ready. Raises OSError.
         """
-        if await asyncio.to_thread(_is_same_file, wanted):
-            self.placed = wanted
-            return ""
+        with contextlib.suppress(OSError):
+            # The operator's file may be in the runtime's directory itself.
+            if await asyncio.to_thread(wanted.target.samefile, wanted.source):
+                self.placed = wanted
+                return ""
         present = await asyncio.to_thread(_read, wanted.target)
         if present == wanted.data:
             self.placed = wanted
@@ -341,14 +343,6 @@ def _read(path: Path) -> bytes | None:
         return None
     except fs.FileTooLargeError:
         return b""
-
-
-def _is_same_file(wanted: _Wanted) -> bool:
-    """Report whether the operator's file is itself in the runtime's directory."""
-    try:
-        return wanted.target.samefile(wanted.source)
-    except OSError:
-        return False
 
 
 def _moved_to(target: Path) -> list[str]:

@@ -17,9 +17,9 @@ def add_to(groups: common.Groups) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CniError, CommandError, SettingsError."""
-    from multus_daemon.diagnosis import graph
+    from multus_daemon.diagnosis.attachments import graph
 
-    found = graph.of(attachments.ask(arguments, {}))
+    found = graph(attachments.ask(arguments, {}))
     if arguments.json:
         common.print_json(found)
     elif arguments.svg:
