@@ -31,7 +31,11 @@ def answer(
 
     `others`: the existing NetworkAttachmentDefinitions. Raises JsonError if `review` is not an AdmissionReview.
     """
-    request = gojson.get_object(_review(review), "request")
+    parsed = gojson.loads_object(review)
+    version, review_kind = gojson.get_str(parsed, "apiVersion"), gojson.get_str(parsed, "kind")
+    if (version, review_kind) != (API_VERSION, "AdmissionReview"):
+        raise gojson.JsonError(f"{API_VERSION} AdmissionReview is needed, not {version} {review_kind}")
+    request = gojson.get_object(parsed, "request")
     if request is None:
         raise gojson.JsonError("request: an object is needed, not null")
     uid = gojson.get_str(request, "uid") or ""
@@ -54,14 +58,6 @@ def answer(
         ]
     body = gojson.dumps({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}, sort_keys=False)
     return body, kind, "refused" if refused else "warned" if findings else "allowed"
-
-
-def _review(data: bytes) -> dict[str, Any]:
-    review = gojson.loads_object(data)
-    version, kind = gojson.get_str(review, "apiVersion"), gojson.get_str(review, "kind")
-    if (version, kind) != (API_VERSION, "AdmissionReview"):
-        raise gojson.JsonError(f"{API_VERSION} AdmissionReview is needed, not {version} {kind}")
-    return review
 
 
 def _findings(

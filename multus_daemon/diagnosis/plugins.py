@@ -12,14 +12,12 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from multus_daemon.plugins.builtin.runner import PLUGINS
 from multus_daemon.runtime import elf, fs
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import BUILT_IN
-
-SCHEMA: Final = "multusctl.plugins/v1"
 
 
 def of(settings: Settings) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def of(settings: Settings) -> dict[str, Any]:
         else:
             continue
         found.append({"type": name, "servedBy": served_by, "problem": problem})
-    return {"schema": SCHEMA, "plugins": found}
+    return {"schema": "multusctl.plugins/v1", "plugins": found}
 
 
 def _binaries(settings: Settings) -> dict[str, str]:

@@ -93,13 +93,7 @@ class Reconcile:
     """A root task."""
 
     def __init__(
-        self,
-        engine: Engine,
-        events: Events,
-        metrics: DeleteMetrics,
-        *,
-        seconds: float,
-        tidy: Callable[[], None] = lambda: None,
+        self, engine: Engine, events: Events, metrics: DeleteMetrics, *, seconds: float, tidy: Callable[[], None]
     ) -> None:
         """`seconds`: from one run to the next. `tidy` removes stale files in `cniDir`; it may raise OSError."""
         self._engine = engine
@@ -257,9 +251,7 @@ def look(engine: Engine) -> Findings:
 
 def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: Mapping[str, Pod] | None) -> Iterator[Orphan]:
     vanished = engine.links.vanished({record.sandbox.netns for record in records})
-    by_netns: dict[str, list[ContainerRecord]] = {}
-    for record in records:
-        by_netns.setdefault(record.sandbox.netns, []).append(record)
+    by_netns = _grouped(records, lambda record: record.sandbox.netns)
     for record in records:
         netns = record.sandbox.netns
         if record.sandbox.container_id in engine.locks.keys:
@@ -312,13 +304,13 @@ def left_by_others(engine: Engine) -> Iterator[Mapping[ContainerId, ContainerRec
 
 def _unattached(engine: Engine, pods: Iterable[Pod], records: Collection[ContainerRecord]) -> tuple[Unattached, ...]:
     """Return the running pods that lack networks. Raises OSError."""
-    own = _by_pod(records)
+    own = _grouped(records, lambda record: record.pod)
     running = (pod for pod in pods if pod.phase == "Running" and not pod.host_network)
     lacking = [pod for pod in running if _wanted(pod) and _missing(pod, own)]
     if not lacking:
         return ()
     left = [record for batch in left_by_others(engine) for record in batch.values() if record is not None]
-    everything = _by_pod([*records, *left])
+    everything = _grouped([*records, *left], lambda record: record.pod)
     found = []
     for pod in lacking:
         if missing := _missing(pod, everything):
@@ -338,10 +330,12 @@ def _wanted(pod: Pod) -> Counter[str]:
         return Counter()
 
 
-def _by_pod(records: Collection[ContainerRecord]) -> dict[str, list[ContainerRecord]]:
+def _grouped(
+    records: Iterable[ContainerRecord], key: Callable[[ContainerRecord], str]
+) -> dict[str, list[ContainerRecord]]:
     groups: dict[str, list[ContainerRecord]] = {}
     for record in records:
-        groups.setdefault(record.pod, []).append(record)
+        groups.setdefault(key(record), []).append(record)
     return groups
 
 

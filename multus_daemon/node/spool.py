@@ -49,11 +49,9 @@ class Requests(Protocol):
 
     def container_of(self, body: bytes) -> str:
         """Return the container of the DEL. Raises UndecodableEntryError."""
-        ...
 
     async def serve(self, body: bytes, written: float) -> None:
         """Serve the DEL; `written`: when the shim wrote it, Unix time in seconds. Any exception causes a retry."""
-        ...
 
 
 @dataclass(slots=True)

@@ -22,9 +22,11 @@ log = logging.getLogger(__name__)
 class NetworkStatuses(Protocol):
     """The functions of `pod.statuses`, without blocking the event loop."""
 
-    async def outdated(self) -> Sequence[ContainerId]: ...  # noqa: D102
+    async def outdated(self) -> Sequence[ContainerId]:
+        """Return the containers whose pods have an outdated status."""
 
-    async def bring_up_to_date(self, container_id: ContainerId) -> bool: ...  # noqa: D102
+    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
+        """Write the status if it is still outdated."""
 
 
 class StatusesAtStart:

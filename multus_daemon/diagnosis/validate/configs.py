@@ -273,8 +273,8 @@ def fault(subject: Subject, check_name: str, path: Path, error: gojson.JsonError
     embedded = subject.located.text(*path)
     at = embedded.place_at(*(place or (1, 1)))
     problem = f"not JSON: {message.removeprefix('JSON is malformed: ')}"
-    advice, file = _advice(embedded.text), embedded.source.name
-    subject.add("error", check_name, problem, advice, path=path, place=at, file=file)
+    subject = replace(subject, located=replace(subject.located, source=embedded.source))
+    subject.add("error", check_name, problem, _advice(embedded.text), path=path, place=at)
 
 
 def _advice(text: str) -> str:

@@ -106,12 +106,12 @@ class Subject:
         *,
         path: Path = (),
         place: Place | None = None,
-        file: str | None = None,
     ) -> None:
-        """Report a finding at the key `path`, or at `place` of `file` if these are given."""
-        file = self.located.source.name if file is None else file
+        """Report a finding at the key `path`, or at `place` if it is given."""
         place = place or self.located.place(path)
-        self.report.add(Finding(file, place, severity, check, self.name, shown_path(path), problem, advice))
+        self.report.add(
+            Finding(self.located.source.name, place, severity, check, self.name, shown_path(path), problem, advice)
+        )
 
     def error(self, check: str, problem: str, advice: str = "", *, path: Path = ()) -> None:
         """Report an error at the key `path`."""

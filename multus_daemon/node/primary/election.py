@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,13 +57,7 @@ class Election:
     """Elects again at each call, and remembers the last result."""
 
     def __init__(
-        self,
-        directory: Path,
-        files: ConfFiles,
-        *,
-        named: str = "",
-        plugin_type: str = "",
-        clock: Callable[[], float] = time.monotonic,
+        self, directory: Path, files: ConfFiles, *, named: str, plugin_type: str, clock: Callable[[], float]
     ) -> None:
         """`named`: the setting `multusMasterCNI`; `plugin_type`: type of the shim; `clock`: seconds."""
         self._directory = directory

@@ -54,7 +54,7 @@ class _Request(msgspec.Struct):
 
 
 class _Trace(NodeReply):
-    """As `diagnosis.trace` has it."""
+    """As `diagnosis.status.trace` has it."""
 
     requests: list[_Request]
 

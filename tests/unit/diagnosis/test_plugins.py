@@ -32,7 +32,7 @@ def found(tmp_path, directory):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"chrootDir": str(tmp_path), "binDir": "/opt/cni/bin", **changes}))
         answer = plugins.of(settings.load(path))
-        assert answer["schema"] == plugins.SCHEMA
+        assert answer["schema"] == "multusctl.plugins/v1"
         return {item["type"]: (item["servedBy"], item["problem"]) for item in answer["plugins"]}
 
     return look

@@ -69,8 +69,9 @@ class World:
         self.counts = Counts()
         self.controller = self.make()
 
-    def make(self) -> Reconcile:
-        return Reconcile(self.engine.verbs.engine, self.engine.cluster, self.counts, seconds=300)
+    def make(self, seconds: float = 300) -> Reconcile:
+        engine = self.engine.verbs.engine
+        return Reconcile(engine, self.engine.cluster, self.counts, seconds=seconds, tidy=lambda: None)
 
     def add(self, networks: str = "n1,n2") -> None:
         self.engine.declare(networks)
@@ -341,7 +342,7 @@ async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: W
     world.add()
     world.engine.links.namespaces.clear()
     world.engine.store.fail_at[len(world.engine.store.calls) + 1] = error
-    controller = Reconcile(world.engine.verbs.engine, world.engine.cluster, world.counts, seconds=0.01)
+    controller = world.make(0.01)
     running = asyncio.create_task(controller.run())
     async with asyncio.timeout(30):
         while world.containers:
