@@ -8,7 +8,7 @@ from typing import Any
 
 from multus_daemon.api.admin import SHOWN, Answer, Asked
 from multus_daemon.diagnosis import attachments, explain, status
-from multus_daemon.node import reconcile
+from multus_daemon.node import orphans
 from multus_daemon.pod import aside
 from multus_daemon.pod.check import announced, failures
 from multus_daemon.pod.engine import Engine
@@ -80,7 +80,7 @@ class Answers:
 
     def _orphans(self) -> dict[str, attachments.Problem]:
         """Raises OSError."""
-        found = reconcile.look(self._engine)
+        found = orphans.look(self._engine)
         in_use = attachments.Problem(
             "its pod is gone, but processes live in its network namespace",
             "remove the container from the runtime (crictl rmp -f); nothing is touched while they live",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.node.reconcile import left_by_others
+from multus_daemon.node.orphans import left_by_others
 from multus_daemon.pod import aside, detach, schedule
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.networks import default_networks, of_every_pod

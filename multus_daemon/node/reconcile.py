@@ -1,17 +1,10 @@
-"""Compare the records with the node, at start and periodically: delete orphans, report pods without their networks.
+"""Compare the records with the node and the API server: root tasks that repair differences.
 
-A container is an orphan if
-
-- its network namespace is gone, or another is at its path, or
-- the runtime was told that its DEL succeeded although it failed, or
-- its pod is no longer on this node, and no process lives in its namespace.
-
-The last is certain only when two consecutive looks find it: an ADD may know a pod before the watch does, and its
-namespace has no process yet. A namespace with processes is never touched. Records of another daemon are left to GC,
-which knows the valid ones.
-
+`Reconcile` runs at start and periodically. It deletes orphans (`node.orphans`) and reports pods without their networks.
 A run has a budget, and a container that fails waits longer each time. Its record is kept, each try is logged, a gauge
-counts it, and one Event reports it. Pods that run without networks that they requested are only reported.
+counts it, and one Event reports it.
+
+`StatusesAtStart` updates outdated network-statuses (`pod.statuses`) once, when the node's pods are known.
 """
 
 from __future__ import annotations
@@ -19,65 +12,24 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Protocol
 
 from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
-from multus_daemon.pod import aside, detach, schedule
+from multus_daemon.node import orphans
+from multus_daemon.node.orphans import Findings, Orphan, Unattached
+from multus_daemon.pod import schedule
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.records import held_if_free, is_elsewhere, is_of, read, read_all, without_followed
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.aio import side_by_side
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.runtime.deadline import Deadline
-from multus_daemon.spec.attachment import ContainerRecord, Pod
-from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId
-from multus_daemon.spec.nad import selection
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StoreUnavailableError
 
 log = logging.getLogger(__name__)
-
-# A listing of 300,000 files takes seconds, and each batch needs one. A batch takes about 10 MB.
-_LEFTOVERS_BATCH: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """A container that nothing else will delete."""
-
-    record: ContainerRecord
-    """Its path of the namespace is empty if nothing may be touched there."""
-    reason: str
-    is_certain: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Unattached:
-    """A pod that runs and lacks networks that it requested."""
-
-    pod: Pod
-    networks: tuple[str, ...]
-    has_others: bool
-    """It has other networks, so its annotation was changed after its start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """The result of one look."""
-
-    orphans: Mapping[ContainerId, Orphan] = field(default_factory=dict)
-    in_use: Mapping[ContainerId, ContainerRecord] = field(default_factory=dict)
-    """Containers that would be orphans, but processes live in their namespaces."""
-    unreadable: tuple[ContainerId, ...] = ()
-    aside: int = 0
-    """Number of containers that are set aside."""
-    unattached: tuple[Unattached, ...] = ()
-    unknown_because: str = ""
-    """Why the pods of the node are not known; empty if they are."""
 
 
 @dataclass(slots=True)
@@ -150,7 +102,7 @@ class Reconcile:
             self._tidy()
         except OSError as error:
             log.error("what was left in cniDir can't be removed: %s", error)
-        return look(self._engine)
+        return orphans.look(self._engine)
 
     def _confirmed(self, found: Findings) -> list[Orphan]:
         """Return the orphans that are certain, or that the previous run found too."""
@@ -173,7 +125,7 @@ class Reconcile:
             return
         count = len(orphan.record.attachments)
         try:
-            work = functools.partial(delete, self._engine, orphan, seconds)
+            work = functools.partial(orphans.delete, self._engine, orphan, seconds)
             deleted = await portal.run(Deadline(), work, name="reconcile")
         except Exception as error:
             self._failed(orphan, error)
@@ -223,131 +175,46 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-# --- orphans ---------------------------------------------------------------------------------------------------------
+class NetworkStatuses(Protocol):
+    """The functions of `pod.statuses`, without blocking the event loop."""
+
+    async def outdated(self) -> Sequence[ContainerId]:
+        """Return the containers whose pods have an outdated status."""
+
+    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
+        """Write the status if it is still outdated."""
 
 
-def look(engine: Engine) -> Findings:
-    """Compare the records with the node; nothing is changed. Raises OSError if records or processes can't be listed."""
-    # Records before pods: a pod that comes in between has no record yet, and the pod of each record is known.
-    records = read_all(engine)
-    pods: dict[str, Pod] | None = None
-    unknown_because = ""
-    try:
-        pods = {str(pod): pod for pod in engine.cluster.node_pods()}
-    except StoreUnavailableError as error:
-        unknown_because = str(error)
-    readable = [record for record in records.values() if record is not None]
-    suspects = {orphan.record.sandbox.container_id: orphan for orphan in _suspects(engine, readable, pods)}
-    in_use = engine.links.netns_in_use({orphan.record.sandbox.netns for orphan in suspects.values()})
-    return Findings(
-        {name: orphan for name, orphan in suspects.items() if orphan.record.sandbox.netns not in in_use},
-        {name: orphan.record for name, orphan in suspects.items() if orphan.record.sandbox.netns in in_use},
-        tuple(container_id for container_id, record in records.items() if record is None),
-        len(engine.store.aside()),
-        _unattached(engine, pods.values(), readable) if pods else (),
-        unknown_because,
-    )
+class StatusesAtStart:
+    """A root task."""
 
+    def __init__(self, statuses: NetworkStatuses) -> None:
+        self._statuses = statuses
 
-def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: Mapping[str, Pod] | None) -> Iterator[Orphan]:
-    vanished = engine.links.vanished({record.sandbox.netns for record in records})
-    by_netns = _grouped(records, lambda record: record.sandbox.netns)
-    for record in records:
-        netns = record.sandbox.netns
-        if record.sandbox.container_id in engine.locks.keys:
-            continue
-        if netns in vanished:
-            # Another namespace may appear at the path.
-            yield Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True)
-        elif netns and not (placed := without_followed(record, by_netns[netns])).sandbox.netns:
-            yield Orphan(placed, "its network namespace is another container's now", is_certain=True)
-        elif netns and is_elsewhere(engine, record, netns):
-            yield Orphan(record.in_netns(""), "its network namespace is another one now", is_certain=True)
-        elif record.given_up:
-            yield Orphan(record, "its DEL was given up", is_certain=True)
-        elif pods is not None and not ((pod := pods.get(record.pod)) and is_of(record, pod)):
-            yield Orphan(record, "its pod is no longer on this node", is_certain=False)
-
-
-def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
-    """Detach the container; False if it is no orphan any more, or was set aside. Raises CniError, OSError."""
-    container_id = orphan.record.sandbox.container_id
-    netns = orphan.record.sandbox.netns
-    with held_if_free(engine, container_id) as is_ours:
-        if not is_ours:
-            return False
-        [present] = read(engine, [container_id]).values() or [None]
-        if present is None or present.created != orphan.record.created:
-            return False
-        if netns and netns in engine.links.netns_in_use([netns]):
-            return False
-        log.info("container %s of pod %s is deleted: %s", container_id, present.pod, orphan.reason)
+    async def run(self) -> None:
+        """Update the statuses, then wait forever: the daemon stops when a root task ends."""
         try:
-            detach.detach(engine, present, netns, seconds=seconds)
-        except CniError as error:
-            if not aside.set_aside_if_due(engine, container_id, error):
-                raise
-            return False
-        return True
+            await self.bring_up_to_date()
+        except Exception as error:
+            # A fault in one record must not stop the daemon.
+            problem = "network-statuses can't be compared with the records: %s"
+            log.error(problem, error, exc_info=not isinstance(error, OSError))
+        await asyncio.Event().wait()
 
+    async def bring_up_to_date(self) -> None:
+        """Wait until the node's pods are known, then update. Raises OSError if the records can't be listed."""
+        outdated: Sequence[ContainerId] | None = None
+        while outdated is None:
+            try:
+                outdated = await self._statuses.outdated()
+            except StoreUnavailableError as error:
+                log.debug("network-statuses are compared with the records later: %s", error)
+                await asyncio.sleep(deadlines.STATUSES_BLIND_SECONDS)
+        await side_by_side(outdated, self._bring_up_to_date, at_once=schedule.AT_ONCE)
 
-def left_by_others(engine: Engine) -> Iterator[Mapping[ContainerId, ContainerRecord | None]]:
-    """Yield the records of another daemon in batches. Raises OSError."""
-    seen: set[ContainerId] = set()
-    while batch := engine.store.leftovers(seen, _LEFTOVERS_BATCH):
-        yield batch
-        seen |= batch.keys()
-
-
-# --- pods without their networks -------------------------------------------------------------------------------------
-
-
-def _unattached(engine: Engine, pods: Iterable[Pod], records: Collection[ContainerRecord]) -> tuple[Unattached, ...]:
-    """Return the running pods that lack networks. Raises OSError."""
-    own = _grouped(records, lambda record: record.pod)
-    running = (pod for pod in pods if pod.phase == "Running" and not pod.host_network)
-    lacking = [pod for pod in running if _wanted(pod) and _missing(pod, own)]
-    if not lacking:
-        return ()
-    left = [record for batch in left_by_others(engine) for record in batch.values() if record is not None]
-    everything = _grouped([*records, *left], lambda record: record.pod)
-    found = []
-    for pod in lacking:
-        if missing := _missing(pod, everything):
-            records = [record for record in everything.get(str(pod), ()) if is_of(record, pod)]
-            # An ADD attaches all networks that the annotation has, or fails.
-            has_others = any(not item.hot_plugged for record in records for item in record.attachments)
-            found.append(Unattached(pod, missing, has_others))
-    return tuple(found)
-
-
-def _wanted(pod: Pod) -> Counter[str]:
-    """Return the networks of the pod's annotation; none if it is malformed, because its ADD has failed then."""
-    annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
-    try:
-        return Counter(str(element) for element in selection.parse(annotation, pod_namespace=pod.namespace))
-    except CniError:
-        return Counter()
-
-
-def _grouped(
-    records: Iterable[ContainerRecord], key: Callable[[ContainerRecord], str]
-) -> dict[str, list[ContainerRecord]]:
-    groups: dict[str, list[ContainerRecord]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
-    return groups
-
-
-def _missing(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> tuple[str, ...]:
-    """Return the requested networks that none of the pod's containers has. Names of hot-plugged ones may differ."""
-    wanted = _wanted(pod)
-    least = tuple(wanted.elements())
-    for record in records.get(str(pod), ()):
-        if is_of(record, pod):
-            own = Counter(item.name for item in record.attachments if not item.hot_plugged)
-            hot_plugged = sum(item.hot_plugged for item in record.attachments)
-            missing = tuple((wanted - own).elements())
-            missing = missing if len(missing) > hot_plugged else ()
-            least = missing if len(missing) < len(least) else least
-    return least
+    async def _bring_up_to_date(self, container_id: ContainerId) -> None:
+        try:
+            await self._statuses.bring_up_to_date(container_id)
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            log.warning("network-status of the pod of container %s is not up to date: %s", container_id, reason)

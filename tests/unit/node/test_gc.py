@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from multus_daemon import deadlines
-from multus_daemon.node import reconcile
+from multus_daemon.node import orphans
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
@@ -313,7 +313,7 @@ def test_a_del_that_is_a_little_earlier_is_not_waited_for(
     """It has its container's lock before what looks for stale ones can take it, and may hang there."""
     add(engine, "c1", "")
     del engine.links.namespaces[netns_of("c1")]
-    [orphan] = reconcile.look(engine.verbs.engine).orphans.values()
+    [orphan] = orphans.look(engine.verbs.engine).orphans.values()
     deleting: list[Aside[None]] = []
     comes, reached, may_end, asked = threading.Event(), threading.Event(), threading.Event(), []
     real_hold, real_delete = KeyedLock.hold, engine.runner.delete
@@ -334,7 +334,7 @@ def test_a_del_that_is_a_little_earlier_is_not_waited_for(
     monkeypatch.setattr(KeyedLock, "hold", hold)
     engine.runner.delete = delete  # type: ignore[method-assign]  # of this object only
     work: Callable[[], object] = partial(engine.verbs.gc, listing())
-    looking = Aside(work if who == "GC" else partial(reconcile.delete, engine.verbs.engine, orphan, 30))
+    looking = Aside(work if who == "GC" else partial(orphans.delete, engine.verbs.engine, orphan, 30))
     try:
         assert looking.result() in (None, False)
         assert deleting
@@ -510,7 +510,7 @@ def test_a_damaged_record_is_made_good_from_elsewhere(engine: Engine) -> None:
 def test_what_another_daemon_left_is_collected_where_it_is_stale(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "_LEFTOVERS_BATCH", 2)
+    monkeypatch.setattr(orphans, "_LEFTOVERS_BATCH", 2)
     for number in range(5):
         engine.store.left[f"dead{number}"] = foreign(f"dead{number}", "/gone", ("cluster", "eth0"), ("old", "net1"))
     engine.store.left["listed"] = foreign("listed", "/gone", ("old", "net1"))

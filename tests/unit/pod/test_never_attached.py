@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.node import reconcile
+from multus_daemon.node import orphans
 from multus_daemon.pod import aside
 from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
 from multus_daemon.spec.cni.names import ContainerId
@@ -46,8 +46,8 @@ def by_del(engine: Engine) -> None:
 
 def by_reconcile(engine: Engine) -> None:
     engine.links.namespaces.clear()
-    (orphan,) = reconcile.look(engine.verbs.engine).orphans.values()
-    assert reconcile.delete(engine.verbs.engine, orphan, 10)
+    (orphan,) = orphans.look(engine.verbs.engine).orphans.values()
+    assert orphans.delete(engine.verbs.engine, orphan, 10)
 
 
 def by_gc(engine: Engine) -> None:
@@ -149,9 +149,9 @@ def failing(engine: Engine) -> None:
 def tried(engine: Engine) -> bool:
     """Whether reconcile has an orphan, and is rid of it."""
     core = engine.verbs.engine
-    for orphan in reconcile.look(core).orphans.values():
+    for orphan in orphans.look(core).orphans.values():
         try:
-            reconcile.delete(core, orphan, 10)
+            orphans.delete(core, orphan, 10)
         except CniError:
             return False
     return True
@@ -180,7 +180,7 @@ def test_after_a_day_it_is_set_aside_told_of_and_tried_no_more(engine: Engine) -
     engine.runner.calls.clear()
     gc(engine)
     assert engine.runner.calls == []
-    assert reconcile.look(engine.verbs.engine).aside == 1
+    assert orphans.look(engine.verbs.engine).aside == 1
 
 
 def test_gc_sets_aside_what_reconcile_does_not_reach(engine: Engine) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from multus_daemon.node import reconcile
+from multus_daemon.node import orphans
 from multus_daemon.spec.cni.errors import InvalidNetnsError
 from multus_daemon.spec.cni.names import ContainerId
 from tests.unit.pod.conftest import NETNS, Engine
@@ -40,11 +40,11 @@ def collect(engine: Engine) -> None:
 
 def compare(engine: Engine) -> None:
     core = engine.verbs.engine
-    found = reconcile.look(core)
+    found = orphans.look(core)
     assert found.in_use == {}
     for orphan in found.orphans.values():
         assert orphan.is_certain
-        assert reconcile.delete(core, orphan, 10)
+        assert orphans.delete(core, orphan, 10)
 
 
 Way = Callable[[Engine], None]
