@@ -41,7 +41,15 @@ def answer(
     uid = gojson.get_str(request, "uid") or ""
     kind = gojson.get_str(gojson.get_object(request, "kind") or {}, "kind") or ""
     item = gojson.get_object(request, "object") or {}
-    findings = _findings(request, item, settings, others)
+    metadata = gojson.get_object(item, "metadata") or {}
+    findings: list[Finding] = []
+    if item and not metadata.get("deletionTimestamp"):
+        # The object may lack both: the API server takes them from the path, or generates the name later.
+        named = {"namespace": gojson.get_str(request, "namespace") or "default", **metadata}
+        if not named.get("name"):
+            named["name"] = (gojson.get_str(request, "name") or f"{metadata.get('generateName') or 'object-'}x")[:63]
+        data = gojson.dumps({**item, "metadata": named}, sort_keys=False)
+        findings = validate.of_object(data, settings, others).sorted()
     errors = [finding for finding in findings if finding.severity == "error"]
     old = gojson.get_object(request, "oldObject")
     is_changed = old is None or old.get("spec") != item.get("spec")
@@ -58,23 +66,6 @@ def answer(
         ]
     body = gojson.dumps({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}, sort_keys=False)
     return body, kind, "refused" if refused else "warned" if findings else "allowed"
-
-
-def _findings(
-    request: Mapping[str, Any],
-    item: Mapping[str, Any],
-    settings: Settings,
-    others: Mapping[tuple[str, str], NetworkAttachmentDefinition],
-) -> list[Finding]:
-    metadata = gojson.get_object(item, "metadata") or {}
-    if not item or metadata.get("deletionTimestamp"):
-        return []
-    # The object may lack both: the API server takes them from the path, or generates the name later.
-    named = {"namespace": gojson.get_str(request, "namespace") or "default", **metadata}
-    if not named.get("name"):
-        named["name"] = (gojson.get_str(request, "name") or f"{metadata.get('generateName') or 'object-'}x")[:63]
-    data = gojson.dumps({**item, "metadata": named}, sort_keys=False)
-    return validate.of_object(data, settings, others).sorted()
 
 
 def _text(finding: Finding) -> str:

@@ -49,7 +49,11 @@ def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: st
     """
     try:
         data = fs.read_limited(source)
-        _check_elf(data, source, machine or os.uname().machine)
+        machine = machine or os.uname().machine
+        if foreign := elf.foreign_machine(data, machine):
+            raise InstallError(
+                f"{source} is for {foreign}, and this node is {machine}; use the image of the node's architecture"
+            )
         target = directory / name
         with contextlib.suppress(OSError):
             if target.stat().st_mode & 0o777 == 0o755 and fs.read_limited(target, follow=False) == data:
@@ -64,22 +68,13 @@ def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: st
         finally:
             fs.remove(trial)
         fs.fsync_directory(directory)
+    except elf.NoProgramError as error:
+        raise InstallError(f"{source} {error}; this image is broken") from error
     except OSError as error:
         raise InstallError(
             f"the shim can't be put into {directory}: {error}; is the node's directory mounted there?"
         ) from error
     return True
-
-
-def _check_elf(data: bytes, source: Path, machine: str) -> None:
-    try:
-        found = elf.foreign_machine(data, machine)
-    except elf.NoProgramError as error:
-        raise InstallError(f"{source} {error}; this image is broken") from error
-    if found:
-        raise InstallError(
-            f"{source} is for {found}, and this node is {machine}; use the image of the node's architecture"
-        )
 
 
 def _try(program: Path) -> None:

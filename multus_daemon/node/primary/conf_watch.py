@@ -22,68 +22,63 @@ _STEP_SECONDS: Final = 0.1
 _HASTY_STEP_SECONDS: Final = 0.002
 
 
-class ConfWatch:
-    """Calls `changed` at least once after each change."""
+async def watch(
+    directories: Collection[Path],
+    indicator: Path | None,
+    changed: Callable[[], None],
+    *,
+    in_haste: Callable[[], bool],
+    poll_seconds: float,
+) -> None:
+    """Call `changed` at least once after each change, forever. `poll_seconds`: pause after a failure.
 
-    def __init__(
-        self,
-        directories: Collection[Path],
-        indicator: Path | None,
-        changed: Callable[[], None],
-        *,
-        in_haste: Callable[[], bool],
-        poll_seconds: float,
-    ) -> None:
-        """`directories` may be missing. Of the directory of the file `indicator`, other files are ignored.
+    `directories` may be missing. Of the directory of the file `indicator`, other files are ignored. `in_haste` returns
+    whether changes must not be combined.
+    """
 
-        `in_haste` returns whether changes must not be combined. `poll_seconds`: pause after a failure.
-        """
-        self._directories = frozenset(directories)
-        self._indicator = indicator
-        self._changed = changed
-        self._in_haste = in_haste
-        self._poll_seconds = poll_seconds
-
-    async def run(self) -> None:
-        """Watch forever."""
-        complaint = ""
-        while True:
-            try:
-                await self._watch_until_replaced()
-                complaint = ""
-            except OSError as error:
-                if str(error) != complaint:
-                    log.info("changes are found every %s s only: %s", self._poll_seconds, error)
-                complaint = str(error)
-                await asyncio.sleep(self._poll_seconds)
-
-    async def _watch_until_replaced(self) -> None:
-        """Watch until a directory is created or replaced, or `in_haste` changes. Raises OSError."""
-        identities = await asyncio.to_thread(self._identities)
-        if not identities:
-            raise OSError("no directory to watch is there")
-        in_haste = self._in_haste()
-        step = _HASTY_STEP_SECONDS if in_haste else _STEP_SECONDS
-        changes = watching.changes(identities, self._concerns_us, step=step)
-        async with contextlib.aclosing(changes):
-            async for _ in changes:
-                self._changed()
-                if self._in_haste() != in_haste or await asyncio.to_thread(self._identities) != identities:
-                    return
-
-    def _identities(self) -> dict[Path, tuple[int, int]]:
-        """Return the existing directories with their device and inode."""
-        wanted = self._directories if self._indicator is None else self._directories | {self._indicator.parent}
-        found = {}
-        for path in wanted:
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                found[path] = (status.st_dev, status.st_ino)
-        return found
-
-    def _concerns_us(self, directory: Path, name: str) -> bool:
-        """Ignore temporary files, and all but the indicator in its directory, which may be busy like /run."""
-        if directory / name == self._indicator:
+    def is_relevant(directory: Path, name: str) -> bool:
+        if directory / name == indicator:
             return True
-        # Updates of a mounted ConfigMap change `..data`.
-        return directory in self._directories and (not name.startswith(".") or name.startswith(".."))
+        # Temporary files are ignored, but updates of a mounted ConfigMap change `..data`.
+        return directory in directories and (not name.startswith(".") or name.startswith(".."))
+
+    watched = {*directories, indicator.parent} if indicator else {*directories}
+    complaint = ""
+    while True:
+        try:
+            await _watch_until_replaced(watched, is_relevant, changed, in_haste)
+            complaint = ""
+        except OSError as error:
+            if str(error) != complaint:
+                log.info("changes are found every %s s only: %s", poll_seconds, error)
+            complaint = str(error)
+            await asyncio.sleep(poll_seconds)
+
+
+async def _watch_until_replaced(
+    watched: Collection[Path],
+    is_relevant: Callable[[Path, str], bool],
+    changed: Callable[[], None],
+    in_haste: Callable[[], bool],
+) -> None:
+    """Watch until a directory is created or replaced, or `in_haste` changes. Raises OSError."""
+    identities = await asyncio.to_thread(_identities, watched)
+    if not identities:
+        raise OSError("no directory to watch is there")
+    is_hasty = in_haste()
+    changes = watching.changes(identities, is_relevant, step=_HASTY_STEP_SECONDS if is_hasty else _STEP_SECONDS)
+    async with contextlib.aclosing(changes):
+        async for _ in changes:
+            changed()
+            if in_haste() != is_hasty or await asyncio.to_thread(_identities, watched) != identities:
+                return
+
+
+def _identities(directories: Collection[Path]) -> dict[Path, tuple[int, int]]:
+    """Return the existing directories with their device and inode."""
+    found = {}
+    for path in directories:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found[path] = (status.st_dev, status.st_ino)
+    return found

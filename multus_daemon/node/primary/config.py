@@ -27,7 +27,7 @@ from typing import Any, Final
 from multus_daemon import deadlines
 from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
 from multus_daemon.metrics import PrimaryMetrics
-from multus_daemon.node.primary.conf_watch import ConfWatch
+from multus_daemon.node.primary.conf_watch import watch
 from multus_daemon.node.primary.election import Election, NoPrimaryError
 from multus_daemon.pod.engine import INDICATOR_GATE
 from multus_daemon.runtime import fs
@@ -75,14 +75,6 @@ class PrimaryConfig:
         self._election = Election(self._source, files, named=wanted.master, plugin_type=wanted.plugin_type, clock=clock)
         self._conf = _RuntimeConf(self._directory / generate.FILE_NAME, events, metrics, clock)
         self._wake = asyncio.Event()
-        self._watch = ConfWatch(
-            (self._directory, self._source if self._is_auto else self._source.parent),
-            self._indicator,
-            self._wake.set,
-            # Until ours is there, the runtime may use another configuration.
-            in_haste=lambda: self._conf.placed is None,
-            poll_seconds=poll_seconds,
-        )
         self._good: _Wanted | None = None
         """The last valid configuration."""
         self.problem = ""
@@ -133,8 +125,17 @@ class PrimaryConfig:
                 await self._conf.keep_place()
         await self._gates.wait_open(but=(GATE, INDICATOR_GATE))
         await self._prepare()
+        directories = (self._directory, self._source if self._is_auto else self._source.parent)
+        watching = watch(
+            directories,
+            self._indicator,
+            self._wake.set,
+            # Until ours is there, the runtime may use another configuration.
+            in_haste=lambda: self._conf.placed is None,
+            poll_seconds=self._poll_seconds,
+        )
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch.run(), name="primary-watch")
+            group.create_task(watching, name="primary-watch")
             group.create_task(self._keep(), name="primary-keep")
 
     async def _prepare(self) -> None:

@@ -22,7 +22,7 @@ path { fill: none; stroke: #999 }
 
 
 def svg(found: Mapping[str, Any]) -> str:
-    """The picture of what `diagnosis.graph` has made."""
+    """The picture of what `diagnosis.attachments.graph` has made."""
     boxes: list[str] = []
     lines: list[str] = []
     row = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.node.primary.conf_watch import ConfWatch
+from multus_daemon.node.primary.conf_watch import watch
 
 
 class Told:
@@ -17,7 +17,7 @@ class Told:
 
     def __init__(self, *directories: Path, indicator: Path | None = None) -> None:
         self.event = asyncio.Event()
-        self.watch = ConfWatch(directories, indicator, self.event.set, in_haste=lambda: True, poll_seconds=0.02)
+        self.watch = watch(directories, indicator, self.event.set, in_haste=lambda: True, poll_seconds=0.02)
 
     async def of(self, change: Callable[[], object], seconds: float = 5) -> bool:
         """Whether it tells of `change` within `seconds`."""
@@ -31,7 +31,7 @@ class Told:
 
 @contextlib.asynccontextmanager
 async def running(told: Told) -> AsyncIterator[None]:
-    task = asyncio.create_task(told.watch.run())
+    task = asyncio.create_task(told.watch)
     # Until the watch stands.
     await asyncio.sleep(0.2)
     try:
