@@ -112,7 +112,12 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
     unlisted: list[ContainerRecord] = []
     for container_id, record in found.items():
         if record is None:
-            _unreadable(run, container_id)
+            if container_id in run.listed:
+                # It exists: plugins would free its resources, which are not known.
+                run.unknown_because = f"the record of container {container_id}, which runs, can't be read"
+                continue
+            advice = f"free by hand what it held, then: multusctl attachments forget {container_id}"
+            run.failures.append(IoFailureError(f"record of container {container_id} is damaged", advice))
             continue
         if record.foreign and record.attachments:
             # The runtime's cache, if it is in our cniDir, also has attachments to Multus itself.
@@ -137,15 +142,6 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
 
 def _is_of_others(attachment: Attachment) -> bool:
     return OWN_TYPES.isdisjoint(plugin.type for plugin in attachment.config.plugins)
-
-
-def _unreadable(run: _Run, container_id: ContainerId) -> None:
-    """Note a damaged record. If the container exists, plugins would free its resources: they are not asked then."""
-    if container_id in run.listed:
-        run.unknown_because = f"the record of container {container_id}, which runs, can't be read"
-    else:
-        advice = f"free by hand what it held, then: multusctl attachments forget {container_id}"
-        run.failures.append(IoFailureError(f"record of container {container_id} is damaged", advice))
 
 
 def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:

@@ -142,9 +142,6 @@ def left_by_others(engine: Engine) -> Iterator[Mapping[ContainerId, ContainerRec
         seen |= batch.keys()
 
 
-# --- pods without their networks -------------------------------------------------------------------------------------
-
-
 def _unattached(engine: Engine, pods: Iterable[Pod], records: Collection[ContainerRecord]) -> tuple[Unattached, ...]:
     """Return the running pods that lack networks. Raises OSError."""
     own = _grouped(records, lambda record: record.pod)

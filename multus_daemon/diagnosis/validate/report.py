@@ -12,7 +12,6 @@ from multus_daemon.diagnosis.validate.source import Located, Place, value_at
 from multus_daemon.runtime.jsontext import Path, shown_path
 from multus_daemon.spec.cni.errors import CniError
 
-SCHEMA: Final = "multusctl.validate/v1"
 Severity = Literal["error", "warning"]
 
 _WORD: Final = re.compile(r"[A-Za-z][\w-]*(?:(?:\.[A-Za-z][\w-]*)|(?:\[[0-9]+\]))*")
@@ -74,7 +73,7 @@ class Report:
     def to_object(self) -> dict[str, Any]:
         """Return the report in the format of `multusctl.validate/v1`."""
         return {
-            "schema": SCHEMA,
+            "schema": "multusctl.validate/v1",
             "objects": self.objects,
             "errors": self.count("error"),
             "warnings": self.count("warning"),

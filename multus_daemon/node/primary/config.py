@@ -164,16 +164,15 @@ class PrimaryConfig:
             self._good = await self._wanted()
         except (NoPrimaryError, CniError) as error:
             source_problem = str(error)
-        if self._good is not None:
-            try:
+        try:
+            if self._good is not None:
                 place_problem = await self._conf.put_in_place(self._good, write=ready)
-            except OSError as error:
-                place_problem = f"{self._good.target} can't be written: {error.strerror or error}"
-        elif self._is_auto:
-            try:
+            elif self._is_auto:
                 await self._conf.keep_place()
-            except OSError as error:
-                place_problem = f"the place of {self._conf.generated} can't be kept: {error.strerror or error}"
+        except OSError as error:
+            kept = f"the place of {self._conf.generated} can't be kept"
+            what = f"{self._good.target} can't be written" if self._good else kept
+            place_problem = f"{what}: {error.strerror or error}"
         self._report(source_problem, place_problem)
 
     async def _wanted(self) -> _Wanted:
@@ -229,9 +228,6 @@ class PrimaryConfig:
         else:
             log.info("the primary network's configuration is in order again")
         self.problem = problem
-
-
-# --- the file of the runtime -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +305,8 @@ class _RuntimeConf:
         """Undo the change of another program, unless that was done a moment ago."""
         target = wanted.target
         what = f"{target} was {'removed' if present is None else 'changed'} by another program"
-        if present is None and (moved := await asyncio.to_thread(_moved_to, target)):
+        similar = await asyncio.to_thread(sorted, target.parent.glob(f"{target.name}?*")) if present is None else []
+        if moved := [path.name for path in similar]:
             what += f"; there is {', '.join(moved)}"
             if any(name.endswith(".cilium_bak") for name in moved):
                 what += " (Cilium's: set cni.exclusive to false)"
@@ -344,11 +341,6 @@ def _read(path: Path) -> bytes | None:
         return None
     except fs.FileTooLargeError:
         return b""
-
-
-def _moved_to(target: Path) -> list[str]:
-    """Return the files that look like `target` renamed."""
-    return sorted(path.name for path in target.parent.glob(f"{target.name}?*"))
 
 
 def _first_conf(directory: Path) -> str:
