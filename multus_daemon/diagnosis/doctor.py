@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
 from multus_daemon.diagnosis.plugins import machine_problem
 from multus_daemon.plugins.builtin.runner import PLUGINS
 from multus_daemon.runtime import elf, fs
@@ -32,8 +33,6 @@ from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 Severity = Literal["error", "warning", "info"]
 
-_RUNTIME_SUFFIXES: Final = (".conf", ".conflist", ".json")
-_CONF_MAX_BYTES: Final = 1024 * 1024
 _DAEMON_NAMES: Final = ("multus-daemon", "multus-daemon-thick")
 _OTHER_COMMANDS: Final = frozenset(
     (b"cert-approver", b"webhook", b"kubeconfig-generator", b"install", b"uninstall", b"check-config", b"version")
@@ -167,14 +166,14 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
     if not wanted.config_dir:
         return
     directory = Path(wanted.config_dir)
-    names = sorted(name for name in os.listdir(directory) if name.endswith(_RUNTIME_SUFFIXES) and name[0] != ".")
+    names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIXES) and name[0] != ".")
     is_auto = wanted.config_file == "auto"
     ours = generate.FILE_NAME if is_auto else Path(wanted.config_file).name
     if is_auto and not wanted.autoconfig_dir:
         ours = ""
     for name in names:
         path = directory / name
-        data = fs.read_limited(path, limit=_CONF_MAX_BYTES)
+        data = fs.read_limited(path, limit=CONF_MAX_BYTES)
         try:
             plugins = conf.parse(data, default_name="unnamed", allow_no_plugins=True).plugins
         except (CniError, gojson.JsonError) as error:
@@ -197,7 +196,7 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
         first = names[0]
         evidence = f"comes first, so the runtime does not read {ours}: pods start without Multus"
         advice = "remove it, or give it a name that sorts later; its agent's settings say which name it writes"
-    elif fs.read_limited(directory / ours, limit=_CONF_MAX_BYTES) == generate.PLACEHOLDER:
+    elif fs.read_limited(directory / ours, limit=CONF_MAX_BYTES) == generate.PLACEHOLDER:
         evidence = "keeps the place only: the cluster network's configuration has not come yet"
         advice = "install the cluster network (CNI) of the cluster"
     else:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
 from multus_daemon.pod.engine import LOCKS
 from multus_daemon.runtime import elf, fs
 from multus_daemon.spec.cni import gojson
@@ -34,7 +35,6 @@ PASSTHRU: Final = "passthru"
 SOCKET: Final = "multus.sock"
 _DIRECTORY: Final = "multus"
 """Name of our directories: /run/multus, /var/lib/cni/multus, /etc/cni/multus."""
-_CONF_MAX_BYTES: Final = 1024 * 1024
 
 
 class InstallError(Exception):
@@ -194,7 +194,7 @@ def our_configurations(directory: Path) -> list[Path]:
     They are recognized by their content, because operators may rename them.
     """
     try:
-        paths = sorted(path for path in directory.iterdir() if path.suffix in (".conf", ".conflist", ".json"))
+        paths = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES)
     except FileNotFoundError:
         return []
     return [path for path in paths if _is_ours(path)]
@@ -202,7 +202,7 @@ def our_configurations(directory: Path) -> list[Path]:
 
 def _is_ours(path: Path) -> bool:
     with contextlib.suppress(OSError, gojson.JsonError):
-        data = fs.read_limited(path, limit=_CONF_MAX_BYTES)
+        data = fs.read_limited(path, limit=CONF_MAX_BYTES)
         if data == generate.PLACEHOLDER:
             return True
         fields = gojson.loads_object(data)

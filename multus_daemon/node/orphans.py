@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon.pod import aside, detach
@@ -58,14 +58,14 @@ class Unattached:
 class Findings:
     """The result of one look."""
 
-    orphans: Mapping[ContainerId, Orphan] = field(default_factory=dict)
-    in_use: Mapping[ContainerId, ContainerRecord] = field(default_factory=dict)
+    orphans: Mapping[ContainerId, Orphan]
+    in_use: Mapping[ContainerId, ContainerRecord]
     """Containers that would be orphans, but processes live in their namespaces."""
-    unreadable: tuple[ContainerId, ...] = ()
-    aside: int = 0
+    unreadable: tuple[ContainerId, ...]
+    aside: int
     """Number of containers that are set aside."""
-    unattached: tuple[Unattached, ...] = ()
-    unknown_because: str = ""
+    unattached: tuple[Unattached, ...]
+    unknown_because: str
     """Why the pods of the node are not known; empty if they are."""
 
 
