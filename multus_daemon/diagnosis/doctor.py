@@ -114,7 +114,7 @@ def examine(node: Node) -> list[Finding]:
             findings += check(node)
         except OSError as error:
             name, subject = check.__name__.replace("_", " "), str(error.filename or "")
-            evidence = f"can't be looked at: {error.strerror or error}"
+            evidence = f"can't be read: {error.strerror or error}"
             findings.append(Finding(name, "warning", subject, evidence, "run it as root"))
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(findings, key=lambda item: order[item.severity])
@@ -331,7 +331,9 @@ def records(node: Node) -> Iterator[Finding]:
     for record in readable:
         subject = f"pod {record.pod}, container {record.sandbox.container_id}"
         if record.sandbox.netns in vanished:
-            evidence = "its network namespace is gone, and its networks are on record: addresses and links may be held"
+            evidence = (
+                "its network namespace is gone, but its networks are on record: addresses and links may be leaked"
+            )
             advice = "the daemon deletes them within reconcileSeconds; its log says why not"
             yield Finding("records", "warning", subject, evidence, advice)
         elif record.given_up:

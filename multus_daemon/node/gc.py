@@ -46,7 +46,7 @@ class _Run:
     began: float
     """On the monotonic clock."""
     networks: dict[str, tuple[float, NetworkConfig]] = field(default_factory=dict)
-    """By name: the creation time of the record, and its configuration."""
+    """Keys are names. Values are the creation time of the record and its configuration."""
     foreign: dict[ContainerId, ContainerRecord] = field(default_factory=dict)
     """Remaining records of another daemon."""
     in_use: list[ContainerRecord] = field(default_factory=list)
@@ -154,7 +154,9 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
         # An ADD may have begun or ended since the record was read.
         if not is_ours or container_id in engine.adds:
             return
-        log.info("GC: container %s of pod %s is deleted: the runtime has it no more", container_id, record.pod)
+        log.info(
+            "GC: container %s of pod %s is deleted: the runtime does not have it any more", container_id, record.pod
+        )
         try:
             detach.detach(engine, record, record.sandbox.netns, seconds=seconds)
         except CniError as error:
@@ -174,7 +176,7 @@ def _collect_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
         declared = of_every_pod(engine, net_conf)
         cluster_network = declared[0].name
     except CniError as error:
-        log.warning("GC: the cluster network is asked only as far as records know it: %s", error)
+        log.warning("GC: the cluster network is collected only if a record mentions it: %s", error)
     declared += default_networks(engine, net_conf)
     if run.unknown_because:
         log.warning("GC: plugins are not asked to free anything: %s", run.unknown_because)

@@ -3,7 +3,7 @@
 A container is an orphan if
 
 - its network namespace is gone, or another is at its path, or
-- the runtime was told that its DEL succeeded although it failed, or
+- its DEL failed and was reported to the runtime as successful, or
 - its pod is no longer on this node, and no process lives in its namespace.
 
 The last is certain only when two consecutive looks find it: an ADD may know a pod before the watch does, and its

@@ -69,7 +69,7 @@ class Reconcile:
             except Exception as error:
                 # A fault in one record must not stop the daemon.
                 log.error(
-                    "records can't be compared with what lives, tried again in %g s: %s",
+                    "records can't be compared with the node, tried again in %g s: %s",
                     self._seconds, error, exc_info=not isinstance(error, OSError),
                 )  # fmt: skip
             # A starting daemon does not know its pods yet.
@@ -101,7 +101,7 @@ class Reconcile:
         try:
             self._tidy()
         except OSError as error:
-            log.error("what was left in cniDir can't be removed: %s", error)
+            log.error("stale files in cniDir can't be removed: %s", error)
         return orphans.look(self._engine)
 
     def _confirmed(self, found: Findings) -> list[Orphan]:

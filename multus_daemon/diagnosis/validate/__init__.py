@@ -110,7 +110,7 @@ class _Objects:
         self._settings = given or Settings()
         self._others = others
         self._networks: dict[tuple[str, str], Network | None] = {}
-        """By namespace and name; None if the configuration is in a file of the node, or can't be parsed."""
+        """Keys are namespace and name. A value is None if its configuration is in a file of the node, or malformed."""
         self._configs: list[Network] = []
         """Networks of files and of the daemon's configuration."""
         self._pods: list[list[Element]] = []

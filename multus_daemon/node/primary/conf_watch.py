@@ -50,7 +50,7 @@ async def watch(
             complaint = ""
         except OSError as error:
             if str(error) != complaint:
-                log.info("changes are found every %s s only: %s", poll_seconds, error)
+                log.info("directories are not watched but read every %s s: %s", poll_seconds, error)
             complaint = str(error)
             await asyncio.sleep(poll_seconds)
 
@@ -64,7 +64,7 @@ async def _watch_until_replaced(
     """Watch until a directory is created or replaced, or `in_haste` changes. Raises OSError."""
     identities = await asyncio.to_thread(_identities, watched)
     if not identities:
-        raise OSError("no directory to watch is there")
+        raise OSError("there is no directory to watch")
     is_hasty = in_haste()
     changes = watching.changes(identities, is_relevant, step=_HASTY_STEP_SECONDS if is_hasty else _STEP_SECONDS)
     async with contextlib.aclosing(changes):

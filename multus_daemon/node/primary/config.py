@@ -146,7 +146,7 @@ class PrimaryConfig:
                 data = await in_thread(_read, self._conf.generated)
                 self._election.remember(gojson.get_str(gojson.loads_object(data or b"{}"), "clusterNetwork") or "")
         except (OSError, gojson.JsonError) as error:
-            log.info("%s tells nothing: %s", self._conf.generated, error)
+            log.info("%s of an earlier daemon can't be used: %s", self._conf.generated, error)
 
     async def _keep(self) -> None:
         while True:
@@ -226,7 +226,7 @@ class PrimaryConfig:
             self._metrics.problems.inc()
             self._events.node_event("Warning", "PrimaryNetworkProblem", (problem + kept)[:EVENT_MESSAGE_MAX])
         else:
-            log.info("the primary network's configuration is in order again")
+            log.info("the primary network's configuration is valid and in place again")
         self.problem = problem
 
 
@@ -265,7 +265,7 @@ class _RuntimeConf:
         if await asyncio.to_thread(_first_conf, directory):
             return
         await in_thread(fs.write_atomic, self.generated, generate.PLACEHOLDER)
-        log.info("the node has no network configuration yet; %s keeps the place of ours", self.generated)
+        log.info("the node has no network configuration yet; placeholder %s written", self.generated)
 
     async def put_in_place(self, wanted: _Wanted, *, write: bool) -> str:
         """Write the configuration if it differs; return why it is not written, empty if it is in place.

@@ -47,7 +47,7 @@ class Primary:
 class _Candidate:
     name: str
     config: NetworkConfig | None = None
-    """None if it can't be elected."""
+    """It is None if the file can't be elected."""
     problem: str = ""
     broken: bool = False
     """It can't be parsed; it may be half written."""
@@ -68,7 +68,7 @@ class Election:
         self._elected = ""
         self._missing_since: float | None = None
         self._seen: dict[str, tuple[_Signature, float]] = {}
-        """By file name: its signature, and since when it has it."""
+        """Keys are file names. Values are the signature and the time of its first look."""
         self.passed_over: tuple[tuple[str, str], ...] = ()
         """Files that were not suitable at the last look, and the reasons."""
 

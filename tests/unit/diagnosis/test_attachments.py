@@ -1,4 +1,4 @@
-"""What is left over, with its cause and what to do; what a person has the daemon forget; the tree of attachments."""
+"""Leaks show their cause and advice; `forget` removes a record; the tree shows every attachment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.pod.conftest import NETNS, Engine
 
 
 class Asking:
-    """The answers of an engine over fakes, of which container `c1` has two networks."""
+    """The answers of an engine on fakes. Its container `c1` has two networks."""
 
     def __init__(self) -> None:
         self.engine = Engine()
@@ -39,7 +39,7 @@ class Asking:
         return dict(self.answers.orders["forget"](Asked({"container": container})))
 
     def deletes_in_vain(self) -> None:
-        """A DEL of the runtime's that fails."""
+        """Let a DEL of the runtime fail."""
         self.engine.runner.fail["DEL", "web/n1"] = CniError("port 7 is locked")
         with (
             self.timelines.of({"verb": "DEL", "container": "c1", "pod": "web/p1"}) as kept,
@@ -167,7 +167,7 @@ def test_networks_are_below_what_they_are_on():
     )
     (network,) = bridge["networks"]
     assert (bridge["name"], network["name"], network["plugin"]) == ("br0", "default/blue", "bridge")
-    # The bridge itself is no end of a pod's pair.
+    # The bridge itself is not an end of a pod's pair.
     assert network["interfaces"][0]["hostInterfaces"] == ["veth2"]
 
 

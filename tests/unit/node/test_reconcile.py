@@ -1,4 +1,4 @@
-"""What is on record is compared with what lives: orphans go, what lives is never touched."""
+"""Records are compared with the node: orphans are deleted, live containers are never touched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WHOLE = [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
 
 
 class Counts(DeleteMetrics):
-    """What a scrape shows."""
+    """Metrics as a scrape shows them."""
 
     @property
     def deleted(self) -> float:
@@ -51,7 +51,7 @@ class Counts(DeleteMetrics):
 
 
 class Orphans:
-    """Each call in a thread of its own, as the daemon has it."""
+    """Runs each call in a thread of its own, like the daemon."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -106,7 +106,7 @@ async def test_a_container_whose_namespace_is_gone_is_deleted_at_once(world: Wor
     world.engine.cluster.unsynced = unsynced
     await world.runs()
     assert world.engine.runner.order == WHOLE
-    # Whoever has that path by then, it is another's.
+    # Another container may have that path.
     assert {call.sandbox for call in world.engine.runner.calls} == {Sandbox(ContainerId("c1"), "")}
     assert world.containers == []
     assert world.counts.deleted == 3
@@ -114,7 +114,7 @@ async def test_a_container_whose_namespace_is_gone_is_deleted_at_once(world: Wor
 
 
 async def test_a_path_of_which_nothing_can_be_told_is_not_gone(world: World) -> None:
-    """No /run/netns yet, or not mounted: every pod of the node would lose its networks."""
+    """If /run/netns is missing or not mounted, every pod of the node would lose its networks."""
     world.add()
     world.engine.links.namespaces.clear()
     world.engine.links.unseen.add(NETNS)
@@ -250,7 +250,7 @@ async def test_a_name_that_is_used_again_belongs_to_the_newer_container(world: W
 
 
 async def test_two_containers_in_one_namespace_may_both_live(world: World) -> None:
-    """With interfaces of different names neither has taken the other's place."""
+    """If their interfaces have different names, neither has replaced the other."""
     world.add()
     old = world.engine.store.records["c1"]
     beside = tuple(replace(item, ifname=IfName(f"x{number}")) for number, item in enumerate(old.attachments))
@@ -382,7 +382,7 @@ async def test_a_pod_that_was_started_behind_our_back_is_told_of_once(world: Wor
 
 @pytest.mark.parametrize("by", ["us", "another daemon"])
 async def test_a_pod_whose_annotation_was_edited_is_not_to_be_deleted(world: World, by: str) -> None:
-    """It would be made again from a template without the change."""
+    """It would be recreated from a template without the change."""
     world.add("n1")
     declare(world, "n1,n2")
     if by == "another daemon":
@@ -444,7 +444,7 @@ async def test_nothing_is_said_while_pods_are_not_known(world: World) -> None:
 
 
 class Killed(BaseException):
-    """The daemon is gone: nothing that it would still do happens."""
+    """The daemon was killed: nothing more happens."""
 
 
 class Power:
@@ -463,7 +463,7 @@ class Power:
 
 
 class Runner(FakeDelegateRunner):
-    """Knows what is attached by container, and what was touched in which namespace."""
+    """Records the attachments of each container, and the changes in each namespace."""
 
     def __init__(self, power: Power) -> None:
         super().__init__()
@@ -516,7 +516,7 @@ class Life(RuleBasedStateMachine):
         engine.delete_tries = 2
         engine.declare("n1,n2")
         self.live: set[str] = set()
-        """Containers whose ADD succeeded and whose DEL was not asked for."""
+        """Containers whose ADD succeeded and whose DEL was not requested."""
         self.number = 0
         self.start()
 
@@ -625,7 +625,7 @@ class Life(RuleBasedStateMachine):
         for container in sorted(self.live):
             self.drop(container)
         self.runner.broken.clear()
-        # A daemon that is started waits for no pause of its predecessor's.
+        # A new daemon does not continue the backoff of its predecessor.
         self.start()
         asyncio.run(self.world.controller.reconcile())
         assert self.runner.made == set()
@@ -640,7 +640,7 @@ TestLife.settings = settings(stateful_step_count=20, deadline=None)
 
 
 class Statuses:
-    """So many are outdated, once `blind` looks have failed; writing those in `failing` fails."""
+    """A number of outdated statuses, known after `blind` failed looks; writes of those in `failing` fail."""
 
     def __init__(self, outdated: int, blind: int = 0, failing: frozenset[str] = frozenset()) -> None:
         self.left = [ContainerId(f"c{number}") for number in range(outdated)]

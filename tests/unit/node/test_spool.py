@@ -55,7 +55,7 @@ class World:
         self.events.append((reason, message))
 
     def replays(self) -> dict[str, float]:
-        """How many entries ended how."""
+        """Return the number of entries by outcome."""
         found = {outcome: counted(self.metrics.replays, outcome=outcome) for outcome in sorted(REPLAYS)}
         return {outcome: number for outcome, number in found.items() if number}
 

@@ -1,4 +1,4 @@
-"""Which file becomes the primary network's, in real directories; time is the test's."""
+"""Election of the primary network's file in real directories, on a fake clock."""
 
 from __future__ import annotations
 
