@@ -80,7 +80,7 @@ class Reconcile:
         """Run once. Raises OSError if records or processes can't be listed."""
         found = await portal.run(Deadline(), self._look, name="reconcile")
         if found.unknown_because and found.unknown_because != self._unknown_because:
-            log.info("only containers whose network namespace is gone are deleted: %s", found.unknown_because)
+            log.info("containers of deleted pods are not detected: %s", found.unknown_because)
         self._unknown_because = found.unknown_because
         self._failures = {name: failure for name, failure in self._failures.items() if name in found.orphans}
         end = _now() + deadlines.RECONCILE_RUN_SECONDS
