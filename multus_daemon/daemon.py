@@ -28,9 +28,8 @@ from multus_daemon.kernel.ops import KernelLinks
 from multus_daemon.metrics import Metrics
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
-from multus_daemon.node.reconcile import Reconcile
+from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
-from multus_daemon.node.statuses import StatusesAtStart
 from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins import strays
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multus_daemon.api.admin import SHOWN, Answer, Asked
-from multus_daemon.diagnosis import attachments, explain, status, trace
+from multus_daemon.diagnosis import attachments, explain, status
 from multus_daemon.node import orphans
 from multus_daemon.pod import aside
 from multus_daemon.pod.check import announced, failures
@@ -151,4 +151,4 @@ class Answers:
             raise IoFailureError(f"records can't be listed: {error}") from error
 
     def _trace(self, asked: Asked) -> Mapping[str, Any]:
-        return trace.of(self._timelines, asked.pod(), asked.number("last", 20, most=1000))
+        return status.trace(self._timelines, asked.pod(), asked.number("last", 20, most=1000))

@@ -1,8 +1,7 @@
-"""What the admission webhook answers: networks that can't be used are refused, pods are warned about, with the rules of
-`validate`.
+"""Answer the admission webhook by the rules of `validate`: refuse unusable networks, warn about pods.
 
-An object that is changed in something else than what the rules are about is not refused for it: else nobody could
-delete, or label, a network that was there before the webhook.
+A change outside of a network's `spec` is never refused. Otherwise a network that is older than the webhook could not
+be labelled or deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 
 API_VERSION: Final = "admission.k8s.io/v1"
 _UNPROCESSABLE: Final = 422
-# The API server cuts what is longer, and leaves out what is more than 4096 in all.
+# The API server truncates longer warnings, and drops warnings above 4096 characters in total.
 _WARNING_MAX: Final = 256
 _WARNINGS_MAX: Final = 16
 _MESSAGE_MAX: Final = 4096
@@ -28,66 +27,48 @@ _MESSAGE_MAX: Final = 4096
 def answer(
     review: bytes, settings: Settings, others: Mapping[tuple[str, str], NetworkAttachmentDefinition]
 ) -> tuple[bytes, str, str]:
-    """The AdmissionReview in answer to one, the kind of its object, and `allowed`, `warned` or `refused`.
+    """Return the answering AdmissionReview, the kind of the object, and `allowed`, `warned` or `refused`.
 
-    `others`: the NetworkAttachmentDefinitions that there are. Raises JsonError for what is no review.
+    `others`: the existing NetworkAttachmentDefinitions. Raises JsonError if `review` is not an AdmissionReview.
     """
-    request = gojson.get_object(_review(review), "request")
+    parsed = gojson.loads_object(review)
+    version, review_kind = gojson.get_str(parsed, "apiVersion"), gojson.get_str(parsed, "kind")
+    if (version, review_kind) != (API_VERSION, "AdmissionReview"):
+        raise gojson.JsonError(f"{API_VERSION} AdmissionReview is needed, not {version} {review_kind}")
+    request = gojson.get_object(parsed, "request")
     if request is None:
         raise gojson.JsonError("request: an object is needed, not null")
     uid = gojson.get_str(request, "uid") or ""
     kind = gojson.get_str(gojson.get_object(request, "kind") or {}, "kind") or ""
     item = gojson.get_object(request, "object") or {}
-    findings = _findings(request, item, settings, others)
+    metadata = gojson.get_object(item, "metadata") or {}
+    findings: list[Finding] = []
+    if item and not metadata.get("deletionTimestamp"):
+        # The object may lack both: the API server takes them from the path, or generates the name later.
+        named = {"namespace": gojson.get_str(request, "namespace") or "default", **metadata}
+        if not named.get("name"):
+            named["name"] = (gojson.get_str(request, "name") or f"{metadata.get('generateName') or 'object-'}x")[:63]
+        data = gojson.dumps({**item, "metadata": named}, sort_keys=False)
+        findings = validate.of_object(data, settings, others).sorted()
     errors = [finding for finding in findings if finding.severity == "error"]
-    refused = kind == definition.KIND and bool(errors) and not _is_as_before(request, item)
+    old = gojson.get_object(request, "oldObject")
+    is_changed = old is None or old.get("spec") != item.get("spec")
+    refused = kind == definition.KIND and bool(errors) and is_changed
     response: dict[str, Any] = {"uid": uid, "allowed": not refused}
     if refused:
         message = "; ".join(map(_text, errors))[:_MESSAGE_MAX]
         response["status"] = {"status": "Failure", "code": _UNPROCESSABLE, "reason": "Invalid", "message": message}
         findings = [finding for finding in findings if finding.severity != "error"]
     if findings:
-        response["warnings"] = [_cut(_text(finding)) for finding in findings[:_WARNINGS_MAX]]
+        texts = [_text(finding) for finding in findings[:_WARNINGS_MAX]]
+        response["warnings"] = [
+            text if len(text) <= _WARNING_MAX else f"{text[: _WARNING_MAX - 3]}..." for text in texts
+        ]
     body = gojson.dumps({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}, sort_keys=False)
     return body, kind, "refused" if refused else "warned" if findings else "allowed"
-
-
-def _review(data: bytes) -> dict[str, Any]:
-    found = gojson.loads_object(data)
-    version, kind = gojson.get_str(found, "apiVersion"), gojson.get_str(found, "kind")
-    if (version, kind) != (API_VERSION, "AdmissionReview"):
-        raise gojson.JsonError(f"{API_VERSION} AdmissionReview is needed, not {version} {kind}")
-    return found
-
-
-def _findings(
-    request: Mapping[str, Any],
-    item: Mapping[str, Any],
-    settings: Settings,
-    others: Mapping[tuple[str, str], NetworkAttachmentDefinition],
-) -> list[Finding]:
-    metadata = gojson.get_object(item, "metadata") or {}
-    if not item or metadata.get("deletionTimestamp"):
-        return []
-    # The object need not have them: the API server knows by the path, or makes a name after this.
-    named = {"namespace": gojson.get_str(request, "namespace") or "default", **metadata}
-    if not named.get("name"):
-        named["name"] = (gojson.get_str(request, "name") or f"{metadata.get('generateName') or 'object-'}x")[:63]
-    data = gojson.dumps({**item, "metadata": named}, sort_keys=False)
-    return validate.of_object(data, settings, others).sorted()
-
-
-def _is_as_before(request: Mapping[str, Any], item: Mapping[str, Any]) -> bool:
-    """Whether the network is the one that is stored by now."""
-    old = gojson.get_object(request, "oldObject")
-    return old is not None and old.get("spec") == item.get("spec")
 
 
 def _text(finding: Finding) -> str:
     where = f"{finding.file} line {finding.place.line}, column {finding.place.column}: " if finding.file else ""
     advice = f"; {finding.advice}" if finding.advice else ""
     return f"{where}{finding.problem}{advice}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WARNING_MAX else f"{text[: _WARNING_MAX - 3]}..."

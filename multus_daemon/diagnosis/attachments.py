@@ -1,44 +1,43 @@
-"""What is attached to the pods of this node, from the records: with the daemon or without it.
+"""Show the attachments of the pods of this node, from the records, with or without the daemon.
 
 {"schema": "multusctl.attachments/v1", "source": "daemon" or "store", "containers": [
   {"container": …, "pod": "default/web", "podUid": …, "netns": …, "netnsExists": true, "since": <Unix time>,
-   "complete": true, "failedDeletes": 0, "problem": <why nobody will delete it as it is; empty: nothing is wrong>,
-   "advice": <what to do about the problem>, "setAside": <Unix time since when nobody tries any more; 0: not so>,
-   "check": <not asked: null; done: "" where all is as it should be, else the error>,
+   "complete": true, "failedDeletes": 0, "problem": <why it is not deleted; empty: nothing is wrong>,
+   "advice": <what to do about the problem>, "setAside": <Unix time since when it is not retried; 0: it is>,
+   "check": <null: not requested; "": CHECK succeeded; else its error>,
    "attachments": [
      {"network": "default/blue", "interface": "net1", "addresses": ["10.1.0.2/24"], "mac": …,
       "plugins": [{"type": "ptp", "servedBy": "built-in" or a path}], "attached": true, "hotPlugged": false,
       "clusterNetwork": false, "auxiliary": false, "device": "",
-          "parent": <the bridge or the master of the host that it is on; empty: not known>,
-          "hostInterfaces": [<links of the host that its plugins have made>]}]}]}
+      "parent": <bridge or master on the host; empty: not known>,
+      "hostInterfaces": [<links of the host that its plugins created>]}]}]}
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from multus_daemon.pod.engine import LinkOps
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, SetAside
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
-SCHEMA: Final = "multusctl.attachments/v1"
 _PARENT_KEYS: Final = {"bridge": "bridge", "macvlan": "master", "ipvlan": "master", "vlan": "master", "ovs": "bridge"}
 _DEFAULT_PARENTS: Final = {"bridge": "cni0"}
 
 
+ORPHAN_ADVICE: Final = "nothing: the daemon deletes what is left with its next comparison (reconcileSeconds)"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why nobody will delete a container as it is, and what to do about it; empty: nothing is wrong."""
+    """The reason why a container is not deleted, and advice; empty if nothing is wrong."""
 
     text: str = ""
     advice: str = ""
-
-
-ORPHAN_ADVICE: Final = "nothing: the daemon deletes what is left with its next comparison (reconcileSeconds)"
 
 
 def of(
@@ -52,36 +51,37 @@ def of(
     last_errors: Mapping[str, str] | None = None,
     check: Callable[[ContainerRecord], str] | None = None,
 ) -> dict[str, Any]:
-    """All containers on record, by pod; those of `pod` (`namespace/name`) alone; with `leaks` those with a problem.
+    """Return all containers on record, or those of `pod` (`namespace/name`), sorted by pod.
 
-    What is set aside is a leak too. `problems`: why nobody will delete a container, as the daemon's own comparison has
-    found; what the record and the namespace show is added here. `last_errors`: of the DELs of containers. `check`: runs
-    CHECK, and says what is wrong. Raises OSError where the records can't be listed.
+    `leaks`: only those with a problem, and those set aside. `problems`: findings of the daemon's comparison; the record
+    and the namespace may show others. `last_errors`: of the containers' DELs. `check` runs CHECK and returns its error.
+    Raises OSError if the records can't be listed.
     """
-    known = problems or {}
+    known, errors = problems or {}, last_errors or {}
     found = []
     for item in store.aside() if leaks else ():
         if not pod or (item.record is not None and item.record.pod == pod):
-            found.append(_set_aside(item, links))
+            problem = Problem(f"set aside: {item.why}", _by_hand(item.container_id))
+            rest = item.record or _empty(item.container_id)
+            found.append(_container(rest, problem, links) | {"setAside": item.since})
     for container_id in store.containers(foreign=True):
         try:
             record = store.load(container_id)
         except (CorruptRecordError, OSError) as error:
             if not pod:
-                found.append(_unreadable(container_id, str(error)))
+                problem = Problem(str(error), _by_hand(container_id))
+                found.append(_container(_empty(container_id), problem, links))
             continue
         if record is None or (pod and record.pod != pod):
             continue
-        problem = _problem(record, links, known.get(container_id, Problem()), (last_errors or {}).get(container_id, ""))
-        if leaks and not problem.text:
-            continue
-        found.append(_container(record, problem, links, check))
+        problem = _problem(record, links, known.get(container_id, Problem()), errors.get(container_id, ""))
+        if problem.text or not leaks:
+            found.append(_container(record, problem, links) | {"check": check(record) if check else None})
     found.sort(key=lambda item: (item["pod"], item["since"]))
-    return {"schema": SCHEMA, "source": source, "containers": found}
+    return {"schema": "multusctl.attachments/v1", "source": source, "containers": found}
 
 
 def _problem(record: ContainerRecord, links: LinkOps, known: Problem, last_error: str) -> Problem:
-    """`known`: as the daemon's comparison has it; `last_error`: of its DELs."""
     if record.failing_since or record.given_up:
         times = "once" if record.deletes_failed == 1 else f"{record.deletes_failed} times"
         failed = f"its DEL failed {times}" if record.deletes_failed else "it can't be deleted"
@@ -98,36 +98,12 @@ def _by_hand(container_id: ContainerId) -> str:
     return f"free by hand what it holds, then: multusctl attachments forget {container_id}"
 
 
-def _set_aside(item: SetAside, links: LinkOps) -> dict[str, Any]:
-    record = item.record
-    found = _unreadable(item.container_id) if record is None else _container(record, Problem(), links, None)
-    return found | {"problem": f"set aside: {item.why}", "advice": _by_hand(item.container_id), "setAside": item.since}
+def _empty(container_id: ContainerId) -> ContainerRecord:
+    """Stand in for a record that can't be read."""
+    return ContainerRecord(Sandbox(container_id, ""), IfName(""), Namespace(""), PodName(""), PodUid(""), ())
 
 
-def _unreadable(container_id: ContainerId, problem: str = "") -> dict[str, Any]:
-    return {
-        "container": container_id,
-        "pod": "",
-        "podUid": "",
-        "netns": "",
-        "netnsExists": False,
-        "since": 0.0,
-        "complete": False,
-        "failedDeletes": 0,
-        "problem": problem,
-        "advice": _by_hand(container_id),
-        "setAside": 0.0,
-        "check": None,
-        "attachments": [],
-    }
-
-
-def _container(
-    record: ContainerRecord,
-    problem: Problem,
-    links: LinkOps,
-    check: Callable[[ContainerRecord], str] | None,
-) -> dict[str, Any]:
+def _container(record: ContainerRecord, problem: Problem, links: LinkOps) -> dict[str, Any]:
     netns = record.sandbox.netns
     return {
         "container": record.sandbox.container_id,
@@ -141,43 +117,46 @@ def _container(
         "problem": problem.text,
         "advice": problem.advice,
         "setAside": 0.0,
-        "check": None if check is None else check(record),
+        "check": None,
         "attachments": [_attachment(item) for item in record.attachments],
     }
 
 
 def forgotten(container_id: ContainerId, record: ContainerRecord | None) -> dict[str, Any]:
-    """`{"schema": "multusctl.forget/v1", "container": …, "pod": …, "attachments": [as above]}`: what was known."""
-    attachments = record.attachments if record else ()
+    """Return `{"schema": "multusctl.forget/v1", "container": …, "pod": …, "attachments": [as above]}`."""
     return {
         "schema": "multusctl.forget/v1",
         "container": container_id,
         "pod": record.pod if record and record.pod_name else "",
-        "attachments": [_attachment(item) for item in attachments],
+        "attachments": [_attachment(item) for item in (record.attachments if record else ())],
     }
 
 
 def _attachment(item: Attachment) -> dict[str, Any]:
-    result = item.result
-    own = [link for link in (result.interfaces if result else ()) if link.sandbox and link.name == item.ifname]
+    interfaces = item.result.interfaces if item.result else ()
+    chain = [plugin.type for plugin in item.config.plugins]
     return {
         "network": item.name,
         "interface": item.ifname,
-        "addresses": [ip.address for ip in (result.ips if result else ())],
-        "mac": own[0].mac if own else "",
-        "plugins": [{"type": name, "servedBy": item.served_by.get(name, "")} for name in _plugins(item)],
-        "attached": result is not None,
+        "addresses": [ip.address for ip in (item.result.ips if item.result else ())],
+        "mac": next((link.mac for link in interfaces if link.sandbox and link.name == item.ifname), ""),
+        # The plugins of the chain, then those that built-ins call.
+        "plugins": [
+            {"type": name, "servedBy": item.served_by.get(name, "")}
+            for name in dict.fromkeys([*chain, *item.served_by])
+        ],
+        "attached": item.result is not None,
         "hotPlugged": item.hot_plugged,
         "clusterNetwork": item.cluster_network,
         "auxiliary": item.auxiliary,
         "device": item.device_id,
         "parent": _parent(item),
-        "hostInterfaces": [link.name for link in (result.interfaces if result else ()) if not link.sandbox],
+        "hostInterfaces": [link.name for link in interfaces if not link.sandbox],
     }
 
 
 def _parent(item: Attachment) -> str:
-    """By the first plugin's configuration, in the words of the reference plugins."""
+    """Read the bridge or master from the first plugin's configuration."""
     if not item.config.plugins:
         return ""
     plugin = item.config.plugins[0]
@@ -186,7 +165,34 @@ def _parent(item: Attachment) -> str:
     return found if isinstance(found, str) and found else _DEFAULT_PARENTS.get(plugin.type, "")
 
 
-def _plugins(item: Attachment) -> Iterable[str]:
-    """The types, in the order of the chain; then those that built-ins call."""
-    chain = [plugin.type for plugin in item.config.plugins]
-    return dict.fromkeys([*chain, *item.served_by])
+def graph(attachments: Mapping[str, Any]) -> dict[str, Any]:
+    """Build a tree of pods and networks, below the bridges and masters of the node, from an answer of `of`.
+
+    {"schema": "multusctl.graph/v1", "parents": [
+      {"name": "cni0" or "" for routed networks, "networks": [
+        {"name": "default/blue", "plugin": "bridge", "interfaces": [
+          {"pod": "default/web", "container": …, "interface": "net1", "addresses": ["10.1.0.2/24"],
+           "hostInterfaces": ["veth1234"]}]}]}]}
+    """
+    parents: dict[str, dict[str, dict[str, Any]]] = {}
+    for container in attachments["containers"]:
+        for item in container["attachments"]:
+            networks = parents.setdefault(item["parent"], {})
+            plugin = item["plugins"][0]["type"] if item["plugins"] else ""
+            network = networks.setdefault(item["network"], {"plugin": plugin, "interfaces": []})
+            network["interfaces"].append(
+                {
+                    "pod": container["pod"],
+                    "container": container["container"],
+                    "interface": item["interface"],
+                    "addresses": item["addresses"],
+                    "hostInterfaces": [name for name in item["hostInterfaces"] if name != item["parent"]],
+                }
+            )
+    return {
+        "schema": "multusctl.graph/v1",
+        "parents": [
+            {"name": name, "networks": [{"name": network, **networks[network]} for network in sorted(networks)]}
+            for name, networks in sorted(parents.items())
+        ],
+    }

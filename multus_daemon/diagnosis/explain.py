@@ -1,6 +1,6 @@
-"""What an ADD of a pod would attach, and why, step by step: the plan of an ADD, made and not carried out.
+"""Explain the networks of a pod, step by step: plan an ADD without carrying it out.
 
-    {"schema": "multusctl.explain/v1", "pod": "default/web", "container": <of the record, empty without one>,
+    {"schema": "multusctl.explain/v1", "pod": "default/web", "container": <on record; empty: none>,
      "problem": <why nothing would be attached; empty: an ADD would begin>, "code": 7,
      "steps": [{"what": "pod", "result": …, "problem": ""}, …],
      "networks": [{"network": "default/blue", "interface": "net1", "why": …, "problem": "",
@@ -9,8 +9,7 @@
                    "unsupported": [<text>]}],
      "attached": true, "errors": [{"verb": …, "began": …, "code": …, "text": …}]}
 
-`config` is what the plugin gets on standard input, but for the `prevResult`, which only an ADD knows. Nothing is
-touched.
+`config` is the plugin's standard input without `prevResult`, which only an ADD knows.
 """
 
 from __future__ import annotations
@@ -31,28 +30,24 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.netconf.load import load
-from multus_daemon.spec.netconf.model import NetConf
 from multus_daemon.spec.ports import CorruptRecordError
 
-SCHEMA: Final = "multusctl.explain/v1"
-IFNAME: Final = IfName("eth0")
-"""What containerd and CRI-O call the cluster network's interface."""
+_IFNAME: Final = IfName("eth0")
+"""Interface of the cluster network, as containerd and CRI-O name it."""
 _CONTAINER: Final = ContainerId("not-a-container")
 
 
 class _Steps:
-    """The way to the plan, until the first problem."""
+    """The steps of planning, and the first error: the one that an ADD would return."""
 
     def __init__(self) -> None:
         self.taken: list[dict[str, str]] = []
         self.error: CniError | None = None
 
     def take(self, what: str, result: str) -> None:
-        """A step that went well."""
         self.taken.append({"what": what, "result": result, "problem": ""})
 
     def fail(self, what: str, error: CniError) -> None:
-        """The first one that failed is what an ADD would tell."""
         self.taken.append({"what": what, "result": "", "problem": str(error)})
         self.error = self.error or error
 
@@ -64,24 +59,23 @@ def of(
     name: str,
     timelines: Iterable[Timeline],
 ) -> dict[str, Any]:
-    """The explanation for the pod `name` (`namespace/name`), which `find` finds, or raises a CniError.
+    """Explain the pod `name` (`namespace/name`); faults of the pod and its networks are part of the answer.
 
-    `configuration`: what the runtime would give the shim on standard input; raises a CniError where it would give none.
-    Raises nothing that a pod or a network can
-    cause: what is wrong is in the answer. Raises OSError where the records can't be listed.
+    `configuration` returns the standard input that the shim would get, `find` returns the pod; both raise CniError.
+    Raises OSError if the records can't be listed.
     """
     steps = _Steps()
-    found = _planned(engine, configuration, find, steps)
-    record = _on_record(engine, name)
+    networks = _planned(engine, configuration, find, steps)
+    container = _on_record(engine, name)
     return {
-        "schema": SCHEMA,
+        "schema": "multusctl.explain/v1",
         "pod": name,
-        "container": record,
+        "container": container,
         "problem": str(steps.error) if steps.error else "",
         "code": steps.error.code if steps.error else 0,
         "steps": steps.taken,
-        "networks": found,
-        "attached": bool(record),
+        "networks": networks,
+        "attached": bool(container),
         "errors": [
             {
                 "verb": item.subject.get("verb", ""),
@@ -98,22 +92,23 @@ def of(
 def _planned(
     engine: Engine, configuration: Callable[[], bytes], find: Callable[[], Pod], steps: _Steps
 ) -> list[dict[str, Any]]:
-    """Return the networks, as far as planning comes."""
+    """Return the networks, as far as they can be planned."""
     if reason := engine.gates.closed.get(INDICATOR_GATE):
-        steps.fail("readiness indicator", _refusal(reason))
+        steps.fail("readiness indicator", CniError(reason, "no pod is attached until it is there", code=11))
     try:
         stdin = configuration()
         net_conf = load(stdin, engine.overlay)
-        steps.take("configuration", f"cluster network {net_conf.cluster_network or _first(net_conf)}")
+        first = net_conf.delegates[0].name if net_conf.delegates else "(none)"
+        steps.take("configuration", f"cluster network {net_conf.cluster_network or first}")
     except CniError as error:
         steps.fail("configuration", error)
         return []
     try:
         pod = find()
-        steps.take("pod", f"found, UID {pod.uid}" if pod.uid else "taken from the file")
     except CniError as error:
         steps.fail("pod", error)
         return []
+    steps.take("pod", f"found, UID {pod.uid}" if pod.uid else "taken from the file")
     for key in (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION):
         if key in pod.annotations:
             steps.take(f"annotation {key}", pod.annotations[key])
@@ -122,7 +117,9 @@ def _planned(
         steps.fail("networks", inputs.refusal.with_context(f"pod {pod}"))
         return []
     steps.take("networks", ", ".join(item.name for item in inputs.networks))
-    plan = plan_pod(_request(pod, stdin), inputs, engine.runner, engine.device_files)
+    args = KubernetesArgs(pod.namespace, pod.name, pod.uid, _CONTAINER, ())
+    request = CniRequest("ADD", _CONTAINER, "", _IFNAME, args, stdin)
+    plan = plan_pod(request, inputs, engine.runner, engine.device_files)
     if not plan.networks and plan.refusal:
         steps.fail("interfaces and devices", plan.refusal)
         return []
@@ -143,12 +140,11 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
     attachment = network.attachment
     calls = engine.runner.invocations(Sandbox(_CONTAINER, ""), attachment)
     types = [plugin_type for plugin_type, _ in calls]
-    requests = {key: attachment.capability_args.get(key) for key in sorted(attachment.asked)}
     return {
         "network": attachment.name,
         "interface": attachment.ifname,
         "why": network.why,
-        # Without the pod, which the whole answer is about.
+        # Without the name of the pod, which the answer has already.
         "problem": str(network.refusal.__cause__ or network.refusal) if network.refusal else "",
         "plugins": [
             {"type": plugin_type, "servedBy": attachment.served_by.get(plugin_type, ""), "config": dict(call.fields)}
@@ -157,31 +153,18 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
         "calls": [
             {"type": name, "servedBy": where} for name, where in attachment.served_by.items() if name not in types
         ],
-        "requests": requests,
+        "requests": {key: attachment.capability_args.get(key) for key in sorted(attachment.asked)},
         "unsupported": [
             f"{item.problem}; {item.advice}" for item in undeclared(attachment, attachment.asked & KEYS.keys())
         ],
     }
 
 
-def _first(net_conf: NetConf) -> str:
-    return net_conf.delegates[0].name if net_conf.delegates else "(none)"
-
-
-def _refusal(reason: str) -> CniError:
-    return CniError(reason, "no pod is attached until it is there", code=11)
-
-
-def _request(pod: Pod, configuration: bytes) -> CniRequest:
-    args = KubernetesArgs(pod.namespace, pod.name, pod.uid, _CONTAINER, ())
-    return CniRequest("ADD", _CONTAINER, "", IFNAME, args, configuration)
-
-
 def _on_record(engine: Engine, pod: str) -> str:
-    """The container of the pod that is on record as attached; the newest, empty where there is none."""
+    """Return the newest container of the pod that is attached; empty if there is none."""
     newest = (0.0, "")
     for container_id in engine.store.containers(foreign=False):
-        # What can't be read is told by `attachments`.
+        # `attachments` shows damaged records.
         with contextlib.suppress(CorruptRecordError):
             record = engine.store.load(container_id)
             if record is not None and record.pod == pod and record.complete:

@@ -1,10 +1,10 @@
-"""Which plugins there are on this node: the built-in ones, and the binaries of `binDir`.
+"""List the plugins of this node: built-ins and the binaries of `binDir`.
 
     {"schema": "multusctl.plugins/v1", "plugins": [
       {"type": "bridge", "servedBy": "built-in" or a path as the host names it,
        "problem": <why it can't be run; empty: it can>}]}
 
-`servedBy` is who attaches a network of that type where both know all of its configuration.
+`servedBy` is the implementation that runs if both know the whole configuration.
 """
 
 from __future__ import annotations
@@ -12,24 +12,21 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from multus_daemon.plugins.builtin.runner import PLUGINS
 from multus_daemon.runtime import elf, fs
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import BUILT_IN
 
-SCHEMA: Final = "multusctl.plugins/v1"
-
 
 def of(settings: Settings) -> dict[str, Any]:
-    """By type. Raises OSError where the directory can't be listed."""
+    """Return the plugins by type. Raises OSError if the directory can't be listed."""
     binaries = _binaries(settings)
     found = []
     for name in sorted({*binaries, *PLUGINS}):
-        mode = settings.plugins.builtin_plugins
-        if name not in PLUGINS or name in settings.plugins.builtin_plugins_except:
-            mode = "off"
+        is_built_in = name in PLUGINS and name not in settings.plugins.builtin_plugins_except
+        mode = settings.plugins.builtin_plugins if is_built_in else "off"
         if mode == "prefer" or (mode == "fallback" and name not in binaries):
             served_by, problem = BUILT_IN, ""
         elif name in binaries:
@@ -37,17 +34,17 @@ def of(settings: Settings) -> dict[str, Any]:
         else:
             continue
         found.append({"type": name, "servedBy": served_by, "problem": problem})
-    return {"schema": SCHEMA, "plugins": found}
+    return {"schema": "multusctl.plugins/v1", "plugins": found}
 
 
 def _binaries(settings: Settings) -> dict[str, str]:
-    """Why each file of the directory can't be run, by its name; empty where it can."""
+    """Return by the name of each file why it can't be run; empty if it can."""
     directory = Path(fs.resolve(settings.paths.chroot_dir, settings.paths.bin_dir))
     found = {}
     for name in os.listdir(directory):
         if name == settings.primary.plugin_type or name.startswith("."):
             continue
-        # A link that leads nowhere, a file that is replaced now.
+        # A dangling link, or a file that is being replaced.
         with contextlib.suppress(OSError):
             path = Path(fs.resolve(settings.paths.chroot_dir, f"{settings.paths.bin_dir.rstrip('/')}/{name}"))
             if path.is_file():
@@ -58,10 +55,14 @@ def _binaries(settings: Settings) -> dict[str, str]:
 def _problem(path: Path) -> str:
     if not path.stat().st_mode & 0o111:
         return "is not executable; chmod +x it"
-    try:
-        with path.open("rb") as file:
-            foreign = elf.foreign_machine(file.read(elf.HEAD_BYTES))
-    except elf.NoProgramError:
-        # A script, as far as can be seen.
-        return ""
+    # A file that is not an ELF program may be a script.
+    with contextlib.suppress(elf.NoProgramError):
+        return machine_problem(path)
+    return ""
+
+
+def machine_problem(path: Path) -> str:
+    """Return why this machine can't execute the program; empty if it can. Raises OSError, NoProgramError."""
+    with path.open("rb") as file:
+        foreign = elf.foreign_machine(file.read(elf.HEAD_BYTES))
     return f"is a program for {foreign}, and this node is {os.uname().machine}" if foreign else ""

@@ -1,4 +1,4 @@
-"""How the daemon of this node is.
+"""Show the state of this node's daemon (`of`) and its last requests (`trace`).
 
     {"schema": "multusctl.status/v1", "source": "daemon" or "store", "version": …, "startedAt": <Unix time>,
      "ready": true, "gates": {<name of a closed gate>: <reason>},
@@ -10,7 +10,7 @@
      "spooled": 0, "containers": 12, "leftovers": 0,
      "errors": [{"verb": "ADD", "code": 7, "cause": …, "count": 3, "last": <Unix time>, "pod": <the last one>}]}
 
-What is not known without a daemon is 0, empty or false; `source` says so.
+Without a daemon (`source` "store") all but `spooled` and `containers` is 0, empty or false.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.runtime.timeline import Timeline
+from multus_daemon.runtime.timeline import Timeline, Timelines
 
-SCHEMA: Final = "multusctl.status/v1"
 ERRORS_MAX: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the daemon knows of itself; each part as the module's docstring has it."""
+    """State of the daemon. The mappings are parts of the answer, in its format."""
 
     version: str
     started: float
@@ -43,9 +42,9 @@ class Parts:
 
 
 def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled: int) -> dict[str, Any]:
-    """The whole status."""
+    """Build the answer."""
     return {
-        "schema": SCHEMA,
+        "schema": "multusctl.status/v1",
         "source": parts.source,
         "version": parts.version,
         "startedAt": parts.started,
@@ -63,7 +62,7 @@ def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled:
 
 
 def entries_in(spool: Path) -> int:
-    """How many DELs the shim has left there; those under way are hidden."""
+    """Count the DELs in the shim's spool; files that the shim still writes are hidden."""
     try:
         with os.scandir(spool) as entries:
             return sum(entry.is_file() and not entry.name.startswith(".") for entry in entries)
@@ -72,13 +71,12 @@ def entries_in(spool: Path) -> int:
 
 
 def errors(timelines: Iterable[Timeline]) -> list[dict[str, Any]]:
-    """The errors of the last requests by cause, the most frequent first."""
+    """Group the errors of the last requests by cause, the most frequent first."""
     found: dict[tuple[str, int, str], dict[str, Any]] = {}
     for item in timelines:
         if item.error is None:
             continue
-        code, text = item.error
-        cause = cause_of(text)
+        code, cause = item.error[0], cause_of(item.error[1])
         verb = item.subject.get("verb", "")
         entry = found.setdefault((verb, code, cause), {"verb": verb, "code": code, "cause": cause, "count": 0})
         entry["count"] += 1
@@ -88,5 +86,35 @@ def errors(timelines: Iterable[Timeline]) -> list[dict[str, Any]]:
 
 
 def cause_of(text: str) -> str:
-    """The cause in an error's text: without what it was for, in brackets or behind a semicolon (`cni.errors`)."""
+    """Return an error's text without its context in brackets and its details behind a semicolon (`cni.errors`)."""
     return text.partition(" (pod ")[0].partition("; ")[0]
+
+
+def trace(timelines: Timelines, pod: str, last: int) -> dict[str, Any]:
+    """Return the `last` requests for `pod` (`namespace/name`; empty: all pods), the oldest first.
+
+    {"schema": "multusctl.trace/v1", "pod": "default/web", "requests": [
+      {"verb": "ADD", "pod": …, "container": …, "ifname": …, "network": …, "began": <Unix time in seconds>,
+       "seconds": <number, null while it runs>, "error": {"code": …, "text": …} or null, "stepsNotKept": 0,
+       "steps": [{"what": …, "at": <seconds from the beginning>, "seconds": <duration, 0: not measured>}]}]}
+
+    Some requests, like those of a hot-plug, have no pod; they are found by their container.
+    """
+    kept = list(timelines)
+    containers = {item.subject.get("container") for item in kept if item.subject.get("pod") == pod}
+    chosen = [item for item in kept if not pod or item.subject.get("container") in containers]
+    return {"schema": "multusctl.trace/v1", "pod": pod, "requests": [_request(item) for item in chosen[-last:]]}
+
+
+def _request(item: Timeline) -> dict[str, Any]:
+    names = {key: item.subject.get(key, "") for key in ("verb", "pod", "container", "ifname", "network")}
+    error = None if item.error is None else {"code": item.error[0], "text": item.error[1]}
+    steps = [{"what": what, "at": round(at, 6), "seconds": round(took, 6)} for what, at, took in tuple(item.steps)]
+    return {
+        **names,
+        "began": round(item.began, 3),
+        "seconds": None if item.ended is None else round(item.ended, 6),
+        "error": error,
+        "stepsNotKept": item.dropped,
+        "steps": steps,
+    }

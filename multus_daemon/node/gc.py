@@ -1,12 +1,11 @@
-"""GC for the whole node: containers that the runtime no longer has are deleted, then every network's plugins are asked.
+"""Collect garbage on the node: delete containers that the runtime no longer has, then run GC of every network.
 
-CNI SPEC, section 2 "GC". The runtime's list is authoritative, but it is not believed against what can be seen: a
-container that it does not list, and in whose network namespace processes run, is left alone and told of.
+CNI SPEC, section 2 "GC". The runtime's list is authoritative with one exception: a container in whose network namespace
+processes run is kept and logged.
 
-Plugins get what is attached to their own network by what then is on record, so nothing that is left alone is freed by
-them. Each network is asked once, by name: the name, with container and interface, is what CNI keys state by, and copies
-of one network that differ are mostly one definition with what single pods asked for. The configuration is the one that
-an ADD would get now, as libcni has it; for a network that only records tell of, that of the newest record.
+Plugins get the attachments of their network that are still on record, so they free nothing that was kept. GC runs once
+for each network name, because CNI keys state by network name, container and interface. It gets the configuration that
+an ADD would get now, like libcni; for a network that only records mention, that of the newest record.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.node.orphans import left_by_others
 from multus_daemon.pod import aside, detach, schedule
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.networks import default_networks, of_every_pod
 from multus_daemon.pod.records import held_if_free, is_elsewhere, read, read_all
 from multus_daemon.runtime import deadline
-from multus_daemon.spec.attachment import ContainerRecord
+from multus_daemon.spec.attachment import Attachment, ContainerRecord
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import ContainerId, IfName
@@ -34,38 +34,34 @@ from multus_daemon.spec.netconf.primary import OWN_TYPES
 log = logging.getLogger(__name__)
 
 _BATCH: Final = 200
-# Each batch lists all that there is: some seconds where there are 300,000 files. In memory it is some 10 MB.
-_LEFTOVERS_BATCH: Final = 1000
 _NAMED_IN_LOG: Final = 5
-
-Found = Mapping[ContainerId, ContainerRecord | None]
 
 
 @dataclass
 class _Run:
-    """One GC, as far as it has come. Several threads delete at once: they only append, and take out their own."""
+    """Progress of one GC. Several threads delete at once; they only append, and remove their own container."""
 
     listed: frozenset[ContainerId]
-    """The containers that the runtime has."""
+    """Containers that the runtime has."""
     began: float
     """On the monotonic clock."""
     networks: dict[str, tuple[float, NetworkConfig]] = field(default_factory=dict)
-    """By name: when the record was made, and the configuration in it."""
+    """Keys are names. Values are the creation time of the record and its configuration."""
     foreign: dict[ContainerId, ContainerRecord] = field(default_factory=dict)
-    """What stays of another daemon's."""
+    """Remaining records of another daemon."""
     in_use: list[ContainerRecord] = field(default_factory=list)
     put_off: list[ContainerId] = field(default_factory=list)
-    """Containers for which the time did not suffice."""
+    """Containers that are left to the next GC."""
     unknown_because: str = ""
-    """Why it is not known what is attached; empty where it is."""
+    """Why the attachments are not known; empty if they are."""
     failures: list[CniError] = field(default_factory=list)
 
     def left(self, until: float) -> float:
-        """Seconds until the point `until` of this run."""
+        """Return the seconds that are left of the first `until` seconds of this run."""
         return self.began + until - time.monotonic()
 
     def note(self, record: ContainerRecord) -> None:
-        """Remember the record's networks, and the record if it is another daemon's."""
+        """Keep the record's networks, and the record if another daemon wrote it."""
         for attachment in record.attachments:
             known = self.networks.get(attachment.config.name)
             if known is None or known[0] <= record.created:
@@ -75,10 +71,10 @@ class _Run:
 
 
 def gc(engine: Engine, stdin: bytes) -> None:
-    """Delete what is stale, then run GC of every network; without a list of the runtime's nothing.
+    """Delete stale containers, then run GC of every network; without the runtime's list do nothing.
 
-    One at a time. One failure does not stop the others; what the time does not suffice for is left to the next GC.
-    Raises CniError: the first failure with its code, the others in the details.
+    Runs one at a time, continues after failures, and leaves to the next GC what takes too long. Raises CniError: the
+    first failure with its code, the others in the details.
     """
     net_conf = engine.net_conf(stdin)
     if net_conf.valid_attachments is None:
@@ -89,47 +85,49 @@ def gc(engine: Engine, stdin: bytes) -> None:
     try:
         with engine.adds.watched(engine.locks), engine.gc_lock.hold("GC"):
             _sweep(engine, run)
-            _ask_networks(engine, run, net_conf)
+            _collect_networks(engine, run, net_conf)
     finally:
-        _tell(run)
+        _log_kept(run)
     if run.failures:
         raise detach.joined(run.failures)
 
 
-# --- containers --------------------------------------------------------------------------------------------------
-
-
 def _sweep(engine: Engine, run: _Run) -> None:
-    """Delete the stale containers: ours, then what another daemon left."""
+    """Delete stale containers: ours, then those of another daemon."""
     try:
         known = engine.store.containers(foreign=False)
         for start in range(0, len(known), _BATCH):
             _batch(engine, run, read(engine, known[start : start + _BATCH]))
-        seen: set[ContainerId] = set()
-        while found := engine.store.leftovers(seen, _LEFTOVERS_BATCH):
+        for found in left_by_others(engine):
             if run.left(deadlines.GC_SWEEP_SECONDS) <= 0:
                 run.unknown_because = "there was no time to look at everything that another daemon left"
                 break
             _batch(engine, run, found)
-            seen |= found.keys()
     except OSError as error:
         raise IoFailureError(f"records of containers can't be read: {error}", "no GC of plugins is run") from error
 
 
-def _batch(engine: Engine, run: _Run, found: Found) -> None:
-    """Delete the stale ones of `found`. Raises OSError."""
+def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecord | None]) -> None:
+    """Delete the stale containers of `found`. Raises OSError."""
     unlisted: list[ContainerRecord] = []
     for container_id, record in found.items():
         if record is None:
-            _unreadable(engine, run, container_id)
+            if container_id in run.listed:
+                # It exists: plugins would free its resources, which are not known.
+                run.unknown_because = f"the record of container {container_id}, which runs, can't be read"
+                continue
+            advice = f"free by hand what it held, then: multusctl attachments forget {container_id}"
+            run.failures.append(IoFailureError(f"record of container {container_id} is damaged", advice))
             continue
         if record.foreign and record.attachments:
-            record = _without_ourselves(record)
+            # The runtime's cache, if it is in our cniDir, also has attachments to Multus itself.
+            record = replace(record, attachments=tuple(filter(_is_of_others, record.attachments)))
             if not record.attachments:
                 continue
         run.note(record)
-        if container_id not in run.listed and not _in_flight(engine, container_id):
-            # Whoever lives in another namespace at its path does not live in its own.
+        is_in_flight = container_id in engine.adds or container_id in engine.locks.keys
+        if container_id not in run.listed and not is_in_flight:
+            # Processes in another namespace at the same path do not keep this container.
             unlisted.append(record.in_netns("") if is_elsewhere(engine, record, record.sandbox.netns) else record)
     in_use = engine.links.netns_in_use({record.sandbox.netns for record in unlisted})
     to_delete: list[ContainerRecord] = []
@@ -142,21 +140,8 @@ def _batch(engine: Engine, run: _Run, found: Found) -> None:
     schedule.side_by_side(to_delete, functools.partial(_delete_in_turn, engine, run))
 
 
-def _unreadable(engine: Engine, run: _Run, container_id: ContainerId) -> None:
-    """What it held, nobody knows. Where the runtime has it, no plugin may free anything for what it lacks."""
-    if container_id in run.listed:
-        run.unknown_because = f"the record of container {container_id}, which runs, can't be read"
-    else:
-        run.failures.append(
-            IoFailureError(
-                f"record of container {container_id} is damaged",
-                f"free by hand what it held, then: multusctl attachments forget {container_id}",
-            )
-        )
-
-
-def _in_flight(engine: Engine, container_id: ContainerId) -> bool:
-    return container_id in engine.adds or container_id in engine.locks.keys
+def _is_of_others(attachment: Attachment) -> bool:
+    return OWN_TYPES.isdisjoint(plugin.type for plugin in attachment.config.plugins)
 
 
 def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
@@ -166,10 +151,12 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
         run.put_off.append(container_id)
         return
     with held_if_free(engine, container_id) as is_ours:
-        # An ADD may also have come and gone since the record was read.
+        # An ADD may have begun or ended since the record was read.
         if not is_ours or container_id in engine.adds:
             return
-        log.info("GC: container %s of pod %s is deleted: the runtime has it no more", container_id, record.pod)
+        log.info(
+            "GC: container %s of pod %s is deleted: the runtime does not have it any more", container_id, record.pod
+        )
         try:
             detach.detach(engine, record, engine.links.open(record.sandbox.netns), seconds=seconds)
         except CniError as error:
@@ -181,44 +168,35 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
             engine.count_collected("collected", len(record.attachments))
 
 
-# --- networks ----------------------------------------------------------------------------------------------------
-
-
-def _ask_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
-    """GC of every network that is declared for all pods, or that a record named before the sweep."""
-    cluster_network, declared = _declared(engine, net_conf)
+def _collect_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
+    """Run GC of every network that is declared for all pods, or that a record mentioned before the sweep."""
+    declared: list[NetworkConfig] = []
+    cluster_network = ""
+    try:
+        declared = of_every_pod(engine, net_conf)
+        cluster_network = declared[0].name
+    except CniError as error:
+        log.warning("GC: the cluster network is collected only if a record mentions it: %s", error)
+    declared += default_networks(engine, net_conf)
     if run.unknown_because:
         log.warning("GC: plugins are not asked to free anything: %s", run.unknown_because)
         return
     networks = {name: config for name, (_, config) in run.networks.items()}
-    for config in (networks | declared).values():
+    for config in (networks | {config.name: config for config in declared}).values():
         seconds = min(deadlines.GC_NETWORK_SECONDS, run.left(deadlines.GC_TOTAL_SECONDS))
         if seconds <= 0:
             log.warning("GC: network %s and those behind it are left to the next GC", config.name)
             return
         try:
-            _ask(engine, run, net_conf, config, seconds, is_cluster_network=config.name == cluster_network)
+            _collect(engine, run, net_conf, config, seconds, is_cluster_network=config.name == cluster_network)
         except CniError as error:
             run.failures.append(error)
 
 
-def _declared(engine: Engine, net_conf: NetConf) -> tuple[str, dict[str, NetworkConfig]]:
-    """The cluster network's name, and by name what can be resolved of what every pod gets."""
-    found: list[NetworkConfig] = []
-    name = ""
-    try:
-        found = of_every_pod(engine, net_conf)
-        name = found[0].name
-    except CniError as error:
-        log.warning("GC: the cluster network is asked only as far as records know it: %s", error)
-    found += default_networks(engine, net_conf)
-    return name, {config.name: config for config in found}
-
-
-def _ask(
+def _collect(
     engine: Engine, run: _Run, net_conf: NetConf, config: NetworkConfig, seconds: float, *, is_cluster_network: bool
 ) -> None:
-    """GC of one network's plugins. An ADD that is not on record yet waits until they are done. Raises CniError."""
+    """Run GC of one network's plugins. New ADDs of the network wait for it. Raises CniError."""
     try:
         with engine.barriers.closed(config.name), deadline.within(seconds):
             records = _records(engine, run)
@@ -229,7 +207,7 @@ def _ask(
                 if attachment.config.name == config.name
             }
             if is_cluster_network:
-                # A pod of before our time: the runtime knows it, we have no record.
+                # Pods that are older than Multus on this node have no record.
                 valid |= {
                     (ContainerId(container_id), IfName(ifname))
                     for container_id, ifname in net_conf.valid_attachments or ()
@@ -241,7 +219,7 @@ def _ask(
 
 
 def _records(engine: Engine, run: _Run) -> dict[ContainerId, ContainerRecord]:
-    """Every record as it is now, and what stays of another daemon's. Raises IoFailureError."""
+    """Return every record as it is now, and those that remain of another daemon. Raises IoFailureError."""
     try:
         own = read_all(engine)
     except OSError as error:
@@ -249,17 +227,7 @@ def _records(engine: Engine, run: _Run) -> dict[ContainerId, ContainerRecord]:
     return run.foreign | {container_id: record for container_id, record in own.items() if record is not None}
 
 
-def _without_ourselves(record: ContainerRecord) -> ContainerRecord:
-    """Without the attachments to Multus: where the runtime's cache is in our cniDir, that has them too."""
-    others = [
-        attachment
-        for attachment in record.attachments
-        if not any(plugin.type in OWN_TYPES for plugin in attachment.config.plugins)
-    ]
-    return replace(record, attachments=tuple(others))
-
-
-def _tell(run: _Run) -> None:
+def _log_kept(run: _Run) -> None:
     if run.in_use:
         some = ", ".join(f"{record.pod} ({record.sandbox.container_id})" for record in run.in_use[:_NAMED_IN_LOG])
         log.warning(

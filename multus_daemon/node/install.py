@@ -1,11 +1,12 @@
-"""Puts the shim on a node, and takes everything off it again: `multus-daemon install` and `uninstall`.
+"""Install the shim on a node, and remove everything again: `multus-daemon install` and `uninstall`.
 
-Both are run in a container that has the node's folders mounted, or on the node itself. They can be repeated at any
-time, while the runtime executes the shim too: a file is never written to, only replaced.
+Both run in a container with the node's folders mounted, or on the node itself. They can be repeated at any time, even
+while the runtime executes the shim: files are only replaced, never written to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -13,15 +14,14 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from multus_daemon import deadlines
+from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
 from multus_daemon.pod.engine import LOCKS
 from multus_daemon.runtime import elf, fs
-from multus_daemon.spec.attachment import ContainerRecord
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.netconf import generate
 from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
@@ -30,38 +30,36 @@ log = logging.getLogger(__name__)
 
 SHIM: Final = "multus-shim"
 """File name of the shim in the plugin directory, and its type in the generated configuration."""
-
 PASSTHRU: Final = "passthru"
-"""The plugin that the same program is under this name."""
-
+"""File name under which the same program is the plugin `passthru`."""
 SOCKET: Final = "multus.sock"
 _DIRECTORY: Final = "multus"
-"""Of the node's directories that are ours: /run/multus, /var/lib/cni/multus, /etc/cni/multus."""
-_CONF_MAX_BYTES: Final = 1024 * 1024
+"""Name of our directories: /run/multus, /var/lib/cni/multus, /etc/cni/multus."""
 
 
 class InstallError(Exception):
-    """The node could not be changed as asked; the message says why and what to do."""
-
-
-# --- install ---------------------------------------------------------------------------------------------------------
+    """The command failed; the message says why and what to do."""
 
 
 def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: str = "") -> bool:
-    """Put the shim at `source` into the plugin directory; False where the very same is there already.
+    """Copy the shim at `source` into the plugin directory as SHIM or PASSTHRU; False if the same is there already.
 
-    It is tried where it will be executed before it takes the place of its predecessor, so that a node never has one
-    that can't run. `name`: SHIM or PASSTHRU. `machine`: what `uname -m` says; empty: this one. Raises InstallError,
-    nothing is changed then.
+    A trial run comes first, so that a working shim is never replaced by one that can't run. `machine`: as in `uname
+    -m`, default this one. Raises InstallError; nothing is changed then.
     """
     try:
         data = fs.read_limited(source)
-        _check_elf(data, source, machine or os.uname().machine)
+        machine = machine or os.uname().machine
+        if foreign := elf.foreign_machine(data, machine):
+            raise InstallError(
+                f"{source} is for {foreign}, and this node is {machine}; use the image of the node's architecture"
+            )
         target = directory / name
-        if _is_same(target, data):
-            return False
+        with contextlib.suppress(OSError):
+            if target.stat().st_mode & 0o777 == 0o755 and fs.read_limited(target, follow=False) == data:
+                return False
         fs.sweep(directory)
-        # Under a name of its own first: the trial must not be of what the runtime may execute at this moment.
+        # Under another name, because the runtime may execute the shim at any moment.
         trial = directory / f".{name}.new"
         fs.write_atomic(trial, data, mode=0o755)
         try:
@@ -70,6 +68,8 @@ def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: st
         finally:
             fs.remove(trial)
         fs.fsync_directory(directory)
+    except elf.NoProgramError as error:
+        raise InstallError(f"{source} {error}; this image is broken") from error
     except OSError as error:
         raise InstallError(
             f"the shim can't be put into {directory}: {error}; is the node's directory mounted there?"
@@ -77,27 +77,8 @@ def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: st
     return True
 
 
-def _check_elf(data: bytes, source: Path, machine: str) -> None:
-    """Raises InstallError where the program is none, or one of another architecture."""
-    try:
-        found = elf.foreign_machine(data, machine)
-    except elf.NoProgramError as error:
-        raise InstallError(f"{source} {error}; this image is broken") from error
-    if found:
-        raise InstallError(
-            f"{source} is for {found}, and this node is {machine}; use the image of the node's architecture"
-        )
-
-
-def _is_same(target: Path, data: bytes) -> bool:
-    try:
-        return target.stat().st_mode & 0o777 == 0o755 and fs.read_limited(target, follow=False) == data
-    except OSError:
-        return False
-
-
 def _try(program: Path) -> None:
-    """Ask the shim for its CNI versions. Raises InstallError where that fails."""
+    """Ask the shim for its CNI versions. Raises InstallError if that fails."""
     try:
         done = subprocess.run(  # noqa: S603 - our own program, at a path of ours
             [program],
@@ -114,57 +95,49 @@ def _try(program: Path) -> None:
         raise InstallError(f"{program} does not run on this node: exit status {done.returncode}: {done.stderr[:200]!r}")
 
 
-# --- uninstall -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The places on a node that hold something of ours, as the caller sees them."""
+    """The node's directories, as the caller sees them."""
 
     bin_dir: Path
     conf_dir: Path
-    """Where the runtime looks for its network configuration."""
+    """The runtime's network configurations."""
     socket_dir: Path
     cni_dir: Path
     networks_dir: Path
-    """Where operators put configurations of networks (`confDir`)."""
+    """The operator's network configurations (`confDir`)."""
 
 
 def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> list[str]:
-    """Take everything of ours off the node, so that the runtime goes on with the cluster's own network.
+    """Remove everything of ours from the node, and return what was done, in order.
 
-    The configuration goes first: from then on the runtime does not start the shim for new pods. Pods that have
-    additional networks would keep them for ever, since nobody is left that knows them: where there are such pods
-    nothing is changed, unless `force` says so; where the daemon still runs neither, since it would put the
-    configuration back. Directories of ours go where nothing is left in them. `purge`: the record of what is attached
-    goes too. What was done, in order, each as a line for people. Raises InstallError.
+    The configuration is removed first: the runtime then stops calling the shim. Additional networks of pods would leak,
+    so nothing is changed if there are any, unless `force`; nor while the daemon runs, because it would restore the
+    configuration. Empty directories of ours are removed, and with `purge` the records. Raises InstallError.
     """
     if _is_served(node.socket_dir / SOCKET):
         raise InstallError(
             f"the daemon of this node still runs and answers on {node.socket_dir / SOCKET}; nothing was changed: "
             "delete its DaemonSet, or stop it, and repeat"
         )
-    waiting = _with_additional_networks(store)
-    if waiting and not force:
-        shown = ", ".join(f"{record.pod} ({len(record.attachments) - 1})" for record in waiting[:20])
+    pods = _with_additional_networks(store)
+    if pods and not force:
+        shown = ", ".join(pods[:20]) + (", ..." if len(pods) > 20 else "")
         raise InstallError(
-            f"{len(waiting)} pods have additional networks: {shown}{', ...' if len(waiting) > 20 else ''}; nothing was "
-            "changed: drain the node first, or repeat with --force and restart these pods"
+            f"{len(pods)} pods have additional networks: {shown}; nothing was changed: drain the node first, or repeat "
+            "with --force and restart these pods"
         )
     done: list[str] = []
     try:
-        for path in our_configurations(node.conf_dir):
-            fs.remove(path)
-            done.append(f"removed {path}")
-        if fs.remove(node.socket_dir / SOCKET):
-            done.append(f"removed {node.socket_dir / SOCKET}")
+        paths = [*our_configurations(node.conf_dir), node.socket_dir / SOCKET]
+        # Upstream's plugin has the same name.
+        with contextlib.suppress(OSError):
+            if fs.read_limited(node.bin_dir / PASSTHRU) == fs.read_limited(node.bin_dir / SHIM):
+                paths.append(node.bin_dir / PASSTHRU)
+        for path in (*paths, node.bin_dir / SHIM):
+            if fs.remove(path):
+                done.append(f"removed {path}")
         fs.remove(node.socket_dir / LOCKS)
-        # Upstream's stays: this one is ours only if it is the same program as the shim beside it.
-        if _is_same_program(node.bin_dir / PASSTHRU, node.bin_dir / SHIM):
-            fs.remove(node.bin_dir / PASSTHRU)
-            done.append(f"removed {node.bin_dir / PASSTHRU}")
-        if fs.remove(node.bin_dir / SHIM):
-            done.append(f"removed {node.bin_dir / SHIM}")
         fs.sweep(node.bin_dir)
         spool = node.cni_dir / "spool"
         if waiting_dels := len(list(spool.glob("[!.]*.json"))):
@@ -181,7 +154,7 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
 
 
 def _remove_tree(directory: Path) -> None:
-    """Remove a directory with all that is in it; one that is mounted by itself is emptied. Raises OSError."""
+    """Remove a directory with its content; a mount point is only emptied. Raises OSError."""
     try:
         shutil.rmtree(directory)
     except OSError as error:
@@ -190,9 +163,9 @@ def _remove_tree(directory: Path) -> None:
 
 
 def _remove_empty(directory: Path) -> bool:
-    """Remove a directory of our name that has nothing but directories in it; whether it is gone. Raises OSError.
+    """Remove a directory of our name that contains only directories; False if it remains. Raises OSError.
 
-    One of another name may be somebody else's too. One that is mounted by itself, as into a container, stays.
+    Directories of other names may be shared. A mount point remains.
     """
     if directory.name != _DIRECTORY or not directory.is_dir():
         return False
@@ -202,15 +175,8 @@ def _remove_empty(directory: Path) -> bool:
     return not directory.exists()
 
 
-def _is_same_program(one: Path, other: Path) -> bool:
-    try:
-        return fs.read_limited(one) == fs.read_limited(other)
-    except OSError:
-        return False
-
-
 def _is_served(path: Path) -> bool:
-    """Whether a process accepts connections there; the socket of one that was killed stays behind."""
+    """Report whether a process accepts connections: a killed one leaves its socket behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(deadlines.INSTALL_TRY_SECONDS)
         try:
@@ -223,38 +189,31 @@ def _is_served(path: Path) -> bool:
 
 
 def our_configurations(directory: Path) -> list[Path]:
-    """The network configurations in `directory` that start the shim or keep our place, sorted. Raises OSError.
+    """Return the configurations in `directory` that call the shim, or are placeholders, sorted. Raises OSError.
 
-    By their content: a file that an operator has named otherwise counts as well.
+    They are recognized by their content, because operators may rename them.
     """
     try:
-        paths = sorted(path for path in directory.iterdir() if path.suffix in (".conf", ".conflist", ".json"))
+        paths = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES)
     except FileNotFoundError:
         return []
     return [path for path in paths if _is_ours(path)]
 
 
 def _is_ours(path: Path) -> bool:
-    try:
-        data = fs.read_limited(path, limit=_CONF_MAX_BYTES)
-    except OSError:
-        return False
-    types = _types(data)
-    return data == generate.PLACEHOLDER or (bool(types) and set(types) <= {SHIM})
-
-
-def _types(data: bytes) -> Sequence[str]:
-    """The plugin types that a configuration names; none where it is no configuration."""
-    try:
+    with contextlib.suppress(OSError, gojson.JsonError):
+        data = fs.read_limited(path, limit=CONF_MAX_BYTES)
+        if data == generate.PLACEHOLDER:
+            return True
         fields = gojson.loads_object(data)
         plugins = gojson.get_list(fields, "plugins") or [fields]
-        return [gojson.get_str(plugin, "type") or "" for plugin in plugins if isinstance(plugin, dict)]
-    except gojson.JsonError:
-        return []
+        return {gojson.get_str(plugin, "type") for plugin in plugins if isinstance(plugin, dict)} == {SHIM}
+    return False
 
 
-def _with_additional_networks(store: DelegateStore) -> list[ContainerRecord]:
-    found = []
+def _with_additional_networks(store: DelegateStore) -> list[str]:
+    """Return the pods with additional networks, each with their number."""
+    pods = []
     try:
         for container_id in store.containers():
             try:
@@ -263,7 +222,7 @@ def _with_additional_networks(store: DelegateStore) -> list[ContainerRecord]:
                 log.warning("container %s: %s", container_id, error)
                 continue
             if record is not None and len(record.attachments) > 1:
-                found.append(record)
+                pods.append(f"{record.pod} ({len(record.attachments) - 1})")
     except OSError as error:
         raise InstallError(f"what is attached can't be read: {error}") from error
-    return found
+    return pods

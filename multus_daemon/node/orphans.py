@@ -1,22 +1,22 @@
-"""Orphans: containers that are on record and that no runtime will delete any more. And pods without their networks.
+"""Find and delete orphans: containers on record that the runtime will not delete. Find pods without their networks.
 
-A container is an orphan where
+A container is an orphan if
 
-- its network namespace is gone, or another is at its path now, or
-- the runtime was told that its DEL is done though something was left, or
+- its network namespace is gone, or another is at its path, or
+- its DEL failed and was reported to the runtime as successful, or
 - its pod is no longer on this node, and no process lives in its namespace.
 
-The first two are certain. The last is so only when it is found twice in a row: a pod may be known to the ADD before the
-watch tells of it, and its namespace has no process yet. A namespace in which processes live is never touched. Records
-that another daemon left are not looked at: GC knows which of them are valid.
+The last is certain only when two consecutive looks find it: an ADD may know a pod before the watch does, and its
+namespace has no process yet. A namespace with processes is never touched. Records of another daemon are left to GC,
+which knows the valid ones.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon.pod import aside, detach
@@ -30,97 +30,90 @@ from multus_daemon.spec.ports import StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
+# A listing of 300,000 files takes seconds, and each batch needs one. A batch takes about 10 MB.
 _LEFTOVERS_BATCH: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A container that ought to be gone."""
+    """A container that nothing else will delete."""
 
     record: ContainerRecord
-    """Its namespace is empty where nothing may be touched in it."""
+    """Its path of the namespace is empty if nothing may be touched there."""
     reason: str
     is_certain: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Unattached:
-    """A pod that runs and lacks networks that it asked for."""
+    """A pod that runs and lacks networks that it requested."""
 
     pod: Pod
     networks: tuple[str, ...]
     has_others: bool
-    """True where it has been given networks, so that its annotation has been changed since; else it was given none."""
+    """It has other networks, so its annotation was changed after its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What one look has found."""
+    """The result of one look."""
 
-    orphans: Mapping[ContainerId, Orphan] = field(default_factory=dict)
-    in_use: Mapping[ContainerId, ContainerRecord] = field(default_factory=dict)
-    """Would be orphans, but processes live in their namespaces."""
-    unreadable: tuple[ContainerId, ...] = ()
-    aside: int = 0
-    """How many containers are set aside."""
-    unattached: tuple[Unattached, ...] = ()
-    unknown_because: str = ""
-    """Why it is not known which pods there are; empty where it is."""
+    orphans: Mapping[ContainerId, Orphan]
+    in_use: Mapping[ContainerId, ContainerRecord]
+    """Containers that would be orphans, but processes live in their namespaces."""
+    unreadable: tuple[ContainerId, ...]
+    aside: int
+    """Number of containers that are set aside."""
+    unattached: tuple[Unattached, ...]
+    unknown_because: str
+    """Why the pods of the node are not known; empty if they are."""
 
 
 def look(engine: Engine) -> Findings:
-    """What there is now; touches nothing. Raises OSError where records or processes can't be listed."""
-    # First: a pod that comes later is in neither, one that is on record is known by then.
+    """Compare the records with the node; nothing is changed. Raises OSError if records or processes can't be listed."""
+    # Records before pods: a pod that comes in between has no record yet, and the pod of each record is known.
     records = read_all(engine)
-    pods: _Pods | None = None
+    pods: dict[str, Pod] | None = None
     unknown_because = ""
     try:
-        pods = _Pods(engine.cluster.node_pods())
+        pods = {str(pod): pod for pod in engine.cluster.node_pods()}
     except StoreUnavailableError as error:
         unknown_because = str(error)
     readable = [record for record in records.values() if record is not None]
-    found = _suspects(engine, readable, pods)
-    in_use = engine.links.netns_in_use({orphan.record.sandbox.netns for orphan in found})
+    suspects = {orphan.record.sandbox.container_id: orphan for orphan in _suspects(engine, readable, pods)}
+    in_use = engine.links.netns_in_use({orphan.record.sandbox.netns for orphan in suspects.values()})
     return Findings(
-        {orphan.record.sandbox.container_id: orphan for orphan in found if orphan.record.sandbox.netns not in in_use},
-        {
-            orphan.record.sandbox.container_id: orphan.record
-            for orphan in found
-            if orphan.record.sandbox.netns in in_use
-        },
+        {name: orphan for name, orphan in suspects.items() if orphan.record.sandbox.netns not in in_use},
+        {name: orphan.record for name, orphan in suspects.items() if orphan.record.sandbox.netns in in_use},
         tuple(container_id for container_id, record in records.items() if record is None),
         len(engine.store.aside()),
-        _unattached(engine, pods, readable) if pods else (),
+        _unattached(engine, pods.values(), readable) if pods else (),
         unknown_because,
     )
 
 
-def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: _Pods | None) -> list[Orphan]:
+def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: Mapping[str, Pod] | None) -> Iterator[Orphan]:
     vanished = engine.links.vanished({record.sandbox.netns for record in records})
-    found: list[Orphan] = []
-    by_netns: dict[str, list[ContainerRecord]] = {}
-    for record in records:
-        by_netns.setdefault(record.sandbox.netns, []).append(record)
+    by_netns = _grouped(records, lambda record: record.sandbox.netns)
     for record in records:
         netns = record.sandbox.netns
         if record.sandbox.container_id in engine.locks.keys:
             continue
         if netns in vanished:
-            # Nothing may be done at that path either: it could be there again by then, as another's.
-            found.append(Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True))
+            # Another namespace may appear at the path.
+            yield Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True)
         elif netns and not (placed := without_followed(record, by_netns[netns])).sandbox.netns:
-            found.append(Orphan(placed, "its network namespace is another container's now", is_certain=True))
+            yield Orphan(placed, "its network namespace is another container's now", is_certain=True)
         elif netns and is_elsewhere(engine, record, netns):
-            found.append(Orphan(record.in_netns(""), "its network namespace is another one now", is_certain=True))
+            yield Orphan(record.in_netns(""), "its network namespace is another one now", is_certain=True)
         elif record.given_up:
-            found.append(Orphan(record, "its DEL was given up", is_certain=True))
-        elif pods is not None and not pods.has(record):
-            found.append(Orphan(record, "its pod is no longer on this node", is_certain=False))
-    return found
+            yield Orphan(record, "its DEL was given up", is_certain=True)
+        elif pods is not None and not ((pod := pods.get(record.pod)) and is_of(record, pod)):
+            yield Orphan(record, "its pod is no longer on this node", is_certain=False)
 
 
 def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
-    """Detach it; False where it is none any more. What fails stays on record, for a day. Raises CniError, OSError."""
+    """Detach the container; False if it is no orphan any more, or was set aside. Raises CniError, OSError."""
     container_id = orphan.record.sandbox.container_id
     netns = orphan.record.sandbox.netns
     with held_if_free(engine, container_id) as is_ours:
@@ -141,54 +134,35 @@ def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
         return True
 
 
-# --- pods without their networks ---------------------------------------------------------------------------------
+def left_by_others(engine: Engine) -> Iterator[Mapping[ContainerId, ContainerRecord | None]]:
+    """Yield the records of another daemon in batches. Raises OSError."""
+    seen: set[ContainerId] = set()
+    while batch := engine.store.leftovers(seen, _LEFTOVERS_BATCH):
+        yield batch
+        seen |= batch.keys()
 
 
-def _unattached(engine: Engine, pods: _Pods, records: Collection[ContainerRecord]) -> tuple[Unattached, ...]:
-    """Running pods that lack what they asked for. Raises OSError."""
-    wanting = [pod for pod in pods.all if pod.phase == "Running" and not pod.host_network and _wanted(pod)]
-    own = _by_pod(records)
-    lacking = [pod for pod in wanting if _missing(pod, own)]
+def _unattached(engine: Engine, pods: Iterable[Pod], records: Collection[ContainerRecord]) -> tuple[Unattached, ...]:
+    """Return the running pods that lack networks. Raises OSError."""
+    own = _grouped(records, lambda record: record.pod)
+    running = (pod for pod in pods if pod.phase == "Running" and not pod.host_network)
+    lacking = [pod for pod in running if _wanted(pod) and _missing(pod, own)]
     if not lacking:
         return ()
-    everything = _by_pod([*records, *_left_by_others(engine)])
-    return tuple(
-        Unattached(pod, missing, _has_networks(pod, everything))
-        for pod in lacking
-        if (missing := _missing(pod, everything))
-    )
-
-
-def _has_networks(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> bool:
-    """Whether the runtime's ADD for the pod is on record: it gives all networks of the annotation, or fails."""
-    own = [record for record in records.get(str(pod), ()) if is_of(record, pod)]
-    return any(not item.hot_plugged for record in own for item in record.attachments)
-
-
-def _left_by_others(engine: Engine) -> list[ContainerRecord]:
-    """What another daemon has attached. Raises OSError."""
-    seen: set[ContainerId] = set()
-    records: list[ContainerRecord] = []
-    while found := engine.store.leftovers(seen, _LEFTOVERS_BATCH):
-        records += [record for record in found.values() if record is not None]
-        seen |= found.keys()
-    return records
-
-
-class _Pods:
-    """The pods of the node."""
-
-    def __init__(self, pods: Collection[Pod]) -> None:
-        self.all = pods
-        self._by_name = {(pod.namespace, pod.name): pod for pod in pods}
-
-    def has(self, record: ContainerRecord) -> bool:
-        pod = self._by_name.get((record.pod_namespace, record.pod_name))
-        return pod is not None and is_of(record, pod)
+    left = [record for batch in left_by_others(engine) for record in batch.values() if record is not None]
+    everything = _grouped([*records, *left], lambda record: record.pod)
+    found = []
+    for pod in lacking:
+        if missing := _missing(pod, everything):
+            records = [record for record in everything.get(str(pod), ()) if is_of(record, pod)]
+            # An ADD attaches all networks that the annotation has, or fails.
+            has_others = any(not item.hot_plugged for record in records for item in record.attachments)
+            found.append(Unattached(pod, missing, has_others))
+    return tuple(found)
 
 
 def _wanted(pod: Pod) -> Counter[str]:
-    """The networks of the pod's annotation; none where it can't be read, for then its ADD has failed."""
+    """Return the networks of the pod's annotation; none if it is malformed, because its ADD has failed then."""
     annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
     try:
         return Counter(str(element) for element in selection.parse(annotation, pod_namespace=pod.namespace))
@@ -196,21 +170,24 @@ def _wanted(pod: Pod) -> Counter[str]:
         return Counter()
 
 
-def _by_pod(records: Collection[ContainerRecord]) -> dict[str, list[ContainerRecord]]:
-    found: dict[str, list[ContainerRecord]] = {}
+def _grouped(
+    records: Iterable[ContainerRecord], key: Callable[[ContainerRecord], str]
+) -> dict[str, list[ContainerRecord]]:
+    groups: dict[str, list[ContainerRecord]] = {}
     for record in records:
-        found.setdefault(record.pod, []).append(record)
-    return found
+        groups.setdefault(key(record), []).append(record)
+    return groups
 
 
 def _missing(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> tuple[str, ...]:
-    """What the pod asked for and none of its containers has: of what is hot-plugged the names may differ."""
-    least: tuple[str, ...] | None = None
+    """Return the requested networks that none of the pod's containers has. Names of hot-plugged ones may differ."""
+    wanted = _wanted(pod)
+    least = tuple(wanted.elements())
     for record in records.get(str(pod), ()):
         if is_of(record, pod):
             own = Counter(item.name for item in record.attachments if not item.hot_plugged)
             hot_plugged = sum(item.hot_plugged for item in record.attachments)
-            missing = tuple((_wanted(pod) - own).elements())
+            missing = tuple((wanted - own).elements())
             missing = missing if len(missing) > hot_plugged else ()
-            least = missing if least is None or len(missing) < len(least) else least
-    return tuple(_wanted(pod).elements()) if least is None else least
+            least = missing if len(missing) < len(least) else least
+    return least

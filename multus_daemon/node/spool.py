@@ -1,10 +1,9 @@
-"""Replays the DELs that a shim could not deliver: files in `<cniDir>/spool`, each removed when it has been served.
+"""Replay the DELs that a shim could not deliver: files in `<cniDir>/spool`, removed once they are served.
 
-Format: the body of the POST that the shim would have sent, in a file `<nanoseconds>-<pid>.json` (docs/protocol.md).
-Entries of one container go in their order, those of different containers side by side, a few at once. One that fails is
-tried again after a pause that grows, and keeps only the later ones of its own container waiting. What no daemon can
-serve is set aside in `rejected/`. A DEL can be repeated, so an entry that was served and whose removal a crash
-prevented does no harm.
+An entry is the body of the shim's POST, in a file `<nanoseconds>-<pid>.json` (docs/protocol.md). Entries of one
+container are served in order, those of different containers in parallel, a few at once. A failed entry is retried with
+backoff and delays only later entries of its container. Malformed entries are moved to `rejected/`. A crash may prevent
+the removal of a served entry; that is harmless, because a DEL can be repeated.
 """
 
 from __future__ import annotations
@@ -31,73 +30,62 @@ log = logging.getLogger(__name__)
 
 SUFFIX: Final = ".json"
 REJECTED: Final = "rejected"
-"""Folder of entries that no daemon can serve, for a person to look at."""
+"""Folder of malformed entries, for inspection by a person."""
 REJECTED_MAX: Final = 100
 REJECTED_SECONDS: Final = 7 * 24 * 3600.0
 ENTRY_MAX_BYTES: Final = 24 * 1024 * 1024
 ENTRIES_MAX: Final = 10_000
-"""So many are looked at in one go, the oldest."""
+"""Maximum number of entries in one pass; the oldest are taken."""
 AT_ONCE: Final = 4
 _DIGITS_MAX: Final = 20
 
 
 class UndecodableEntryError(Exception):
-    """The entry is no request; trying again can't help."""
+    """The entry is not a request; a retry can't help."""
 
 
 class Requests(Protocol):
-    """What the entries are for."""
+    """Serves the entries."""
 
     def container_of(self, body: bytes) -> str:
-        """The container that the DEL is of. Raises UndecodableEntryError."""
-        ...
+        """Return the container of the DEL. Raises UndecodableEntryError."""
 
     async def serve(self, body: bytes, written: float) -> None:
-        """Serve the DEL, which was written down at that Unix time in seconds. Raises anything to be asked again."""
-        ...
+        """Serve the DEL; `written`: when the shim wrote it, Unix time in seconds. Any exception causes a retry."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What is remembered of a file."""
+    """State of a file."""
 
     container: str = ""
     due: float = 0.0
     """On the event loop's clock."""
     delays: Iterator[float] = field(default_factory=lambda: backoff(*deadlines.SPOOL_RETRY_SECONDS, jitter=0.1))
     is_served: bool = False
-    """Only its removal is still to be done."""
+    """It only has to be removed."""
 
 
 class SpoolReplay:
-    """Looks into the spool at start and every `interval` seconds, for as long as it runs."""
+    """A root task: looks into the spool at start and every SPOOL_LOOK_SECONDS."""
 
-    def __init__(
-        self,
-        directory: Path,
-        requests: Requests,
-        events: NodeEvents,
-        metrics: DeleteMetrics,
-        *,
-        interval: float = deadlines.SPOOL_LOOK_SECONDS,
-    ) -> None:
+    def __init__(self, directory: Path, requests: Requests, events: NodeEvents, metrics: DeleteMetrics) -> None:
         self._directory = directory
         self._requests = requests
         self._events = events
         self._metrics = metrics
-        self._interval = interval
         self._known: dict[str, _Entry] = {}
 
     async def run(self) -> None:
-        """Replay for ever."""
+        """Replay forever."""
         while True:
-            # Of one container only the oldest is served in one go.
+            # One pass serves only the oldest entry of each container.
             while await self.replay():
                 pass
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(deadlines.SPOOL_LOOK_SECONDS)
 
     async def replay(self) -> int:
-        """Serve the oldest entry of each container that has one which is due; how many were served."""
+        """Serve the oldest entry of each container if it is due; return the number of served entries."""
         names = await asyncio.to_thread(self._list)
         self._known = {name: self._known.get(name, _Entry()) for name in names}
         self._metrics.spooled.set(len(names))
@@ -108,7 +96,7 @@ class SpoolReplay:
 
         async def some() -> None:
             while True:
-                # One at a time, so that of one container the oldest comes first.
+                # One at a time, so that the oldest entry of a container comes first.
                 async with turn:
                     found = await self._next(rest, taken)
                 if found is None:
@@ -122,9 +110,9 @@ class SpoolReplay:
         return len(served)
 
     def _list(self) -> list[str]:
-        """The names of the oldest entries, in order. Removes what shims left that were ended as they wrote."""
+        """Return the names of the oldest entries, in order, and remove files that a killed shim left half written."""
         try:
-            # Whoever else could write here could have any container's networks removed.
+            # Other users with write access could remove any container's networks.
             fs.repair_private_directory(self._directory)
             with os.scandir(self._directory) as found:
                 return heapq.nsmallest(ENTRIES_MAX, self._names(found))
@@ -144,7 +132,7 @@ class SpoolReplay:
                 yield entry.name
 
     async def _next(self, names: Iterator[str], taken: set[str]) -> tuple[str, bytes] | None:
-        """The next entry that is due, with its content; of each container the oldest one only."""
+        """Return the next entry that is due, with its content; only the oldest of each container."""
         for name in names:
             entry, path = self._known[name], self._directory / name
             body = b""
@@ -193,7 +181,7 @@ class SpoolReplay:
         )  # fmt: skip
 
     async def _reject(self, path: Path, problem: str) -> None:
-        """Set an entry aside that can't be served, and say so."""
+        """Move a malformed entry away, and report it."""
         try:
             await asyncio.to_thread(_set_aside, path)
         except OSError as error:
@@ -206,11 +194,11 @@ class SpoolReplay:
 
 
 def _read(path: Path) -> bytes:
-    """The content of an entry. Raises UndecodableEntryError for a file that no shim has written, OSError."""
+    """Return the content of an entry. Raises UndecodableEntryError for a file that no shim wrote, OSError."""
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
-            raise UndecodableEntryError("it is no regular file")
+            raise UndecodableEntryError("it is not a regular file")
         if status.st_uid not in (0, os.geteuid()):
             raise UndecodableEntryError(f"it belongs to user {status.st_uid}, and shims run as root")
         return fs.read_limited(path, limit=ENTRY_MAX_BYTES, follow=False)
@@ -219,17 +207,17 @@ def _read(path: Path) -> bytes:
 
 
 def _written(name: str, status: os.stat_result) -> float:
-    """When the shim wrote the entry, Unix time in seconds: by its name, else by the file's own time."""
+    """Return when the shim wrote the entry, Unix time in seconds: from its name, else the time of the file."""
     digits = name.partition("-")[0]
     return int(digits) / 1e9 if digits.isdecimal() and len(digits) <= _DIGITS_MAX else status.st_mtime
 
 
 def _set_aside(path: Path) -> None:
-    """Move a file into the folder of the rejected, and keep that one small. Raises OSError."""
+    """Move a file into the folder of rejected entries, and limit that folder. Raises OSError."""
     folder = path.parent / REJECTED
     fs.ensure_directory(folder)
     path.rename(folder / path.name)
-    # From when it was set aside, not from when it was written.
+    # Its age counts from now, not from when it was written.
     os.utime(folder / path.name, follow_symlinks=False)
     with os.scandir(folder) as found:
         kept = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.name) for entry in found)

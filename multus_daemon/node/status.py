@@ -1,4 +1,4 @@
-"""STATUS: whether an ADD could be served now."""
+"""Serve STATUS."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from multus_daemon.spec.cni.errors import CniError, PluginNotAvailableError
 
 
 def status(engine: Engine, stdin: bytes) -> None:
-    """Whether an ADD could be served now: by the daemon, and by each plugin of the cluster network.
+    """Check that the daemon and each plugin of the cluster network can serve an ADD now.
 
-    Raises CniError: 50 (PluginNotAvailableError), or what a plugin said.
+    Raises CniError: 50 (PluginNotAvailableError), or that of a plugin.
     """
     net_conf = engine.net_conf(stdin)
     if closed := engine.gates.closed:
@@ -29,5 +29,5 @@ def status(engine: Engine, stdin: bytes) -> None:
     except deadline.ExpiredError as error:
         raise PluginNotAvailableError(
             f"STATUS of the cluster network did not end within {deadlines.STATUS_PLUGINS_SECONDS:g} s",
-            "which of its plugins hangs, the metric multus_delegate_duration_seconds tells",
+            "the metric multus_delegate_duration_seconds shows which of its plugins hangs",
         ) from error

@@ -1,4 +1,4 @@
-"""CNI configurations: what an ADD would refuse, and what nobody would read."""
+"""Check CNI configurations: everything that an ADD would refuse, keys that no plugin reads, overlapping ranges."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 from multus_daemon.diagnosis.validate import known
-from multus_daemon.diagnosis.validate.report import Report, Severity
-from multus_daemon.diagnosis.validate.source import Located
+from multus_daemon.diagnosis.validate.report import Severity, Subject
+from multus_daemon.diagnosis.validate.source import value_at
 from multus_daemon.plugins import find
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.host_local import config as host_local
@@ -32,34 +32,33 @@ from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NetworkSelection
 
-HOST_LOCAL: Final = "host-local"
-SANDBOX: Final = Sandbox(ContainerId("not-a-container"), "")
+_SANDBOX: Final = Sandbox(ContainerId("not-a-container"), "")
 _IFNAME: Final = IfName("net1")
 _UNKNOWN_MAX: Final = 20
-"""Keys that one plugin does not know; the rest would be told of after these."""
-# It reads what flanneld has written on the node: there are no files of a node here, and its binary reads the same keys.
+"""Unknown keys of one plugin that are reported."""
+_OVERLAPS_MAX: Final = 100
+# It reads a file of flanneld, which exists on nodes only. The binary reads the same keys.
 _READS_NODE: Final = frozenset({"flannel"})
 
 
 @dataclass(frozen=True)
 class Network:
-    """A configuration that has been read, and what may be asked of it."""
+    """A configuration that could be parsed."""
 
     name: str
-    """`namespace/name` of its NetworkAttachmentDefinition; else the configuration's own."""
+    """`namespace/name` of its NetworkAttachmentDefinition, else the name in the configuration."""
     config: NetworkConfig
-    subject: str
-    located: Located
-    """The JSON of the configuration."""
+    subject: Subject
+    """Its value is the JSON object of the configuration."""
     is_usable: bool
-    """Nothing in it would be refused."""
+    """The configuration has no error."""
 
 
 class Plugins:
-    """The runner of a node that need not be there."""
+    """Plans attachments without a node: nothing is run."""
 
     def __init__(self, bin_dirs: Sequence[str] = ()) -> None:
-        """`bin_dirs`: where binaries are; with none, every binary that a configuration names counts as there."""
+        """`bin_dirs`: directories of plugin binaries; if empty, every binary is taken to exist."""
         self.bin_dirs = tuple(bin_dirs)
         self.builtin = BuiltinRunner(FilePath("/"), tools=_NoTools())
         self._binaries = _Binaries(self.bin_dirs)
@@ -67,16 +66,16 @@ class Plugins:
         self.chain = Chain(dispatcher, ResultCache(FilePath("/")), ":".join(self.bin_dirs))
 
     def plan(self, attachment: Attachment) -> None:
-        """Raises CniError for what an ADD would refuse before it touches anything."""
-        self.chain.plan(SANDBOX, attachment, self.chain.programs((attachment.config,)))
+        """Raise the CniError with which an ADD would refuse the attachment at once."""
+        self.chain.plan(_SANDBOX, attachment, self.chain.programs((attachment.config,)))
 
     def only_built_in(self, plugin_type: str) -> bool:
-        """Whether nobody but the built-in serves the type, so that what it does not know fails an ADD."""
+        """Report whether only a built-in serves the type, so that an unknown key fails an ADD."""
         return plugin_type in PLUGINS and not self._binaries.locate(plugin_type)
 
 
 class _Binaries:
-    """The BinaryRunner that runs nothing."""
+    """A BinaryRunner that runs nothing."""
 
     def __init__(self, bin_dirs: Sequence[str]) -> None:
         self._bin_dirs = bin_dirs
@@ -100,50 +99,41 @@ class _Binaries:
 
 
 class _NoTools:
-    """The HostTools of a host that has them all, and where none is run."""
+    """HostTools that run nothing."""
 
     def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
         raise InternalError(f"{tool} is not run")
 
 
-# --- one configuration -----------------------------------------------------------------------------------------------
-
-
-def check(
-    report: Report,
-    plugins: Plugins,
-    raw: bytes,
-    located: Located,
-    subject: str,
-    *,
-    name: str = "",
-    default_name: str = "",
-) -> Network | None:
-    """Report on the configuration `raw`, a JSON object, whose value is `located`; None where it can't be read."""
+def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", default_name: str = "") -> Network | None:
+    """Check the configuration `raw`, whose value is that of `subject`; None if it can't be parsed."""
     try:
         config = conf.parse(raw, default_name=default_name)
     except CniError as error:
-        report.refused("network-config", subject, located, error)
+        subject.refused("network-config", error)
         return None
-    before = report.count("error")
-    _check_version(report, config, located, subject)
+    before = subject.report.count("error")
+    _check_version(config, subject)
     config = networks.with_list_version(config)
-    paths: list[Path] = [("plugins", index) for index in range(len(config.plugins))] if config.is_list else [()]
+    # The key `plugins` may be written in any case.
+    key = next((key for key in reversed(list(subject.located.value)) if key.lower() == "plugins"), "plugins")
     cleaned = []
-    for plugin, path in zip(config.plugins, _spelt(located.value, paths), strict=True):
-        _check_type(report, plugins, plugin, located, subject, path)
-        plugin = _without_unknown_keys(report, plugins, config, plugin, located, subject, path)
+    for index, plugin in enumerate(config.plugins):
+        path: Path = (key, index) if config.is_list else ()
+        if not plugins.bin_dirs:
+            _check_type(plugin, subject, path)
+        plugin = _without_unknown_keys(plugins, config, plugin, subject, path)
         cleaned.append(plugin)
         try:
             plugins.plan(_attachment(replace(config, plugins=(plugin,)), name or config.name))
         except CniError as error:
-            _refused_plugin(report, plugins, plugin, located, subject, path, error)
+            _refused_plugin(plugins, plugin, subject, path, error)
     config = replace(config, plugins=tuple(cleaned))
-    return Network(name or config.name, config, subject, located, report.count("error") == before)
+    return Network(name or config.name, config, subject, subject.report.count("error") == before)
 
 
 def asked_of(network: Network, element: NetworkSelection, ifname: IfName) -> Attachment:
-    """The attachment of a pod that asks for the network with `element`. Raises CniError."""
+    """Return the attachment of a pod that requests the network with `element`. Raises CniError."""
     return replace(
         _attachment(network.config, network.name),
         config=conf.with_plugin_fields(network.config, {}, element.cni_args or {}),
@@ -154,141 +144,89 @@ def asked_of(network: Network, element: NetworkSelection, ifname: IfName) -> Att
     )
 
 
-def ranges_of(network: Network) -> Iterator[tuple[host_local.Range, str, Path]]:
-    """What host-local gives away for the network, where its addresses are kept, and the key that says so."""
-    config = network.config
-    for index, plugin in enumerate(config.plugins):
-        if plugin.ipam_type != HOST_LOCAL:
-            continue
-        path: Path = ("plugins", index) if config.is_list else ()
-        fields = conf.plugin_fields(config, plugin)
-        try:
-            read = host_local.read(fields, name=config.name, cni_version=config.cni_version or versions.IMPLIED)
-        except CniError:
-            # Told of by now.
-            continue
-        for item in (one for found in read.range_sets for one in found.ranges):
-            yield item, f"{read.data_dir}/{config.name}", (*path, "ipam")
-
-
 def _attachment(config: NetworkConfig, name: str) -> Attachment:
     return Attachment(name, config, _IFNAME, cni_args=_cni_args([]))
 
 
 def _cni_args(extra: Sequence[tuple[str, str]]) -> args.Pairs:
-    pod = args.KubernetesArgs(Namespace("default"), PodName("pod"), PodUid("uid"), SANDBOX.container_id, ())
+    pod = args.KubernetesArgs(Namespace("default"), PodName("pod"), PodUid("uid"), _SANDBOX.container_id, ())
     return args.for_delegate(pod, extra)
 
 
-def _spelt(value: Mapping[str, Any], paths: Sequence[Path]) -> list[Path]:
-    """The paths with the key as it is written: it matches in any case."""
-    name = next((key for key in reversed(list(value)) if key.lower() == "plugins"), "plugins")
-    return [(name, *path[1:]) if path else path for path in paths]
-
-
-def _check_version(report: Report, config: NetworkConfig, located: Located, subject: str) -> None:
+def _check_version(config: NetworkConfig, subject: Subject) -> None:
     if not config.cni_version:
         taken = networks.with_list_version(config).cni_version or versions.IMPLIED
-        report.add(
-            "warning", "cni-version", subject, located, f"cniVersion is missing: plugins are called with {taken}",
-            f'write "cniVersion": "{versions.CURRENT}", or what your plugins know',
-        )  # fmt: skip
+        advice = f'write "cniVersion": "{versions.CURRENT}", or what your plugins know'
+        subject.warn("cni-version", f"cniVersion is missing: plugins are called with {taken}", advice)
         return
-    if not config.is_list:
-        return
-    for index, plugin in enumerate(config.plugins):
+    for index, plugin in enumerate(config.plugins if config.is_list else ()):
         own = gojson.get(plugin.fields, "cniVersion")
         if own is not None and own != config.cni_version:
-            report.add(
-                "warning", "cni-version", subject, located,
+            subject.warn(
+                "cni-version",
                 f"cniVersion {own} of plugin {plugin.type} is not that of the list, {config.cni_version}, which counts",
                 "remove it from the plugin",
                 path=("plugins", index, "cniVersion"),
-            )  # fmt: skip
+            )
 
 
-# --- one plugin ------------------------------------------------------------------------------------------------------
-
-
-def _check_type(
-    report: Report, plugins: Plugins, plugin: PluginConfig, located: Located, subject: str, path: Path
-) -> None:
-    if plugins.bin_dirs:
-        # Then it is known which there are.
-        return
-    for name, where in ((plugin.type, ("type",)), (plugin.ipam_type, ("ipam", "type"))):
+def _check_type(plugin: PluginConfig, subject: Subject, path: Path) -> None:
+    for what, name, where in (("plugin", plugin.type, ("type",)), ("IPAM plugin", plugin.ipam_type, ("ipam", "type"))):
         if name and name not in known.TYPES:
             meant = known.meant(name, known.TYPES) or "is the name right?"
-            what = "IPAM plugin" if len(where) > 1 else "plugin"
-            report.add(
-                "warning", "plugin-type", subject, located, f"unknown {what} {name!r}",
-                f"{meant} A binary of that name must be in the plugin directory of each node", path=(*path, *where),
-            )  # fmt: skip
+            advice = f"{meant} A binary of that name must be in the plugin directory of each node"
+            subject.warn("plugin-type", f"unknown {what} {name!r}", advice, path=(*path, *where))
 
 
 def _without_unknown_keys(
-    report: Report,
-    plugins: Plugins,
-    config: NetworkConfig,
-    plugin: PluginConfig,
-    located: Located,
-    subject: str,
-    path: Path,
+    plugins: Plugins, config: NetworkConfig, plugin: PluginConfig, subject: Subject, path: Path
 ) -> PluginConfig:
-    """The plugin without the keys that it does not know, each of which is reported.
+    """Report the keys that the plugin does not know, and return the plugin without them.
 
-    As a warning: a binary passes them over, or is newer and knows them.
+    They are warnings if a binary may serve the plugin: it ignores the keys, or is newer and knows them.
     """
     fields = copy.deepcopy(dict(plugin.fields))
     for _ in range(_UNKNOWN_MAX):
         cleaned = replace(plugin, fields=fields)
-        found = _unknown(plugins, config, cleaned)
-        if found is None:
+        unknown = _unknown(plugins, config, cleaned)
+        if unknown is None:
             return cleaned
-        name, text = found
-        within, key, near = _parts(text)
-        at = _find(fields, within, key)
-        meant = known.meant(key, near) if near else "a newer binary may know it"
-        if not isinstance(text, configuration.UnknownKey):
-            problem = f"{text} is not known to {name}"
-        else:
+        name, text = unknown
+        within, key = [], text.partition(":")[0]
+        problem, advice = f"{text} is not known to {name}", "a newer binary may know it"
+        if isinstance(text, configuration.UnknownKey):
+            within, key = re.findall(r"[\w-]+", text.within), text.key
             problem = f"unknown key {key!r} of plugin {name}"
+            if text.known:
+                advice = known.meant(key, text.known) or "it means nothing to the plugin"
+        at = _find(fields, within, key)
         severity: Severity = "error" if plugins.only_built_in(name) else "warning"
-        advice = meant or "it means nothing to the plugin"
-        at_key = (*path, *_written(located.value, path, at))
-        report.add(severity, "plugin-key", subject, located, problem, advice, path=at_key)
-        _remove(fields, at)
+        at_key = (*path, *_written(value_at(subject.located.value, path), at))
+        subject.add(severity, "plugin-key", problem, advice, path=at_key)
+        value_at(fields, at[:-1]).pop(at[-1], None)
     return replace(plugin, fields=fields)
 
 
 def _unknown(plugins: Plugins, config: NetworkConfig, plugin: PluginConfig) -> tuple[str, str] | None:
-    """The first thing that the plugin, or its IPAM plugin, does not know, and who does not."""
+    """Return the type of the plugin or IPAM plugin that has an unknown key, and the key; None if all are known."""
     attachment = _attachment(replace(config, plugins=(plugin,)), config.name)
-    ((_, invocation),) = plugins.chain.invocations(SANDBOX, attachment)
+    ((_, invocation),) = plugins.chain.invocations(_SANDBOX, attachment)
     for name in filter(None, (plugin.type, plugin.ipam_type)):
-        if name in PLUGINS and (found := plugins.builtin.unsupported(name, invocation)):
-            return name, found
-    common = configuration.COMMON_KEYS
-    if (keys := known.KEYS.get(plugin.type)) is not None and (
-        found := configuration.unknown_key(plugin.fields, common | keys)
-    ):
-        return plugin.type, found
+        if name in PLUGINS and (text := plugins.builtin.unsupported(name, invocation)):
+            return name, text
+    if (keys := known.KEYS.get(plugin.type)) is not None:
+        text = configuration.unknown_key(plugin.fields, configuration.COMMON_KEYS | keys)
+        if text:
+            return plugin.type, text
     ipam = gojson.get(plugin.fields, "ipam")
     if (keys := known.IPAM_KEYS.get(plugin.ipam_type)) is None or not isinstance(ipam, dict):
         return None
-    found = configuration.unknown_key(ipam, keys, within="ipam.")
-    return (plugin.ipam_type, found) if found else None
-
-
-def _parts(text: str) -> tuple[list[str], str, frozenset[str]]:
-    """The objects that the key is in, the key, the keys that are known there."""
-    if isinstance(text, configuration.UnknownKey):
-        return re.findall(r"[\w-]+", text.within), text.key, text.known
-    return [], text.partition(":")[0], frozenset()
+    text = configuration.unknown_key(ipam, keys, within="ipam.")
+    return (plugin.ipam_type, text) if text else None
 
 
 def _find(fields: Mapping[str, Any], within: Sequence[str], key: str) -> Path:
-    """The path of `key` below the keys `within`, through lists."""
+    """Return the path of `key` below the keys `within`; lists on the way are searched."""
     value: Any = fields
     path: Path = ()
     for name in within:
@@ -307,51 +245,36 @@ def _paths_to(value: Any, key: str, path: Path) -> Iterator[Path]:
             yield from _paths_to(item, key, (*path, index))
 
 
-def _remove(fields: Any, path: Path) -> None:
-    for name in path[:-1]:
-        fields = fields[name]
-    fields.pop(path[-1], None)
-
-
-def _written(value: Any, base: Path, path: Path) -> Path:
-    """`path` below `base`, as far as it is in the text: what a plugin gets has keys of its own beside."""
-    for name in base:
-        value = value[name]
-    taken: list[str | int] = []
-    for name in path:
+def _written(value: Any, path: Path) -> Path:
+    """Return the part of `path` that exists in the text: a plugin also gets keys that are not in it."""
+    for length, name in enumerate(path):
         try:
             value = value[name]
         except (KeyError, IndexError, TypeError):
-            break
-        taken.append(name)
-    return tuple(taken)
+            return path[:length]
+    return path
 
 
-def _refused_plugin(
-    report: Report, plugins: Plugins, plugin: PluginConfig, located: Located, subject: str, path: Path, error: CniError
-) -> None:
-    if not versions.is_supported(gojson.get(located.value, "cniVersion") or ""):
-        report.refused("cni-version", subject, located, error)
-        return
-    if plugins.bin_dirs and (missing := re.search(r'failed to find plugin "([^"]*)"', error.msg)):
+def _refused_plugin(plugins: Plugins, plugin: PluginConfig, subject: Subject, path: Path, error: CniError) -> None:
+    if not versions.is_supported(gojson.get(subject.located.value, "cniVersion") or ""):
+        subject.refused("cni-version", error)
+    elif plugins.bin_dirs and (missing := re.search(r'failed to find plugin "([^"]*)"', error.msg)):
         where: Path = ("type",) if missing[1] == plugin.type else ("ipam", "type")
-        meant = known.meant(missing[1], {*known.TYPES} - {missing[1]})
-        report.add(
-            "error", "plugin-missing", subject, located,
-            f"plugin {missing[1]!r} is neither in {':'.join(plugins.bin_dirs)} nor built in",
-            meant or "install it on the node", path=(*path, *where),
-        )  # fmt: skip
-        return
-    report.refused("plugin-config", subject, located, error, path=path)
+        problem = f"plugin {missing[1]!r} is neither in {':'.join(plugins.bin_dirs)} nor built in"
+        advice = known.meant(missing[1], {*known.TYPES} - {missing[1]}) or "install it on the node"
+        subject.error("plugin-missing", problem, advice, path=(*path, *where))
+    else:
+        subject.refused("plugin-config", error, path=path)
 
 
-def fault(report: Report, check_name: str, subject: str, located: Located, path: Path, error: gojson.JsonError) -> None:
-    """Report a string at `path` that is no JSON, at the place in it."""
+def fault(subject: Subject, check_name: str, path: Path, error: gojson.JsonError) -> None:
+    """Report that the string at `path` is not JSON, at the place of the fault."""
     message, place = jsontext.place_of_fault(str(error))
-    embedded = located.text(*path)
+    embedded = subject.located.text(*path)
     at = embedded.place_at(*(place or (1, 1)))
     problem = f"not JSON: {message.removeprefix('JSON is malformed: ')}"
-    report.add_at("error", check_name, subject, embedded.source, at, problem, _advice(embedded.text), path=path)
+    subject = replace(subject, located=replace(subject.located, source=embedded.source))
+    subject.add("error", check_name, problem, _advice(embedded.text), path=path, place=at)
 
 
 def _advice(text: str) -> str:
@@ -362,3 +285,51 @@ def _advice(text: str) -> str:
     if "'" in text and '"' not in text:
         return "JSON has double quotes"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    range: host_local.Range
+    kept_in: str
+    """host-local's directory. Networks that share it never assign the same address."""
+    network: Network
+    path: Path
+
+
+def check_ranges(found: Sequence[Network]) -> None:
+    """Report pairs of networks in which host-local would assign the same addresses."""
+    pools = [pool for network in found for pool in _pools(network)]
+    reported: set[frozenset[str]] = set()
+    open_pools: list[_Pool] = []
+    for pool in sorted(pools, key=lambda item: (item.range.version, item.range.first)):
+        open_pools = [other for other in open_pools if other.range.overlaps(pool.range)]
+        for other in open_pools:
+            pair = frozenset({pool.network.name, other.network.name})
+            if other.kept_in != pool.kept_in and pair not in reported and len(reported) < _OVERLAPS_MAX:
+                reported.add(pair)
+                _report_overlap(*sorted((other, pool), key=lambda item: found.index(item.network)))
+        open_pools.append(pool)
+
+
+def _pools(network: Network) -> Iterator[_Pool]:
+    config = network.config
+    for index, plugin in enumerate(config.plugins):
+        if plugin.ipam_type != "host-local":
+            continue
+        path: Path = ("plugins", index, "ipam") if config.is_list else ("ipam",)
+        fields = conf.plugin_fields(config, plugin)
+        # check() has reported any error.
+        with contextlib.suppress(CniError):
+            read = host_local.read(fields, name=config.name, cni_version=config.cni_version or versions.IMPLIED)
+            for item in (one for ranges in read.range_sets for one in ranges.ranges):
+                yield _Pool(item, f"{read.data_dir}/{config.name}", network, path)
+
+
+def _report_overlap(first: _Pool, second: _Pool) -> None:
+    second.network.subject.warn(
+        "overlap",
+        f"addresses {second.range} overlap with {first.range} of network {first.network.name}: "
+        "host-local gives them away in each by itself",
+        'give each network addresses of its own, or both the same "name", so that they share what is taken',
+        path=second.path,
+    )

@@ -1,6 +1,6 @@
-"""Types of plugins that there are, and the keys of those that are not built in: what a misspelt one is compared with.
+"""List plugin types, and the keys of plugins that are not built in, to detect misspelt names.
 
-Facts of the reference plugins (containernetworking/plugins v1.9.1) and of the documentation of others.
+Sources: the reference plugins (containernetworking/plugins v1.9.1) and the documentation of others.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final
 from multus_daemon.plugins.builtin.runner import PLUGINS
 
 _NEAR: Final = 0.7
-"""How alike two names are, from 0 to 1, of which one may be meant by the other."""
+"""Similarity, from 0 to 1, above which one name may be a misspelling of the other."""
 _NAME_MAX: Final = 64
-"""Characters; for what is longer no near name is looked for."""
+"""Characters. No similar name is searched for a longer one."""
 
 KEYS: Final[Mapping[str, frozenset[str]]] = {
     "bandwidth": frozenset({"ingressRate", "ingressBurst", "egressRate", "egressBurst"}),
@@ -30,18 +30,18 @@ KEYS: Final[Mapping[str, frozenset[str]]] = {
     "vlan": frozenset({"master", "vlanId", "mtu", "linkInContainer"}),
     "vrf": frozenset({"vrfname", "table"}),
 }
-"""Of reference plugins without a built-in: their own keys."""
+"""Own keys of the reference plugins without a built-in."""
 
 IPAM_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "dhcp": frozenset({"type", "daemonSocketPath", "provide", "request", "priority"})
 }
-"""The same of IPAM plugins: those of the section `ipam`."""
+"""Keys of IPAM plugins in the section `ipam`."""
 
 READS_ARGS: Final[Mapping[str, frozenset[str]]] = {
     "ips": frozenset({"host-local", "static"}),
     "mac": frozenset({"bridge", "macvlan", "tap", "tuning"}),
 }
-"""Plugins that take a request from CNI_ARGS, without the capability."""
+"""Plugins that read a request from CNI_ARGS, without the capability."""
 
 _OTHERS: Final = frozenset(
     {
@@ -57,7 +57,7 @@ TYPES: Final = frozenset({*PLUGINS, *KEYS, *IPAM_KEYS, *_OTHERS})
 
 
 def near(name: str, names: Iterable[str], *, alike: float = _NEAR) -> str:
-    """The one of `names` that is most like `name`, in any case; empty where none is."""
+    """Return the most similar of `names`, ignoring case; empty if none is similar."""
     if len(name) > _NAME_MAX:
         return ""
     spelling = {item.lower(): item for item in names}
@@ -65,7 +65,7 @@ def near(name: str, names: Iterable[str], *, alike: float = _NEAR) -> str:
     return spelling[found[0]] if found else ""
 
 
-def meant(name: str, names: Iterable[str], *, alike: float = _NEAR) -> str:
-    """`is <near> meant?`; empty where nothing is near."""
-    found = near(name, names, alike=alike)
+def meant(name: str, names: Iterable[str]) -> str:
+    """Return the question `is <near> meant?`; empty if no name is similar."""
+    found = near(name, names)
     return f"is {found} meant?" if found else ""

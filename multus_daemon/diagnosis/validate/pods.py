@@ -1,166 +1,141 @@
-"""The annotations of pods and of workloads' templates: which networks they ask for, and what is wrong with that."""
+"""Check the annotations of pods and pod templates: their syntax, and the networks that they request."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from multus_daemon.diagnosis.validate import configs, known
-from multus_daemon.diagnosis.validate.report import Report, guessed
-from multus_daemon.diagnosis.validate.source import Located, Place, object_at, value_at
+from multus_daemon.diagnosis.validate.configs import Network, Plugins
+from multus_daemon.diagnosis.validate.report import Severity, Subject, guessed, innermost
+from multus_daemon.diagnosis.validate.source import Place, object_at
+from multus_daemon.pod import networks, plan, unsupported
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.settings import Settings
-from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.attachment import Attachment
+from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.nad import definition, selection, status
 from multus_daemon.spec.nad.selection import NetworkSelection
+from multus_daemon.spec.netconf.model import NetConf
 
-OF_PODS: Final = (selection.NETWORKS_ANNOTATION, selection.DEFAULT_NETWORK_ANNOTATION)
+_OF_PODS: Final = (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION)
 _OLD_STATUS: Final = "k8s.v1.cni.cncf.io/networks-status"
-"""What the status was called once; clients still copy it."""
-_ANNOTATIONS: Final = (*OF_PODS, status.ANNOTATION, _OLD_STATUS, definition.RESOURCE_NAME_ANNOTATION)
+"""Former name of the status annotation; clients still copy it."""
+_ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, _OLD_STATUS, definition.RESOURCE_NAME_ANNOTATION)
 _ALIKE: Final = 0.8
-"""From here on an annotation's key, of anybody's, is one of ours that is misspelt."""
+"""Similarity above which an annotation's key is a misspelling of ours."""
+_IFNAME: Final = IfName("eth0")
+"""Interface of the cluster network, as containerd and CRI-O name it."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """A network that a pod asks for."""
+    """A network that a pod requests."""
 
-    subject: str
+    subject: Subject
     namespace: str
-    """The pod's."""
+    """Namespace of the pod."""
     selection: NetworkSelection
     place: Callable[[str], Place]
-    """Of a key of the element; of the element itself where it has none of the name."""
-    located: Located
+    """Returns the place of a key of the element; of the element itself if it has no such key."""
     annotation: str
     is_default: bool
-    """It takes the place of the cluster network."""
+    """It replaces the cluster network."""
+
+    def add(self, severity: Severity, check: str, problem: str, advice: str, about: str = "") -> None:
+        """Report a finding at the key of the element that `about` mentions."""
+        path: Path = ("metadata", "annotations", self.annotation)
+        self.subject.add(severity, check, problem, advice, path=path, place=self.place(about))
 
 
-def check(report: Report, located: Located, path: Path, subject: str, namespace: str, found: Settings) -> list[Element]:
-    """Check the annotations of the pod at `path` of an object, a template where it is not empty; what the pod asks for.
+def check(subject: Subject, path: Path, namespace: str, settings: Settings) -> list[Element]:
+    """Check the annotations of the pod at `path` of an object, and return the networks that it requests.
 
-    `found`: the daemon's settings.
+    `path`: empty for a pod, else that of a pod template. `settings`: those of the daemon.
     """
-    metadata = object_at(located.value, (*path, "metadata"))
-    check_keys(report, located, (*path, "metadata"), subject, OF_PODS)
-    if path:
-        _misplaced(report, located, path, subject)
+    value = subject.located.value
+    annotations_at = (*path, "metadata", "annotations")
+    check_keys(subject, (*path, "metadata"), _OF_PODS)
+    for key in object_at(value, ("metadata", "annotations")) if path else ():
+        if key in _OF_PODS:
+            text = f"annotation {key} is of the {value.get('kind')}, not of its pods, which do not get it"
+            advice = f"put it into {'.'.join(map(str, annotations_at))}"
+            subject.warn("annotation", text, advice, path=("metadata", "annotations", key))
     elements: list[Element] = []
-    annotations = object_at(metadata, ("annotations",))
-    for key in (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION):
-        if key in annotations:
-            at = (*path, "metadata", "annotations", key)
-            elements += _annotation(report, located, at, subject, namespace, found.networks.multus_namespace)
-    if elements and object_at(located.value, (*path, "spec")).get("hostNetwork") is True:
-        report.add(
-            "warning", "annotation", subject, located,
+    for key in _OF_PODS:
+        annotation = object_at(value, annotations_at).get(key)
+        if isinstance(annotation, str):
+            elements += _annotation(subject, (*annotations_at, key), annotation, namespace, settings)
+    if elements and object_at(value, (*path, "spec")).get("hostNetwork") is True:
+        subject.warn(
+            "annotation",
             "the pod is in the host's network (hostNetwork: true): it gets none of the networks that it asks for",
             "remove the annotation, or hostNetwork",
-            path=(*path, "metadata", "annotations", elements[-1].annotation),
-        )  # fmt: skip
+            path=(*annotations_at, elements[-1].annotation),
+        )
     return elements
 
 
-def _misplaced(report: Report, located: Located, path: Path, subject: str) -> None:
-    for key in object_at(located.value, ("metadata", "annotations")):
-        if key in OF_PODS:
-            where = ".".join(map(str, (*path, "metadata", "annotations")))
-            text = f"annotation {key} is of the {located.value.get('kind')}, not of its pods, which do not get it"
-            at = ("metadata", "annotations", key)
-            report.add("warning", "annotation", subject, located, text, f"put it into {where}", path=at)
-
-
-def check_keys(report: Report, located: Located, metadata: Path, subject: str, wanted: tuple[str, ...]) -> None:
-    """Warn of annotations whose keys are misspelt: nothing reads those."""
-    found = object_at(located.value, (*metadata, "annotations"))
-    for key, text in found.items():
+def check_keys(subject: Subject, metadata: Path, wanted: Sequence[str] = _ANNOTATIONS) -> None:
+    """Warn of annotations whose keys are misspelt: nothing reads them. `metadata`: its path in the object."""
+    for key, text in object_at(subject.located.value, (*metadata, "annotations")).items():
         at = (*metadata, "annotations", key)
         if key in _ANNOTATIONS:
             if not isinstance(text, str):
                 problem = f"annotation {key}: a string is needed, not {gojson.kind_of(text)}"
-                report.add("error", "annotation", subject, located, problem, "put it in quotes", path=at)
-            continue
-        near = known.near(key, wanted or _ANNOTATIONS, alike=_ALIKE)
-        if near:
-            text = f"annotation {key!r} means nothing"
-            report.add("warning", "annotation-key", subject, located, text, f"is {near} meant?", path=at)
+                subject.error("annotation", problem, "put it in quotes", path=at)
+        elif near := known.near(key, wanted, alike=_ALIKE):
+            subject.warn("annotation-key", f"annotation {key!r} means nothing", f"is {near} meant?", path=at)
 
 
-def _annotation(
-    report: Report, located: Located, path: Path, subject: str, namespace: str, multus_namespace: str
-) -> list[Element]:
-    key, text = str(path[-1]), value_at(located.value, path)
-    if not isinstance(text, str):
-        return []
-    default = key == selection.DEFAULT_NETWORK_ANNOTATION
+def _annotation(subject: Subject, path: Path, text: str, namespace: str, settings: Settings) -> list[Element]:
+    key = str(path[-1])
+    is_default = key == selection.DEFAULT_NETWORK_ANNOTATION
     try:
-        if default:
-            elements = [selection.parse_default_network(text, default_namespace=multus_namespace)]
+        if is_default:
+            own_namespace = settings.networks.multus_namespace
+            requested = [selection.parse_default_network(text, default_namespace=own_namespace)]
         else:
-            elements = list(selection.parse(text, pod_namespace=namespace))
+            requested = list(selection.parse(text, pod_namespace=namespace))
     except CniError as error:
-        _bad_annotation(report, located, path, subject, error)
+        _bad_annotation(subject, path, error)
         return []
-    places = list(_places(located, path, len(elements)))
-    for element, place in zip(elements, places, strict=True):
+    elements = []
+    for element, place in zip(requested, _places(subject, path, len(requested)), strict=True):
         for problem in element.unknown:
             what, _, meant = problem.partition(", ")
-            report.add_at(
-                "warning", "annotation", subject, located.source, place(what), f"{what} (network {element})", meant,
-                path=path,
-            )  # fmt: skip
-    return [
-        Element(subject, namespace, element, place, located, key, default)
-        for element, place in zip(elements, places, strict=True)
-    ]
+            subject.add("warning", "annotation", f"{what} (network {element})", meant, path=path, place=place(what))
+        elements.append(Element(subject, namespace, element, place, key, is_default))
+    return elements
 
 
-def _bad_annotation(report: Report, located: Located, path: Path, subject: str, error: CniError) -> None:
-    if isinstance(fault := _json_error(error), gojson.JsonError) and error.msg.startswith("not JSON"):
-        configs.fault(report, "annotation", subject, located, path, fault)
+def _bad_annotation(subject: Subject, path: Path, error: CniError) -> None:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, gojson.JsonError):
+        cause = cause.__cause__
+    if cause is not None and error.msg.startswith("not JSON"):
+        configs.fault(subject, "annotation", path, cause)
         return
     problem = error.msg.replace(f" (annotation {path[-1]})", "")
+    match = re.search(r"\(element ([0-9]{1,4})\b", problem)
+    number = int(match[1]) if match else -1
     try:
-        inner = located.text(*path).json()
-        place = inner.place(guessed(inner.value, problem, error.details, base=_element_of(problem, inner.value)))
+        inner = subject.located.text(*path).json()
+        base: Path = (number,) if isinstance(inner.value, list) and 0 <= number < len(inner.value) else ()
+        place = inner.place(guessed(inner.value, problem, error.details, base=base))
     except gojson.JsonError:
-        element = _element_number(problem)
-        items = list(_places(located, path, 0))
-        place = items[element]("") if element is not None and element < len(items) else located.place(path)
-    report.add_at("error", "annotation", subject, located.source, place, problem, error.details, path=path)
+        items = list(_places(subject, path, 0))
+        place = items[number]("") if 0 <= number < len(items) else subject.located.place(path)
+    subject.add("error", "annotation", problem, error.details, path=path, place=place)
 
 
-# --- where things are ------------------------------------------------------------------------------------------------
-
-
-def _json_error(error: BaseException) -> BaseException | None:
-    """The innermost cause that is a JsonError."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, gojson.JsonError):
-        found = found.__cause__
-    return found
-
-
-def _element_number(problem: str) -> int | None:
-    """Of the element that a message about an annotation is about."""
-    found = re.search(r"\(element ([0-9]{1,4})\b", problem)
-    return int(found[1]) if found else None
-
-
-def _element_of(problem: str, value: Any) -> Path:
-    """The path of that element in a JSON list."""
-    number = _element_number(problem)
-    return (number,) if number is not None and isinstance(value, list) and number < len(value) else ()
-
-
-def _places(located: Located, path: Path, count: int) -> Iterator[Callable[[str], Place]]:
-    """For each element of the annotation at `path`, which can be read, what finds a key of it."""
-    text = located.text(*path)
+def _places(subject: Subject, path: Path, count: int) -> Iterator[Callable[[str], Place]]:
+    """Yield `Element.place` for each of the `count` elements of the annotation at `path`."""
+    text = subject.located.text(*path)
     try:
         inner = text.json()
     except gojson.JsonError:
@@ -172,3 +147,75 @@ def _places(located: Located, path: Path, count: int) -> Iterator[Callable[[str]
         return
     for index in range(count):
         yield lambda about, index=index: inner.place(guessed(inner.value, about, base=(index,)))  # type: ignore[misc]
+
+
+def check_interfaces(elements: Sequence[Element]) -> None:
+    """Check the names of a pod's interfaces, as an ADD does if every pod gets the cluster network and no other."""
+    cluster = next((element for element in elements if element.is_default), None)
+    rest = [element for element in elements if not element.is_default]
+    config = conf.parse(b'{"cniVersion": "1.0.0", "name": "cluster-network", "type": "passthru"}')
+    chosen = [networks.Network(str(element.selection), config, element.selection) for element in rest]
+    chosen.insert(0, networks.Network("the cluster network", config, cluster.selection if cluster else None))
+    try:
+        plan.interface_names(_IFNAME, chosen)
+    except CniError as error:
+        named = [element for element in rest if element.selection.interface] or rest
+        guilty = next((one for one in named if f"{one.selection.interface!r}" in error.msg), named[-1])
+        guilty.add("error", "interface", error.msg, error.details, "interface")
+
+
+def check_isolation(element: Element, net_conf: NetConf) -> None:
+    """Check that the pod may use a network of that namespace."""
+    wanted = element.selection
+    is_replacement = element.is_default and wanted.namespace == net_conf.multus_namespace
+    if not is_replacement and not net_conf.allows(element.namespace, wanted.namespace):
+        allowed = ", ".join(sorted({element.namespace, *net_conf.global_namespaces}))
+        problem = f"network {wanted} is out of reach for namespace {element.namespace}"
+        advice = f"namespaceIsolation is on; networks of {allowed} may be used"
+        element.add("error", "isolation", problem, advice, "namespace")
+
+
+def report_missing(element: Element, names: set[tuple[str, str]], net_conf: NetConf) -> None:
+    """Warn of a network that is not in the files, unless the files have no network at all.
+
+    Networks that the pod may not use are not suggested: a tenant must not learn their names.
+    """
+    if not names:
+        return
+    wanted = element.selection
+    allowed = [key for key in names if net_conf.allows(element.namespace, key[0])]
+    elsewhere = sorted(namespace for namespace, name in allowed if name == wanted.name)
+    here = [name for namespace, name in allowed if namespace == wanted.namespace]
+    if elsewhere:
+        advice = f"is {elsewhere[0]}/{wanted.name} meant?"
+    else:
+        advice = known.meant(wanted.name, here) or "give its file too, or apply it before the pod"
+    problem = f"network {wanted} does not exist: no NetworkAttachmentDefinition that is known here has that name"
+    element.add("warning", "reference", problem, advice, "name")
+
+
+def check_request(plugins: Plugins, element: Element, network: Network, *, strict: bool) -> None:
+    """Check that the network can take the pod's request. `strict`: the setting `strictRequests`."""
+    try:
+        attachment = configs.asked_of(network, element.selection, IfName(element.selection.interface or "net1"))
+        if network.is_usable:
+            plugins.plan(attachment)
+    except CniError as error:
+        error = innermost(error)
+        problem = f"network {network.name} can't take what is asked of it: {error.msg}"
+        element.add("error", "request", problem, error.details, error.msg)
+        return
+    wanted = unsupported.KEYS.keys() if strict else unsupported.KEYS.keys() - _taken_from_args(attachment)
+    severity: Severity = "error" if strict else "warning"
+    for item in unsupported.undeclared(attachment, wanted):
+        element.add(severity, "request", item.problem, item.advice, item.key)
+
+
+def _taken_from_args(attachment: Attachment) -> set[str]:
+    """Return the requests that a plugin of the network reads from CNI_ARGS."""
+    types = {name for plugin in attachment.config.plugins for name in (plugin.type, plugin.ipam_type)}
+    taken = {capability for capability, readers in known.READS_ARGS.items() if types & readers}
+    if len(attachment.capability_args.get("ips", ())) > 1 and "static" not in types:
+        # host-local reads one address only.
+        taken.discard("ips")
+    return taken

@@ -1,12 +1,13 @@
-"""The text of a file, the values in it, and where in the file each of them is: JSON, YAML, JSON inside of either."""
+"""Read files of JSON and YAML, and locate each value in the text, including values in embedded JSON strings."""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from multus_daemon.spec.cni import gojson
 
 FILE_MAX_BYTES: Final = 8 * 1024 * 1024
 VALUES_MAX: Final = 200_000
-"""In one YAML document, what an alias stands for counted each time."""
+"""In one YAML document. An aliased value counts each time."""
 
 _JSON_SUFFIXES: Final = (".json", ".conf", ".conflist")
 _YAML_SUFFIXES: Final = (".yaml", ".yml")
@@ -27,19 +28,22 @@ _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE: Final = "tag:yaml.org,2002:merge"
 # YAML 1.2 section 5.7; JSON's are among them.
 _ESCAPES: Final = dict(zip('0abtnvfre "/\\N_LP', '\0\a\b\t\n\v\f\r\x1b "/\\\x85\xa0\u2028\u2029', strict=True))
-_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
-_HIGH_SURROGATE: Final = re.compile("[\ud800-\udbff]")
+_QUOTED: Final = re.compile(
+    r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\.|.", re.DOTALL
+)
+"""A character between double quotes, as it is written. The first alternative is a surrogate pair."""
+_PAIR_LENGTH: Final = 12
 
 
 class Place(NamedTuple):
-    """Both from 1; a column counts characters."""
+    """A line and a column in characters, both from 1."""
 
     line: int
     column: int
 
 
 class UnreadableError(ValueError):
-    """The text is neither JSON nor YAML; the message says what is wrong, `place` where."""
+    """The text is neither JSON nor YAML; `place` is the place of the fault."""
 
     def __init__(self, message: str, place: Place) -> None:
         super().__init__(message)
@@ -47,13 +51,13 @@ class UnreadableError(ValueError):
 
 
 class Source:
-    """A file, or what stands for one."""
+    """The text of a file or of a request."""
 
     def __init__(self, name: str, data: bytes, *, is_file: bool = True) -> None:
-        """`name` as findings have it. Raises UnreadableError.
+        """Decode `data`; findings show `name`. Raises UnreadableError.
 
-        `is_file`: there is such a text for people to look at. Of what is not, the strings in it are: each is a source
-        of its own, with its path for a name.
+        Without `is_file` the user does not see the text, only the strings in it. Each string is then a source of its
+        own, named by its path.
         """
         self.name = name
         self.is_file = is_file
@@ -67,38 +71,30 @@ class Source:
         self._ends = [found.start() for found in re.finditer("\n", self.text)]
 
     def place(self, offset: int) -> Place:
-        """Of a character, counted from 0."""
+        """Return the place of the character at `offset`, from 0."""
         line = bisect.bisect_left(self._ends, offset)
         return Place(line + 1, offset - (self._ends[line - 1] + 1 if line else 0) + 1)
-
-    def line(self, number: int) -> str:
-        """A line of the text, counted from 1."""
-        start = self._ends[number - 2] + 1 if number > 1 else 0
-        return self.text[start : self._ends[number - 1] if number <= len(self._ends) else None].rstrip("\r")
 
 
 @dataclass(frozen=True)
 class Located:
-    """A value, and where it and what is in it are."""
+    """A value, with the places of itself and of everything in it."""
 
     source: Source
     value: Any
     spans: Mapping[Path, Span]
-    """In characters of the file, from the top of the document; `start` and `end` are those of the value as written."""
+    """Spans in characters of the file, by the path from the top of the document."""
     prefix: Path = ()
-    """The value's own place in the document."""
+    """Path of the value in the document."""
     repeated: tuple[tuple[Path, int], ...] = field(default=(), repr=False)
-    """Keys that a YAML document has more than once, with the offset of the last of each."""
+    """Repeated keys of a YAML document, each with the offset of a repetition."""
 
     def below(self, *path: str | int) -> Located:
-        """The value at `path`, which is there."""
-        value = self.value
-        for name in path:
-            value = value[name]
-        return Located(self.source, value, self.spans, (*self.prefix, *path), self.repeated)
+        """Return the value at `path`. Raises KeyError, IndexError."""
+        return replace(self, value=value_at(self.value, path), prefix=(*self.prefix, *path))
 
     def place(self, path: Path = ()) -> Place:
-        """Of the key at `path`, or of the nearest that there is above it."""
+        """Return the place of the key at `path`, or of the nearest existing key above it."""
         full = (*self.prefix, *path)
         while full and full not in self.spans:
             full = full[:-1]
@@ -106,65 +102,53 @@ class Located:
         return self.source.place(found.key) if found else Place(1, 1)
 
     def text(self, *path: str | int) -> Embedded:
-        """The string at `path`, which is there."""
+        """Return the string at `path`. Raises KeyError, IndexError."""
         inner = self.below(*path)
         if not self.source.is_file:
             text = Source(jsontext.shown_path(path), inner.value.encode("utf-8", "replace"))
-            return Embedded(text, inner.value, list(range(len(inner.value))), Span(0, 0, len(inner.value)))
-        span = self.spans[inner.prefix]
-        return Embedded(self.source, inner.value, _origins(self.source.text[span.start : span.end], inner.value), span)
+            return Embedded(text, inner.value, list(range(len(inner.value) + 1)))
+        return Embedded(self.source, inner.value, _origins(self.source.text, self.spans[inner.prefix], inner.value))
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """A string of a file, which is JSON as a rule."""
+    """A string of a file, usually JSON."""
 
     source: Source
     text: str
-    origins: list[int] | None
-    """Where each character is written, from the beginning of the string in the file; None where that can't be told."""
-    span: Span
+    origins: list[int]
+    """Offset in the file of each character and of the end; if not known, all are that of the beginning."""
 
     def place(self, offset: int) -> Place:
-        """Of a character of the string, counted from 0."""
+        """Return the place of the character of the string at `offset`, from 0."""
         return self.source.place(self._offset(offset))
 
     def place_at(self, line: int, column: int) -> Place:
-        """Of a character of the string by its line and column in it, from 1."""
+        """Return the place of the character at a line and a column of the string, both from 1."""
         start = 0
         for _ in range(line - 1):
             start = self.text.find("\n", start) + 1
         return self.place(start + column - 1)
 
     def json(self) -> Located:
-        """The value of the JSON text. Raises JsonError."""
+        """Parse the string as JSON. Raises JsonError."""
         value = gojson.loads(self.text)
-        spans = {
-            path: Span(*(self._offset(offset) for offset in span))
-            for path, span in jsontext.positions(self.text).items()
-        }
-        return Located(self.source, value, spans)
+        positions = jsontext.positions(self.text).items()
+        return Located(self.source, value, {path: Span(*map(self._offset, span)) for path, span in positions})
 
     def _offset(self, offset: int) -> int:
-        if not self.origins:
-            return self.span.start
-        if offset >= len(self.origins):
-            return self.span.start + self.origins[-1] + 1
-        return self.span.start + self.origins[offset]
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
+        return self.origins[min(offset, len(self.origins) - 1)]
 
 
 def documents(source: Source) -> Iterator[Located]:
-    """The documents of a file, empty ones passed over. Raises UnreadableError, once those before have been given."""
+    """Yield the documents of a file that are not empty. Raises UnreadableError at the first fault."""
     suffix = PurePath(source.name).suffix
     is_json = suffix in _JSON_SUFFIXES
     if not is_json and source.text.lstrip()[:1] not in ("{", "["):
         yield from _yaml(source)
         return
     try:
-        yield _json(source)
+        yield Located(source, gojson.loads(source.text), jsontext.positions(source.text))
         return
     except gojson.JsonError as error:
         message, place = jsontext.place_of_fault(str(error))
@@ -172,7 +156,7 @@ def documents(source: Source) -> Iterator[Located]:
         if is_json:
             raise fault from error
     try:
-        # That begins so, too.
+        # YAML in flow style begins with a bracket too.
         yield from _yaml(source)
     except UnreadableError as error:
         if suffix in _YAML_SUFFIXES:
@@ -180,14 +164,9 @@ def documents(source: Source) -> Iterator[Located]:
         raise fault from error
 
 
-def _json(source: Source) -> Located:
-    """Raises JsonError."""
-    return Located(source, gojson.loads(source.text), jsontext.positions(source.text))
-
-
 def _yaml(source: Source) -> Iterator[Located]:
     try:
-        # Where it stops at a fault, so does what follows, which tells of it, and of the documents before.
+        # compose_all() below reports any fault that stops this, after it has yielded the documents before it.
         with contextlib.suppress(yaml.YAMLError):
             manifests.refuse_depth(source.text)
         for node in yaml.compose_all(source.text, Loader=_Loader):
@@ -199,7 +178,7 @@ def _yaml(source: Source) -> Iterator[Located]:
         raise UnreadableError(str(error), Place(1, 1)) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+        place = _place(mark) if mark else Place(1, 1)
         raise UnreadableError(f"not YAML: {error.problem or error.context}", place) from error
     except yaml.reader.ReaderError as error:
         raise UnreadableError(f"not YAML: {error.reason}", source.place(error.position)) from error
@@ -207,8 +186,12 @@ def _yaml(source: Source) -> Iterator[Located]:
         raise UnreadableError(f"not YAML: {error}", Place(1, 1)) from error
 
 
+def _place(mark: Any) -> Place:
+    return Place(mark.line + 1, mark.column + 1)
+
+
 class _Reader:
-    """One document of YAML, as Kubernetes takes it: keys are strings."""
+    """Reader of one YAML document. Keys must be strings, as in Kubernetes."""
 
     def __init__(self) -> None:
         self.spans: dict[Path, Span] = {}
@@ -217,9 +200,9 @@ class _Reader:
         self._constructor = yaml.constructor.SafeConstructor()
 
     def read(self, node: Any, path: Path, key_at: int) -> Any:
-        """The value of `node`. Raises UnreadableError."""
+        """Return the value of `node`. Raises UnreadableError."""
         self._values += 1
-        place = Place(node.start_mark.line + 1, node.start_mark.column + 1)
+        place = _place(node.start_mark)
         if self._values > VALUES_MAX:
             raise UnreadableError(f"more than {VALUES_MAX} values", place)
         if len(path) > manifests.NESTING_MAX:
@@ -238,8 +221,7 @@ class _Reader:
         merged: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                place = Place(key.start_mark.line + 1, key.start_mark.column + 1)
-                raise UnreadableError("a key is no string", place)
+                raise UnreadableError("a key is no string", _place(key.start_mark))
             if key.tag == _MERGE:
                 for item in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                     if isinstance(item, yaml.MappingNode):
@@ -257,36 +239,33 @@ class _Reader:
             raise UnreadableError(f"not YAML: {node.value[:80]!r} is no value of its kind", place) from error
 
 
-# --- strings ---------------------------------------------------------------------------------------------------------
+def _origins(text: str, span: Span, value: str) -> list[int]:
+    """Return `Embedded.origins` of the string `value`, which is written at `span` of `text`.
 
-
-def _origins(raw: str, value: str) -> list[int] | None:
-    """For each character of the string `value`, that `raw` is written for, its offset in there; None: can't be told.
-
-    Whatever the style folds or indents, what is not white space is in both, in the same order.
+    YAML styles fold and indent white space only: all other characters are in both texts, in the same order.
     """
-    written = _characters(raw)
-    found: list[int] = []
-    last = 0
+    written = _characters(text[span.start : span.end])
+    origins: list[int] = []
+    after = span.start
     for character in value:
         if character.isspace():
-            found.append(last)
+            origins.append(after)
             continue
         shown, offset = next(written, ("", 0))
         if shown != character:
-            return None
-        found.append(offset)
-        last = offset + 1
-    return found
+            return [span.start] * (len(value) + 1)
+        origins.append(span.start + offset)
+        after = span.start + offset + 1
+    return [*origins, origins[-1] + 1] if origins else [span.start]
 
 
 def _characters(raw: str) -> Iterator[tuple[str, int]]:
-    """What is written in `raw` but white space, each with its offset."""
+    """Yield the characters of `raw` that are not white space, each with its offset."""
     style = raw[:1]
     if style == '"':
         yield from _escaped(raw)
         return
-    # The header of a block has no part in it.
+    # Skip the header of a block scalar.
     at = raw.find("\n") + 1 if style in ("|", ">") else int(style == "'")
     while at < len(raw):
         character = raw[at]
@@ -296,27 +275,16 @@ def _characters(raw: str) -> Iterator[tuple[str, int]]:
 
 
 def _escaped(raw: str) -> Iterator[tuple[str, int]]:
-    at = 1
-    high = ""
-    while at < len(raw) - 1:
-        start, character = at, raw[at]
-        at += 1
-        if character == "\\":
-            letter = raw[at]
-            at += 1
-            if size := _DIGITS.get(letter):
-                character = chr(int(raw[at : at + size], 16))
-                at += size
-            else:
-                character = _ESCAPES.get(letter, "")
-        if _HIGH_SURROGATE.match(character) and raw[at : at + 2] == "\\u":
-            high = character
-            continue
-        if high:
-            pair = high + character
-            character, high = pair.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), ""
+    for token in _QUOTED.finditer(raw, 1, len(raw) - 1):
+        at, text = token.start(), token[0]
+        if len(text) == _PAIR_LENGTH:
+            character, at = json.loads(f'"{text}"'), at + _PAIR_LENGTH // 2
+        elif text[0] == "\\":
+            character = chr(int(text[2:], 16)) if len(text) > 2 else _ESCAPES.get(text[1], "")
+        else:
+            character = text
         if character and not character.isspace():
-            yield character, start
+            yield character, at
 
 
 def value_at(value: Any, path: Path) -> Any:

@@ -1,1 +1,1 @@
-"""The node's CNI configuration: the primary configuration is elected, wrapped and kept in place."""
+"""Elect the primary network's CNI configuration, wrap it, and keep the result in place."""

@@ -1,14 +1,15 @@
-"""Keeps the node's CNI configuration in place: `00-multus.conf`, generated from that of the primary network.
+"""Keep the node's CNI configuration in place: `00-multus.conf`, generated from that of the primary network.
 
-It is written when the daemon can serve, and only where its content differs. Nothing removes it: while the daemon
-restarts, pods wait instead of getting the bare primary network. A primary network that can't be read leaves the last
-good configuration where it is. With `multusConfigFile` a file of the operator's takes the place of what is generated.
+The file is written when the daemon can serve, and only if its content differs. It is written whole or not at all, and
+is never removed: while the daemon restarts, pods wait instead of getting the bare primary network. If the primary
+network can't be read, the last good configuration remains. With `multusConfigFile` the operator's file replaces the
+generated one.
 
-On a node that has no configuration yet the place is kept by a file that is none (`generate.PLACEHOLDER`), so that the
-runtime does not take the primary network's own in the moment between its coming and ours.
+A file that is not a configuration (`generate.PLACEHOLDER`) keeps the place on a new node. Otherwise the runtime would
+use the primary network's own configuration until ours is written.
 
-The truth is what a look at the directories finds; watching them (`conf_watch`) only makes the next look come sooner.
-What a look wants is put in place, and kept, by `runtime_conf`.
+Each look reads the directories; watching them (`conf_watch`) only triggers the next look earlier. Changes by other
+programs are undone, each time after a longer pause, so that two agents do not overwrite each other in a loop.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.cluster.conf_files import CONF_MAX_BYTES
+from multus_daemon import deadlines
+from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
 from multus_daemon.metrics import PrimaryMetrics
-from multus_daemon.node.primary import runtime_conf
-from multus_daemon.node.primary.conf_watch import ConfWatch
+from multus_daemon.node.primary.conf_watch import watch
 from multus_daemon.node.primary.election import Election, NoPrimaryError
-from multus_daemon.node.primary.runtime_conf import RuntimeConf, Wanted
 from multus_daemon.pod.engine import INDICATOR_GATE
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.aio import in_thread
+from multus_daemon.runtime.backoff import backoff
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import AUTO, Settings
 from multus_daemon.spec.cni import conf, gojson
@@ -42,11 +44,12 @@ log = logging.getLogger(__name__)
 
 GATE: Final = "primary"
 POLL_SECONDS: Final = 2.0
-"""How often the directories are looked at, watched or not."""
+"""Interval of looks at the directories, watched or not."""
+_DIRECTORY_MODE: Final = 0o755
 
 
 class PrimaryConfig:
-    """A root task. Gates: `primary`, and that of the readiness indicator, which ADD looks at."""
+    """A root task. Its gates are `primary` and that of the readiness indicator, which ADD checks."""
 
     def __init__(
         self,
@@ -59,61 +62,40 @@ class PrimaryConfig:
         poll_seconds: float = POLL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings = settings.primary
+        wanted = settings.primary
         self._given = settings.given
         self._gates = gates
         self._events = events
         self._metrics = metrics
         self._poll_seconds = poll_seconds
-        self._directory = Path(self._settings.config_dir)
-        self._indicator = Path(self._settings.indicator) if self._settings.indicator else None
-        self._is_auto = self._settings.config_file == AUTO
-        self._source = Path(
-            os.path.normpath(self._settings.autoconfig_dir if self._is_auto else self._settings.config_file)
-        )
-        self._election = Election(
-            self._source,
-            files,
-            named=self._settings.master,
-            plugin_type=self._settings.plugin_type,
-            clock=clock,
-        )
-        self._conf = RuntimeConf(self._directory, events, metrics, clock=clock)
+        self._directory = Path(wanted.config_dir)
+        self._indicator = Path(wanted.indicator) if wanted.indicator else None
+        self._is_auto = wanted.config_file == AUTO
+        self._source = Path(os.path.normpath(wanted.autoconfig_dir if self._is_auto else wanted.config_file))
+        self._election = Election(self._source, files, named=wanted.master, plugin_type=wanted.plugin_type, clock=clock)
+        self._conf = _RuntimeConf(self._directory / generate.FILE_NAME, events, metrics, clock)
         self._wake = asyncio.Event()
-        self._watch = ConfWatch(
-            (self._directory, self._source if self._is_auto else self._source.parent),
-            self._indicator,
-            self._wake.set,
-            # Until there is a configuration of ours the runtime may take another.
-            in_haste=lambda: self._conf.placed is None,
-            poll_seconds=poll_seconds,
-        )
-        self._good: Wanted | None = None
-        """The last that was fit to be in place."""
-        self._complaint = ""
+        self._good: _Wanted | None = None
+        """The last valid configuration."""
+        self.problem = ""
+        """Fault of the primary network or of the configuration; empty if there is none."""
         gates.close(GATE, "not looked at yet")
         if self._indicator is not None:
             gates.close(INDICATOR_GATE, "not looked at yet")
 
     @staticmethod
     def is_wanted(settings: Settings) -> bool:
-        """Whether there is something to do: standalone daemons and tests leave the node's configuration alone."""
+        """Report whether the daemon manages the node's configuration; standalone daemons usually do not."""
         wanted = settings.primary
         return bool(wanted.config_dir and (wanted.config_file != AUTO or wanted.autoconfig_dir))
 
     @property
     def placed(self) -> bytes:
-        """The configuration that the runtime has from us; empty while there is none. From any thread."""
-        placed = self._conf.placed
-        return placed.data if placed else b""
-
-    @property
-    def problem(self) -> str:
-        """What is wrong with the primary network or the configuration; empty: nothing. From any thread."""
-        return self._complaint
+        """The configuration that the runtime has from us; empty if there is none. For any thread."""
+        return self._conf.placed.data if self._conf.placed else b""
 
     def report(self) -> dict[str, Any]:
-        """Which file is the primary network's and what was placed; for `diagnosis.status`. From any thread."""
+        """Return the part `primary` of `diagnosis.status`. For any thread."""
         placed = self._conf.placed
         return {
             "wanted": True,
@@ -125,7 +107,7 @@ class PrimaryConfig:
 
     @staticmethod
     def missing(settings: Settings) -> str:
-        """Why a node of a cluster gets no configuration though nobody has said that it needs none; empty: it does."""
+        """Return why a node of a cluster gets no configuration although it needs one; empty if it gets one."""
         if PrimaryConfig.is_wanted(settings) or not settings.primary.config_dir:
             return ""
         return (
@@ -134,28 +116,37 @@ class PrimaryConfig:
         )
 
     async def run(self) -> None:
-        """Keep the configuration in place, for ever; from when every other gate is open."""
+        """Wait until every other gate is open, then keep the configuration in place forever."""
         await self._look_at_indicator()
         self._gates.close(GATE, "the configuration is written when the daemon can serve")
         if self._is_auto:
-            # The first look says so where it fails.
+            # The first look reports any failure.
             with contextlib.suppress(OSError):
                 await self._conf.keep_place()
         await self._gates.wait_open(but=(GATE, INDICATOR_GATE))
         await self._prepare()
+        directories = (self._directory, self._source if self._is_auto else self._source.parent)
+        watching = watch(
+            directories,
+            self._indicator,
+            self._wake.set,
+            # Until ours is there, the runtime may use another configuration.
+            in_haste=lambda: self._conf.placed is None,
+            poll_seconds=self._poll_seconds,
+        )
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch.run(), name="primary-watch")
+            group.create_task(watching, name="primary-watch")
             group.create_task(self._keep(), name="primary-keep")
 
     async def _prepare(self) -> None:
-        """What an earlier daemon has left: half a temporary file, and its choice of the primary network."""
+        """Remove temporary files of an earlier daemon, and adopt its choice of the primary network."""
         try:
             await asyncio.to_thread(fs.sweep, self._directory, name=generate.FILE_NAME)
             if self._is_auto:
-                data = await in_thread(runtime_conf.read, self._conf.generated)
+                data = await in_thread(_read, self._conf.generated)
                 self._election.remember(gojson.get_str(gojson.loads_object(data or b"{}"), "clusterNetwork") or "")
         except (OSError, gojson.JsonError) as error:
-            log.info("%s tells nothing: %s", self._conf.generated, error)
+            log.info("%s of an earlier daemon can't be used: %s", self._conf.generated, error)
 
     async def _keep(self) -> None:
         while True:
@@ -166,33 +157,30 @@ class PrimaryConfig:
                     await self._wake.wait()
 
     async def look(self) -> None:
-        """Look at everything once, and put in place what is not."""
+        """Look at everything once, and write the configuration if it differs."""
         ready = await self._look_at_indicator()
         source_problem = place_problem = ""
         try:
             self._good = await self._wanted()
         except (NoPrimaryError, CniError) as error:
             source_problem = str(error)
-        if self._good is not None:
-            try:
+        try:
+            if self._good is not None:
                 place_problem = await self._conf.put_in_place(self._good, write=ready)
-            except OSError as error:
-                place_problem = f"{self._good.target} can't be written: {error.strerror or error}"
-        elif self._is_auto:
-            try:
+            elif self._is_auto:
                 await self._conf.keep_place()
-            except OSError as error:
-                place_problem = f"the place of {self._conf.generated} can't be kept: {error.strerror or error}"
-        self._tell(source_problem, place_problem)
+        except OSError as error:
+            kept = f"the place of {self._conf.generated} can't be kept"
+            what = f"{self._good.target} can't be written" if self._good else kept
+            place_problem = f"{what}: {error.strerror or error}"
+        self._report(source_problem, place_problem)
 
-    # --- what is wanted ---
-
-    async def _wanted(self) -> Wanted:
-        """Raises NoPrimaryError and CniError."""
+    async def _wanted(self) -> _Wanted:
+        """Return the configuration that belongs in place. Raises NoPrimaryError, CniError."""
         if self._is_auto:
             found = await self._election.primary()
             data = generate.generate(self._given, found.config, str(found.path))
-            return Wanted(self._conf.generated, data, found.path, generated=True)
+            return _Wanted(self._conf.generated, data, found.path, generated=True)
         try:
             data = await asyncio.to_thread(fs.read_limited, self._source, limit=CONF_MAX_BYTES)
         except OSError as error:
@@ -203,10 +191,10 @@ class PrimaryConfig:
             conf.parse(data)
         except CniError as error:
             raise error.with_context(f"{self._source}, multusConfigFile") from error
-        return Wanted(self._directory / self._source.name, data, self._source, generated=False)
+        return _Wanted(self._directory / self._source.name, data, self._source, generated=False)
 
     async def _look_at_indicator(self) -> bool:
-        """Whether the primary network is ready; its gate says so."""
+        """Set the gate of the readiness indicator; return whether the primary network is ready."""
         if self._indicator is None:
             return True
         if await asyncio.to_thread(self._indicator.exists):
@@ -221,19 +209,16 @@ class PrimaryConfig:
         self._gates.close(INDICATOR_GATE, reason)
         return False
 
-    # --- what is said ---
-
-    def _tell(self, source_problem: str, place_problem: str) -> None:
-        """Gate, log, Event and metric."""
+    def _report(self, source_problem: str, place_problem: str) -> None:
+        """Set the gate; report a new problem by log, Event and metric."""
         placed = self._conf.placed
         problem = "; ".join(filter(None, (source_problem, place_problem)))
-        # The operator's own file, once it is in place, serves as it is; a primary network is read with each ADD.
-        hinders = place_problem or (source_problem if self._is_auto or placed is None else "")
-        if hinders:
+        # A faulty source closes the gate, except the operator's file once a copy is in place: that copy serves.
+        if place_problem or (source_problem and (self._is_auto or placed is None)):
             self._gates.close(GATE, problem)
         else:
             self._gates.open(GATE)
-        if problem == self._complaint:
+        if problem == self.problem:
             return
         if problem:
             kept = f"; {placed.target} stays as it is" if placed and source_problem else ""
@@ -241,5 +226,123 @@ class PrimaryConfig:
             self._metrics.problems.inc()
             self._events.node_event("Warning", "PrimaryNetworkProblem", (problem + kept)[:EVENT_MESSAGE_MAX])
         else:
-            log.info("the primary network's configuration is in order again")
-        self._complaint = problem
+            log.info("the primary network's configuration is valid and in place again")
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A configuration that belongs in place."""
+
+    target: Path
+    data: bytes
+    source: Path
+    generated: bool
+    """False for a file of the operator."""
+
+
+class _RuntimeConf:
+    """The file in the runtime's directory."""
+
+    def __init__(
+        self, generated: Path, events: NodeEvents, metrics: PrimaryMetrics, clock: Callable[[], float]
+    ) -> None:
+        self.generated = generated
+        self.placed: _Wanted | None = None
+        """The configuration that this daemon has written or confirmed."""
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._shadow = ""
+        self._pauses: Iterator[float] = backoff(*deadlines.RESTORE_SECONDS)
+        self._restored_at = float("-inf")
+        self._pause = 0.0
+
+    async def keep_place(self) -> None:
+        """Write the placeholder if the runtime has no configuration at all. Raises OSError."""
+        directory = self.generated.parent
+        await asyncio.to_thread(fs.ensure_directory, directory, mode=_DIRECTORY_MODE)
+        if await asyncio.to_thread(_first_conf, directory):
+            return
+        await in_thread(fs.write_atomic, self.generated, generate.PLACEHOLDER)
+        log.info("the node has no network configuration yet; placeholder %s written", self.generated)
+
+    async def put_in_place(self, wanted: _Wanted, *, write: bool) -> str:
+        """Write the configuration if it differs; return why it is not written, empty if it is in place.
+
+        `write`: False while the primary network is not ready. Raises OSError.
+        """
+        with contextlib.suppress(OSError):
+            # The operator's file may be in the runtime's directory itself.
+            if await asyncio.to_thread(wanted.target.samefile, wanted.source):
+                self.placed = wanted
+                return ""
+        present = await asyncio.to_thread(_read, wanted.target)
+        if present == wanted.data:
+            self.placed = wanted
+            await self._look_for_shadow(wanted.target)
+            return ""
+        if not write:
+            return f"{wanted.target} is written when the primary network is ready"
+        if self.placed == wanted:
+            return await self._restore(wanted, present)
+        await self._write(wanted)
+        # The content of the operator's file may be confidential.
+        shown = f": {wanted.data.decode(errors='replace')}" if wanted.generated else ""
+        log.info("%s written, from %s%s", wanted.target, wanted.source, shown)
+        self._metrics.generated.inc()
+        self._events.node_event("Normal", "CNIConfigWritten", f"{wanted.target} written, from {wanted.source}")
+        await self._look_for_shadow(wanted.target)
+        return ""
+
+    async def _write(self, wanted: _Wanted) -> None:
+        await asyncio.to_thread(fs.ensure_directory, wanted.target.parent, mode=_DIRECTORY_MODE)
+        # A daemon that stops waits for the write.
+        await in_thread(fs.write_atomic, wanted.target, wanted.data)
+        self.placed = wanted
+
+    async def _restore(self, wanted: _Wanted, present: bytes | None) -> str:
+        """Undo the change of another program, unless that was done a moment ago."""
+        target = wanted.target
+        what = f"{target} was {'removed' if present is None else 'changed'} by another program"
+        similar = await asyncio.to_thread(sorted, target.parent.glob(f"{target.name}?*")) if present is None else []
+        if moved := [path.name for path in similar]:
+            what += f"; there is {', '.join(moved)}"
+            if any(name.endswith(".cilium_bak") for name in moved):
+                what += " (Cilium's: set cni.exclusive to false)"
+        now = self._clock()
+        if now - self._restored_at > deadlines.RESTORE_CALM_SECONDS:
+            self._pauses, self._pause = backoff(*deadlines.RESTORE_SECONDS), 0.0
+        if now - self._restored_at < self._pause:
+            return f"{what}, again; it is put back after a pause"
+        await self._write(wanted)
+        self._restored_at, self._pause = now, next(self._pauses)
+        log.warning("%s; it is put back", what)
+        self._metrics.restored.inc()
+        self._events.node_event("Warning", "CNIConfigRestored", f"{what}; it is put back")
+        return ""
+
+    async def _look_for_shadow(self, target: Path) -> None:
+        """Report a file that sorts before ours: the runtime uses the first one."""
+        name = await asyncio.to_thread(_first_conf, target.parent)
+        shadow = name if name and name < target.name else ""
+        if shadow and shadow != self._shadow:
+            text = f"{target.parent / shadow} comes before {target.name}: the runtime uses it instead"
+            log.warning("%s", text)
+            self._events.node_event("Warning", "CNIConfigShadowed", text)
+        self._shadow = shadow
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content; None if there is no file, empty if it is too large to be ours. Raises OSError."""
+    try:
+        return fs.read_limited(path, limit=CONF_MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except fs.FileTooLargeError:
+        return b""
+
+
+def _first_conf(directory: Path) -> str:
+    """Return the file that the runtime uses; empty if there is none. Raises OSError."""
+    return min((path.name for path in directory.iterdir() if path.suffix in SUFFIXES), default="")

@@ -1,9 +1,8 @@
-"""Which file of a directory is the primary network's configuration: the one that is named, else the first that can be.
+"""Elect the primary network's configuration: the named file, else the first suitable file of a directory.
 
-The first by name, as the runtime itself and upstream choose it, of those that `netconf.primary` lets pass. The answer
-depends on the directory, not on who came first: a restart at any time elects the same. So a file that comes before
-the present one takes over, but not at once, and a file that is gone is waited for: agents take theirs away and put it
-back as they start.
+Files are taken in order of their names, like the runtime and upstream do, if `netconf.primary` accepts them. The result
+depends only on the directory, so a restart elects the same file. A new file that sorts before the elected one replaces
+it after a while. A removed file is waited for, because agents remove and rewrite theirs when they start.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +27,12 @@ log = logging.getLogger(__name__)
 FILES_MAX: Final = 1000
 _SHOWN: Final = 10
 
-Signature = tuple[int, int, int]
+_Signature = tuple[int, int, int]
+"""Modification time in ns, size and inode of a file."""
 
 
 class NoPrimaryError(Exception):
-    """There is no primary network now; the message says why, and what is waited for."""
+    """There is no primary network now; the message says why, and what the daemon waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +46,20 @@ class Primary:
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     name: str
-    signature: Signature
     config: NetworkConfig | None = None
-    """None where it can't be elected."""
+    """It is None if the file can't be elected."""
     problem: str = ""
     broken: bool = False
-    """Not readable as a configuration: perhaps half written."""
+    """It can't be parsed; it may be half written."""
 
 
 class Election:
-    """Remembers what it has elected; asked again and again as the directory changes."""
+    """Elects again at each call, and remembers the last result."""
 
     def __init__(
-        self,
-        directory: Path,
-        files: ConfFiles,
-        *,
-        named: str = "",
-        plugin_type: str = "",
-        clock: Callable[[], float] = time.monotonic,
+        self, directory: Path, files: ConfFiles, *, named: str, plugin_type: str, clock: Callable[[], float]
     ) -> None:
-        """`named`: the file that it has to be; `plugin_type`: what the shim is called; `clock`: seconds."""
+        """`named`: the setting `multusMasterCNI`; `plugin_type`: type of the shim; `clock`: seconds."""
         self._directory = directory
         self._files = files
         self._named = named.lstrip("/")
@@ -75,29 +67,25 @@ class Election:
         self._clock = clock
         self._elected = ""
         self._missing_since: float | None = None
-        self._seen: dict[str, tuple[Signature, float]] = {}
-        """File -> how it is, and since when."""
+        self._seen: dict[str, tuple[_Signature, float]] = {}
+        """Keys are file names. Values are the signature and the time of its first look."""
         self.passed_over: tuple[tuple[str, str], ...] = ()
-        """The files that can't be the primary network's as they were at the last look, and why."""
+        """Files that were not suitable at the last look, and the reasons."""
 
     def remember(self, path: str) -> None:
-        """The primary network was in the file `path` before a restart: of it a file of the directory counts."""
+        """Adopt the file that an earlier daemon elected, if it is in this directory."""
         if Path(path).parent == self._directory:
             self._elected = Path(path).name
 
     async def primary(self) -> Primary:
-        """The primary network as it is now. Raises NoPrimaryError."""
+        """Return the primary network as it is now. Raises NoPrimaryError."""
         if self._named:
             return await self._by_name()
         candidates = await self._candidates()
         self.passed_over = tuple((other.name, other.problem) for other in candidates if other.problem)
-        fitting = [candidate for candidate in candidates if candidate.config]
-        first = fitting[0] if fitting else None
-        awaited = [
-            candidate
-            for candidate in candidates
-            if candidate.broken and not self._settled(candidate) and (not first or candidate.name < first.name)
-        ]
+        first = next((candidate for candidate in candidates if candidate.config), None)
+        before = [candidate for candidate in candidates if not first or candidate.name < first.name]
+        awaited = next((item for item in before if item.broken and not self._settled(item)), None)
         if self._elected:
             present = next((candidate for candidate in candidates if candidate.name == self._elected), None)
             successor = self._successor(present, None if awaited else first)
@@ -108,15 +96,14 @@ class Election:
             return self._elect(successor, candidates)
         if awaited:
             raise NoPrimaryError(
-                f"{self._directory / awaited[0].name} can't be read, and would be the primary network's: "
-                f"{awaited[0].problem}"
+                f"{self._directory / awaited.name} can't be read, and would be the primary network's: {awaited.problem}"
             )
         if first is None:
             raise NoPrimaryError(self._why_none(candidates))
         return self._elect(first, candidates)
 
     def _successor(self, present: _Candidate | None, first: _Candidate | None) -> _Candidate | None:
-        """Who takes over from the elected one now; None: nobody."""
+        """Return the file that replaces the elected one now, if any."""
         if present is not None:
             self._missing_since = None
         elif self._missing_since is None:
@@ -126,7 +113,7 @@ class Election:
         if first.name < self._elected and self._settled(first):
             return first
         if self._missing_since is None:
-            # Still there: only what can no longer be a primary network is left at once.
+            # A file that is still there is replaced at once only if it is not suitable any more.
             return None if present and (present.config or present.broken) else first
         return first if self._clock() - self._missing_since >= deadlines.PRIMARY_MISSING_SECONDS else None
 
@@ -165,10 +152,8 @@ class Election:
             raise NoPrimaryError(f"{path} (multusMasterCNI) can't be the primary network: {problem}")
         return Primary(path, config)
 
-    # --- the directory ---
-
     async def _candidates(self) -> list[_Candidate]:
-        """Every file that is not hidden, by name. Raises NoPrimaryError if the directory can't be listed."""
+        """Return every file that is not hidden, by name. Raises NoPrimaryError if the directory can't be listed."""
         try:
             found = await asyncio.to_thread(self._list)
         except OSError as error:
@@ -179,13 +164,13 @@ class Election:
             name: before if (before := self._seen.get(name)) and before[0] == signature else (signature, self._clock())
             for name, signature in found
         }
-        return [await self._judge(name, signature) for name, signature in found]
+        return [await self._judge(name) for name, _ in found]
 
-    def _list(self) -> list[tuple[str, Signature]]:
+    def _list(self) -> list[tuple[str, _Signature]]:
         found = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                # Gone again since it was listed: it is not there.
+                # A file may be removed meanwhile.
                 with contextlib.suppress(FileNotFoundError):
                     if not entry.name.startswith(".") and entry.is_file():
                         status = entry.stat()
@@ -194,18 +179,16 @@ class Election:
             raise OSError(f"it holds more than {FILES_MAX} files")
         return sorted(found)
 
-    async def _judge(self, name: str, signature: Signature) -> _Candidate:
+    async def _judge(self, name: str) -> _Candidate:
         if problem := primary.name_problem(name):
-            return _Candidate(name, signature, problem=problem)
+            return _Candidate(name, problem=problem)
         try:
             config = await asyncio.to_thread(self._files.at_path, str(self._directory / name))
         except CniError as error:
-            return _Candidate(name, signature, problem=str(error), broken=True)
+            return _Candidate(name, problem=str(error), broken=True)
         if problem := primary.content_problem(config, self._plugin_type):
-            return _Candidate(name, signature, problem=problem)
-        return _Candidate(name, signature, config)
-
-    # --- reasons ---
+            return _Candidate(name, problem=problem)
+        return _Candidate(name, config)
 
     def _why_not(self, present: _Candidate | None, first: _Candidate | None, candidates: list[_Candidate]) -> str:
         what = f"can no longer be it: {present.problem}" if present else "is gone"
@@ -216,8 +199,7 @@ class Election:
         return f"{self._directory / self._elected}, the primary network's configuration, {what}; {then}"
 
     def _why_none(self, candidates: list[_Candidate]) -> str:
-        others = [candidate for candidate in candidates if not candidate.name.startswith(primary.OWN_PREFIX)]
-        judged = [f"{candidate.name}: {candidate.problem}" for candidate in others]
+        judged = [f"{item.name}: {item.problem}" for item in candidates if not item.name.startswith(primary.OWN_PREFIX)]
         seen = f" ({'; '.join(judged[:_SHOWN])}{'; ...' if len(judged) > _SHOWN else ''})" if judged else ""
         return (
             f"no file in {self._directory} can be the primary network's configuration{seen}; one that ends in "

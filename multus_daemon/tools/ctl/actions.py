@@ -133,9 +133,9 @@ def trace(arguments: argparse.Namespace) -> int:
 
 def graph(arguments: argparse.Namespace) -> int:
     """Show pods, networks and bridges of this node as a tree."""
-    from multus_daemon.diagnosis import graph
+    from multus_daemon.diagnosis.attachments import graph as tree_of
 
-    answer = graph.of(_ask_attachments(arguments, "", check=False, leaks=False))
+    answer = tree_of(_ask_attachments(arguments, "", check=False, leaks=False))
     if arguments.json or not arguments.svg:
         _print(arguments, answer, "graph")
         return DONE

@@ -22,7 +22,7 @@ path { fill: none; stroke: #999 }
 
 
 def svg(found: Mapping[str, Any]) -> str:
-    """Draw the tree of `diagnosis.graph`."""
+    """Draw the tree of `diagnosis.attachments.graph`."""
     boxes: list[str] = []
     lines: list[str] = []
     row = 0

@@ -1,4 +1,4 @@
-"""What the webhook answers to a review."""
+"""Answers of the webhook to a review."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
 
 
 def review(item: dict[str, Any], *, old: dict[str, Any] | None = None, operation: str = "CREATE") -> dict[str, Any]:
-    """As kube-apiserver v1.34 sends it."""
+    """Return a review like kube-apiserver v1.34 sends it."""
     group, version, resource = KINDS[item["kind"]]
     kind = {"group": group, "version": version, "kind": item["kind"]}
     named = {"group": group, "version": version, "resource": resource}

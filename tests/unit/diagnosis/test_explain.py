@@ -1,4 +1,4 @@
-"""What an ADD would do, and what keeps the runtime from asking for one."""
+"""Explain shows what an ADD would do, and why the runtime can't request one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["engine"]
 
 
 def test_a_runtime_without_a_configuration_is_the_problem() -> None:
-    """It asks for nothing, whatever is wrong with the pod's networks besides."""
+    """The pod's networks do not matter then."""
     engine = Engine()
     engine.declare("nope")
 

@@ -1,4 +1,4 @@
-"""Which plugins a node has, and who serves them."""
+"""The plugins of a node, and the implementation that serves each."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ def directory(tmp_path):
 
 @pytest.fixture
 def found(tmp_path, directory):
-    """A function that puts files there, and says what is found with the given settings."""
+    """Return a function that writes files there and lists the plugins with the given settings."""
 
     def look(files, **changes):
         for name, data in files.items():
@@ -32,7 +32,7 @@ def found(tmp_path, directory):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"chrootDir": str(tmp_path), "binDir": "/opt/cni/bin", **changes}))
         answer = plugins.of(settings.load(path))
-        assert answer["schema"] == plugins.SCHEMA
+        assert answer["schema"] == "multusctl.plugins/v1"
         return {item["type"]: (item["servedBy"], item["problem"]) for item in answer["plugins"]}
 
     return look
@@ -68,7 +68,7 @@ def test_what_can_not_be_run(found, directory, monkeypatch):
     (directory / "folder").mkdir()
     (directory / "nowhere").symlink_to("/none")
     (directory / ".hidden.tmp").write_bytes(b"")
-    # A link of the host's leads on in the host's files.
+    # Links are resolved in the host's file system.
     (directory / "linked").symlink_to("/opt/cni/bin/alien")
     answer = found({"alien": elf(183), "own": elf(62)})
     assert answer["alien"][1] == "is a program for aarch64, and this node is x86_64"

@@ -35,7 +35,7 @@ def test_last_is_the_last_time_of_each_cause():
     ):
         item.began = began
     found = status.errors(timelines)
-    # Where the count is the same, the latest first.
+    # For equal counts the latest comes first.
     assert [(item["cause"], item["last"], item["pod"]) for item in found] == [
         ("a", 1_700_000_002.25, "default/a2"),
         ("c", 1_700_000_003, "default/c1"),

@@ -1,4 +1,4 @@
-"""GC: what is stale is deleted, what lives is never touched, and each network's plugins learn what is attached."""
+"""GC deletes stale containers, never touches live ones, and gives each network's plugins their attachments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.node import gc, orphans
+from multus_daemon.node import orphans
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
@@ -32,7 +32,7 @@ ABSENT = b'{"cniVersion":"1.1.0","name":"multus"}'
 
 
 def listing(*containers: str, ifname: str = "eth0") -> bytes:
-    """The runtime's stdin of a GC with these containers as valid."""
+    """Return the standard input of a GC for which these containers are valid."""
     pairs = [{"containerID": container, "ifname": ifname} for container in containers]
     return json.dumps({"cniVersion": "1.1.0", "name": "multus", "cni.dev/valid-attachments": pairs}).encode()
 
@@ -49,7 +49,7 @@ def add(engine: Engine, container: str = "c1", networks: str = "n1,n2") -> None:
 
 
 def foreign(container: str, netns: str, *networks: tuple[str, str]) -> ContainerRecord:
-    """What another daemon left of a container: its networks and their interfaces."""
+    """Create the leftovers of another daemon for a container: its networks and their interfaces."""
     attachments = tuple(
         Attachment(
             name, conf.parse(json.dumps({"cniVersion": "1.1.0", "name": name, "type": "fake"}).encode()), IfName(ifname)
@@ -61,7 +61,7 @@ def foreign(container: str, netns: str, *networks: tuple[str, str]) -> Container
 
 
 def valid(engine: Engine) -> dict[str, tuple[tuple[str, str], ...]]:
-    """By network, what its plugins were told to be attached."""
+    """Return by network the attachments that its plugins got."""
     calls = [call for call in engine.runner.network_calls if call.verb == "GC"]
     assert len({call.config.name for call in calls}) == len(calls), "each network once"
     return {call.config.name: call.valid for call in calls}
@@ -116,7 +116,7 @@ def test_without_a_list_nothing_is_touched(engine: Engine) -> None:
 
 
 def test_null_is_an_empty_list(engine: Engine) -> None:
-    """So libcni spells it, for a runtime without containers."""
+    """libcni writes it like this for a runtime without containers."""
     add(engine)
     engine.links.namespaces.clear()
     engine.verbs.gc(ABSENT[:-1] + b',"cni.dev/valid-attachments":null,"cni.dev/attachments":null}')
@@ -255,7 +255,7 @@ class Held:
 
 @pytest.mark.parametrize("begins", ["before the request", "after the request"])
 def test_an_add_that_the_list_can_not_know_is_left(engine: Engine, begins: str) -> None:
-    """It was under way when the list was made, or began later; no process runs in its namespace yet."""
+    """It may have begun before or after the list was made; no process runs in its namespace yet."""
     engine.links.unused.add(NETNS)
     held = Held(engine)
     first = held.begin()
@@ -311,7 +311,7 @@ def test_an_add_that_comes_and_goes_while_the_namespaces_are_looked_at_is_left(
 def test_a_del_that_is_a_little_earlier_is_not_waited_for(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    """It has its container's lock before what looks for stale ones can take it, and may hang there."""
+    """It takes the lock of its container before GC can, and may hang there."""
     add(engine, "c1", "")
     del engine.links.namespaces[netns_of("c1")]
     [orphan] = orphans.look(engine.verbs.engine).orphans.values()
@@ -387,7 +387,7 @@ def test_two_at_the_same_time_go_one_after_the_other(engine: Engine) -> None:
 
 @pytest.mark.parametrize("how", ["ADD", "hot-plug"])
 def test_an_add_waits_for_the_gc_of_its_network_or_is_told_to_it(engine: Engine, how: str) -> None:
-    """What a network's plugins free is what was not on record when they were asked."""
+    """A network's plugins free everything that was not on record when they were called."""
     add(engine, "c2", "")
     hot = json.dumps({"cniVersion": "1.0.0", "name": "cluster", "type": "fake"})
     asked, may_end = threading.Event(), threading.Event()
@@ -483,7 +483,7 @@ def test_plugins_that_hang_are_ended_and_hold_up_no_add(engine: Engine, monkeypa
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_damaged_record(engine: Engine, runs: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody knows what it held: where it may be of a container that runs, no plugin is told to free the rest."""
+    """Its resources are unknown: if the container may run, no plugin may free anything."""
     add(engine, "c2", "n1")
     engine.store.corrupt.add("c1")
     if runs:
@@ -511,7 +511,7 @@ def test_a_damaged_record_is_made_good_from_elsewhere(engine: Engine) -> None:
 def test_what_another_daemon_left_is_collected_where_it_is_stale(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gc, "_LEFTOVERS_BATCH", 2)
+    monkeypatch.setattr(orphans, "_LEFTOVERS_BATCH", 2)
     for number in range(5):
         engine.store.left[f"dead{number}"] = foreign(f"dead{number}", "/gone", ("cluster", "eth0"), ("old", "net1"))
     engine.store.left["listed"] = foreign("listed", "/gone", ("old", "net1"))
@@ -531,7 +531,7 @@ def test_an_empty_list_of_another_daemon_is_removed(engine: Engine) -> None:
 
 
 def test_results_that_the_runtime_keeps_of_us_are_not_ours(engine: Engine) -> None:
-    """With its cache in our cniDir, as both have in /var/lib/cni: a DEL of that network would call ourselves."""
+    """Its cache may be in our cniDir, /var/lib/cni for both: a DEL of that network would call ourselves."""
     raw = b'{"cniVersion":"1.1.0","name":"multus-cni-network","type":"multus-shim"}'
     attachment = Attachment("multus-cni-network", conf.parse(raw), IfName("eth0"))
     for container, others in (("c1", ()), ("c2", foreign("c2", "", ("old", "net1")).attachments)):
@@ -570,14 +570,14 @@ NETWORKS = ["n1", "n2", ""]
 
 
 class Node(RuleBasedStateMachine):
-    """Containers come and go, here and at another daemon's, while the runtime's list is anything."""
+    """Containers come and go, here and at another daemon, with any list of the runtime."""
 
     def __init__(self) -> None:
         super().__init__()
         self.engine = Engine()
         self.inhabited: set[str] = set()
         self.attached: dict[str, set[tuple[str, str]]] = {}
-        """By container: network and interface of what was attached and not deleted since."""
+        """Keys are containers. Values are the network and interface of each attachment that was not deleted."""
         real_add, real_delete = self.engine.runner.add, self.engine.runner.delete
 
         def note_add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Any:
@@ -657,7 +657,7 @@ class Node(RuleBasedStateMachine):
         work: list[Callable[[], None]] = [gc]
         if adds:
             self.engine.links.namespaces[netns_of(adds)] = {"lo"}
-            # It has just been made: there is no process in it.
+            # It is new: there is no process in it yet.
             self.engine.links.unused.add(netns_of(adds))
             work.append(partial(add_meanwhile, adds))
         together(*work)

@@ -1,4 +1,4 @@
-"""What is on record is compared with what lives: orphans go, what lives is never touched."""
+"""Records are compared with the node: orphans are deleted, live containers are never touched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan
-from multus_daemon.node.reconcile import Reconcile
+from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
@@ -27,6 +27,7 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
+from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
 from tests.aside import Aside
 from tests.counted import counted
 from tests.fakes.runner import FakeDelegateRunner
@@ -39,7 +40,7 @@ WHOLE = [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
 
 
 class Counts(DeleteMetrics):
-    """What a scrape shows."""
+    """Metrics as a scrape shows them."""
 
     @property
     def deleted(self) -> float:
@@ -51,7 +52,7 @@ class Counts(DeleteMetrics):
 
 
 class Orphans:
-    """Each call in a thread of its own, as the daemon has it."""
+    """Runs each call in a thread of its own, like the daemon."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -71,8 +72,9 @@ class World:
         self.counts = Counts()
         self.controller = self.make()
 
-    def make(self) -> Reconcile:
-        return Reconcile(self.engine.verbs.engine, self.engine.cluster, self.counts, seconds=300)
+    def make(self, seconds: float = 300) -> Reconcile:
+        engine = self.engine.verbs.engine
+        return Reconcile(engine, self.engine.cluster, self.counts, seconds=seconds, tidy=lambda: None)
 
     def add(self, networks: str = "n1,n2") -> None:
         self.engine.declare(networks)
@@ -105,7 +107,7 @@ async def test_a_container_whose_namespace_is_gone_is_deleted_at_once(world: Wor
     world.engine.cluster.unsynced = unsynced
     await world.runs()
     assert world.engine.runner.order == WHOLE
-    # Whoever has that path by then, it is another's.
+    # Another container may have that path.
     assert {call.sandbox for call in world.engine.runner.calls} == {Sandbox(ContainerId("c1"), "")}
     assert world.containers == []
     assert world.counts.deleted == 3
@@ -113,7 +115,7 @@ async def test_a_container_whose_namespace_is_gone_is_deleted_at_once(world: Wor
 
 
 async def test_a_path_of_which_nothing_can_be_told_is_not_gone(world: World) -> None:
-    """No /run/netns yet, or not mounted: every pod of the node would lose its networks."""
+    """If /run/netns is missing or not mounted, every pod of the node would lose its networks."""
     world.add()
     world.engine.links.namespaces.clear()
     world.engine.links.unseen.add(NETNS)
@@ -249,7 +251,7 @@ async def test_a_name_that_is_used_again_belongs_to_the_newer_container(world: W
 
 
 async def test_two_containers_in_one_namespace_may_both_live(world: World) -> None:
-    """With interfaces of different names neither has taken the other's place."""
+    """If their interfaces have different names, neither has replaced the other."""
     world.add()
     old = world.engine.store.records["c1"]
     beside = tuple(replace(item, ifname=IfName(f"x{number}")) for number, item in enumerate(old.attachments))
@@ -343,7 +345,7 @@ async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: W
     world.add()
     world.engine.links.namespaces.clear()
     world.engine.store.fail_at[len(world.engine.store.calls) + 1] = error
-    controller = Reconcile(world.engine.verbs.engine, world.engine.cluster, world.counts, seconds=0.01)
+    controller = world.make(0.01)
     running = asyncio.create_task(controller.run())
     async with asyncio.timeout(30):
         while world.containers:
@@ -381,7 +383,7 @@ async def test_a_pod_that_was_started_behind_our_back_is_told_of_once(world: Wor
 
 @pytest.mark.parametrize("by", ["us", "another daemon"])
 async def test_a_pod_whose_annotation_was_edited_is_not_to_be_deleted(world: World, by: str) -> None:
-    """It would be made again from a template without the change."""
+    """It would be recreated from a template without the change."""
     world.add("n1")
     declare(world, "n1,n2")
     if by == "another daemon":
@@ -443,7 +445,7 @@ async def test_nothing_is_said_while_pods_are_not_known(world: World) -> None:
 
 
 class Killed(BaseException):
-    """The daemon is gone: nothing that it would still do happens."""
+    """The daemon was killed: nothing more happens."""
 
 
 class Power:
@@ -462,7 +464,7 @@ class Power:
 
 
 class Runner(FakeDelegateRunner):
-    """Knows what is attached by container, and what was touched in which namespace."""
+    """Records the attachments of each container, and the changes in each namespace."""
 
     def __init__(self, power: Power) -> None:
         super().__init__()
@@ -515,7 +517,7 @@ class Life(RuleBasedStateMachine):
         engine.delete_tries = 2
         engine.declare("n1,n2")
         self.live: set[str] = set()
-        """Containers whose ADD succeeded and whose DEL was not asked for."""
+        """Containers whose ADD succeeded and whose DEL was not requested."""
         self.number = 0
         self.start()
 
@@ -624,7 +626,7 @@ class Life(RuleBasedStateMachine):
         for container in sorted(self.live):
             self.drop(container)
         self.runner.broken.clear()
-        # A daemon that is started waits for no pause of its predecessor's.
+        # A new daemon does not continue the backoff of its predecessor.
         self.start()
         asyncio.run(self.world.controller.reconcile())
         assert self.runner.made == set()
@@ -633,3 +635,63 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(stateful_step_count=20, deadline=None)
+
+
+# --- network-statuses at start ----------------------------------------------------------------------------------------
+
+
+class Statuses:
+    """A number of outdated statuses, known after `blind` failed looks; writes of those in `failing` fail."""
+
+    def __init__(self, outdated: int, blind: int = 0, failing: frozenset[str] = frozenset()) -> None:
+        self.left = [ContainerId(f"c{number}") for number in range(outdated)]
+        self.blind = blind
+        self.failing = failing
+        self.looks = 0
+        self.written: list[str] = []
+        self.at_once = self.most = 0
+
+    async def outdated(self) -> list[ContainerId]:
+        self.looks += 1
+        if self.looks <= self.blind:
+            raise StoreUnavailableError("pods are not listed yet")
+        return self.left
+
+    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await asyncio.sleep(0.001)
+        self.at_once -= 1
+        if container_id in self.failing:
+            raise StatusWriteError("away")
+        self.written.append(container_id)
+        return True
+
+
+async def test_once_the_pods_are_known_each_is_written_and_some_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "STATUSES_BLIND_SECONDS", 0.001)
+    statuses = Statuses(50, blind=3)
+    await StatusesAtStart(statuses).bring_up_to_date()
+    assert statuses.looks == 4
+    assert sorted(statuses.written) == sorted(statuses.left)
+    assert 1 < statuses.most <= 4
+
+
+async def test_one_that_fails_is_told_of_and_keeps_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    statuses = Statuses(5, failing=frozenset({"c1"}))
+    await StatusesAtStart(statuses).bring_up_to_date()
+    assert sorted(statuses.written) == ["c0", "c2", "c3", "c4"]
+    assert "container c1 is not up to date: away" in caplog.text
+
+
+async def test_the_root_task_goes_on_whatever_the_look_comes_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken() -> list[ContainerId]:
+        raise OSError("the disk")
+
+    statuses = Statuses(0)
+    monkeypatch.setattr(statuses, "outdated", broken)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(StatusesAtStart(statuses).run(), 0.05)
+    assert "can't be compared with the records: the disk" in caplog.text

@@ -55,7 +55,7 @@ class World:
         self.events.append((reason, message))
 
     def replays(self) -> dict[str, float]:
-        """How many entries ended how."""
+        """Return the number of entries by outcome."""
         found = {outcome: counted(self.metrics.replays, outcome=outcome) for outcome in sorted(REPLAYS)}
         return {outcome: number for outcome, number in found.items() if number}
 
@@ -270,8 +270,9 @@ async def test_no_spool_is_no_entry(tmp_path: Path, world: World) -> None:
     assert await SpoolReplay(tmp_path / "spool", world, world, world.metrics).replay() == 0
 
 
-async def test_it_looks_again_and_again(tmp_path: Path, world: World) -> None:
-    running = asyncio.create_task(SpoolReplay(tmp_path, world, world, world.metrics, interval=0.01).run())
+async def test_it_looks_again_and_again(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "SPOOL_LOOK_SECONDS", 0.01)
+    running = asyncio.create_task(SpoolReplay(tmp_path, world, world, world.metrics).run())
     try:
         async with asyncio.timeout(30):
             for number in range(3):

@@ -7,7 +7,7 @@ import functools
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.store import KubeStore
-from multus_daemon.node.statuses import StatusesAtStart
+from multus_daemon.node.reconcile import StatusesAtStart
 from multus_daemon.pod import portals, statuses
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline

@@ -1,4 +1,4 @@
-"""Which changes are told of: real directories, a real watch."""
+"""The watch reports relevant changes. Directories and watches are real."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.node.primary.conf_watch import ConfWatch
+from multus_daemon.node.primary.conf_watch import watch
 
 
 class Told:
-    """A watch that runs, and whether it has told of a change."""
+    """A running watch and its last report."""
 
     def __init__(self, *directories: Path, indicator: Path | None = None) -> None:
         self.event = asyncio.Event()
-        self.watch = ConfWatch(directories, indicator, self.event.set, in_haste=lambda: True, poll_seconds=0.02)
+        self.watch = watch(directories, indicator, self.event.set, in_haste=lambda: True, poll_seconds=0.02)
 
     async def of(self, change: Callable[[], object], seconds: float = 5) -> bool:
-        """Whether it tells of `change` within `seconds`."""
+        """Return whether it reports `change` within `seconds`."""
         self.event.clear()
         change()
         with contextlib.suppress(TimeoutError):
@@ -31,8 +31,8 @@ class Told:
 
 @contextlib.asynccontextmanager
 async def running(told: Told) -> AsyncIterator[None]:
-    task = asyncio.create_task(told.watch.run())
-    # Until the watch stands.
+    task = asyncio.create_task(told.watch)
+    # Wait until the watch is established.
     await asyncio.sleep(0.2)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The node's CNI configuration is put in place and kept there: real directories, a real watch where it matters."""
+"""The node's CNI configuration is written and kept. Directories are real, and watches where they matter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from multus_daemon import settings
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.metrics import PrimaryMetrics
-from multus_daemon.node.primary import runtime_conf
+from multus_daemon.node.primary import config as module
 from multus_daemon.node.primary.config import GATE, PrimaryConfig
 from multus_daemon.pod.engine import INDICATOR_GATE
 from multus_daemon.runtime import fs
@@ -30,7 +30,7 @@ from tests.fakes.cluster import FakeClusterStore
 
 
 class Node:
-    """A directory of CNI configurations and what keeps ours there."""
+    """A directory of CNI configurations with the task that keeps ours in place."""
 
     def __init__(self, root: Path, **keys: Any) -> None:
         self.directory = root / "net.d"
@@ -44,7 +44,7 @@ class Node:
         self.config = self.restarted()
 
     def counts(self) -> dict[str, float]:
-        """What has been counted."""
+        """Return the metrics that are not 0."""
         metrics = {name: getattr(self.metrics, name) for name in ("generated", "restored", "problems")}
         return {name: counted(metric) for name, metric in metrics.items() if counted(metric)}
 
@@ -72,7 +72,7 @@ class Node:
         return found
 
     def is_generated(self) -> bool:
-        """Whether there is a configuration; the placeholder is none."""
+        """Report whether there is a configuration other than the placeholder."""
         return self.ours.exists() and "type" in self.written
 
     def put(self, file: str = "10-net.conf", /, **config: Any) -> Path:
@@ -96,7 +96,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def unchanged(path: Path) -> tuple[int, int, int]:
-    """What is another after any write."""
+    """Return values that any write changes."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
@@ -432,7 +432,7 @@ async def test_an_empty_directory_has_a_placeholder_until_there_is_a_primary(nod
         await asyncio.sleep(0.1)
         assert not node.is_generated(), "not before the daemon can serve"
         node.gates.open("pods")
-        # The gate is the last that is done; the file is there before it is told of.
+        # The gate opens last; the file exists before.
         await node.until(lambda: not node.gates.closed)
     assert node.is_generated()
     assert node.events() == ["Normal CNIConfigWritten"]
@@ -440,7 +440,7 @@ async def test_an_empty_directory_has_a_placeholder_until_there_is_a_primary(nod
 
 
 async def test_a_placeholder_takes_nothing_from_the_runtime(node: Node) -> None:
-    """Where it has a configuration already, be it another engine's, pods start with it now."""
+    """If there is a configuration, even of another engine, pods start with it now."""
     node.put("87-podman-bridge.conflist", plugins=[{"type": "bridge"}])
     await node.config.look()
     assert os.listdir(node.directory) == ["87-podman-bridge.conflist"]
@@ -470,7 +470,7 @@ async def test_a_placeholder_that_can_not_be_written_is_told(tmp_path: Path) -> 
 
 
 def test_containerd_can_not_take_the_placeholder_for_a_network() -> None:
-    """What go-cni refuses: no `type`. It has to be JSON all the same, for those who pass over what they don't know."""
+    """go-cni refuses a file without `type`. It must be JSON, because other readers skip what they do not know."""
     found = json.loads(generate.PLACEHOLDER)
     assert found["name"] == generate.NETWORK_NAME
     assert not {"type", "plugins"} & set(found)
@@ -480,7 +480,7 @@ def test_containerd_can_not_take_the_placeholder_for_a_network() -> None:
 async def test_changes_are_seen_by_the_watch(node: Node) -> None:
     async with running(node.config):
         await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
-        # Until the watch stands.
+        # Wait until the watch is established.
         await asyncio.sleep(0.3)
         start = asyncio.get_running_loop().time()
         node.put()
@@ -630,8 +630,8 @@ async def test_a_file_of_the_operators_that_is_in_place_already(
     await node.config.look()
     assert unchanged(path) == before
     assert node.gates.closed == {}
-    # Between the two reads the operator writes it anew.
-    monkeypatch.setattr(runtime_conf, "read", lambda path: b"newer")
+    # The operator rewrites it between the two reads.
+    monkeypatch.setattr(module, "_read", lambda path: b"newer")
     await node.config.look()
     assert unchanged(path) == before
 
@@ -680,7 +680,7 @@ def test_off_where_a_directory_is_not_set(keys: dict[str, Any]) -> None:
     ],
 )
 def test_a_file_that_is_to_be_generated_follows_the_runtimes_directory(keys: dict[str, Any], directory: str) -> None:
-    """As with the flags of the first thick release: `--multus-conf-file=auto --cni-config-dir=/c`."""
+    """These are the flags of the first thick release: `--multus-conf-file=auto --cni-config-dir=/c`."""
     found = settings.from_object(keys, "test")
     assert found.primary.autoconfig_dir == directory
     assert PrimaryConfig.is_wanted(found) is bool(directory)

@@ -1,4 +1,4 @@
-"""Which file becomes the primary network's, in real directories; time is the test's."""
+"""Election of the primary network's file in real directories, on a fake clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def vote(directory: Path, clock: Clock) -> Election:
-    return Election(directory, NodeConfFiles(), plugin_type="multus-shim", clock=clock)
+    return by_name(directory, clock, "")
 
 
 def put(directory: Path, file: str, /, **config: Any) -> Path:
@@ -100,7 +100,7 @@ async def test_a_crowded_directory_does_not_make_endless_messages(directory: Pat
 
 
 async def test_a_directory_that_is_not_there(tmp_path: Path, clock: Clock) -> None:
-    vote = Election(tmp_path / "later", NodeConfFiles(), clock=clock)
+    vote = by_name(tmp_path / "later", clock, "")
     assert await reason(vote) == f"{tmp_path}/later (multusAutoconfigDir) can't be listed: No such file or directory"
     (tmp_path / "later").mkdir()
     put(tmp_path / "later", "10-net.conf")
