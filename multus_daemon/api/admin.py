@@ -1,7 +1,6 @@
-"""`/admin/v1/<name>`: what a person asks the daemon of a node, or has it do. For root only; never in a request's way.
+"""`/admin/v1/<name>`: questions (GET) and orders (POST) of a person to the daemon, for root only.
 
-A question is a GET, an order a POST. The answer is a JSON object, an error that of CNI. Nothing here is for the
-runtime, so nothing here counts as a CNI request.
+The answer is a JSON object, or a CNI error. The runtime uses none of it, so it does not count as CNI requests.
 """
 
 from __future__ import annotations
@@ -33,39 +32,39 @@ ROOT: Final = "/admin"
 PATH: Final = ROOT + "/{path:.*}"
 _VERSION: Final = "v1/"
 BODY_LIMIT: Final = 2 * 1024 * 1024
-"""Bytes: a manifest of a pod."""
+"""Maximum bytes of a body, a pod's manifest."""
 SHOWN: Final = 40
-"""Characters of a wrong value that an error shows."""
+"""Maximum characters of a wrong value in an error."""
 AT_ONCE: Final = 2
-"""Questions that are worked on side by side: whoever asks waits for pods, not the other way round."""
+"""Maximum number of concurrent answers: pods have priority."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What came with a question or an order."""
+    """The parameters of a question or an order."""
 
     query: Mapping[str, str]
-    """The last value of each key."""
+    """Value of each key, the last one if it is repeated."""
     body: bytes = b""
 
     def flag(self, key: str) -> bool:
-        """Return whether `key` is "true". Raises InvalidEnvironmentError for what is neither "true" nor "false"."""
+        """Return True if `key` is "true". Raises InvalidEnvironmentError for other values than "true" and "false"."""
         text = self.query.get(key, "")
         if text not in ("", "true", "false"):
             raise InvalidEnvironmentError(f"{key} is {text[:SHOWN]!r}: true or false is needed")
         return text == "true"
 
     def pod(self) -> str:
-        """Return `namespace/name` of the key `pod`; empty if absent. Raises InvalidEnvironmentError."""
+        """Return the key `pod`, `namespace/name`; empty if absent. Raises InvalidEnvironmentError."""
         text = self.query.get("pod", "")
         if text and (text.count("/") != 1 or not all(text.split("/"))):
             raise InvalidEnvironmentError(f"pod is {text[:SHOWN]!r}: NAMESPACE/POD is needed")
         return text
 
     def number(self, key: str, default: int, *, most: int) -> int:
-        """Return the number from 1 to `most` that `key` stands for. Raises InvalidEnvironmentError."""
+        """Return the value of `key`, from 1 to `most`. Raises InvalidEnvironmentError."""
         text = self.query.get(key, "")
         if not text:
             return default
@@ -75,7 +74,7 @@ class Asked:
 
 
 Answer = Callable[[Asked], Mapping[str, Any]]
-"""Blocks; runs in a thread of its own. Raises CniError."""
+"""Returns the answer. Blocks, in a thread of its own. Raises CniError."""
 
 
 class AdminApi:
@@ -88,13 +87,13 @@ class AdminApi:
         *,
         seconds: float = deadlines.ADMIN_SECONDS,
     ) -> None:
-        """`seconds`: for one answer, the wait for its turn included."""
+        """`seconds`: limit for one answer, including the wait for its turn."""
         self._answers = {"GET": dict(questions), "POST": dict(orders)}
         self._seconds = seconds
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def handle(self, request: web.Request) -> web.Response:
-        """The handler of every method."""
+        """Serve every method."""
         path = request.match_info["path"]
         name = path.removeprefix(_VERSION)
         answer = self._answers.get(request.method, {}).get(name) if path != name else None
@@ -105,14 +104,14 @@ class AdminApi:
                 asked = Asked(dict(request.query), await _body(request))
                 async with self._turns:
                     work = functools.partial(answer, asked)
-                    found = await portal.run(Deadline(self._seconds), work, name=f"admin {name}")
+                    result = await portal.run(Deadline(self._seconds), work, name=f"admin {name}")
         except TimeoutError:
             return _error(TryAgainLaterError(f"no answer to {name} within {self._seconds:g} s"), 504)
         except (CniError, NoThreadError) as error:
             return _error(to_cni_error(error), 400)
         if request.method == "POST":
             log.info("admin %s: done", name)
-        return web.Response(body=gojson.dumps(found, sort_keys=False), content_type="application/json")
+        return web.Response(body=gojson.dumps(result, sort_keys=False), content_type="application/json")
 
     def _unknown(self, method: str, path: str) -> web.Response:
         for other, answers in self._answers.items():
@@ -126,15 +125,15 @@ class AdminApi:
 
 
 async def _body(request: web.Request) -> bytes:
-    """Raises CniError."""
-    if (request.content_length or 0) > BODY_LIMIT:
-        raise DecodingFailureError(f"the body is larger than {BODY_LIMIT} bytes")
+    """Read the body. Raises CniError."""
     try:
+        if (size := request.content_length or 0) > BODY_LIMIT:
+            raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, size)
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise DecodingFailureError(f"the body is larger than {BODY_LIMIT} bytes") from error
     except Exception as error:
-        # A cut connection, bad chunks or bad compression: the client's fault, and aiohttp has no one base for it.
+        # A cut connection, bad chunks or bad compression, for which aiohttp has no common base class.
         raise IoFailureError(f"the body can't be read: {type(error).__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""What the daemon answers itself: the admin paths, by name (`api.admin`)."""
+"""The answers of a running daemon to the admin paths (`api.admin`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 
 
 class Answers:
-    """The questions and orders that a running daemon takes. Each blocks and raises CniError."""
+    """The questions and orders by name. Each blocks and raises CniError."""
 
     def __init__(
         self,
@@ -33,10 +33,8 @@ class Answers:
         configuration: Callable[[], bytes],
         spool: Path,
     ) -> None:
-        """`parts`: what the daemon knows of itself; `configuration`: what the runtime gives the shim, as it is now, or
-        raises the CniError that keeps the runtime from having any.
-
-        `spool`: the shim's directory of DELs.
+        """`parts` returns the state of the daemon's parts, `configuration` the runtime's present configuration of the
+        shim, or raises the CniError that explains why there is none. `spool`: the shim's directory of DELs.
         """
         self._configuration = configuration
         self._engine = engine
@@ -50,7 +48,7 @@ class Answers:
             "trace": self._trace,
         }
         self.orders: Mapping[str, Answer] = {
-            # A POST for its body: it touches nothing either.
+            # A question; POST, as it has a body.
             "explain-manifest": self._explain_manifest,
             "forget": self._forget,
         }
@@ -79,22 +77,20 @@ class Answers:
             raise IoFailureError(f"records can't be listed: {error}") from error
 
     def _orphans(self) -> dict[str, attachments.Problem]:
-        """Raises OSError."""
-        found = orphans.look(self._engine)
+        """Return the problem of each leaked container. Raises OSError."""
+        seen = orphans.look(self._engine)
         in_use = attachments.Problem(
             "its pod is gone, but processes live in its network namespace",
             "remove the container from the runtime (crictl rmp -f); nothing is touched while they live",
         )
-        return {
-            **{
-                container: attachments.Problem(orphan.reason, attachments.ORPHAN_ADVICE)
-                for container, orphan in found.orphans.items()
-            },
-            **dict.fromkeys(found.in_use, in_use),
+        problems: dict[str, attachments.Problem] = {
+            container: attachments.Problem(orphan.reason, attachments.ORPHAN_ADVICE)
+            for container, orphan in seen.orphans.items()
         }
+        return problems | dict.fromkeys(seen.in_use, in_use)
 
     def _last_errors(self) -> dict[str, str]:
-        """The last error of a DEL, by container."""
+        """Return the last error of a DEL by container."""
         return {
             item.subject["container"]: item.error[1]
             for item in self._timelines
@@ -111,7 +107,7 @@ class Answers:
         return attachments.forgotten(container_id, record)
 
     def _checked(self, record: ContainerRecord) -> str:
-        """What CHECK says; empty: all is as it should be."""
+        """Return the error that CHECK would have; empty if none."""
         with held_if_free(self._engine, record.sandbox.container_id) as is_ours:
             if not is_ours:
                 return "not checked: another request is at work on it"
@@ -128,11 +124,11 @@ class Answers:
         if not asked.pod():
             raise InvalidEnvironmentError("no pod is named", "pod=NAMESPACE/POD")
         namespace, _, name = asked.pod().partition("/")
-        named = KubernetesArgs(Namespace(namespace), PodName(name), PodUid(""), "", ())
-        return self._explained(lambda: find_pod(self._engine, named), f"{namespace}/{name}")
+        pod = KubernetesArgs(Namespace(namespace), PodName(name), PodUid(""), "", ())
+        return self._explained(lambda: find_pod(self._engine, pod), asked.pod())
 
     def _explain_manifest(self, asked: Asked) -> Mapping[str, Any]:
-        # Here: a standalone daemon has nothing of Kubernetes in memory otherwise.
+        # Imported here: a standalone daemon does not load Kubernetes otherwise.
         from multus_daemon.cluster.kube import objects
 
         try:

@@ -1,6 +1,4 @@
-"""`POST /validate`: the API server asks whether an object may be stored (Kubernetes documentation, "Dynamic Admission
-Control"), over TLS.
-"""
+"""`POST /validate`: the admission webhook (Kubernetes documentation, "Dynamic Admission Control"), over TLS."""
 
 from __future__ import annotations
 
@@ -16,43 +14,42 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
-from multus_daemon.api.app import hide_server, http_runner
-from multus_daemon.api.health import healthz
+from multus_daemon.api.app import healthz, hide_server, http_runner
 from multus_daemon.api.tcp import TcpListener
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 
 BODY_LIMIT: Final = 8 * 1024 * 1024
-"""Bytes of a review: it has the object twice where one is changed, and the API server takes 3 MiB of one."""
+"""Maximum bytes of a review: an update has the object twice, and the API server accepts objects of 3 MiB."""
 AT_ONCE: Final = 4
-"""Reviews that are worked on side by side, each in a thread; others wait."""
+"""Maximum number of concurrent reviews, each in a thread."""
 CONNECTIONS: Final = 64
-"""That are accepted at once."""
+"""Maximum number of concurrent connections."""
 LOOK_SECONDS: Final = 10.0
-"""Between two looks at the files of the certificate."""
+"""Interval between checks of the certificate files."""
 
 Answer = Callable[[bytes], tuple[bytes, str, str]]
-"""The answer to a review, the kind of its object, and how it went: see `metrics.Metrics.review`. Blocks.
+"""Returns the answer to a review, the kind of its object and the outcome (`metrics.REVIEWS`). Blocks.
 
-Raises ValueError for what is no review.
+Raises ValueError for malformed reviews.
 """
 
 log = logging.getLogger(__name__)
 
 
 class Certificate:
-    """The server's certificate and key, from files that may be replaced at any time."""
+    """The server's certificate and key, reloaded when their files change."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """Raises OSError, ssl.SSLError where they can't be used."""
+        """Load the files. Raises OSError, ssl.SSLError."""
         self._files = (certificate, key)
         self._state = self._look()
         self.context = self._load()
-        """For new connections. A renewal replaces it and changes nothing in it: connections have it open."""
+        """Context for new connections. A renewal replaces it, as open connections use it unchanged."""
 
     async def run(self, *, pause: float = LOOK_SECONDS) -> None:
-        """Look for new ones, for ever. Those that can't be used are told of, and the present ones stay."""
+        """Reload changed files for ever; if they are unusable, log it and keep the present ones."""
         while True:
             await asyncio.sleep(pause)
             try:
@@ -62,7 +59,7 @@ class Certificate:
                 log.error("certificate %s: the new one can't be used, the old one stays: %s", self._files[0], error)
 
     def _renew(self) -> bool:
-        """Raises OSError, which ssl.SSLError is."""
+        """Reload the files if they changed. Raises OSError, also as ssl.SSLError."""
         state = self._look()
         if state == self._state:
             return False
@@ -71,7 +68,6 @@ class Certificate:
         return True
 
     def _load(self) -> ssl.SSLContext:
-        """Raises OSError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(*self._files)
@@ -79,12 +75,11 @@ class Certificate:
 
     def _look(self) -> list[tuple[int, int, int]]:
         # Links are followed: the kubelet replaces the directory that they lead to.
-        found = [path.stat() for path in self._files]
-        return [(status.st_ino, status.st_mtime_ns, status.st_size) for status in found]
+        return [(status.st_ino, status.st_mtime_ns, status.st_size) for status in map(Path.stat, self._files)]
 
 
 class WebhookServer:
-    """Answers reviews on a port, until cancelled."""
+    """Answers reviews on a port."""
 
     def __init__(
         self,
@@ -96,7 +91,7 @@ class WebhookServer:
         *,
         seconds: float = deadlines.WEBHOOK_REVIEW_SECONDS,
     ) -> None:
-        """`tls`: called for each connection. `seconds`: for one review, the wait for its turn included."""
+        """`tls`: returns the context of a connection. `seconds`: limit for one review, with the wait for its turn."""
         self._answer = answer
         self._metrics = metrics
         metrics.expect_reviews()
@@ -108,7 +103,7 @@ class WebhookServer:
 
     @property
     def port(self) -> int | None:
-        """The port that is listened on; None while there is none."""
+        """The bound port; None while there is none."""
         return self._listener.port
 
     async def run(self) -> None:
@@ -146,7 +141,7 @@ class WebhookServer:
 
 @web.middleware
 async def _one_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A connection has its time: one that is kept would be cut within a review."""
+    """Close the connection after its request: its lifetime could end within a second review."""
     response: web.StreamResponse
     try:
         response = await handler(request)

@@ -156,12 +156,17 @@ def _version(verb: str, fields: Mapping[str, Any]) -> str:
             raise IncompatibleVersionError(f"config version does not allow {verb}")
     except ValueError as error:
         raise DecodingFailureError(f"error decoding version from network config: {error}") from error
+    require_supported(version)
+    return version
+
+
+def require_supported(version: str) -> None:
+    """Raises IncompatibleVersionError unless `version` is one of `versions.SUPPORTED`."""
     if not versions.is_supported(version):
         supported = " ".join(f'"{known}"' for known in versions.SUPPORTED)
         raise IncompatibleVersionError(
             "incompatible CNI versions", f'config is "{version}", plugin supports [{supported}]'
         )
-    return version
 
 
 def version_stdout() -> bytes:
