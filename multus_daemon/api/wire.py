@@ -134,11 +134,8 @@ def decode_delegate(body: bytes) -> Call:
 def _read(body: bytes) -> tuple[dict[str, str], bytes, dict[str, Any]]:
     """Return the three keys of a request's body. Raises DecodingFailureError."""
     try:
-        fields = gojson.loads(body)
-        # A Go decoder treats `null` as a missing object, and a null string as an empty one.
-        fields = {} if fields is None else fields
-        if not isinstance(fields, dict):
-            raise gojson.JsonError(f"a JSON object is needed, not {gojson.kind_of(fields)}")
+        # A Go decoder also reads a null string as an empty one.
+        fields = gojson.loads_nullable_object(body)
         env = gojson.get_object(fields, "env") or {}
         for key, value in env.items():
             if value is not None and not isinstance(value, str):
