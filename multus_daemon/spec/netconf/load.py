@@ -1,4 +1,4 @@
-"""Reading our own CNI network configuration: the runtime's bytes, the daemon's keys laid over them."""
+"""Read our own CNI network configuration: the runtime's bytes, overridden by the daemon's keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VALID_ATTACHMENTS: Final = ("cni.dev/valid-attachments", "cni.dev/attachments")
 
 
 def load(stdin: bytes, overlay: Mapping[str, Any]) -> NetConf:
-    """The configuration of one request; the keys of `overlay` win, key by key, as upstream merges them.
+    """Read the configuration of one request; keys of `overlay` override it, as in upstream.
 
     Raises DecodingFailureError (6) and InvalidNetworkConfigError (7).
     """
@@ -24,11 +24,11 @@ def load(stdin: bytes, overlay: Mapping[str, Any]) -> NetConf:
         delegates = (None if cluster_network else gojson.get_objects(fields, "delegates")) or ()
         namespaces = gojson.get_str(fields, "globalNamespaces") or "default"
         system_namespaces = gojson.get_strings(fields, "systemNamespaces")
-        # Both spellings of the key (CNI SPEC 1.1.0 before and after the tag), the newer one first.
+        # Both names of the key (CNI SPEC 1.1.0 before and after the tag), the newer one first.
         lists = (gojson.get_objects(fields, key) for key in _VALID_ATTACHMENTS)
         valid = next((found for found in lists if found is not None), None)
         if valid is None and any(key.lower() in _VALID_ATTACHMENTS for key in fields):
-            # A null is an empty list: so libcni spells one (`GCNetworkList` with a nil slice).
+            # libcni writes an empty list as null (`GCNetworkList` with a nil slice).
             valid = []
         return NetConf(
             name=gojson.get_str(fields, "name") or "",
@@ -45,15 +45,15 @@ def load(stdin: bytes, overlay: Mapping[str, Any]) -> NetConf:
             strict_requests=gojson.get_bool(fields, "strictRequests") or False,
             strict_check=gojson.get_bool(fields, "strictCheck") or False,
             runtime_config=gojson.get_object(fields, "runtimeConfig") or {},
-            valid_attachments=None
-            if valid is None
-            else tuple(
-                (gojson.get_str(item, "containerID") or "", gojson.get_str(item, "ifname") or "") for item in valid
-            ),
+            valid_attachments=None if valid is None else tuple(_attachment(item) for item in valid),
             delegates=tuple(_delegate(index, gojson.dumps(item)) for index, item in enumerate(delegates)),
         )
     except gojson.JsonError as error:
         raise DecodingFailureError(f"Multus CNI configuration: {error}") from error
+
+
+def _attachment(item: Mapping[str, Any]) -> tuple[str, str]:
+    return gojson.get_str(item, "containerID") or "", gojson.get_str(item, "ifname") or ""
 
 
 def _delegate(index: int, raw: bytes) -> conf.NetworkConfig:
