@@ -1,7 +1,7 @@
 """Network configurations, single or list: the original bytes with a parsed view, and the stdin of each plugin.
 
-Rules: CNI SPEC section 1, and libcni (`libcni/conf.go`, `libcni/api.go`). The bytes are stored and passed on, with unknown
-keys.
+Rules: CNI SPEC section 1, and libcni (`libcni/conf.go`, `libcni/api.go`). The bytes are stored and passed on, so
+unknown keys are kept.
 """
 
 from __future__ import annotations
