@@ -152,7 +152,6 @@ def _value(key: str, text: str) -> Any:
 
 
 def _port(text: str) -> int:
-    """Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:6]) <= 65535):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
     return int(text)
@@ -300,8 +299,6 @@ def _uninstall(arguments: argparse.Namespace) -> int:
     print("\n".join(done) or "there was nothing to remove")
     return 0
 
-
-# --- the tables of commands and their arguments ----------------------------------------------------------------------
 
 _ALL_KEYS: Final = frozenset(FLAGS.values())
 _CLIENT_KEYS: Final = frozenset({"kubeconfig", "logFile", "logLevel", "logToStderr", "perNodeCertificate"})

@@ -276,8 +276,6 @@ def _known(value: str, known: frozenset[str]) -> str:
 
 
 class _Asked(Collector):
-    """A metric family that is made at each scrape."""
-
     def __init__(self, family: Callable[[], Metric]) -> None:
         self._family = family
 

@@ -10,16 +10,27 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
 from multus_daemon import deadlines
 from multus_daemon.api.cni import to_cni_error
+from multus_daemon.diagnosis import attachments, explain, status, trace
+from multus_daemon.node import orphans
+from multus_daemon.pod import aside
+from multus_daemon.pod.check import announced, failures
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.gather import find_pod
+from multus_daemon.pod.records import held_if_free
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.threads import NoThreadError
-from multus_daemon.spec.cni import gojson
+from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.cni import gojson, names
+from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -27,6 +38,7 @@ from multus_daemon.spec.cni.errors import (
     IoFailureError,
     TryAgainLaterError,
 )
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 
 ROOT: Final = "/admin"
 PATH: Final = ROOT + "/{path:.*}"
@@ -125,7 +137,6 @@ class AdminApi:
 
 
 async def _body(request: web.Request) -> bytes:
-    """Read the body. Raises CniError."""
     try:
         if (size := request.content_length or 0) > BODY_LIMIT:
             raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, size)
@@ -139,3 +150,129 @@ async def _body(request: web.Request) -> bytes:
 
 def _error(error: CniError, status: int) -> web.Response:
     return web.Response(status=status, body=error.to_json(), content_type="application/json")
+
+
+class Answers:
+    """The questions and orders by name. Each blocks and raises CniError."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        timelines: Timelines,
+        parts: Callable[[], status.Parts],
+        configuration: Callable[[], bytes],
+        spool: Path,
+    ) -> None:
+        """`parts` returns the state of the daemon's parts, `configuration` the runtime's present configuration of the
+        shim, or raises the CniError that explains why there is none. `spool`: the shim's directory of DELs.
+        """
+        self._configuration = configuration
+        self._engine = engine
+        self._timelines = timelines
+        self._parts = parts
+        self._spool = spool
+        self.questions: Mapping[str, Answer] = {
+            "attachments": self._attachments,
+            "explain": self._explain,
+            "status": self._status,
+            "trace": self._trace,
+        }
+        self.orders: Mapping[str, Answer] = {
+            # A question; POST, as it has a body.
+            "explain-manifest": self._explain_manifest,
+            "forget": self._forget,
+        }
+
+    def _status(self, _asked: Asked) -> Mapping[str, Any]:
+        try:
+            containers = len(self._engine.store.containers(foreign=False))
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+        return status.of(self._parts(), self._timelines, containers=containers, spooled=status.entries_in(self._spool))
+
+    def _attachments(self, asked: Asked) -> Mapping[str, Any]:
+        leaks = asked.flag("leaks")
+        try:
+            return attachments.of(
+                self._engine.store,
+                self._engine.links,
+                source="daemon",
+                pod=asked.pod(),
+                leaks=leaks,
+                problems=self._orphans() if leaks else None,
+                last_errors=self._last_errors(),
+                check=self._checked if asked.flag("check") else None,
+            )
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+
+    def _orphans(self) -> dict[str, attachments.Problem]:
+        """Return the problem of each leaked container. Raises OSError."""
+        seen = orphans.look(self._engine)
+        in_use = attachments.Problem(
+            "its pod is gone, but processes live in its network namespace",
+            "remove the container from the runtime (crictl rmp -f); nothing is touched while they live",
+        )
+        problems: dict[str, attachments.Problem] = {
+            container: attachments.Problem(orphan.reason, attachments.ORPHAN_ADVICE)
+            for container, orphan in seen.orphans.items()
+        }
+        return problems | dict.fromkeys(seen.in_use, in_use)
+
+    def _last_errors(self) -> dict[str, str]:
+        return {
+            item.subject["container"]: item.error[1]
+            for item in self._timelines
+            if item.error and item.subject.get("verb") == "DEL"
+        }
+
+    def _forget(self, asked: Asked) -> Mapping[str, Any]:
+        container_id = ContainerId(asked.query.get("container", ""))
+        if not container_id:
+            raise InvalidEnvironmentError("no container is named", "container=ID")
+        if problem := names.container_id_problem(container_id):
+            raise InvalidEnvironmentError(f"container is {container_id[:SHOWN]!r}: {problem}")
+        record = aside.forget(self._engine, container_id)
+        return attachments.forgotten(container_id, record)
+
+    def _checked(self, record: ContainerRecord) -> str:
+        """Return the error that CHECK would have; empty if none."""
+        with held_if_free(self._engine, record.sandbox.container_id) as is_ours:
+            if not is_ours:
+                return "not checked: another request is at work on it"
+            try:
+                strict = self._engine.net_conf(b"{}").strict_check
+                for failure in failures(self._engine, record, announced(record), record.sandbox.netns):
+                    if strict or failure.is_certain:
+                        return str(failure.error)
+            except CniError as error:
+                return str(error)
+            return ""
+
+    def _explain(self, asked: Asked) -> Mapping[str, Any]:
+        if not asked.pod():
+            raise InvalidEnvironmentError("no pod is named", "pod=NAMESPACE/POD")
+        namespace, _, name = asked.pod().partition("/")
+        pod = KubernetesArgs(Namespace(namespace), PodName(name), PodUid(""), "", ())
+        return self._explained(lambda: find_pod(self._engine, pod), asked.pod())
+
+    def _explain_manifest(self, asked: Asked) -> Mapping[str, Any]:
+        # Imported here: a standalone daemon does not load Kubernetes otherwise.
+        from multus_daemon.cluster.kube import objects
+
+        try:
+            pod = objects.decode_pod(asked.body).value
+        except objects.DECODE_ERRORS as error:
+            raise DecodingFailureError(f"the body is not a pod: {error}") from error
+        if not pod.namespace or not pod.name:
+            raise DecodingFailureError("the pod has no name or no namespace", "metadata.name, metadata.namespace")
+        return self._explained(lambda: pod, str(pod))
+
+    def _explained(self, find: Callable[[], Pod], name: str) -> Mapping[str, Any]:
+        try:
+            return explain.of(self._engine, self._configuration, find, name, self._timelines)
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+
+    def _trace(self, asked: Asked) -> Mapping[str, Any]:
+        return trace.of(self._timelines, asked.pod(), asked.number("last", 20, most=1000))

@@ -53,9 +53,6 @@ class ListenError(Exception):
     """The socket can't be created; the message names the path and the remedy."""
 
 
-# --- the application -------------------------------------------------------------------------------------------------
-
-
 def application(
     api: CniApi,
     gates: Gates,
@@ -198,9 +195,6 @@ def http_runner(app: web.Application, *, head_timeout: float) -> web.AppRunner:
     )
 
 
-# --- the unix socket -------------------------------------------------------------------------------------------------
-
-
 class UnixServer:
     """`<directory>/multus.sock`, for root and the daemon's own user."""
 
@@ -275,7 +269,6 @@ class UnixServer:
 
 
 def _bind(path: Path) -> tuple[Path, socket.socket]:
-    """Return a listening socket of mode 0600 under a temporary name beside `path`. Raises ListenError and OSError."""
     length = len(os.fsencode(path))
     if length > _MAX_SOCKET_PATH:
         raise ListenError(f"{path} is too long: {length} bytes, and a socket's path may have {_MAX_SOCKET_PATH}")
@@ -320,7 +313,6 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _publish(temporary: Path, path: Path) -> tuple[int, int]:
-    """Rename the socket, and return its identity. Raises ListenError and OSError."""
     _refuse_foreign(path)
     status = temporary.lstat()
     temporary.rename(path)
@@ -337,9 +329,6 @@ def _withdraw(path: Path, inode: tuple[int, int] | None) -> None:
         pass
     except OSError as error:
         log.warning("can't remove %s: %s", path, error)
-
-
-# --- the metrics port ------------------------------------------------------------------------------------------------
 
 
 class MetricsServer:

@@ -59,7 +59,6 @@ class Certificate:
                 log.error("certificate %s: the new one can't be used, the old one stays: %s", self._files[0], error)
 
     def _renew(self) -> bool:
-        """Reload the files if they changed. Raises OSError, also as ssl.SSLError."""
         state = self._look()
         if state == self._state:
             return False

@@ -56,9 +56,6 @@ class Call:
     """CNI version of the configuration, one of `versions.SUPPORTED`; an answer on stdout has it too."""
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
 def _path_problem(value: str) -> str:
     if not value.startswith("/"):
         raise InvalidEnvironmentError("CNI_NETNS is no absolute path", repr(value))
@@ -132,7 +129,6 @@ def decode_delegate(body: bytes) -> Call:
 
 
 def _read(body: bytes) -> tuple[dict[str, str], bytes, dict[str, Any]]:
-    """Return the three keys of a request's body. Raises DecodingFailureError."""
     try:
         # A Go decoder also reads a null string as an empty one.
         fields = gojson.loads_nullable_object(body)
@@ -148,7 +144,6 @@ def _read(body: bytes) -> tuple[dict[str, str], bytes, dict[str, Any]]:
 
 
 def _attributes(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a DelegateRequest. Raises DecodingFailureError, InvalidNetworkConfigError."""
     try:
         return {
             "ips": requests.ips(fields),
@@ -232,9 +227,6 @@ def _read_name_and_version(stdin: bytes) -> tuple[str, str]:
 
 # All pods have the node's own configuration.
 _read_before = lru_cache(maxsize=16)(_read_name_and_version)
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from multus_daemon.pod.occupants import Occupants
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.threads import Barriers, KeyedLock, Reads
 from multus_daemon.spec.cni.names import ContainerId
-from multus_daemon.spec.netconf.load import load
-from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.netconf.model import NetConf, load
 from multus_daemon.spec.ports import (
     ClusterStore,
     ConfFiles,

@@ -23,7 +23,6 @@ class KeyedLock:
         self._users: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """Return the number of keys with holders or waiters."""
         return len(self._locks)
 
     @contextlib.asynccontextmanager
@@ -128,7 +127,6 @@ class TaskGroupOfRequests:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        """Return the number of running tasks."""
         return len(self._tasks)
 
     async def run(self, work: Coroutine[Any, Any, T], *, name: str) -> T:

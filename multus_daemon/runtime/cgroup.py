@@ -49,7 +49,6 @@ def host_memory(root: Path = Path("/")) -> int | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:
-    """Yield the directory of each group, its mount point, and the version; a hybrid host has both versions."""
     mounts = list(_mounts(root))
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

@@ -226,7 +226,6 @@ class Slots:
 
 
 def _count_down(counter: Counter[Any], name: Hashable) -> int:
-    """Decrement a counter, remove it at 0, and return its value."""
     counter[name] -= 1
     left = counter[name]
     if not left:

@@ -60,7 +60,6 @@ class Timelines:
         self._kept: collections.deque[Timeline] = collections.deque(maxlen=limit)
 
     def __iter__(self) -> Iterator[Timeline]:
-        """Iterate over a copy."""
         return iter(tuple(self._kept))
 
     @contextlib.contextmanager

@@ -21,7 +21,6 @@ def runtime_directory(environ: Mapping[str, str] = os.environ, uid_map: Path = _
 
 
 def _outer_uid(uid_map: Path) -> int:
-    """Return the effective user id in the parent user namespace."""
     uid = os.geteuid()
     try:
         lines = uid_map.read_text().splitlines()

@@ -34,7 +34,6 @@ async def changes(
 
 
 def _begin(watcher: Watcher, directories: Collection[Path]) -> dict[int, Path]:
-    """Watch the directories; return them by their watches. Raises OSError."""
     watched = {}
     for path in directories:
         descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -52,7 +51,6 @@ async def _until_changed(
     step: float,
     found: set[Path],
 ) -> None:
-    """Wait for changes to add to `found`, or for a lost directory or dropped changes."""
     is_unnamed = False
     while not (found or is_unnamed):
         await _readable(watcher)

@@ -18,7 +18,7 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.nad import definition
 from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
-from multus_daemon.spec.netconf import load, primary
+from multus_daemon.spec.netconf import model, primary
 
 OBJECTS_MAX: Final = 20_000
 """In all files together."""
@@ -253,7 +253,7 @@ class Objects:
     def _own_config(self, raw: bytes, located: Located, subject: str) -> None:
         """What the runtime gives the shim, delegates included."""
         try:
-            found = load.load(raw, {})
+            found = model.load(raw, {})
         except CniError as error:
             self.report.refused("network-config", subject, located, error)
             return

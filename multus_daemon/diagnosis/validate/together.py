@@ -18,8 +18,7 @@ from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import IfName
-from multus_daemon.spec.netconf.load import load
-from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.netconf.model import NetConf, load
 
 _IFNAME: Final = IfName("eth0")
 """What containerd and CRI-O call the cluster network's interface."""

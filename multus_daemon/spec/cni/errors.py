@@ -31,7 +31,6 @@ class CniError(Exception):
         self.details = details
 
     def __str__(self) -> str:
-        """Return message and details in one line, as the Go library joins them."""
         return f"{self.msg}; {self.details}" if self.details else self.msg
 
     def with_context(self, context: str) -> CniError:

@@ -84,7 +84,6 @@ class Dns(Struct, frozen=True, omit_defaults=True):
     options: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        """Return False if nothing is set."""
         return bool(self.nameservers or self.domain or self.search or self.options)
 
 
@@ -99,9 +98,6 @@ class Result(Struct, frozen=True, omit_defaults=True):
     def replace_interfaces(self, interfaces: tuple[Interface, ...]) -> Result:
         """Return the same result with other interfaces."""
         return replace(self, interfaces=interfaces)
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def decode(data: bytes, implied_version: str) -> Result:
@@ -229,7 +225,6 @@ def _ip(text: str | None, where: str) -> str:
 # not cached.
 @lru_cache(maxsize=512)
 def _printed_prefix(address: str, bits: int) -> str:
-    """Raises ValueError."""
     ip = ipaddress.ip_interface(f"{address}/{bits}").ip
     if ip.version == 6 and ip.ipv4_mapped:
         return f"{ip.ipv4_mapped}/{max(bits - _MAPPED_PREFIX, 0)}"
@@ -238,12 +233,8 @@ def _printed_prefix(address: str, bits: int) -> str:
 
 @lru_cache(maxsize=512)
 def _printed_ip(text: str) -> str:
-    """Raises ValueError."""
     ip = ipaddress.ip_address(text)
     return str(ip.ipv4_mapped if ip.version == 6 and ip.ipv4_mapped else ip)
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
 
 
 def to_object(result: Result, version: str) -> dict[str, Any]:

@@ -38,5 +38,4 @@ class NetworkAttachmentDefinition:
         return conf.parse_written(self.config.encode("utf-8", "surrogatepass"), default_name=self.name)
 
     def __str__(self) -> str:
-        """Return `namespace/name`, as in the status."""
         return f"{self.namespace}/{self.name}"

@@ -62,7 +62,6 @@ class NetworkSelection:
     """A message for each unknown key, at most UNKNOWN_MAX."""
 
     def __str__(self) -> str:
-        """Return `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
     def capability_args(self) -> dict[str, Any]:
@@ -121,9 +120,6 @@ def _limit(count: int) -> None:
         raise InvalidNetworkConfigError(f"{count} networks, and at most {ELEMENTS_MAX} are allowed")
 
 
-# --- the short form --------------------------------------------------------------------------------------------------
-
-
 def _short_element(index: int, item: str, namespace: str) -> NetworkSelection:
     """Read `[<namespace>/]<name>[@<interface>]`, ignoring white space around each part."""
     try:
@@ -142,9 +138,6 @@ def _short_element(index: int, item: str, namespace: str) -> NetworkSelection:
     except CniError as error:
         raise error.with_context(f"element {index} {_shown(item)}") from error
     return selected
-
-
-# --- the JSON form ---------------------------------------------------------------------------------------------------
 
 
 def _parse_json(annotation: str, namespace: str) -> tuple[NetworkSelection, ...]:
@@ -177,7 +170,6 @@ def _misspelt(item: Any) -> str:
 
 
 def _unknown(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a message for each of the first unknown keys, also of `bandwidth` and `portMappings`."""
     known: list[tuple[str, str, tuple[str, ...]]] = [(key, "", KEYS) for key in fields]
     bandwidth, mappings = gojson.get(fields, "bandwidth"), gojson.get(fields, "portMappings")
     if isinstance(bandwidth, dict):
@@ -217,9 +209,6 @@ def _read(fields: Mapping[str, Any], namespace: str) -> NetworkSelection:
         ipam_claim_reference=claim,
         unknown=_unknown(fields),
     )
-
-
-# --- checks of both --------------------------------------------------------------------------------------------------
 
 
 def _check_names(selected: NetworkSelection) -> None:
@@ -264,6 +253,5 @@ def _where(index: int, item: Any) -> str:
 
 
 def _shown(text: str) -> str:
-    """Quote `text` for a message, without the middle of a long text."""
     half = _SHOWN_CHARACTERS // 2
     return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]}...{text[-half:]}")

@@ -121,7 +121,6 @@ def _key(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _is_same(found: Mapping[str, Any], own: Mapping[str, Any], keys: Iterable[str]) -> bool:
-    """Compare these keys; empty means absent."""
     return all((found.get(key) or None) == (own.get(key) or None) for key in keys)
 
 
@@ -154,6 +153,5 @@ def _belongs_to_none(ip: IpConfig) -> bool:
 
 
 def _default_index(ips: Iterable[IpConfig], inside: list[int]) -> int | None:
-    """Return the interface of the first address with a gateway, else the first in the pod."""
     there = frozenset(inside)
     return next((ip.interface for ip in ips if ip.gateway and ip.interface in there), inside[0])
