@@ -158,10 +158,7 @@ def _port(text: str) -> int:
 
 
 def _settings(arguments: argparse.Namespace, *, optional: bool) -> Settings:
-    """Read `--config` or the default file, and the flags of settings. Raises SettingsError.
-
-    `optional`: a missing default file means the defaults.
-    """
+    """Read `--config`, or the default file unless it is `optional` and missing, and the flags. Raises SettingsError."""
     path: Path | None = arguments.config
     default = Path(settings.DEFAULT_CONFIG_PATH)
     # Not `exists`, which raises if an ordinary user has no access to the directory: then the file is not theirs either.

@@ -32,13 +32,7 @@ LEVELS: Final[dict[str, int]] = {
     "verbose": logging.INFO,
     "debug": logging.DEBUG,
 }
-_NAMES: Final = {
-    logging.CRITICAL: "panic",
-    logging.ERROR: "error",
-    logging.WARNING: "warning",
-    logging.INFO: "verbose",
-    logging.DEBUG: "debug",
-}
+_NAMES: Final = {number: name for name, number in LEVELS.items()} | {logging.WARNING: "warning"}
 DEFAULT_OPTIONS: Final[dict[str, Any]] = {"maxSize": 100, "maxBackups": 5}
 _PACKAGE: Final = "multus_daemon"
 _LONGEST: Final = 32 * 1024
@@ -89,7 +83,7 @@ def configure(
     # Without any handler, logging prints warnings on stderr after all.
     handlers = handlers or [logging.NullHandler()]
     root = logging.getLogger()
-    for old in root.handlers[:]:
+    for old in tuple(root.handlers):
         root.removeHandler(old)
         old.close()
     for handler in handlers:
@@ -123,7 +117,7 @@ def _queues() -> list[QueueHandler]:
 
 
 class LineFormatter(logging.Formatter):
-    """The line format in the docstring of the module."""
+    """The line format of the module's docstring."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, followed by the lines of the traceback."""

@@ -220,10 +220,7 @@ class UnixServer:
         self._inode: tuple[int, int] | None = None
 
     async def start(self) -> None:
-        """Listen. The socket replaces a predecessor's when it accepts.
-
-        Raises ListenError and leaves nothing behind then.
-        """
+        """Listen, and replace a predecessor's socket. Raises ListenError and leaves nothing behind then."""
         try:
             temporary, listener = await asyncio.to_thread(_bind, self.path)
         except OSError as error:
@@ -331,7 +328,7 @@ def _withdraw(path: Path, inode: tuple[int, int] | None) -> None:
         log.warning("can't remove %s: %s", path, error)
 
 
-class MetricsServer:
+class MetricsServer(TcpListener):
     """`/metrics` on a TCP port for any client; the daemon works without it."""
 
     def __init__(
@@ -344,24 +341,16 @@ class MetricsServer:
         seconds: float = deadlines.METRICS_SECONDS,
     ) -> None:
         """`address`: empty for all. `retry`: first and longest pause in seconds. `seconds`: life of a connection."""
+        super().__init__("metrics", port, address, connections=METRICS_CONNECTIONS, seconds=seconds, retry=retry)
         self._metrics = metrics
-        self._seconds = seconds
-        self._listener = TcpListener(
-            "metrics", port, address, connections=METRICS_CONNECTIONS, seconds=seconds, retry=retry
-        )
         self._rendering = SharedCalls()
-
-    @property
-    def port(self) -> int | None:
-        """The bound port; None while there is none."""
-        return self._listener.port
 
     async def run(self) -> None:
         """Serve until cancelled."""
         app = web.Application()
         app.router.add_get("/metrics", self._render)
         app.on_response_prepare.append(hide_server)
-        await self._listener.serve(http_runner(app, head_timeout=self._seconds))
+        await self.serve(http_runner(app, head_timeout=self.seconds))
 
     async def _render(self, _request: web.Request) -> web.Response:
         # Concurrent scrapes share one rendering, which takes processor time and a thread.

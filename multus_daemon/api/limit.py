@@ -25,10 +25,7 @@ def kept(at_once: int) -> int:
 
 
 def automatic(memory_limit: int | None, host_memory: int | None, cores: float | None) -> Allowance:
-    """Return the maximum for the limits of a control group and the machine's memory: bytes, bytes, and cores.
-
-    None means unknown or unlimited.
-    """
+    """Return the maximum for these limits in bytes, bytes and cores; None means unknown or unlimited."""
     allowed = [Allowance(MOST, "no limit says less")]
     if memory_limit is not None and (host_memory is None or memory_limit < host_memory):
         by_memory = max(FEWEST, (memory_limit - OWN_BYTES) // REQUEST_BYTES)

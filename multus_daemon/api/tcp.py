@@ -46,7 +46,7 @@ class TcpListener:
         self._address = address
         self._backlog = connections
         self._places = asyncio.Semaphore(connections)
-        self._seconds = seconds
+        self.seconds = seconds
         self._retry = retry
         self._tls = tls
         self.port: int | None = None
@@ -101,14 +101,14 @@ class TcpListener:
             connecting.create_task(self._connect(connection, runner), name=f"{self._name} connection")
 
     async def _connect(self, connection: socket.socket, runner: web.AppRunner) -> None:
-        protocol = _Connection(runner, self._seconds, self._places)
+        protocol = _Connection(runner, self.seconds, self._places)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
                 connection,
                 ssl=self._tls() if self._tls else None,
-                ssl_handshake_timeout=self._seconds if self._tls else None,
-                ssl_shutdown_timeout=self._seconds if self._tls else None,
+                ssl_handshake_timeout=self.seconds if self._tls else None,
+                ssl_shutdown_timeout=self.seconds if self._tls else None,
             )
         except OSError as error:
             log.debug("%s: no connection: %s", self._name, error)

@@ -30,10 +30,7 @@ LOOK_SECONDS: Final = 10.0
 """Interval between checks of the certificate files."""
 
 Answer = Callable[[bytes], tuple[bytes, str, str]]
-"""Returns the answer to a review, the kind of its object and the outcome (`metrics.REVIEWS`). Blocks.
-
-Raises ValueError for malformed reviews.
-"""
+"""Returns the answer, the kind of the object and the outcome (`metrics.REVIEWS`). Blocks. Raises ValueError."""
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +74,7 @@ class Certificate:
         return [(status.st_ino, status.st_mtime_ns, status.st_size) for status in map(Path.stat, self._files)]
 
 
-class WebhookServer:
+class WebhookServer(TcpListener):
     """Answers reviews on a port."""
 
     def __init__(
@@ -91,19 +88,12 @@ class WebhookServer:
         seconds: float = deadlines.WEBHOOK_REVIEW_SECONDS,
     ) -> None:
         """`tls`: returns the context of a connection. `seconds`: limit for one review, with the wait for its turn."""
+        super().__init__("webhook", port, address, connections=CONNECTIONS, seconds=deadlines.WEBHOOK_SECONDS, tls=tls)
         self._answer = answer
         self._metrics = metrics
         metrics.expect_reviews()
-        self._seconds = seconds
+        self._review_seconds = seconds
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._listener = TcpListener(
-            "webhook", port, address, connections=CONNECTIONS, seconds=deadlines.WEBHOOK_SECONDS, tls=tls
-        )
-
-    @property
-    def port(self) -> int | None:
-        """The bound port; None while there is none."""
-        return self._listener.port
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -111,20 +101,20 @@ class WebhookServer:
         app.router.add_post("/validate", self._handle)
         app.router.add_get("/healthz", healthz)
         app.on_response_prepare.append(hide_server)
-        await self._listener.serve(http_runner(app, head_timeout=deadlines.WEBHOOK_SECONDS))
+        await self.serve(http_runner(app, head_timeout=self.seconds))
 
     async def _handle(self, request: web.Request) -> web.Response:
         kind, outcome = "", "failed"
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._review_seconds):
                 body = await request.read()
                 async with self._turns:
                     work = functools.partial(self._answer, body)
-                    answer, kind, outcome = await portal.run(Deadline(self._seconds), work, name="review")
+                    answer, kind, outcome = await portal.run(Deadline(self._review_seconds), work, name="review")
             response = web.Response(body=answer, content_type="application/json")
         except TimeoutError:
-            log.error("a review was not answered within %g s", self._seconds)
-            response = web.Response(status=504, text=f"no answer within {self._seconds:g} s\n")
+            log.error("a review was not answered within %g s", self._review_seconds)
+            response = web.Response(status=504, text=f"no answer within {self._review_seconds:g} s\n")
         except web.HTTPRequestEntityTooLarge:
             log.error("a review is larger than %d bytes", BODY_LIMIT)
             response = web.Response(status=413, text=f"the review is larger than {BODY_LIMIT} bytes\n")

@@ -76,10 +76,7 @@ _VARIABLES: Final[tuple[tuple[str, frozenset[str], frozenset[str], Callable[[str
 
 
 def decode(body: bytes) -> Call:
-    """Read the body of `POST /cni`.
-
-    Raises CniError: 4 for the variables, 6 for malformed JSON, 7 and 1 for the configuration.
-    """
+    """Read the body of `POST /cni`. Raises CniError: 4 (variables), 6 (malformed JSON), 7 and 1 (configuration)."""
     env, stdin, _ = _read(body)
     verb = env.get("CNI_COMMAND", "")
     match verb:

@@ -101,8 +101,8 @@ def from_object(given: Mapping[str, Any], source: str, flags: Flags | None = Non
     values |= {key: value for key, (_, value) in (flags or {}).items()}
     if isinstance(values.get("logLevel"), str):
         values["logLevel"] = values["logLevel"].lower()
-    if isinstance(values.get("logOptions"), dict):
-        values["logOptions"] = _read_log_options(values["logOptions"], problems, warnings)
+    if isinstance(options := values.get("logOptions"), dict):
+        values["logOptions"] = _read_log_options(options, problems, warnings)
     groups = {group: _read_group(kind, values, names, problems) for group, kind in GROUPS.items()}
     if problems:
         raise SettingsError(source, problems)

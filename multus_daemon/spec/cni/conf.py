@@ -39,10 +39,7 @@ class PluginFields(dict[str, Any]):
 
 
 def once(fields: Mapping[str, Any], key: Hashable, read: Callable[[], T]) -> T:
-    """Return `read()`, which depends on `fields` only; cached under `key` if `fields` is a PluginFields.
-
-    Exceptions are not cached.
-    """
+    """Return `read()`, which depends on `fields` only; a PluginFields caches it under `key`, except exceptions."""
     if not isinstance(fields, PluginFields):
         return read()
     if key not in fields.read:

@@ -83,19 +83,18 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 def loads_object(data: bytes | str) -> dict[str, Any]:
     """Read one JSON text that must be an object. Raises JsonError."""
-    return _required_object(loads(data))
+    value = loads(data)
+    if not isinstance(value, dict):
+        raise JsonError(f"a JSON object is needed, not {kind_of(value)}")
+    return value
 
 
 def loads_nullable_object(data: bytes | str) -> dict[str, Any]:
     """Read one JSON text that must be an object or null, which Go reads as an empty struct. Raises JsonError."""
     value = loads(data)
-    return {} if value is None else _required_object(value)
-
-
-def _required_object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
+    if value is not None and not isinstance(value, dict):
         raise JsonError(f"a JSON object is needed, not {kind_of(value)}")
-    return value
+    return value or {}
 
 
 def kind_of(value: Any) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from multus_daemon.spec.cni import gojson, versions
@@ -267,20 +267,14 @@ def to_stdout(result: Result, version: str) -> bytes:
 
 
 def empty_stdout(version: str) -> bytes:
-    """Return the stdout of an empty result; a plugin can print one in 0.1.0 and 0.2.0, although none converts to these.
-
-    Raises IncompatibleVersionError.
-    """
+    """Return the stdout of an empty result, also in 0.1.0 and 0.2.0. Raises IncompatibleVersionError."""
     if version in ("0.1.0", "0.2.0"):
         return gojson.dumps_indented({"cniVersion": version, "dns": {}}, sort_keys=False)
     return to_stdout(Result(), version)
 
 
 def in_version(result: Result, version: str) -> Result:
-    """Return the part of the result that `version` can express; any version can express an empty one.
-
-    Raises as `to_object` does.
-    """
+    """Return the part of the result that `version` can express, or an empty result. Raises as `to_object` does."""
     if versions.is_supported(version) and (versions.at_least(version, "1.0.0") or result == Result()):
         return result
     return from_object(to_object(result, version), version)
@@ -292,10 +286,8 @@ def _present(**fields: Any) -> dict[str, Any]:
 
 
 def _write_interface(item: Interface, newest: bool) -> dict[str, Any]:
-    if not newest:
-        return {"name": item.name, **_present(mac=item.mac, sandbox=item.sandbox)}
-    more = {"socketPath": item.socket_path, "pciID": item.pci_id}
-    return {"name": item.name, **_present(mac=item.mac, mtu=item.mtu or None, sandbox=item.sandbox, **more)}
+    fields: dict[str, Any] = to_builtins(item)
+    return fields if newest else {key: fields[key] for key in ("name", "mac", "sandbox") if key in fields}
 
 
 def _write_ip(item: IpConfig, newest: bool) -> dict[str, Any]:
@@ -305,21 +297,13 @@ def _write_ip(item: IpConfig, newest: bool) -> dict[str, Any]:
 
 def write_route(item: Route) -> dict[str, Any]:
     """Return a route as every version has it; old versions keep the newer keys, as in the Go library."""
-    return _present(
-        dst=item.dst,
-        gw=item.gw,
-        mtu=item.mtu or None,
-        advmss=item.advmss or None,
-        priority=item.priority or None,
-        table=item.table,
-        scope=item.scope,
-    )
+    fields: dict[str, Any] = to_builtins(item)
+    return fields
 
 
 def write_dns(dns: Dns) -> dict[str, Any]:
     """Return a dns object, `{}` if nothing is set."""
-    fields = _present(nameservers=dns.nameservers, domain=dns.domain, search=dns.search, options=dns.options)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in to_builtins(dns).items()}
 
 
 def _write_020(result: Result, version: str) -> dict[str, Any]:
