@@ -15,14 +15,12 @@ from __future__ import annotations
 from types import MappingProxyType
 
 # --- the kubelet: the outermost bounds, not ours ---------------------------------------------------------------------
-
 KUBELET_RUN_SANDBOX_SECONDS = 240.0
 """The kubelet's limit for starting a sandbox: twice its `runtimeRequestTimeout` of 2 minutes."""
 KUBELET_STOP_SANDBOX_SECONDS = 120.0
 """The kubelet's limit for stopping a sandbox: its `runtimeRequestTimeout`."""
 
 # --- the shim: `SHIM_<NAME>_SECONDS` is `deadlines.<name>_ms` in its sources (`multus_shim/build.py`) ----------------
-
 SHIM_STDIN_SECONDS = 30.0
 """The runtime must write the network configuration within this time."""
 SHIM_STDOUT_SECONDS = 30.0
@@ -42,7 +40,6 @@ SHIM_STATUS_REPLY_SECONDS = 10.0
 """STATUS waits this long for the reply, and not at all for a daemon. Above VERB_SECONDS["STATUS"]."""
 
 # --- programs beside the shim ----------------------------------------------------------------------------------------
-
 PROBE_SECONDS = 5.0
 """`multus-probe` waits this long for the daemon. Below the `timeoutSeconds` of the manifests' probes."""
 INSTALL_TRY_SECONDS = 10.0
@@ -57,7 +54,6 @@ KUBECTL_NODE_SECONDS = 15.0
 """`kubectl multus` waits this long for one node, counted from the node's turn; the default of `--timeout`."""
 
 # --- the socket: `api` -----------------------------------------------------------------------------------------------
-
 HEAD_SECONDS = 30.0
 """The head of a request must arrive within this time; then the connection is closed."""
 BODY_SECONDS = 30.0
@@ -93,7 +89,6 @@ it fails. With SLOT_WAIT_SECONDS below VERB_SECONDS, to leave time for a plugin.
 """
 
 # --- the verbs: `pod`, `node` ----------------------------------------------------------------------------------------
-
 UNDO_SECONDS = 60.0
 """Limit for undoing one attachment, independent of its request.
 
@@ -122,7 +117,6 @@ GC_NETWORK_SECONDS = 30.0
 """Limit for one network's plugins in a GC; the ADDs of that network wait meanwhile. Below SHIM_REPLY_SECONDS."""
 
 # --- one call of a plugin: `plugins` ---------------------------------------------------------------------------------
-
 DELEGATE_SECONDS = 120.0
 """Limit for one call of one plugin, built-in or not; the default of `delegateTimeoutSeconds`."""
 DELEGATE_DEL_SECONDS = 60.0
@@ -144,7 +138,6 @@ TOOL_SECONDS = 30.0
 """Limit for one run of iptables, nft and the like. Below DELEGATE_DEL_SECONDS, as a built-in waits for it."""
 
 # --- inside a built-in plugin, and `kernel`; each below DELEGATE_DEL_SECONDS -----------------------------------------
-
 BUILTIN_UNDO_SECONDS = 30.0
 """Limit for one undo step of a failed built-in."""
 HOST_LOCAL_LOCK_SECONDS = 10.0
@@ -159,12 +152,10 @@ NETLINK_SECONDS = 10
 """Limit for one answer of the kernel, whole seconds."""
 
 # --- devices: `cluster.kubelet` --------------------------------------------------------------------------------------
-
 KUBELET_DEVICES_SECONDS = 10.0
 """Limit for the kubelet's podresources API, all calls together; as upstream."""
 
 # --- the API server: `cluster.kube` ----------------------------------------------------------------------------------
-
 API_REQUEST_SECONDS = 10.0
 """Default limit for one request, and for the head of a watch."""
 POD_EVENT_SECONDS = 2.5
@@ -201,7 +192,6 @@ CERTIFICATE_SECONDS = 120.0
 """Limit for one attempt at a node's certificate; the next one continues with the same request."""
 
 # --- controllers -----------------------------------------------------------------------------------------------------
-
 SPOOL_LOOK_SECONDS = 2.0
 """Interval between scans of the spool."""
 PREDECESSOR_SECONDS = 60.0
@@ -238,7 +228,6 @@ RESTORE_CALM_SECONDS = 300.0
 """RESTORE_SECONDS starts anew after this long without a restore. Above its longest pause."""
 
 # --- the end of the daemon: together below `terminationGracePeriodSeconds` of the manifests --------------------------
-
 DRAIN_SECONDS = 20.0
 """Running requests have this long to end by themselves when the daemon stops.
 
