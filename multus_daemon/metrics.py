@@ -41,7 +41,7 @@ _MAX_PLUGIN_TYPES: Final = 64
 _MAX_TYPE_LENGTH: Final = 64
 
 Registry = CollectorRegistry | None
-"""None keeps the metrics of a part out of every exposition."""
+"""The registry of a part; None: its metrics are not served."""
 
 
 class Metrics:

@@ -29,7 +29,7 @@ def ask(path: str, question: str) -> tuple[int, str]:
     head, _, body = answer.decode("utf-8", "replace").partition("\r\n\r\n")
     words = head.split(maxsplit=2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():
-        raise ConnectionError("the answer is no HTTP")
+        raise ConnectionError("the answer is not HTTP")
     return int(words[1]), body.strip()
 
 

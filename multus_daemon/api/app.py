@@ -291,7 +291,7 @@ def _prepare_directory(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise ListenError(f"{directory} is no directory; check socketDir") from error
+        raise ListenError(f"{directory} is not a directory; check socketDir") from error
     status = directory.stat()
     if str(directory.resolve()) in _SHARED or status.st_mode & stat.S_ISVTX:
         log.warning("%s is shared with others and keeps its mode; give the socket a directory of its own", directory)
@@ -306,7 +306,7 @@ def _refuse_foreign(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     if not stat.S_ISSOCK(mode):
-        raise ListenError(f"{path} exists and is no socket; remove it, or give socketDir another value")
+        raise ListenError(f"{path} exists and is not a socket; remove it, or give socketDir another value")
 
 
 def _publish(temporary: Path, path: Path) -> tuple[int, int]:

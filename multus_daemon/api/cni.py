@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _DECODED_HERE: Final = 64 * 1024
 """Maximum bytes of a request that the event loop decodes itself, in a millisecond; an ordinary one has 2,000."""
 _RANKS: Final = {**RANKS, "CHECK": RANKS["ADD"]}
-"""As for plugins, except CHECK: if memory is scarce all requests wait here, and CHECK would wait for every ADD."""
+"""The ranks of plugins, except CHECK: if memory is scarce all requests wait here, and CHECK would be the last."""
 _DRAIN_STEP: Final = 0.02
 """Seconds between two looks of a drain for the end of the last request."""
 

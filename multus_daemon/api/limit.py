@@ -9,7 +9,7 @@ from multus_daemon.plugins.limit import KEPT, MIB, Allowance
 MOST: Final = 256
 """The maximum without limits, or with large ones."""
 FEWEST: Final = 5
-"""The minimum, and the smallest number of which `kept` reserves some."""
+"""The minimum, from which on `kept` reserves slots."""
 REQUEST_BYTES: Final = MIB // 4
 """Memory of a running request: measured 110 KiB of the process and 40 of the kernel for its thread; waiting, 28 KiB."""
 REQUESTS_PER_CORE: Final = 200

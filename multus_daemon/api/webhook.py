@@ -119,8 +119,8 @@ class WebhookServer(TcpListener):
             log.error("a review is larger than %d bytes", BODY_LIMIT)
             response = web.Response(status=413, text=f"the review is larger than {BODY_LIMIT} bytes\n")
         except ValueError as error:
-            log.error("that is no AdmissionReview: %s", error)
-            response = web.Response(status=400, text=f"that is no AdmissionReview: {error}\n")
+            log.error("the body is not an AdmissionReview: %s", error)
+            response = web.Response(status=400, text=f"the body is not an AdmissionReview: {error}\n")
         except Exception:
             log.exception("a review failed")
             response = web.Response(status=500)

@@ -32,13 +32,28 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
     Unreadable files mean no limit; a container does not see all parents. `root`: parent of `/proc` and `/sys`.
     """
-    limits = [limit for group in _groups(root, "memory") for limit in _memory_limits(*group)]
-    return min(limits, default=None)
+    texts: list[str] = []
+    for group, top, version in _groups(root, "memory"):
+        names = _LIMITS_V2 if version == 2 else _LIMITS_V1
+        texts += [_read(directory / name).strip() for directory in _levels(group, top) for name in names]
+        if version == 1:
+            # With `memory.use_hierarchy` this includes parents that are not mounted in the container.
+            texts += re.findall(r"(?m)^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"))
+    return min((int(text) for text in texts if text.isdecimal() and int(text) < _NO_LIMIT), default=None)
 
 
 def cpu_limit(root: Path = Path("/")) -> float | None:
     """Return the smallest CPU limit in cores, such as 0.1, as `memory_limit`; None without one."""
-    limits = [limit for group in _groups(root, "cpu") for limit in _cpu_limits(*group)]
+    limits = []
+    for group, top, version in _groups(root, "cpu"):
+        for directory in _levels(group, top):
+            if version == 2:
+                fields = _read(directory / "cpu.max").split()
+            else:
+                fields = [_read(directory / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+            # Without a limit, the quota is `max` or -1.
+            if len(fields) == 2 and all(field.isdecimal() and int(field) for field in fields):
+                limits.append(int(fields[0]) / int(fields[1]))
     return min(limits, default=None)
 
 
@@ -56,7 +71,8 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:
         version = 2 if number == "0" and not controllers else 1
         if version == 1 and controller not in controllers.split(","):
             continue
-        fitting = [mount for mount in mounts if _has(mount, controller, version)]
+        kind = "cgroup2" if version == 2 else "cgroup"
+        fitting = [mount for mount in mounts if mount.kind == kind and (version == 2 or controller in mount.options)]
         # A mount from outside this process's namespace, such as the host's in a container, is the last choice.
         fitting.sort(key=lambda mount: ".." in mount.root.parts)
         tops = [root / mount.point.relative_to("/") for mount in fitting]
@@ -68,10 +84,6 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:
             # The path belongs to another namespace: use the mounted group.
             for top in tops[:1]:
                 yield top, top, version
-
-
-def _has(mount: _Mount, controller: str, version: int) -> bool:
-    return mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and controller in mount.options
 
 
 def _directory(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Path | None:
@@ -87,30 +99,6 @@ def _levels(group: Path, top: Path) -> Iterator[Path]:
         yield directory
         if directory == top:
             break
-
-
-def _cpu_limits(group: Path, top: Path, version: int) -> Iterator[float]:
-    for directory in _levels(group, top):
-        if version == 2:
-            fields = _read(directory / "cpu.max").split()
-        else:
-            fields = [_read(directory / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-        # Without a limit, the quota is `max` or -1.
-        if len(fields) == 2 and all(field.isdecimal() and int(field) for field in fields):
-            yield int(fields[0]) / int(fields[1])
-
-
-def _memory_limits(group: Path, top: Path, version: int) -> Iterator[int]:
-    for directory in _levels(group, top):
-        for name in _LIMITS_V2 if version == 2 else _LIMITS_V1:
-            text = _read(directory / name).strip()
-            if text.isdecimal() and int(text) < _NO_LIMIT:
-                yield int(text)
-    if version == 1:
-        # With `memory.use_hierarchy` this includes parents that are not mounted in the container.
-        found = re.search(r"(?m)^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"))
-        if found and int(found[1]) < _NO_LIMIT:
-            yield int(found[1])
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:

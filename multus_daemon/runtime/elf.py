@@ -33,10 +33,10 @@ def foreign_machine(head: bytes, machine: str = "") -> str:
     `head`: the file's first bytes. `machine`: as `uname -m`; empty: this one. Raises NoProgramError.
     """
     if len(head) < HEAD_BYTES or head[:4] != b"\x7fELF":
-        raise NoProgramError("is no ELF program")
+        raise NoProgramError("is not an ELF program")
     order = {1: "<", 2: ">"}.get(head[5])
     if order is None:
-        raise NoProgramError("is an ELF program of no known byte order")
+        raise NoProgramError("is an ELF program of unknown byte order")
     (found,) = struct.unpack_from(f"{order}H", head, 18)
     if found in _MACHINES.get(machine or os.uname().machine, (found,)):
         return ""

@@ -9,7 +9,6 @@ from multus_daemon.spec.cni.errors import InvalidEnvironmentError
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 
 Pairs = tuple[tuple[str, str], ...]
-
 KUBERNETES_KEYS = ("IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID")
 
 
@@ -67,12 +66,5 @@ def kubernetes(text: str) -> KubernetesArgs:
 
 def for_delegate(pod: KubernetesArgs, extra: Iterable[tuple[str, str]] = ()) -> Pairs:
     """Return CNI_ARGS for a plugin: upstream's five keys in upstream's order, the other pairs, then `extra`."""
-    return (
-        ("IgnoreUnknown", "true"),
-        ("K8S_POD_NAMESPACE", pod.namespace),
-        ("K8S_POD_NAME", pod.name),
-        ("K8S_POD_INFRA_CONTAINER_ID", pod.infra_container_id),
-        ("K8S_POD_UID", pod.uid),
-        *pod.others,
-        *extra,
-    )
+    values = ("true", pod.namespace, pod.name, pod.infra_container_id, pod.uid)
+    return (*zip(KUBERNETES_KEYS, values, strict=True), *pod.others, *extra)

@@ -99,15 +99,16 @@ def loads_nullable_object(data: bytes | str) -> dict[str, Any]:
 
 def kind_of(value: Any) -> str:
     """Return the JSON type of a value with its article, for messages."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    return "an array" if isinstance(value, list) else "an object"
+    return _KINDS.get(type(value), "an object")
+
+
+_KINDS: Final = {
+    type(None): "null",
+    bool: "a boolean",
+    str: "a string",
+    list: "an array",
+    **dict.fromkeys((int, float), "a number"),
+}
 
 
 def get(fields: Mapping[str, Any], key: str) -> Any:

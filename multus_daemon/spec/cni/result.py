@@ -207,7 +207,7 @@ def cidr(text: str | None, where: str) -> str:
     try:
         return _printed_prefix(address, int(length))
     except ValueError as error:
-        raise gojson.JsonError(f"{where}: {address!r}/{length} is no address in CIDR notation") from error
+        raise gojson.JsonError(f"{where}: {address!r}/{length} is not an address in CIDR notation") from error
 
 
 def _ip(text: str | None, where: str) -> str:
@@ -218,7 +218,7 @@ def _ip(text: str | None, where: str) -> str:
             raise ValueError(text)
         return _printed_ip(text)
     except ValueError as error:
-        raise gojson.JsonError(f"{where}: {text!r} is no IP address") from error
+        raise gojson.JsonError(f"{where}: {text!r} is not an IP address") from error
 
 
 # Cached: a result is read several times between the IPAM plugin and the status. Addresses are short, and exceptions are

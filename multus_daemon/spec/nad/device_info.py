@@ -80,7 +80,7 @@ def _check(kind: str, device: Mapping[str, str]) -> None:
         if allowed and value not in allowed:
             raise InvalidNetworkConfigError(f"device-info: {kind}.{key} {value[:80]!r} is none of {', '.join(allowed)}")
         if key in ("pci-address", "pf-pci-address") and not _PCI_ADDRESS.fullmatch(value):
-            raise InvalidNetworkConfigError(f"device-info: {kind}.{key} {value[:80]!r} is no PCI address")
+            raise InvalidNetworkConfigError(f"device-info: {kind}.{key} {value[:80]!r} is not a PCI address")
 
 
 def device_plugin_file(resource_name: str, device_id: str) -> str:

@@ -105,7 +105,7 @@ def default_route(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
         )
     for index, text in enumerate(gateways):
         if not _is_ip(text, prefix_allowed=False):
-            raise InvalidNetworkConfigError(f"default-route[{index}]: {text[:80]!r} is no IP address")
+            raise InvalidNetworkConfigError(f"default-route[{index}]: {text[:80]!r} is not an IP address")
         address = ipaddress.ip_address(text)
         if address.is_unspecified or address.is_multicast or address.is_loopback:
             raise InvalidNetworkConfigError(f"default-route[{index}]: {text!r} can't be a gateway")
@@ -127,7 +127,7 @@ def _port_mapping(item: Any, where: str) -> PortMapping:
     if protocol not in PROTOCOLS:
         raise InvalidNetworkConfigError(f"{where}.protocol: {protocol[:80]!r} is none of {', '.join(PROTOCOLS)}")
     if host_ip and not _is_ip(host_ip, prefix_allowed=False):
-        raise InvalidNetworkConfigError(f"{where}.hostIP: {host_ip[:80]!r} is no IP address")
+        raise InvalidNetworkConfigError(f"{where}.hostIP: {host_ip[:80]!r} is not an IP address")
     return PortMapping(ports["hostPort"] or 0, ports["containerPort"] or 0, protocol, host_ip)
 
 

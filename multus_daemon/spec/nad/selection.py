@@ -107,17 +107,14 @@ def _parse(annotation: str, namespace: str, key: str) -> tuple[NetworkSelection,
             raise InvalidNetworkConfigError(f"longer than {ANNOTATION_MAX_BYTES} bytes")
         # Upstream's rule: any of these characters makes it JSON.
         if any(character in annotation for character in '[{"'):
-            return _parse_json(annotation, namespace)
-        items = annotation.split(",")
-        _limit(len(items))
-        return tuple(_short_element(index, item.strip(), namespace) for index, item in enumerate(items))
+            items, read = _json_items(annotation), _json_element
+        else:
+            items, read = [item.strip() for item in annotation.split(",")], _short_element
+        if len(items) > ELEMENTS_MAX:
+            raise InvalidNetworkConfigError(f"{len(items)} networks, and at most {ELEMENTS_MAX} are allowed")
+        return tuple(read(index, item, namespace) for index, item in enumerate(items))
     except CniError as error:
         raise error.with_context(f"annotation {key}") from error
-
-
-def _limit(count: int) -> None:
-    if count > ELEMENTS_MAX:
-        raise InvalidNetworkConfigError(f"{count} networks, and at most {ELEMENTS_MAX} are allowed")
 
 
 def _short_element(index: int, item: str, namespace: str) -> NetworkSelection:
@@ -140,15 +137,14 @@ def _short_element(index: int, item: str, namespace: str) -> NetworkSelection:
     return selected
 
 
-def _parse_json(annotation: str, namespace: str) -> tuple[NetworkSelection, ...]:
+def _json_items(annotation: str) -> list[Any]:
     try:
         items = gojson.loads(annotation)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"not JSON: {error}", _shown(annotation)) from error
     if not isinstance(items, list):
         raise DecodingFailureError(f"a JSON list of objects is needed, not {gojson.kind_of(items)}")
-    _limit(len(items))
-    return tuple(_json_element(index, item, namespace) for index, item in enumerate(items))
+    return items
 
 
 def _json_element(index: int, item: Any, namespace: str) -> NetworkSelection:

@@ -76,7 +76,7 @@ def parse(text: str) -> list[dict[str, Any]]:
     except gojson.JsonError as error:
         raise DecodingFailureError(f"network-status is not JSON: {error}") from error
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise DecodingFailureError("network-status is no JSON list of objects")
+        raise DecodingFailureError("network-status is not a JSON list of objects")
     return entries
 
 
@@ -100,13 +100,11 @@ def brought_up_to_date(
     under a name of its choice. Other entries stay if their interface is in `there`, or if they have a device.
     """
     by_key = {_key(entry): entry for entry in present}
-    wanted: list[Mapping[str, Any]] = [
-        found if (found := by_key.get(_key(entry))) is not None and _is_same(found, entry, _COMPARED) else entry
-        for entry in own
-    ]
-    for entry in hot_plugged:
-        found = by_key.get(_key(entry))
-        wanted.append(found if found is not None and _is_same(found, entry, _COMPARED_OF_HOT_PLUGGED) else entry)
+    wanted: list[Mapping[str, Any]] = []
+    for entries, keys in ((own, _COMPARED), (hot_plugged, _COMPARED_OF_HOT_PLUGGED)):
+        for entry in entries:
+            shown = by_key.get(_key(entry))
+            wanted.append(shown if shown is not None and _is_same(shown, entry, keys) else entry)
     known = {_key(entry) for entry in wanted}
     unknown = (entry for entry in present if _key(entry) not in known)
     wanted += [entry for entry in unknown if entry.get("interface") in there or entry.get("device-info")]

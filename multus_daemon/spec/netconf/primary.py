@@ -12,7 +12,7 @@ from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.conf import NetworkConfig
 
 SUFFIXES: Final = (".conf", ".conflist")
-"""As upstream. A `.json` is used only if it is configured."""
+"""Suffixes of upstream. A `.json` is used only if it is configured."""
 OWN_PREFIX: Final = "00-multus"
 
 OWN_TYPES: Final = frozenset({"multus", "multus-cni", "multus-shim"})
