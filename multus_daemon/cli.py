@@ -121,8 +121,8 @@ def parser() -> argparse.ArgumentParser:
         usage = "%(prog)s [OPTION ...] [FLAG ...]" if keys else None
         command = commands.add_parser(name, help=text, usage=usage, allow_abbrev=False)
         for users, names, options in _ARGUMENTS:
-            if name in users:
-                command.add_argument(*names, **options)
+            if name in users.split():
+                command.add_argument(*names.split(), **options)
         command.set_defaults(flags={})
         if keys:
             _add_flags(command.add_argument_group("settings", _OF_SETTINGS), keys)
@@ -326,50 +326,37 @@ COMMANDS = tuple(_COMMANDS)
 
 _FILE: Final[dict[str, Any]] = {"metavar": "FILE", "type": Path}
 _DIR: Final[dict[str, Any]] = {"metavar": "DIR", "type": Path}
-_BIN_DIR = {
-    **_DIR,
-    "dest": "bin_dir",
-    "default": HOST_BIN_DIR,
-    "help": "the node's plugin directory (default: %(default)s)",
-}
+_BIN_DIR = _DIR | {"dest": "bin_dir", "default": HOST_BIN_DIR, "help": "the node's plugin directory (%(default)s)"}
+_ADDRESS = {"default": "", "help": "address that the port binds to (default: all of them)"}
+_STANDALONE = "take pods and NetworkAttachmentDefinitions from the manifests in DIR: no cluster is needed"
+_THICK = "as upstream's install_multus: passthru too; a thin plugin does not exist"
+_CONFIG = f"configuration, JSON (default: {settings.DEFAULT_CONFIG_PATH})"
 
 
 def _text(default: str, text: str) -> dict[str, Any]:
     return {"metavar": "TEXT", "default": default, "help": f"{text} (default: %(default)s)"}
 
 
-_ARGUMENTS: Final[Sequence[tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]]] = (
-    (
-        ("run",),
-        ("--standalone",),
-        _DIR | {"help": "take pods and NetworkAttachmentDefinitions from the manifests in DIR: no cluster is needed"},
-    ),
-    (("webhook",), ("--cert",), _FILE | {"required": True, "help": "the server's certificate, PEM; reloaded"}),
-    (("webhook",), ("--key",), _FILE | {"required": True, "help": "its key, PEM; reloaded"}),
-    (("webhook",), ("--port",), {"type": _port, "default": WEBHOOK_PORT, "help": "TCP port (default: %(default)s)"}),
-    (("webhook",), ("--address",), {"default": "", "help": "address that the port binds to (default: all of them)"}),
+_ARGUMENTS: Final[Sequence[tuple[str, str, dict[str, Any]]]] = (
+    ("run", "--standalone", _DIR | {"help": _STANDALONE}),
+    ("webhook", "--cert", _FILE | {"required": True, "help": "the server's certificate, PEM; reloaded"}),
+    ("webhook", "--key", _FILE | {"required": True, "help": "its key, PEM; reloaded"}),
+    ("webhook", "--port", {"type": _port, "default": WEBHOOK_PORT, "help": "TCP port (default: %(default)s)"}),
+    ("webhook", "--address", _ADDRESS),
     # The defaults are upstream's.
-    (("kubeconfig-generator",), ("--certdir",), _text("/tmp", "directory of the certificate; must exist")),  # noqa: S108
-    (("kubeconfig-generator",), ("--bootstrap-config",), _text("/tmp/kubeconfig", "kubeconfig to ask with")),  # noqa: S108
-    (("kubeconfig-generator",), ("--kubeconfig",), _text("/run/multus/kubeconfig", "the file to write")),
-    (("kubeconfig-generator",), ("--cert-duration",), _text("10m", "validity, as Go writes durations")),
-    (("install",), ("--shim",), _FILE | {"help": "the shim (default: the one installed with this)"}),
-    (
-        ("install",),
-        ("-t", "--type"),
-        {"choices": ("thick",), "help": "as upstream's install_multus: passthru too; there is no thin plugin"},
-    ),
-    (("install",), ("--bin-dir", "-d", "--dest-dir"), _BIN_DIR),
-    (("uninstall",), ("--bin-dir",), _BIN_DIR),
-    (("uninstall",), ("--force",), {"action": "store_true", "help": "even if pods have additional networks"}),
-    (("uninstall",), ("--purge",), {"action": "store_true", "help": "also remove cniDir, the record of attachments"}),
-    (
-        ("run", "check-config", "cert-approver", "webhook", "uninstall"),
-        ("--config",),
-        _FILE | {"help": f"configuration, JSON (default: {settings.DEFAULT_CONFIG_PATH})"},
-    ),
+    ("kubeconfig-generator", "--certdir", _text("/tmp", "directory of the certificate; must exist")),  # noqa: S108
+    ("kubeconfig-generator", "--bootstrap-config", _text("/tmp/kubeconfig", "kubeconfig to ask with")),  # noqa: S108
+    ("kubeconfig-generator", "--kubeconfig", _text("/run/multus/kubeconfig", "the file to write")),
+    ("kubeconfig-generator", "--cert-duration", _text("10m", "validity, as Go writes durations")),
+    ("install", "--shim", _FILE | {"help": "the shim (default: the one installed with this)"}),
+    ("install", "-t --type", {"choices": ("thick",), "help": _THICK}),
+    ("install", "--bin-dir -d --dest-dir", _BIN_DIR),
+    ("uninstall", "--bin-dir", _BIN_DIR),
+    ("uninstall", "--force", {"action": "store_true", "help": "even if pods have additional networks"}),
+    ("uninstall", "--purge", {"action": "store_true", "help": "also remove cniDir, the record of attachments"}),
+    ("run check-config cert-approver webhook uninstall", "--config", _FILE | {"help": _CONFIG}),
 )
-"""Commands, and the arguments of `add_argument`."""
+"""Commands, names of the argument, and its options of `add_argument`."""
 
 
 if __name__ == "__main__":
