@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +35,10 @@ SOCKET_NAME: Final = "multus.sock"
 BODY_LIMIT: Final = 24 * 1024 * 1024
 """Maximum bytes of a body: the shim's 16 MiB of stdin in base64, and its variables."""
 BACKLOG: Final = 1024
+_METHODS: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("/cni", "/delegate"), ("POST",)),
+    **dict.fromkeys(("/healthz", "/readyz"), ("GET", "POST")),
+}
 METRICS_CONNECTIONS: Final = 16
 """Maximum number of concurrent connections to the metrics port."""
 # sockaddr_un has 108 bytes, the last one a NUL.
@@ -63,36 +66,19 @@ def application(
 ) -> web.Application:
     """Return the routes of the socket. `allowed_uids`: users that may call; None: all, for tests over TCP."""
     app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_edge(metrics, allowed_uids)])
-    for path, handler, methods in (
-        ("/cni", api.handle, ("POST",)),
-        ("/delegate", api.handle_delegate, ("POST",)),
-        ("/healthz", healthz, ("GET", "POST")),
-        ("/readyz", functools.partial(_readyz, gates), ("GET", "POST")),
-    ):
-        app.router.add_route("*", path, _only(methods, handler), expect_handler=_expected)
-    if admin is not None:
-        app.router.add_route("*", ADMIN_PATH, admin.handle, expect_handler=_expected)
-    # Unknown paths pass through the same middleware.
-    app.router.add_route("*", "/{path:.*}", _nowhere, expect_handler=_expected)
+    routes: dict[str, Handler] = {
+        "/cni": api.handle,
+        "/delegate": api.handle_delegate,
+        "/healthz": healthz,
+        "/readyz": functools.partial(_readyz, gates),
+        **({ADMIN_PATH: admin.handle} if admin is not None else {}),
+        # Unknown paths pass through the same middleware.
+        "/{path:.*}": _nowhere,
+    }
+    for path, handler in routes.items():
+        app.router.add_route("*", path, handler, expect_handler=_expected)
     app.on_response_prepare.append(hide_server)
     return app
-
-
-def _only(
-    methods: tuple[str, ...], handler: Callable[[web.Request], Awaitable[web.Response]]
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Return `handler` restricted to `methods`; others get upstream's 405, before their body is read."""
-
-    async def checked(request: web.Request) -> web.Response:
-        if request.method in methods:
-            return await handler(request)
-        return web.Response(
-            status=405,
-            text="Method not allowed\n",
-            headers={"X-Content-Type-Options": "nosniff", "Allow": ", ".join(methods)},
-        )
-
-    return checked
 
 
 async def _nowhere(_request: web.Request) -> web.Response:
@@ -131,7 +117,13 @@ def _edge(metrics: Metrics, allowed_uids: frozenset[int] | None) -> Any:
                 expected = request.headers.get("Expect", "100-continue").lower()
                 if request.version >= HttpVersion11 and expected != "100-continue":
                     raise web.HTTPExpectationFailed
-                response = await handler(request)
+                methods = _METHODS.get(request.path, ())
+                if not methods or request.method in methods:
+                    response = await handler(request)
+                else:
+                    # Upstream's answer, before the body is read.
+                    headers = {"X-Content-Type-Options": "nosniff", "Allow": ", ".join(methods)}
+                    response = web.Response(status=405, text="Method not allowed\n", headers=headers)
         except web.HTTPException as error:
             # Upstream's 404 has no body.
             log.warning("%s %s: %d %s", request.method, request.path, error.status, error.reason)
