@@ -1,5 +1,6 @@
-"""`multus-daemon`: run the daemon or what stands beside it, check a configuration, put the shim on a node and take it
-off again, the version.
+"""`multus-daemon`: the commands of the daemon's program.
+
+They run the daemon or one of its companions, check a configuration, and install or remove the shim on a node.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,22 +23,12 @@ from multus_daemon import __version__, logs, settings
 from multus_daemon.runtime import user
 from multus_daemon.settings import Settings, SettingsError
 
-COMMANDS = (
-    "run",
-    "check-config",
-    "cert-approver",
-    "webhook",
-    "kubeconfig-generator",
-    "install",
-    "uninstall",
-    "version",
-)
 UPSTREAM_PROGRAMS = {
     "install_multus": "install",
     "cert-approver": "cert-approver",
     "kubeconfig_generator": "kubeconfig-generator",
 }
-"""Programs of upstream's image that are links to this one in ours -> the command that each is."""
+"""Programs of upstream's image, which are links to this program in ours -> the command of each."""
 FLAGS: Final = MappingProxyType(
     {
         # Upstream's first thick release.
@@ -69,11 +60,9 @@ FLAGS: Final = MappingProxyType(
         "socket-dir": "socketDir",
     }
 )
-"""Settings that the command line can set: the flag, without dashes -> the key."""
+"""Flags of settings: the flag, without dashes -> the key."""
 _BOOLEANS: Final = frozenset({"forceCNIVersion", "logToStderr", "namespaceIsolation", "overrideNetworkName"})
 _JSON: Final = frozenset({"metricsPort", "perNodeCertificate"})
-_OF_A_CLIENT: Final = frozenset({"kubeconfig", "logFile", "logLevel", "logToStderr", "perNodeCertificate"})
-_OF_THE_NODE: Final = frozenset({"socketDir", "cniDir", "cniConfigDir", "confDir"})
 _GO_BOOLEANS: Final = MappingProxyType(
     {
         **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
@@ -82,43 +71,28 @@ _GO_BOOLEANS: Final = MappingProxyType(
 )
 WEBHOOK_PORT = 8443
 HOST_BIN_DIR = Path("/host/opt/cni/bin")
-"""Where the manifests mount the node's plugin directory, as upstream's do."""
+"""Mount of the node's plugin directory in the manifests, as in upstream's."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Exit status: 0 done or stopped by a signal, 1 bad configuration, 2 usage, 3 can't be done."""
+    """Run the program. Exit status: 0 success or stopped by a signal, 1 bad configuration, 2 usage, 3 failure."""
     if argv is None:
         program = UPSTREAM_PROGRAMS.get(os.path.basename(sys.argv[0]))
         argv = [program, *sys.argv[1:]] if program else sys.argv[1:]
-    words = _upstream_spelling(list(argv))
-    arguments = parser().parse_args(words)
-    if arguments.command == "version":
-        print(f"multus-daemon: version {__version__}")
-        return
-    if arguments.command == "install":
-        sys.exit(_install(arguments))
-    if arguments.command == "kubeconfig-generator":
-        sys.exit(_generate_kubeconfig(arguments))
+    arguments = parser().parse_args(_upstream_spelling(list(argv)))
     try:
-        standalone = getattr(arguments, "standalone", None) is not None
-        optional = standalone or arguments.command in ("cert-approver", "webhook", "uninstall") or bool(arguments.flags)
-        found = _settings(arguments.config, arguments.flags, optional=optional)
+        status = _COMMANDS[arguments.command][0](arguments)
     except SettingsError as error:
         print(f"{error.source}: {len(error.problems)} problem(s)", file=sys.stderr)
         for problem in error.problems:
             print(f"  {problem}", file=sys.stderr)
-        sys.exit(1)
-    if arguments.command == "check-config":
-        print(json.dumps(found.effective(), indent=4))
-        for warning in found.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
-        return
-    others = {"uninstall": _uninstall, "cert-approver": _run_companion, "webhook": _run_companion}
-    sys.exit(others.get(arguments.command, _run)(found, arguments))
+        status = 1
+    if status is not None:
+        sys.exit(status)
 
 
 def _upstream_spelling(argv: list[str]) -> list[str]:
-    """Upstream's daemon has no commands, and Go's single dash: `multus-daemon -config FILE`."""
+    """Accept upstream's command line, which has no commands and Go's single dash: `multus-daemon -config FILE`."""
     single = {f"-{name}" for name in {*FLAGS, "config", "version"}}
     argv = [f"-{word}" if word.partition("=")[0] in single else word for word in argv]
     if argv and argv[0] == "--version":
@@ -126,98 +100,8 @@ def _upstream_spelling(argv: list[str]) -> list[str]:
     return argv if argv and (argv[0] in COMMANDS or argv[0] in ("-h", "--help")) else ["run", *argv]
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(prog="multus-daemon", description="Sets up every network of a pod.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    of_settings = "A flag of a setting wins over the configuration; docs/configuration.md has all settings."
-    run = commands.add_parser(
-        "run",
-        help="run the daemon in the foreground",
-        usage="%(prog)s [--config FILE] [--standalone DIR] [FLAG ...]",
-        description=of_settings,
-        allow_abbrev=False,
-    )
-    run.add_argument(
-        "--standalone",
-        metavar="DIR",
-        type=Path,
-        help="take pods and NetworkAttachmentDefinitions from the manifests in DIR: no cluster is needed",
-    )
-    approver = commands.add_parser(
-        "cert-approver", help="approve the nodes' requests for certificates of their own", allow_abbrev=False
-    )
-    generator = commands.add_parser(
-        "kubeconfig-generator",
-        help="keep a kubeconfig with a client certificate of this node's own for other programs, until a signal",
-        allow_abbrev=False,
-    )
-    for flag, default, text in (
-        ("--certdir", "/tmp", "directory of the certificate; it has to be there"),  # noqa: S108 - upstream's default
-        ("--bootstrap-config", "/tmp/kubeconfig", "kubeconfig of a user who may ask for the certificate"),  # noqa: S108
-        ("--kubeconfig", "/run/multus/kubeconfig", "the file to write"),
-        ("--cert-duration", "10m", "how long a certificate is valid, as Go writes durations"),
-    ):
-        generator.add_argument(flag, metavar="TEXT", default=default, help=f"{text} (default: %(default)s)")
-    webhook = commands.add_parser(
-        "webhook",
-        help="refuse networks that can't be used, and warn about pods, when they are applied",
-        usage="%(prog)s --cert FILE --key FILE [--port PORT] [--address ADDRESS] [--config FILE] [FLAG ...]",
-        allow_abbrev=False,
-    )
-    for name, text in (("--cert", "the server's certificate, PEM"), ("--key", "its key, PEM")):
-        webhook.add_argument(name, metavar="FILE", type=Path, required=True, help=f"{text}; read again when it changes")
-    webhook.add_argument("--port", type=_port, default=WEBHOOK_PORT, help="TCP port (default: %(default)s)")
-    webhook.add_argument("--address", default="", help="address that the port binds to (default: all of them)")
-    check = commands.add_parser(
-        "check-config",
-        help="check a configuration and print the settings in force",
-        usage="%(prog)s [--config FILE] [FLAG ...]",
-        description=of_settings,
-        allow_abbrev=False,
-    )
-    install = commands.add_parser("install", help="put the shim into the node's plugin directory", allow_abbrev=False)
-    install.add_argument("--shim", metavar="FILE", type=Path, help="the shim (default: the one installed with this)")
-    install.add_argument(
-        *("-t", "--type"),
-        choices=("thick",),
-        help="as upstream's install_multus: the plugin passthru too; there is no thin plugin",
-    )
-    uninstall = commands.add_parser(
-        "uninstall",
-        help="take everything of ours off the node, once its daemon has stopped",
-        usage="%(prog)s [--config FILE] [--bin-dir DIR] [--force] [--purge] [FLAG ...]",
-        allow_abbrev=False,
-    )
-    uninstall.add_argument("--force", action="store_true", help="even if pods have additional networks")
-    uninstall.add_argument("--purge", action="store_true", help="and forget what is attached: remove cniDir")
-    for command in (install, uninstall):
-        command.add_argument(
-            *(("--bin-dir", "-d", "--dest-dir") if command is install else ("--bin-dir",)),
-            metavar="DIR",
-            type=Path,
-            dest="bin_dir",
-            default=HOST_BIN_DIR,
-            help="the node's plugin directory (default: %(default)s)",
-        )
-    for command in (run, approver, webhook, check, uninstall):
-        command.add_argument(
-            "--config",
-            metavar="FILE",
-            type=Path,
-            help=f"configuration, JSON (default: {settings.DEFAULT_CONFIG_PATH})",
-        )
-    for command in (run, check):
-        _add_flags(command, frozenset(FLAGS.values()))
-    _add_flags(approver, _OF_A_CLIENT)
-    _add_flags(webhook, _OF_A_CLIENT | {"metricsPort"})
-    _add_flags(uninstall, _OF_THE_NODE)
-    commands.add_parser("version", help="print the version")
-    return parser
-
-
 class _Set(argparse.Action):
-    """Keep the flag as it was spelt, and its value, in the dict `flags` of the namespace: `settings.Flags`."""
+    """Store the flag as the user wrote it, and its value, in `flags` of the namespace: `settings.Flags`."""
 
     def __call__(
         self,
@@ -229,16 +113,29 @@ class _Set(argparse.Action):
         namespace.flags = {**namespace.flags, self.dest: (option_string, _value(self.dest, str(values)))}
 
 
-def _add_flags(parser: argparse.ArgumentParser, keys: frozenset[str]) -> None:
-    """Add the flags of these settings. What is given of them is in `flags` of the parsed namespace."""
-    parser.set_defaults(flags={})
-    group = parser.add_argument_group("settings")
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="multus-daemon", description="Sets up every network of a pod.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (_, text, keys) in _COMMANDS.items():
+        usage = "%(prog)s [OPTION ...] [FLAG ...]" if keys else None
+        command = commands.add_parser(name, help=text, usage=usage, allow_abbrev=False)
+        for users, names, options in _ARGUMENTS:
+            if name in users.split():
+                command.add_argument(*names.split(), **options)
+        command.set_defaults(flags={})
+        if keys:
+            _add_flags(command.add_argument_group("settings", _OF_SETTINGS), keys)
+    return parser
+
+
+def _add_flags(group: argparse._ArgumentGroup, keys: frozenset[str]) -> None:
     for flag, key in FLAGS.items():
         if key in keys:
-            sort = "BOOL" if key in _BOOLEANS else "JSON" if key in _JSON else "TEXT"
-            optional: dict[str, Any] = {"nargs": "?", "const": "true"} if sort == "BOOL" else {}
+            kind = "BOOL" if key in _BOOLEANS else "JSON" if key in _JSON else "TEXT"
+            optional: dict[str, Any] = {"nargs": "?", "const": "true"} if kind == "BOOL" else {}
             group.add_argument(
-                f"--{flag}", action=_Set, dest=key, metavar=sort, help=key, default=argparse.SUPPRESS, **optional
+                f"--{flag}", action=_Set, dest=key, metavar=kind, help=key, default=argparse.SUPPRESS, **optional
             )
 
 
@@ -255,25 +152,34 @@ def _value(key: str, text: str) -> Any:
 
 
 def _port(text: str) -> int:
-    """Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:6]) <= 65535):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
     return int(text)
 
 
-def _settings(path: Path | None, given: settings.Flags, *, optional: bool) -> Settings:
-    """The settings in `path`, or in the usual place, and those of the command line.
-
-    `optional`: where nothing is in the usual place, the defaults.
-    """
+def _settings(arguments: argparse.Namespace, *, optional: bool) -> Settings:
+    """Read `--config`, or the default file unless it is `optional` and missing, and the flags. Raises SettingsError."""
+    path: Path | None = arguments.config
     default = Path(settings.DEFAULT_CONFIG_PATH)
-    # Not `exists`, which raises where an ordinary user may not look into the directory: then it is not theirs either.
-    if path is None and optional and not os.access(default, os.F_OK):
-        return settings.from_object({}, "command line", given)
-    return settings.load(path or default, given)
+    # Not `exists`, which raises if an ordinary user has no access to the directory: then the file is not theirs either.
+    if path is None and (optional or arguments.flags) and not os.access(default, os.F_OK):
+        return settings.from_object({}, "command line", arguments.flags)
+    return settings.load(path or default, arguments.flags)
 
 
-def _run(found: Settings, arguments: argparse.Namespace) -> int:
+def _version(_arguments: argparse.Namespace) -> None:
+    print(f"multus-daemon: version {__version__}")
+
+
+def _check_config(arguments: argparse.Namespace) -> None:
+    given = _settings(arguments, optional=False)
+    print(json.dumps(given.effective(), indent=4))
+    for warning in given.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    given = _settings(arguments, optional=arguments.standalone is not None)
     # Imported here: `version` and `check-config` do not need aiohttp.
     with _no_system_certificates():
         from multus_daemon import daemon
@@ -281,36 +187,51 @@ def _run(found: Settings, arguments: argparse.Namespace) -> int:
 
     malloc.settle()
     if arguments.standalone is not None:
-        found = settings.in_directory(found, user.runtime_directory())
-    return _until_ended(found, functools.partial(daemon.run, found, standalone=arguments.standalone))
+        given = settings.in_directory(given, user.runtime_directory())
+    return _until_ended(given, functools.partial(daemon.run, given, standalone=arguments.standalone))
 
 
-def _run_companion(found: Settings, arguments: argparse.Namespace) -> int:
-    # Not the daemon, of which it needs little.
+def _run_companion(arguments: argparse.Namespace) -> int:
+    given = _settings(arguments, optional=True)
     with _no_system_certificates():
         from multus_daemon import companions
 
     if arguments.command == "cert-approver":
-        return _until_ended(found, functools.partial(companions.approve_certificates, found))
-    given = (arguments.cert, arguments.key, arguments.port, arguments.address)
-    return _until_ended(found, functools.partial(companions.serve_webhook, found, *given))
+        return _until_ended(given, functools.partial(companions.approve_certificates, given))
+    where = (arguments.cert, arguments.key, arguments.port, arguments.address)
+    return _until_ended(given, functools.partial(companions.serve_webhook, given, *where))
 
 
-def _until_ended(found: Settings, run: Callable[[], None], name: str = "multus-daemon") -> int:
-    """Configure the logs, run, and return the exit status. The reason of a failed start goes to standard error."""
+def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
+    certificate = {
+        "enabled": True,
+        "bootstrapKubeconfig": arguments.bootstrap_config,
+        "certDir": arguments.certdir,
+        "certDuration": arguments.cert_duration,
+    }
+    given = settings.from_object({"perNodeCertificate": certificate}, "command line")
+    with _no_system_certificates():
+        from multus_daemon import companions
+
+    run = functools.partial(companions.generate_kubeconfig, given, Path(arguments.kubeconfig))
+    return _until_ended(given, run, "multus-daemon kubeconfig-generator")
+
+
+def _until_ended(given: Settings, run: Callable[[], None], name: str = "multus-daemon") -> int:
+    """Configure the logs, call `run`, and return the exit status; print the reason of a failed start."""
     from multus_daemon.runtime.tasks import StartError
 
     if sys.__stderr__ is not None:
-        # A crash of the interpreter, or of a library in C, says in which threads what was done.
+        # A crash of the interpreter, or of a library in C, prints the stack of each thread.
         faulthandler.enable(sys.__stderr__)
-    wanted = found.logs
+    wanted = given.logs
     try:
         logs.configure(wanted.level, wanted.to_stderr, file=wanted.file, options=wanted.options)
     except (OSError, ValueError) as error:
         print(f"{name}: logFile: {error}", file=sys.stderr)
         return 3
     try:
-        # Closing the logs takes a blocked standard error away, so `print` comes after it.
+        # Closing the logs redirects a blocked standard error, so `print` comes after it.
         with contextlib.closing(logs):
             run()
     except StartError as error:
@@ -321,10 +242,10 @@ def _until_ended(found: Settings, run: Callable[[], None], name: str = "multus-d
 
 @contextlib.contextmanager
 def _no_system_certificates() -> Iterator[None]:
-    """OpenSSL finds no CA of the system in the block.
+    """Hide the system's CA certificates from OpenSSL in the block.
 
-    When it is imported, aiohttp reads all of them into two TLS contexts: a quarter of the work of the daemon's start,
-    and 2 MB for good. Neither context is used. The one for the API server is made later (`cluster.kube.client`).
+    At its import, aiohttp reads all of them into two unused TLS contexts, which takes a quarter of the daemon's start
+    and 2 MB. The context for the API server is made later (`cluster.kube.client`).
     """
     hidden = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
     before = {name: os.environ.get(name) for name in hidden}
@@ -355,35 +276,16 @@ def _install(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
-    found = settings.from_object(
-        {
-            "logLevel": "verbose",
-            "perNodeCertificate": {
-                "enabled": True,
-                "bootstrapKubeconfig": arguments.bootstrap_config,
-                "certDir": arguments.certdir,
-                "certDuration": arguments.cert_duration,
-            },
-        },
-        "command line",
-    )
-    with _no_system_certificates():
-        from multus_daemon import companions
-
-    run = functools.partial(companions.generate_kubeconfig, found, Path(arguments.kubeconfig))
-    return _until_ended(found, run, "multus-daemon kubeconfig-generator")
-
-
-def _uninstall(found: Settings, arguments: argparse.Namespace) -> int:
+def _uninstall(arguments: argparse.Namespace) -> int:
+    given = _settings(arguments, optional=True)
     from multus_daemon.node import install
     from multus_daemon.plugins.cache import ResultCache
     from multus_daemon.pod.store import FileStore
 
-    cni_dir = Path(found.paths.cni_dir)
+    cni_dir = Path(given.paths.cni_dir)
     node = install.Node(
-        *(arguments.bin_dir, Path(found.primary.config_dir), Path(found.socket.directory), cni_dir),
-        Path(found.paths.conf_dir),
+        *(arguments.bin_dir, Path(given.primary.config_dir), Path(given.socket.directory), cni_dir),
+        Path(given.paths.conf_dir),
     )
     store = FileStore(cni_dir, ResultCache(cni_dir))
     try:
@@ -393,6 +295,68 @@ def _uninstall(found: Settings, arguments: argparse.Namespace) -> int:
         return 3
     print("\n".join(done) or "there was nothing to remove")
     return 0
+
+
+_ALL_KEYS: Final = frozenset(FLAGS.values())
+_CLIENT_KEYS: Final = frozenset({"kubeconfig", "logFile", "logLevel", "logToStderr", "perNodeCertificate"})
+_NODE_KEYS: Final = frozenset({"socketDir", "cniDir", "cniConfigDir", "confDir"})
+_NO_KEYS: Final[frozenset[str]] = frozenset()
+_OF_SETTINGS = "A flag of a setting overrides the configuration; docs/configuration.md has all settings."
+
+_COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.Namespace], int | None], str, frozenset[str]]]] = {
+    "run": (_run, "run the daemon in the foreground", _ALL_KEYS),
+    "check-config": (_check_config, "check a configuration and print the settings in force", _ALL_KEYS),
+    "cert-approver": (_run_companion, "approve the nodes' requests for client certificates", _CLIENT_KEYS),
+    "webhook": (
+        _run_companion,
+        "refuse unusable networks, and warn about pods, when they are applied",
+        _CLIENT_KEYS | {"metricsPort"},
+    ),
+    "kubeconfig-generator": (
+        _generate_kubeconfig,
+        "keep a kubeconfig with the node's own client certificate for other programs, until a signal",
+        _NO_KEYS,
+    ),
+    "install": (_install, "copy the shim into the node's plugin directory", _NO_KEYS),
+    "uninstall": (_uninstall, "remove everything of ours from the node, once its daemon has stopped", _NODE_KEYS),
+    "version": (_version, "print the version", _NO_KEYS),
+}
+"""Name -> function, which returns the exit status or raises SettingsError; help; settings that have flags."""
+COMMANDS = tuple(_COMMANDS)
+
+_FILE: Final[dict[str, Any]] = {"metavar": "FILE", "type": Path}
+_DIR: Final[dict[str, Any]] = {"metavar": "DIR", "type": Path}
+_BIN_DIR = _DIR | {"dest": "bin_dir", "default": HOST_BIN_DIR, "help": "the node's plugin directory (%(default)s)"}
+_ADDRESS = {"default": "", "help": "address that the port binds to (default: all of them)"}
+_STANDALONE = "take pods and NetworkAttachmentDefinitions from the manifests in DIR: no cluster is needed"
+_THICK = "as upstream's install_multus: passthru too; a thin plugin does not exist"
+_CONFIG = f"configuration, JSON (default: {settings.DEFAULT_CONFIG_PATH})"
+
+
+def _text(default: str, text: str) -> dict[str, Any]:
+    return {"metavar": "TEXT", "default": default, "help": f"{text} (default: %(default)s)"}
+
+
+_ARGUMENTS: Final[Sequence[tuple[str, str, dict[str, Any]]]] = (
+    ("run", "--standalone", _DIR | {"help": _STANDALONE}),
+    ("webhook", "--cert", _FILE | {"required": True, "help": "the server's certificate, PEM; reloaded"}),
+    ("webhook", "--key", _FILE | {"required": True, "help": "its key, PEM; reloaded"}),
+    ("webhook", "--port", {"type": _port, "default": WEBHOOK_PORT, "help": "TCP port (default: %(default)s)"}),
+    ("webhook", "--address", _ADDRESS),
+    # The defaults are upstream's.
+    ("kubeconfig-generator", "--certdir", _text("/tmp", "directory of the certificate; must exist")),  # noqa: S108
+    ("kubeconfig-generator", "--bootstrap-config", _text("/tmp/kubeconfig", "kubeconfig to ask with")),  # noqa: S108
+    ("kubeconfig-generator", "--kubeconfig", _text("/run/multus/kubeconfig", "the file to write")),
+    ("kubeconfig-generator", "--cert-duration", _text("10m", "validity, as Go writes durations")),
+    ("install", "--shim", _FILE | {"help": "the shim (default: the one installed with this)"}),
+    ("install", "-t --type", {"choices": ("thick",), "help": _THICK}),
+    ("install", "--bin-dir -d --dest-dir", _BIN_DIR),
+    ("uninstall", "--bin-dir", _BIN_DIR),
+    ("uninstall", "--force", {"action": "store_true", "help": "even if pods have additional networks"}),
+    ("uninstall", "--purge", {"action": "store_true", "help": "also remove cniDir, the record of attachments"}),
+    ("run check-config cert-approver webhook uninstall", "--config", _FILE | {"help": _CONFIG}),
+)
+"""Commands, names of the argument, and its options of `add_argument`."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The programs beside the daemon: the approver of the nodes' certificates, the kubeconfig, the webhook.
+"""The programs beside the daemon: the approver of certificates, the kubeconfig generator, the webhook.
 
-Apart from `daemon`, so that none of them loads what attaches pods.
+They do not import `daemon`, which loads the code that attaches pods.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def approve_certificates(settings: Settings) -> None:
 
 
 def generate_kubeconfig(settings: Settings, target: Path) -> None:
-    """Keep a kubeconfig at `target` with the node's own certificate, until SIGTERM or SIGINT. Raises StartError."""
+    """Keep a kubeconfig at `target` with the node's certificate, until SIGTERM or SIGINT. Raises StartError."""
 
     async def work() -> None:
         connection = connect.Connection(settings.kubernetes, Gates(), os.environ)
@@ -58,7 +58,7 @@ def generate_kubeconfig(settings: Settings, target: Path) -> None:
 
 def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, address: str) -> None:
     """Answer the API server's reviews until SIGTERM or SIGINT. Raises StartError."""
-    # It reads YAML, which the others have no use for.
+    # Imported here: the other programs do not need YAML.
     from multus_daemon.api import webhook
     from multus_daemon.api.app import MetricsServer
     from multus_daemon.diagnosis import admission
@@ -75,7 +75,7 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
             networks = informer.Informer(api, objects.networks(), gates, metrics=metrics.cluster)
 
             def answer(review: bytes) -> tuple[bytes, str, str]:
-                # Before all are known, nothing is said of those that are not there.
+                # Until all networks are known, missing ones are not reported.
                 known = networks.known() if networks.synced.is_set() else {}
                 return admission.answer(review, settings, known)
 

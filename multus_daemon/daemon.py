@@ -15,8 +15,7 @@ from typing import Any
 from multus_daemon import __version__, deadlines, logs
 from multus_daemon.api import limit as requests
 from multus_daemon.api import wire
-from multus_daemon.api.admin import AdminApi
-from multus_daemon.api.answers import Answers
+from multus_daemon.api.admin import AdminApi, Answers
 from multus_daemon.api.app import ListenError, MetricsServer, UnixServer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.api.verbs import Verbs

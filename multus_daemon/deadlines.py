@@ -1,344 +1,244 @@
-"""Every deadline and time budget of the daemon and the shim, in the order in which a request meets them.
+"""Deadlines and time budgets of the daemon and the shim, in the order in which a request meets them.
 
-All values are seconds, which each name says; a pair is the first and the longest pause of a back-off, or a range. Where
-one value has to stay below another, a docstring says so, and `tests/unit/test_deadlines.py` asserts it.
+All values are seconds. A pair is the first and the longest pause of a back-off, or a range. Docstrings name the values
+that must stay larger or smaller; `tests/unit/test_deadlines.py` asserts these relations. `DELEGATE_SECONDS` and
+`RECONCILE_SECONDS` are the defaults of settings; the relations hold for the defaults.
 
-A user sets two of them: `DELEGATE_SECONDS` and `RECONCILE_SECONDS` are defaults of `settings`. The relations hold for
-the defaults.
+Polling intervals that no caller waits for, and retention times, are in the modules that use them.
 
-What is not here: the pause between two looks of a loop that nobody waits for, and the age up to which something is
-kept. They stand in the module that has the loop.
-
-The shim's build loads this file by its path, with no package installed, and `multus-probe` starts every few seconds:
-import nothing but what every interpreter has loaded anyway.
+NB: the shim's build loads this file by its path, with no package installed, and `multus-probe` starts every few
+seconds. Import only modules that every interpreter has loaded anyway.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-# --- the kubelet: not ours, the outermost bounds ---------------------------------------------------------------------
-
+# --- the kubelet: the outermost bounds, not ours ---------------------------------------------------------------------
 KUBELET_RUN_SANDBOX_SECONDS = 240.0
-"""How long the kubelet waits for the start of a sandbox: twice its `runtimeRequestTimeout`, which is 2 minutes."""
-
+"""The kubelet's limit for starting a sandbox: twice its `runtimeRequestTimeout` of 2 minutes."""
 KUBELET_STOP_SANDBOX_SECONDS = 120.0
-"""How long the kubelet waits for the stop of a sandbox: its `runtimeRequestTimeout`."""
+"""The kubelet's limit for stopping a sandbox: its `runtimeRequestTimeout`."""
 
 # --- the shim: `SHIM_<NAME>_SECONDS` is `deadlines.<name>_ms` in its sources (`multus_shim/build.py`) ----------------
-
 SHIM_STDIN_SECONDS = 30.0
-"""For the runtime to write the network configuration."""
-
+"""The runtime must write the network configuration within this time."""
 SHIM_STDOUT_SECONDS = 30.0
-"""For the runtime to read the result."""
-
+"""The runtime must read the result within this time."""
 SHIM_DAEMON_WAIT_SECONDS = 60.0
-"""For ADD, CHECK and GC to find a daemon that listens."""
-
+"""ADD, CHECK and GC wait this long for a listening daemon."""
 SHIM_REPLY_SECONDS = 180.0
-"""For the reply to ADD, CHECK and GC. Above VERB_SECONDS."""
-
+"""ADD, CHECK and GC wait this long for the reply. Above VERB_SECONDS."""
 SHIM_DEL_WAIT_SECONDS = 10.0
-"""As SHIM_DAEMON_WAIT_SECONDS, for DEL: a restart of the daemon takes less, and the spool is there."""
-
+"""DEL waits this long for a listening daemon. A restart takes less, and the spool is the fallback."""
 SHIM_DEL_REPLY_SECONDS = 30.0
-"""As SHIM_REPLY_SECONDS, for DEL: then it goes to the spool, and the daemon goes on.
+"""DEL waits this long for the reply, then goes to the spool while the daemon continues.
 
-With SHIM_DEL_WAIT_SECONDS below KUBELET_STOP_SANDBOX_SECONDS, so that the runtime has its success in time.
+With SHIM_DEL_WAIT_SECONDS below KUBELET_STOP_SANDBOX_SECONDS, so that the runtime gets its success in time.
 """
-
 SHIM_STATUS_REPLY_SECONDS = 10.0
-"""For the reply to STATUS, which waits for no daemon to come. Above VERB_SECONDS["STATUS"]."""
+"""STATUS waits this long for the reply, and not at all for a daemon. Above VERB_SECONDS["STATUS"]."""
 
-# --- those who stand beside the shim ---------------------------------------------------------------------------------
-
+# --- programs beside the shim ----------------------------------------------------------------------------------------
 PROBE_SECONDS = 5.0
-"""For the daemon's answer to `multus-probe`. Below the `timeoutSeconds` of the manifests' probes."""
-
+"""`multus-probe` waits this long for the daemon. Below the `timeoutSeconds` of the manifests' probes."""
 INSTALL_TRY_SECONDS = 10.0
-"""For a shim that was just installed to name its versions, and for a daemon's socket to accept."""
-
+"""Limit for a newly installed shim to print its versions, and for a daemon's socket to accept."""
 CTL_DAEMON_SECONDS = 2.0
-"""For `multusctl` to find a daemon that listens; then it says how to start one. A person waits."""
-
+"""`multusctl` looks this long for a listening daemon, then explains how to start one."""
 CTL_SHIM_SECONDS = 300.0
-"""For one call of the shim by `multusctl`. Above all that the shim waits for, so that its error is read."""
-
+"""Limit for one call of the shim by `multusctl`. Above the shim's own waits, so that `multusctl` reads its error."""
 CTL_SECONDS = 2.0
-"""For the daemon's answer to a question of `multusctl` that only looks. Then it says that there is none."""
-
+"""`multusctl` waits this long for an answer that needs no work, then reports that there is no daemon."""
 KUBECTL_NODE_SECONDS = 15.0
-"""For the answer of one node to `kubectl multus`, from its turn; the default of `--timeout`. Then it is named."""
+"""`kubectl multus` waits this long for one node, counted from the node's turn; the default of `--timeout`."""
 
-# --- the socket: `server` --------------------------------------------------------------------------------------------
-
+# --- the socket: `api` -----------------------------------------------------------------------------------------------
 HEAD_SECONDS = 30.0
-"""For the head of a request on the unix socket to arrive; then the connection is closed."""
-
+"""The head of a request must arrive within this time; then the connection is closed."""
 BODY_SECONDS = 30.0
-"""For the body of a request to arrive; then code 5."""
-
+"""The body of a request must arrive within this time; then the error has code 5."""
 ADMIN_SECONDS = 60.0
-"""For one answer to `multusctl`, the wait for its turn included."""
-
+"""Limit for one answer to `multusctl`, including the wait for its turn."""
 METRICS_SECONDS = 10.0
-"""For one connection to the port of the metrics, from its beginning to its end; Prometheus waits as long by default."""
-
+"""Lifetime of one connection to the metrics port. Prometheus waits as long by default."""
 METRICS_PAUSE_SECONDS = 1.0
-"""Until the next connection to it is accepted, where descriptors are scarce."""
-
+"""Pause before the metrics port accepts again, when descriptors are scarce."""
 WEBHOOK_REVIEW_SECONDS = 4.0
-"""For one review of the admission webhook, its body and its wait for a turn included. Below the `timeoutSeconds` of the
-manifests, so that the API server reads the answer.
-"""
-
+"""Limit for one review, including its body and its turn. Below the manifests' `timeoutSeconds`."""
 WEBHOOK_SECONDS = 8.0
-"""For one connection to the webhook, from its beginning to its end. Above WEBHOOK_REVIEW_SECONDS."""
-
+"""Lifetime of one connection to the webhook. Above WEBHOOK_REVIEW_SECONDS."""
 LINGER_SECONDS = 2.0
-"""For reading what a client still sends after it was answered, so that it gets to reading the answer."""
-
+"""After its answer, read this long what a client still sends, so that the client gets to read the answer."""
 VERB_SECONDS = MappingProxyType({"ADD": 170.0, "DEL": 110.0, "CHECK": 170.0, "STATUS": 9.0, "GC": 170.0})
-"""For one verb, by CNI_COMMAND: its wait for a slot, its work. Then it is stopped, undoes its part, and is code 11.
+"""Limit for one verb, by CNI_COMMAND: its wait for a slot and its work. Then it stops, undoes its part, and is code 11.
 
-Each is below what the shim waits, so that the caller reads the reason. Except DEL, which the shim leaves in its spool:
-its bound is KUBELET_STOP_SANDBOX_SECONDS.
+Below the shim's wait, so that the caller reads the reason. DEL, which the shim spools, stays below
+KUBELET_STOP_SANDBOX_SECONDS instead.
 """
-
 SLOT_WAIT_SECONDS = MappingProxyType({"DEL": 20.0, "STATUS": 5.0, "GC": 20.0, "ADD": 40.0, "CHECK": 40.0})
-"""For a slot of `maxDelegateProcesses` for each plugin, by CNI_COMMAND.
+"""Each plugin waits this long for a slot of `maxDelegateProcesses`, by CNI_COMMAND.
 
-With the time of one plugin it is below VERB_SECONDS: a node that is busy answers `node is busy`, no deadline.
+With the time of one plugin below VERB_SECONDS: a busy node answers `node is busy`, not a deadline.
 """
-
 REQUEST_WAIT_SECONDS = MappingProxyType({"DEL": 60.0, "STATUS": 5.0, "GC": 20.0, "ADD": 100.0, "CHECK": 100.0})
-"""For the request's own turn, before all that, by CNI_COMMAND: see `connectionLimit`.
+"""Each request waits this long for its turn (`connectionLimit`), before all that, by CNI_COMMAND.
 
-A hundred pods at once, of which 0.1 of a core attaches two in a second, are not sent away; that of DEL is above
-SHIM_DEL_REPLY_SECONDS, after which it is in the spool and nobody waits for it. With SLOT_WAIT_SECONDS below
-VERB_SECONDS: there is time left for a plugin.
+Enough for a hundred pods at once at two pods a second. DEL is above SHIM_DEL_REPLY_SECONDS: it is in the spool before
+it fails. With SLOT_WAIT_SECONDS below VERB_SECONDS, to leave time for a plugin.
 """
 
-# --- the verbs: `engine` ---------------------------------------------------------------------------------------------
-
+# --- the verbs: `pod`, `node` ----------------------------------------------------------------------------------------
 UNDO_SECONDS = 60.0
-"""For undoing one attachment, whatever became of its request.
+"""Limit for undoing one attachment, independent of its request.
 
-With VERB_SECONDS["ADD"] below KUBELET_RUN_SANDBOX_SECONDS: it is done before the kubelet tries again.
+With VERB_SECONDS["ADD"] below KUBELET_RUN_SANDBOX_SECONDS: the undo ends before the kubelet tries again.
 """
-
 SETTLE_SECONDS = 30.0
-"""Once a network has failed: for those under way beside it to come to their end by themselves.
+"""After a network failed, networks under way have this long to end by themselves. Below DELEGATE_SECONDS.
 
-A plugin that is ended half-way leaves what its DEL need not find, so there is time for every usual ADD, a DHCP server's
-answer included. One that hangs does not keep the runtime from reading the error. Below DELEGATE_SECONDS.
+A plugin that is killed half-way leaves state that its DEL may not find. This covers every usual ADD, including DHCP.
 """
-
 NETWORK_STATUS_SECONDS = 5.0
-"""For an ADD's network-status at most. Above NETWORK_STATUS_PATIENCE_SECONDS: a store gives up by itself."""
-
+"""Limit for an ADD's network-status. Above NETWORK_STATUS_PATIENCE_SECONDS, after which a store gives up."""
 DETACH_SECONDS = 100.0
-"""For all networks of a container together. Below VERB_SECONDS["DEL"]."""
-
+"""Limit for all networks of a container together. Below VERB_SECONDS["DEL"]."""
 RECORD_READ_SECONDS = 20.0
-"""For reading the record of one container. Below SHIM_DEL_REPLY_SECONDS, so that the runtime is told of the disk."""
-
+"""Limit for reading one container's record. Below SHIM_DEL_REPLY_SECONDS, so that the runtime reads the error."""
 STATUS_PLUGINS_SECONDS = 8.0
-"""For STATUS of the cluster network's plugins. Below VERB_SECONDS["STATUS"], so that the runtime reads code 50."""
-
+"""Limit for the cluster network's STATUS. Below VERB_SECONDS["STATUS"], so that the runtime reads code 50."""
 GC_SWEEP_SECONDS = 100.0
-"""From the arrival of a GC: containers are deleted until then. Below GC_TOTAL_SECONDS, so that networks have theirs."""
-
+"""A GC deletes containers until then, from its arrival. Below GC_TOTAL_SECONDS, to leave time for networks."""
 GC_TOTAL_SECONDS = 150.0
-"""From the arrival of a GC: networks are asked until then. Below VERB_SECONDS["GC"]: it must tell what it has left."""
-
+"""A GC calls networks until then, from its arrival. Below VERB_SECONDS["GC"], to leave time for the answer."""
 GC_CONTAINER_SECONDS = 30.0
-"""For one container's networks in a GC."""
-
+"""Limit for one container's networks in a GC."""
 GC_NETWORK_SECONDS = 30.0
-"""For the plugins of one network in a GC, while which the ADDs of that network wait. Below SHIM_REPLY_SECONDS."""
+"""Limit for one network's plugins in a GC; the ADDs of that network wait meanwhile. Below SHIM_REPLY_SECONDS."""
 
-# --- one call of a plugin: `delegates` -------------------------------------------------------------------------------
-
+# --- one call of a plugin: `plugins` ---------------------------------------------------------------------------------
 DELEGATE_SECONDS = 120.0
-"""For one call of one plugin, built-in or not; the default of `delegateTimeoutSeconds`."""
-
+"""Limit for one call of one plugin, built-in or not; the default of `delegateTimeoutSeconds`."""
 DELEGATE_DEL_SECONDS = 60.0
-"""As DELEGATE_SECONDS, for DEL by a process, at most: where one hangs, time is left for those of the other networks."""
-
+"""Limit for a DEL by a process: when one plugin hangs, the other networks still have time."""
 PLUGIN_LOOKUP_SECONDS = 5.0
-"""For one look at a plugin's file, such as its search in `binDir`. Below STATUS_PLUGINS_SECONDS.
+"""Limit for one look at a plugin's file, such as its search in `binDir`. Below STATUS_PLUGINS_SECONDS.
 
 Four of them fit into SHIM_DEL_REPLY_SECONDS, so that the runtime reads the reason.
 """
-
 KILL_GRACE_SECONDS = 2.0
-"""Between SIGTERM and SIGKILL for a child process."""
-
+"""Time between SIGTERM and SIGKILL for a child process."""
 KILLED_SECONDS = 5.0
-"""For a child process to be gone after SIGKILL, which works at once, except in the kernel (state D); and for one whose
-start was cancelled to be there, so that it can be ended.
-"""
-
+"""Limit for a child's end after SIGKILL (state D delays it), and for a cancelled start to yield a process to kill."""
 PIPES_AFTER_EXIT_SECONDS = 1.0
-"""For the end of a child's output after its exit. A grandchild may hold it open for ever; what the plugin itself wrote
-is in the pipe when it exits.
+"""Limit for the end of a child's output after its exit. The plugin's own output is in the pipe when it exits; a
+grandchild may hold the pipe open for ever.
 """
-
 TOOL_SECONDS = 30.0
-"""For one run of iptables, nft and the like. Below DELEGATE_DEL_SECONDS, as a built-in waits for it."""
+"""Limit for one run of iptables, nft and the like. Below DELEGATE_DEL_SECONDS, as a built-in waits for it."""
 
-# --- inside a built-in plugin: `builtin`, `netlink`; each below DELEGATE_DEL_SECONDS ---------------------------------
-
+# --- inside a built-in plugin, and `kernel`; each below DELEGATE_DEL_SECONDS -----------------------------------------
 BUILTIN_UNDO_SECONDS = 30.0
-"""For one step of what a failed built-in undoes."""
-
+"""Limit for one undo step of a failed built-in."""
 HOST_LOCAL_LOCK_SECONDS = 10.0
-"""For the lock of a host-local network."""
-
+"""Limit for taking the lock of a host-local network."""
 IPTABLES_LOCK_SECONDS = 20
-"""For the lock of iptables, whole seconds. Below TOOL_SECONDS, so that iptables tells why it failed."""
-
+"""Limit for taking the lock of iptables, whole seconds. Below TOOL_SECONDS, so that iptables reports the reason."""
 ADDRESSES_SECONDS = 5.0
-"""For new IPv6 addresses to be no longer tentative; as the reference plugins wait."""
-
+"""Limit for new IPv6 addresses to stop being tentative; as the reference plugins wait."""
 BRIDGE_PORT_UP_SECONDS = 2.55
-"""For the carrier of a bridge's new port. The reference looks five times in this time; a millisecond as a rule."""
-
+"""Limit for the carrier of a bridge's new port, usually a millisecond. The reference polls five times in this time."""
 NETLINK_SECONDS = 10
-"""For one answer of the kernel, whole seconds."""
+"""Limit for one answer of the kernel, whole seconds."""
 
-# --- devices: `kubelet` ----------------------------------------------------------------------------------------------
-
+# --- devices: `cluster.kubelet` --------------------------------------------------------------------------------------
 KUBELET_DEVICES_SECONDS = 10.0
-"""For the kubelet's podresources, all of it; upstream's."""
+"""Limit for the kubelet's podresources API, all calls together; as upstream."""
 
-# --- the API server: `kube` ------------------------------------------------------------------------------------------
-
+# --- the API server: `cluster.kube` ----------------------------------------------------------------------------------
 API_REQUEST_SECONDS = 10.0
-"""For one request, unless it says otherwise, and for the head of a watch."""
-
+"""Default limit for one request, and for the head of a watch."""
 POD_EVENT_SECONDS = 2.5
-"""For the watch's event of a pod: how much earlier its ADD may come."""
-
+"""An ADD waits this long for the watch's event of its pod."""
 UNSYNCED_SECONDS = 1.0
-"""As POD_EVENT_SECONDS, where no events come now, and for networks. At most POD_EVENT_SECONDS."""
-
+"""The same while no events arrive, and for networks. At most POD_EVENT_SECONDS."""
 API_READ_SECONDS = 5.0
-"""For the one read of a pod or a network that the informer does not have. Below API_REQUEST_SECONDS."""
-
+"""Limit for the one GET of an object that the informer does not have. Below API_REQUEST_SECONDS."""
 NETWORK_STATUS_PATIENCE_SECONDS = 2.0
-"""For all attempts at a network-status while its ADD waits. Below NETWORK_STATUS_SECONDS."""
-
+"""Limit for all attempts at a network-status while its ADD waits. Below NETWORK_STATUS_SECONDS."""
 NETWORK_STATUS_ATTEMPT_SECONDS = 3.0
-"""For one attempt at a network-status."""
-
+"""Limit for one attempt at a network-status."""
 NETWORK_STATUS_RETRY_SECONDS = (0.25, 4.0)
-"""Between attempts in the background. An attempt, a pause and the next attempt have to fit into 10 s."""
-
+"""Pauses between background attempts. An attempt, a pause and the next attempt fit into 10 s."""
 EVENT_ATTEMPT_SECONDS = 5.0
-"""For one attempt at an Event. Below EVENT_KEEP_TRYING_SECONDS."""
-
+"""Limit for one attempt at an Event. Below EVENT_KEEP_TRYING_SECONDS."""
 EVENT_KEEP_TRYING_SECONDS = 60.0
-"""For all attempts at an Event. Then it is dropped, and the next one has its turn."""
-
+"""Limit for all attempts at an Event. Then it is dropped, and the next one has its turn."""
 NODE_READ_SECONDS = 10.0
-"""For the look at the node's name, at start."""
-
+"""Limit for reading the Node object at start."""
 INFORMER_LIST_SECONDS = 30.0
-"""For one page of a list."""
-
+"""Limit for one page of a list."""
 INFORMER_WATCH_SECONDS = (300, 600)
-"""The server is asked to end each watch after a time in between, so that those of all nodes do not end at once."""
-
+"""Range of the random timeout that each watch asks the server for, so that the nodes' watches do not end together."""
 INFORMER_INACTIVITY_SECONDS = 180.0
-"""A watch that is silent for so long counts as dead. The API server sends a bookmark about every minute."""
-
+"""A watch that is silent this long is treated as dead. The API server sends a bookmark about every minute."""
 WATCH_INACTIVITY_SECONDS = 330.0
-"""The same for a watch without bookmarks, the approver's. Above APPROVER_WATCH_SECONDS: quiet ones end before it."""
-
+"""The same for the approver's watch, without bookmarks. Above APPROVER_WATCH_SECONDS: quiet watches end before it."""
 APPROVER_REQUEST_SECONDS = 30.0
-"""For one request of the certificate approver, and of a node for its certificate."""
-
+"""Limit for one request of the certificate approver, and of a node for its certificate."""
 APPROVER_WATCH_SECONDS = 300
-"""The approver's watch ends after it, and all is listed again: what was given up is tried anew."""
-
+"""The approver's watch ends after this time, and a new list retries the requests that it gave up."""
 CERTIFICATE_SECONDS = 120.0
-"""For one attempt at a node's certificate; the next one goes on with the same request."""
+"""Limit for one attempt at a node's certificate; the next one continues with the same request."""
 
-# --- controllers: what an operator sees of the long loops ------------------------------------------------------------
-
+# --- controllers -----------------------------------------------------------------------------------------------------
 SPOOL_LOOK_SECONDS = 2.0
-"""Between two looks at the spool."""
+"""Interval between scans of the spool."""
 PREDECESSOR_SECONDS = 60.0
-"""How long after the start of a daemon its predecessor may still serve requests: above DRAIN_SECONDS, and what a daemon
-does after it.
-"""
-
+"""After a daemon's start, its predecessor may serve requests this long. Above DRAIN_SECONDS and what follows it."""
 SPOOL_RETRY_SECONDS = (5.0, 300.0)
-"""Between attempts at an entry of the spool."""
-
+"""Pauses between attempts at an entry of the spool."""
 SPOOL_CUT_OFF_SECONDS = 3600.0
-"""A shim that writes its entry for so long has ended. Above the longest life of a shim."""
-
+"""An entry that is incomplete for this long has no shim any more. Above the longest life of a shim."""
 RECONCILE_SECONDS = 300.0
-"""Between two runs; the default of `reconcileSeconds`."""
-
+"""Interval between two runs; the default of `reconcileSeconds`."""
 RECONCILE_BLIND_SECONDS = 15.0
-"""To the next run where it is not known which pods there are. Below RECONCILE_SECONDS."""
-
+"""Interval to the next run while the pods are unknown. Below RECONCILE_SECONDS."""
 RECONCILE_RUN_SECONDS = 60.0
-"""For one run: deletions are begun within it, the rest is for the next. Below RECONCILE_SECONDS."""
-
+"""A run begins deletions within this time and leaves the rest to the next run. Below RECONCILE_SECONDS."""
 RECONCILE_CONTAINER_SECONDS = 30.0
-"""For one container's networks in a run. Below RECONCILE_RUN_SECONDS."""
-
+"""Limit for one container's networks in a run. Below RECONCILE_RUN_SECONDS."""
 RECONCILE_RETRY_SECONDS = (60.0, 3600.0)
-"""Between attempts at a container that can't be deleted."""
-
+"""Pauses between attempts at a container that can't be deleted."""
 STATUSES_BLIND_SECONDS = 2.0
-"""To the next look at the network-statuses, at start, while it is not known which pods there are."""
-
+"""At start, interval between attempts at the network-statuses while the pods are unknown."""
 STATUSES_POD_SECONDS = 30.0
-"""For bringing one pod's network-status up to date at start, its wait for the container's lock included.
-
-Above NETWORK_STATUS_SECONDS.
-"""
-
+"""Limit for updating one pod's network-status at start, with the wait for its lock. Above NETWORK_STATUS_SECONDS."""
 SET_ASIDE_SECONDS = 86400.0
-"""From the first failure to detach an orphan to its being set aside: nobody tries any more. Far above
-RECONCILE_RETRY_SECONDS, so that it was tried many times."""
-
+"""An orphan is set aside, with no more attempts, this long after its first failure. Far above RECONCILE_RETRY_SECONDS,
+so that there were many attempts.
+"""
 PRIMARY_SETTLE_SECONDS = 10.0
-"""So long a configuration has to be there unchanged: to take over from another, and, unreadable, to be passed over."""
-
+"""A configuration must be unchanged this long to replace another one or, if unreadable, to be passed over."""
 PRIMARY_MISSING_SECONDS = 30.0
-"""The primary network's file may be gone for so long before another takes its place."""
-
+"""The primary network's file may be missing this long before another takes its place."""
 RESTORE_SECONDS = (1.0, 60.0)
-"""Pause after putting our configuration back."""
-
+"""Pause after restoring our configuration."""
 RESTORE_CALM_SECONDS = 300.0
-"""After so long without a need to put it back RESTORE_SECONDS begin anew. Above their longest."""
+"""RESTORE_SECONDS starts anew after this long without a restore. Above its longest pause."""
 
 # --- the end of the daemon: together below `terminationGracePeriodSeconds` of the manifests --------------------------
-
 DRAIN_SECONDS = 20.0
-"""For running requests to end by themselves once the daemon stops.
+"""Running requests have this long to end by themselves when the daemon stops.
 
-What comes after it may take 20 s more (plugins that are ended, statuses that go out), so the
-`terminationGracePeriodSeconds` of the daemon's pod must be larger than both together: 45 in the manifests.
+The steps after it may take 20 s more, so `terminationGracePeriodSeconds` of the daemon's pod must exceed their sum: it
+is 45 in the manifests.
 """
-
 CANCELLED_SECONDS = 5.0
-"""For requests that were cancelled after DRAIN_SECONDS to undo their part. Above KILL_GRACE_SECONDS."""
-
+"""Requests cancelled after DRAIN_SECONDS have this long to undo their part. Above KILL_GRACE_SECONDS."""
 CONNECTIONS_SECONDS = 2.0
-"""For connections to close, once their requests are drained."""
-
+"""Limit for connections to close, once their requests are drained."""
 REPORT_SECONDS = 3.0
-"""For statuses and events that still wait to go out."""
-
+"""Limit for sending the statuses and events that still wait."""
 LOG_FLUSH_SECONDS = 2.0
-"""For lines of the log that still wait to be written, to standard error and to the file each."""
+"""Limit for writing the log lines that still wait, for standard error and for the file each."""

@@ -1,11 +1,11 @@
 """Log lines: `<RFC 3339 time> [<level>] <message> key=value …`, one record a line, to stderr, a file, or both.
 
-The shape and the level names are upstream's, so that what reads its log reads ours. Fields come from a context
-variable: what is set around a request stands on every line that is logged for it, tasks it starts included.
-Nothing that a caller passes can begin a line of its own; a traceback follows its line, indented.
+Format and level names are upstream's. Fields come from a context variable, so each line of a request has the fields of
+the request, and so has each line of the tasks that it starts. Callers cannot forge lines: control characters are
+escaped, and a traceback follows its line, indented.
 
-Who logs never waits: standard error and the file each have a queue of bounded size and a thread that writes. A reader
-of standard error that has stopped reading, or a disk that hangs, costs lines, which are counted, and nothing else.
+Logging never blocks: standard error and the file each have a bounded queue and a thread that writes. When a reader
+stops reading or a disk hangs, lines are dropped and counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import Context, ContextVar
 from datetime import datetime
 from logging.handlers import RotatingFileHandler
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from multus_daemon import deadlines
 
@@ -32,19 +32,13 @@ LEVELS: Final[dict[str, int]] = {
     "verbose": logging.INFO,
     "debug": logging.DEBUG,
 }
-_NAMES: Final = {
-    logging.CRITICAL: "panic",
-    logging.ERROR: "error",
-    logging.WARNING: "warning",
-    logging.INFO: "verbose",
-    logging.DEBUG: "debug",
-}
+_NAMES: Final = {number: name for name, number in LEVELS.items()} | {logging.WARNING: "warning"}
 DEFAULT_OPTIONS: Final[dict[str, Any]] = {"maxSize": 100, "maxBackups": 5}
 _PACKAGE: Final = "multus_daemon"
 _LONGEST: Final = 32 * 1024
-"""Characters of a message, of a value and of a line of a traceback: they quote what came from outside."""
+"""Maximum characters of a message, a value and a traceback line, which quote input from outside."""
 _QUEUE_BYTES: Final = 4 * 1024 * 1024
-"""Of lines that wait to be written, for each of the two ways; what comes beyond is dropped. Some 20,000 lines."""
+"""Capacity of each queue, some 20,000 lines; lines beyond it are dropped."""
 _STDERR: Final = 2
 _MISSING: Final = "%d lines are missing here, they could not be written"
 
@@ -53,7 +47,7 @@ _fields: ContextVar[tuple[tuple[str, object], ...]] = ContextVar("multus_log_fie
 
 @contextlib.contextmanager
 def fields(**values: object) -> Iterator[None]:
-    """Every record of the block, and of the tasks it starts, has these fields. Empty and None values are left out."""
+    """Add these fields to every record of the block and of the tasks that it starts; omit empty and None values."""
     kept = tuple((key, value) for key, value in _fields.get() if key not in values)
     token = _fields.set(kept + tuple((key, value) for key, value in values.items() if value not in ("", None)))
     try:
@@ -69,14 +63,12 @@ def configure(
     file: str = "",
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Set up logging for the process, in place of any earlier set-up.
+    """Set up logging for the process, in place of any earlier set-up; other packages log warnings and above.
 
     `level`: a key of `LEVELS`, in any case. `file`: empty for none; a new one gets mode 0600. `options`: upstream's
-    `logOptions`, of which two count: `maxSize` in MB before the file is put aside (default 100, 0: never), and
-    `maxBackups`, how many old ones stay (default 5; `<file>.1` is the newest).
-
-    Other packages log from warnings upwards only. Raises ValueError for an unknown level, OSError for the file;
-    the earlier set-up stays then.
+    `logOptions`, of which two are used: `maxSize` in MB before rotation (default 100, 0: never), and `maxBackups`, the
+    number of old files (default 5; `<file>.1` is the newest). Raises ValueError for an unknown level, OSError for the
+    file, and keeps the earlier set-up then.
     """
     level = level.lower()
     if level not in LEVELS:
@@ -84,18 +76,14 @@ def configure(
     handlers: list[logging.Handler] = []
     if file:
         limits = DEFAULT_OPTIONS | dict(options or {})
-        handlers.append(
-            QueueHandler(
-                RotatingFile(file, maxBytes=limits["maxSize"] * 1024 * 1024, backupCount=limits["maxBackups"]), "file"
-            )
-        )
+        sink = _RotatingFile(file, maxBytes=limits["maxSize"] * 1024 * 1024, backupCount=limits["maxBackups"])
+        handlers.append(QueueHandler(sink, "file"))
     if to_stderr:
-        handlers.append(QueueHandler(Stderr(), "stderr"))
-    if not handlers:
-        # Without any handler, logging prints warnings on stderr after all.
-        handlers.append(logging.NullHandler())
+        handlers.append(QueueHandler(_Stderr(), "stderr"))
+    # Without any handler, logging prints warnings on stderr after all.
+    handlers = handlers or [logging.NullHandler()]
     root = logging.getLogger()
-    for old in root.handlers[:]:
+    for old in tuple(root.handlers):
         root.removeHandler(old)
         old.close()
     for handler in handlers:
@@ -106,20 +94,19 @@ def configure(
 
 
 def dropped() -> dict[str, int]:
-    """How many lines could not be written, by the way: `stderr`, `file`; those that are in use."""
+    """Return the number of lost lines by destination in use: `stderr`, `file`."""
     return {handler.name or "": handler.dropped for handler in _queues()}
 
 
 def flush(seconds: float = deadlines.LOG_FLUSH_SECONDS) -> bool:
-    """Wait until all that was logged is written, as long as that; whether it is."""
+    """Wait until all lines are written; return False after `seconds`."""
     return all(handler.drain(seconds) for handler in _queues())
 
 
 def close() -> None:
-    """Write what waits, for LOG_FLUSH_SECONDS at most; what is logged later is lost.
+    """Write the waiting lines, for LOG_FLUSH_SECONDS at most, and drop later ones.
 
-    Standard error that takes nothing in that time leads nowhere from then on: whoever still writes to it, the
-    interpreter at its end above all, must not wait for ever.
+    If standard error is still blocked then, redirect it to /dev/null: the interpreter must not hang when it ends.
     """
     for handler in _queues():
         handler.close()
@@ -130,10 +117,10 @@ def _queues() -> list[QueueHandler]:
 
 
 class LineFormatter(logging.Formatter):
-    """The format that the module's docstring describes."""
+    """The line format of the module's docstring."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the lines of the traceback if there is one."""
+        """Return one line, followed by the lines of the traceback."""
         time = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
         level = _NAMES.get(record.levelno, record.levelname.lower())
         line = f"{time} [{level}] {_one_line(record.getMessage())}"
@@ -148,7 +135,7 @@ class LineFormatter(logging.Formatter):
 
 
 def quote(value: object) -> str:
-    """`value` as it stands where it is one plain word, else as a JSON string in ASCII."""
+    """Return `value` unchanged if it is one plain word, else as a JSON string in ASCII."""
     text = _cut(str(value))
     if text and all(character.isprintable() and character not in ' "=\\' for character in text):
         return text
@@ -156,7 +143,7 @@ def quote(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """`text` with everything escaped that could end the line or steer a terminal."""
+    """Escape control characters, which could end the line or control a terminal."""
     text = _cut(text)
     if text.isprintable():
         return text
@@ -168,39 +155,23 @@ def _cut(text: str) -> str:
 
 
 def _escape(text: str, quotes: str = "") -> str:
-    # JSON leaves DEL as it is, a control character all the same.
+    # JSON does not escape DEL, which is a control character.
     return quotes + json.dumps(text)[1:-1].replace("\x7f", "\\u007f") + quotes
 
 
-class Sink(Protocol):
-    """Where lines go; used by one thread."""
-
-    def write(self, line: bytes) -> None:
-        """Write the whole line; blocks. Raises OSError."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more is written. May block."""
-        ...
-
-    def abandon(self) -> None:
-        """The program ends while the thread hangs in `write` or `close`."""
-        ...
-
-
 class QueueHandler(logging.Handler):
-    """Lines through a bounded queue to the thread that writes them. Logging neither blocks nor raises.
+    """Pass lines through a bounded queue to a thread that writes them to a sink. Logging neither blocks nor raises.
 
-    Where lines are lost, it says how many once there is room again, or the sink can be written to.
+    After a loss, a line says how many lines are missing.
     """
 
-    def __init__(self, sink: Sink, name: str) -> None:
+    def __init__(self, sink: _Stderr | _RotatingFile, name: str) -> None:
         """`name`: `stderr` or `file`."""
         super().__init__()
         self.name = name
         self.sink = sink
         self._lines: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
-        # Each number is changed by one side only: those who log, under the handler's lock, or the thread.
+        # Each number has one writer: the logging threads, under the handler's lock, or the writing thread.
         self._put = self._overflowed = self._told = 0
         self._taken = self._failed = self._missing = 0
         self._closed = False
@@ -209,11 +180,11 @@ class QueueHandler(logging.Handler):
 
     @property
     def dropped(self) -> int:
-        """How many lines could not be written."""
+        """Number of lost lines."""
         return self._overflowed + self._failed
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue one record, or count it as dropped. The caller holds the handler's lock."""
+        """Queue one record, or count it as lost. The caller holds the handler's lock."""
         try:
             line = self._line(record)
         except Exception as error:
@@ -228,13 +199,13 @@ class QueueHandler(logging.Handler):
         self._lines.put(line)
 
     def drain(self, seconds: float) -> bool:
-        """Wait until what is in the queue has been written, or lost; whether that was so in time."""
+        """Wait until the queue is written or lost; return False after `seconds`."""
         reached = threading.Event()
         self._lines.put(reached)
         return self._closed or reached.wait(seconds)
 
     def close(self) -> None:
-        """Write what waits, for LOG_FLUSH_SECONDS at most; what is logged later is lost."""
+        """Write the waiting lines, for LOG_FLUSH_SECONDS at most, and drop later ones."""
         if not self._closed:
             self._closed = True
             self._lines.put(None)
@@ -261,56 +232,55 @@ class QueueHandler(logging.Handler):
         except OSError as error:
             self._failed += 1
             self._missing += 1
-            if self._missing == 1 and isinstance(self.sink, RotatingFile):
-                self._complain(self.sink.baseFilename, error)
-
-    def _complain(self, path: str, error: OSError) -> None:
-        """Tell standard error of the first line that the file has lost."""
-        text = "log file %s: %s; lines are lost until it can be written again"
-        with contextlib.suppress(OSError):
-            Stderr().write(self._note(logging.ERROR, text, path, error.strerror))
+            if self._missing == 1 and isinstance(self.sink, _RotatingFile):
+                text = "log file %s: %s; lines are lost until it can be written again"
+                with contextlib.suppress(OSError):
+                    _Stderr().write(self._note(logging.ERROR, text, self.sink.baseFilename, error.strerror))
 
     def _line(self, record: logging.LogRecord) -> bytes:
         return f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
 
     def _note(self, level: int, text: str, *arguments: object) -> bytes:
-        # In a context of its own: what is missing is not of the request that happens to log now.
+        # In an empty context: the missing lines do not belong to the request that logs now.
         return Context().run(self._line, logging.LogRecord(_PACKAGE, level, "", 0, text, arguments, None))
 
 
-class Stderr:
-    """Standard error, past Python's own buffer: the interpreter waits for that one's lock when it ends."""
+# A sink has `write`, which writes a whole line, blocks and raises OSError; `close`, which may block; and `abandon`, for
+# the end of the program while the writing thread hangs in one of these.
+
+
+class _Stderr:
+    """Standard error without Python's buffer, whose lock the interpreter waits for when it ends."""
 
     def write(self, line: bytes) -> None:
-        """See `Sink`."""
         view = memoryview(line)
         while view:
             try:
                 view = view[os.write(_STDERR, view) :]
             except BlockingIOError:
-                # Somebody who has the same pipe made it non-blocking.
+                # Another process with the same pipe made it non-blocking.
                 select.select((), (_STDERR,), ())
 
     def close(self) -> None:
-        """See `Sink`. Whoever writes to it next will not wait: it is seen here whether it takes anything."""
+        # Blocks while standard error is blocked: `abandon` then protects the next writer.
         select.select((), (_STDERR,), ())
 
     def abandon(self) -> None:
-        """See `Sink`. Who writes to it from now on, a traceback at the end above all, must not hang too."""
+        # Later writers must not hang, such as a traceback at the end.
         with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(nowhere, _STDERR)
             os.close(nowhere)
 
 
-class RotatingFile(RotatingFileHandler):
-    """A rotating file that only its owner can read: pod names, addresses and paths stand in it.
+class _RotatingFile(RotatingFileHandler):
+    """A rotating file that only its owner can read, as it has pod names, addresses and paths.
 
-    Only the base class's rotation is used: no record is handled by it.
+    Only the rotation of the base class is used; it handles no records.
     """
 
-    # Neither buffered nor decoded, other than the base class has it: a buffer that can't be emptied fails again when
-    # the file is closed, and the base class never recovers from that.
+    # Binary and unbuffered, unlike in the base class: a buffer that can't be flushed fails again when the file is
+    # closed, and the base class never recovers from that.
     stream: Any
     _is_torn = False
 
@@ -319,12 +289,11 @@ class RotatingFile(RotatingFileHandler):
         return open(descriptor, "ab", buffering=0)
 
     def write(self, line: bytes) -> None:
-        """Append a whole line. Raises OSError."""
         if self.stream is None:
             self.stream = self._open()
         status = os.fstat(self.stream.fileno())
         if 0 < self.maxBytes <= status.st_size + len(line) and self.backupCount and stat.S_ISREG(status.st_mode):
-            # Where it can't be put aside it grows on: better too long than silent.
+            # If the rotation fails, the file grows: better too long than silent.
             with contextlib.suppress(OSError):
                 self.doRollover()
             if self.stream is None:
@@ -336,4 +305,4 @@ class RotatingFile(RotatingFileHandler):
             view = view[written:]
 
     def abandon(self) -> None:
-        """See `Sink`. Nothing waits for the thread."""
+        pass

@@ -1,10 +1,7 @@
-"""`multus-probe`: asks the daemon for its health over its socket; the probe of the manifests.
+"""`multus-probe healthz|readyz [SOCKET]`: ask the daemon for its health; the probe of the manifests.
 
-    multus-probe healthz|readyz [SOCKET]
-
-A program of its own, of the standard library's smallest parts: the kubelet starts it every few seconds, and a start
-of `multus-daemon` takes five times as long. Through the socket, so that it sees what the shim sees, and no port of the
-node is taken.
+It imports little, as the kubelet starts it every few seconds; starting `multus-daemon` takes five times as long. It
+uses the shim's socket, so the daemon needs no port of the node.
 """
 
 from __future__ import annotations
@@ -16,12 +13,12 @@ from collections.abc import Sequence
 from multus_daemon import deadlines
 
 DEFAULT_SOCKET = "/host/run/multus/multus.sock"
-"""Where the manifests put the socket, as upstream's do."""
+"""The socket in the manifests, as in upstream's."""
 MAX_BYTES = 64 * 1024
 
 
 def ask(path: str, question: str) -> tuple[int, str]:
-    """The HTTP status and the body of `GET /<question>` at the unix socket `path`. Raises OSError."""
+    """Return status and body of `GET /<question>` at the unix socket `path`. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(deadlines.PROBE_SECONDS)
         client.connect(path)
@@ -32,12 +29,12 @@ def ask(path: str, question: str) -> tuple[int, str]:
     head, _, body = answer.decode("utf-8", "replace").partition("\r\n\r\n")
     words = head.split(maxsplit=2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():
-        raise ConnectionError("the answer is no HTTP")
+        raise ConnectionError("the answer is not HTTP")
     return int(words[1]), body.strip()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Exit status: 0 for a 200, 1 for anything else, 2 usage."""
+    """Run the program. Exit status: 0 for a 200, 1 for anything else, 2 usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not 1 <= len(arguments) <= 2 or arguments[0] not in ("healthz", "readyz"):
         sys.stderr.write("usage: multus-probe healthz|readyz [SOCKET]\n")

@@ -1,8 +1,4 @@
-"""The CNI shim: the native program that the container runtime executes, and where to find it.
-
-The program is written in Zig (`shim.zig` says what it does); this package compiles it (`build.py`) and knows the path
-of the installed binary.
-"""
+"""The CNI shim, a native program that the container runtime executes: its Zig sources, its build and its path."""
 
 from __future__ import annotations
 
@@ -17,10 +13,9 @@ _NAME = "multus-shim"
 
 
 def binary() -> pathlib.Path:
-    """Path of the installed shim.
+    """Return the path of the shim: MULTUS_SHIM_BINARY, or in the bin folder of this Python environment, or in PATH.
 
-    The environment variable MULTUS_SHIM_BINARY wins; then the bin folder of this Python environment; then PATH.
-    Raises FileNotFoundError, with what to do, when there is none.
+    Raises FileNotFoundError with the remedy.
     """
     named = os.environ.get("MULTUS_SHIM_BINARY")
     if named:

@@ -3,8 +3,8 @@
     python -m multus_shim.build                     # this machine's, into the environment's bin folder
     python -m multus_shim.build --arch all --out D  # D/multus-shim-x86_64, D/multus-shim-aarch64, ...
 
-The compiler comes with the `ziglang` wheel and brings every target with it, so no system toolchain is needed. This
-module imports nothing but the standard library: the wheel's build hook (`hatch_build.py`) loads it by its path.
+The compiler and all targets come with the `ziglang` wheel. NB: the wheel's build hook (`hatch_build.py`) loads this
+module by its path, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ import tempfile
 import typing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-"""The source tree: the folder that holds `multus_shim/` and `multus_daemon/`."""
-
+"""The source tree with `multus_shim/` and `multus_daemon/`."""
 NAME = "multus-shim"
 """File name of the binary, and the CNI plugin type in the generated configuration."""
-
 ZIG = "0.17.0"
-"""The compiler that the sources are written for. Zig's standard library changes with every release."""
-
+"""Version of the compiler. Zig's standard library changes with every release."""
 TARGETS: typing.Final[dict[str, tuple[str, ...]]] = {
     "x86_64": ("-target", "x86_64-linux-none", "-mcpu=baseline"),
     "aarch64": ("-target", "aarch64-linux-none", "-mcpu=baseline"),
@@ -41,21 +38,18 @@ TARGETS: typing.Final[dict[str, tuple[str, ...]]] = {
     "s390x": ("-target", "s390x-linux-none", "-mcpu=baseline"),
     "riscv64": ("-target", "riscv64-linux-none", "-mcpu=baseline"),
 }
-"""Compiler arguments for each architecture that Kubernetes nodes come in."""
+"""Compiler arguments for each architecture of Kubernetes nodes."""
 
-# Safety checks stay in (a bug becomes a CNI error, not memory corruption); one thread and no symbols keep it small.
+# With safety checks, so that a bug becomes a CNI error; one thread and no symbols keep the binary small.
 FLAGS: typing.Final = ("-O", "safe", "-fstrip", "-fsingle-threaded")
 
 
 class BuildError(Exception):
-    """The shim could not be compiled; the message says why and what to do."""
+    """The shim could not be compiled; the message has reason and remedy."""
 
 
 def machine() -> str:
-    """Name in `TARGETS` of the machine that this interpreter runs on.
-
-    Raises BuildError when the shim is not built for it.
-    """
+    """Return the name of this machine in `TARGETS`. Raises BuildError for other machines."""
     if not sys.platform.startswith("linux"):
         raise BuildError(f"the shim runs on Linux only, and this is {sys.platform}; build with --arch on any machine")
     name = platform.machine()
@@ -68,53 +62,47 @@ def machine() -> str:
 
 
 def version(root: pathlib.Path = ROOT) -> str:
-    """The package version, `__version__` of `multus_daemon/__init__.py`, read without importing it.
-
-    Raises BuildError when it is not there.
-    """
+    """Return `__version__` of `multus_daemon/__init__.py` without importing it. Raises BuildError."""
     path = root / "multus_daemon" / "__init__.py"
     try:
-        found = re.search(r'^__version__\s*(?::\s*\S+\s*)?=\s*"([^"\\]+)"', path.read_text("utf-8"), re.MULTILINE)
+        line = re.search(r'^__version__\s*(?::\s*\S+\s*)?=\s*"([^"\\]+)"', path.read_text("utf-8"), re.MULTILINE)
     except OSError as e:
         raise BuildError(f"cannot read the version from {path}: {e.strerror}") from e
-    if not found:
+    if not line:
         raise BuildError(f'no line `__version__ = "..."` in {path}')
-    return found[1]
+    return line[1]
 
 
 def deadlines(root: pathlib.Path = ROOT) -> dict[str, int]:
-    """The shim's part of `multus_daemon/deadlines.py`, loaded by its path: SHIM_REPLY_SECONDS is `reply_ms`.
+    """Return the shim's deadlines in `multus_daemon/deadlines.py`: SHIM_REPLY_SECONDS is `reply_ms`.
 
-    Raises BuildError when the table can't be loaded, or when a deadline is no whole number of milliseconds.
+    Raises BuildError if the file can't be loaded, or if a deadline is not a whole number of milliseconds.
     """
     path = root / "multus_daemon" / "deadlines.py"
     try:
         table = runpy.run_path(str(path))
     except Exception as e:
         raise BuildError(f"cannot read the deadlines from {path}: {e}") from e
-    found: dict[str, int] = {}
+    milliseconds: dict[str, int] = {}
     for name, seconds in table.items():
         if matched := re.fullmatch(r"SHIM_(\w+)_SECONDS", name):
             ms = seconds * 1000
             if ms != int(ms):
                 raise BuildError(f"{name} in {path} is no whole number of milliseconds: {seconds}")
-            found[f"{matched[1].lower()}_ms"] = int(ms)
-    return found
+            milliseconds[f"{matched[1].lower()}_ms"] = int(ms)
+    return milliseconds
 
 
 def options(root: pathlib.Path = ROOT) -> str:
-    """The module `build_options` of the Zig sources: the version and the deadlines. Raises BuildError."""
-    # A JSON string is a Zig string too, as long as it is ASCII without escapes; a version is.
+    """Return the module `build_options` of the Zig sources: version and deadlines. Raises BuildError."""
+    # A version has no escapes, so its JSON string is a Zig string.
     lines = [f"pub const version = {json.dumps(version(root))};", "pub const deadlines = struct {"]
     lines += [f"    pub const {name} = {ms};" for name, ms in deadlines(root).items()]
     return "\n".join([*lines, "};", ""])
 
 
 def compiler_version() -> str:
-    """Version of the Zig compiler beside this interpreter.
-
-    Raises BuildError when there is none.
-    """
+    """Return the version of this interpreter's Zig compiler. Raises BuildError if there is none."""
     command = [sys.executable, "-m", "ziglang", "version"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -123,10 +111,10 @@ def compiler_version() -> str:
 
 
 def build(arch: str, out: pathlib.Path, root: pathlib.Path = ROOT) -> pathlib.Path:
-    """Leave the shim for `arch` at the path `out` and return it.
+    """Build the shim for `arch` at the path `out` and return it. Raises BuildError.
 
-    Compiled binaries are kept in `build/multus-shim/` under a hash of everything that goes into them, so an unchanged
-    tree is not compiled twice. Where the tree is read-only a temporary folder does. Raises BuildError.
+    Binaries are cached in `build/multus-shim/` under a hash of their inputs, or in a temporary folder for a read-only
+    tree.
     """
     if arch not in TARGETS:
         raise BuildError(f"unknown architecture {arch!r}; known: {', '.join(TARGETS)}")
@@ -140,7 +128,7 @@ def build(arch: str, out: pathlib.Path, root: pathlib.Path = ROOT) -> pathlib.Pa
         if not kept.is_file():
             _compile(arch, given, root, store, kept)
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Copy beside and rename: the old shim may be running, and a half-written one must never be.
+        # Replaced atomically: the old shim may be running.
         beside = out.with_name(f".{out.name}.{os.getpid()}")
         shutil.copyfile(kept, beside)
         beside.chmod(0o755)
@@ -168,7 +156,7 @@ def _compile(arch: str, given: str, root: pathlib.Path, store: pathlib.Path, res
         generated = pathlib.Path(scratch) / "build_options.zig"
         generated.write_text(given, "utf-8")
         binary = pathlib.Path(scratch) / NAME
-        # Not shared between builds: it saves two seconds at most, and several may run at once.
+        # Not shared, as several builds may run at once; it would save two seconds at most.
         cache = pathlib.Path(scratch) / "zig-cache"
         command = [
             *(sys.executable, "-m", "ziglang", "build-exe"),
@@ -186,7 +174,7 @@ def _compile(arch: str, given: str, root: pathlib.Path, store: pathlib.Path, res
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m multus_shim.build", description="Compile the CNI shim.")
     parser.add_argument("--arch", choices=[*TARGETS, "all"], help="whose binary to build (default: this machine's)")
     parser.add_argument(

@@ -1,4 +1,1 @@
-"""HTTP: the unix socket for the shim and hot-plug, the admin paths, health, the metrics port, the webhook.
-
-The only user of aiohttp.
-"""
+"""HTTP: the unix socket for the shim and hot-plug, the admin paths, health, the metrics port, the webhook."""

@@ -1,7 +1,6 @@
-"""`/admin/v1/<name>`: what a person asks the daemon of a node, or has it do. For root only; never in a request's way.
+"""`/admin/v1/<name>`: questions (GET) and orders (POST) of a person to the daemon, for root only.
 
-A question is a GET, an order a POST. The answer is a JSON object, an error that of CNI. Nothing here is for the
-runtime, so nothing here counts as a CNI request.
+The answer is a JSON object, or a CNI error. The runtime uses none of it, so it does not count as CNI requests.
 """
 
 from __future__ import annotations
@@ -11,16 +10,27 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
 from multus_daemon import deadlines
 from multus_daemon.api.cni import to_cni_error
+from multus_daemon.diagnosis import attachments, explain, status
+from multus_daemon.node import orphans
+from multus_daemon.pod import aside
+from multus_daemon.pod.check import announced, failures
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.gather import find_pod
+from multus_daemon.pod.records import held_if_free
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.threads import NoThreadError
-from multus_daemon.spec.cni import gojson
+from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.cni import gojson, names
+from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -28,44 +38,45 @@ from multus_daemon.spec.cni.errors import (
     IoFailureError,
     TryAgainLaterError,
 )
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 
 ROOT: Final = "/admin"
 PATH: Final = ROOT + "/{path:.*}"
 _VERSION: Final = "v1/"
 BODY_LIMIT: Final = 2 * 1024 * 1024
-"""Bytes: a manifest of a pod."""
+"""Maximum bytes of a body, a pod's manifest."""
 SHOWN: Final = 40
-"""Characters of a wrong value that an error shows."""
+"""Maximum characters of a wrong value in an error."""
 AT_ONCE: Final = 2
-"""Questions that are worked on side by side: whoever asks waits for pods, not the other way round."""
+"""Maximum number of concurrent answers: pods have priority."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What came with a question or an order."""
+    """The parameters of a question or an order."""
 
     query: Mapping[str, str]
-    """The last value of each key."""
+    """Value of each key, the last one if it is repeated."""
     body: bytes = b""
 
     def flag(self, key: str) -> bool:
-        """Return whether `key` is "true". Raises InvalidEnvironmentError for what is neither "true" nor "false"."""
+        """Return True if `key` is "true". Raises InvalidEnvironmentError for other values than "true" and "false"."""
         text = self.query.get(key, "")
         if text not in ("", "true", "false"):
             raise InvalidEnvironmentError(f"{key} is {text[:SHOWN]!r}: true or false is needed")
         return text == "true"
 
     def pod(self) -> str:
-        """Return `namespace/name` of the key `pod`; empty if absent. Raises InvalidEnvironmentError."""
+        """Return the key `pod`, `namespace/name`; empty if absent. Raises InvalidEnvironmentError."""
         text = self.query.get("pod", "")
         if text and (text.count("/") != 1 or not all(text.split("/"))):
             raise InvalidEnvironmentError(f"pod is {text[:SHOWN]!r}: NAMESPACE/POD is needed")
         return text
 
     def number(self, key: str, default: int, *, most: int) -> int:
-        """Return the number from 1 to `most` that `key` stands for. Raises InvalidEnvironmentError."""
+        """Return the value of `key`, from 1 to `most`. Raises InvalidEnvironmentError."""
         text = self.query.get(key, "")
         if not text:
             return default
@@ -75,7 +86,7 @@ class Asked:
 
 
 Answer = Callable[[Asked], Mapping[str, Any]]
-"""Blocks; runs in a thread of its own. Raises CniError."""
+"""Returns the answer. Blocks, in a thread of its own. Raises CniError."""
 
 
 class AdminApi:
@@ -88,13 +99,13 @@ class AdminApi:
         *,
         seconds: float = deadlines.ADMIN_SECONDS,
     ) -> None:
-        """`seconds`: for one answer, the wait for its turn included."""
+        """`seconds`: limit for one answer, including the wait for its turn."""
         self._answers = {"GET": dict(questions), "POST": dict(orders)}
         self._seconds = seconds
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def handle(self, request: web.Request) -> web.Response:
-        """The handler of every method."""
+        """Serve every method."""
         path = request.match_info["path"]
         name = path.removeprefix(_VERSION)
         answer = self._answers.get(request.method, {}).get(name) if path != name else None
@@ -105,14 +116,14 @@ class AdminApi:
                 asked = Asked(dict(request.query), await _body(request))
                 async with self._turns:
                     work = functools.partial(answer, asked)
-                    found = await portal.run(Deadline(self._seconds), work, name=f"admin {name}")
+                    result = await portal.run(Deadline(self._seconds), work, name=f"admin {name}")
         except TimeoutError:
             return _error(TryAgainLaterError(f"no answer to {name} within {self._seconds:g} s"), 504)
         except (CniError, NoThreadError) as error:
             return _error(to_cni_error(error), 400)
         if request.method == "POST":
             log.info("admin %s: done", name)
-        return web.Response(body=gojson.dumps(found, sort_keys=False), content_type="application/json")
+        return web.Response(body=gojson.dumps(result, sort_keys=False), content_type="application/json")
 
     def _unknown(self, method: str, path: str) -> web.Response:
         for other, answers in self._answers.items():
@@ -126,17 +137,143 @@ class AdminApi:
 
 
 async def _body(request: web.Request) -> bytes:
-    """Raises CniError."""
-    if (request.content_length or 0) > BODY_LIMIT:
-        raise DecodingFailureError(f"the body is larger than {BODY_LIMIT} bytes")
     try:
+        if (size := request.content_length or 0) > BODY_LIMIT:
+            raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, size)
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise DecodingFailureError(f"the body is larger than {BODY_LIMIT} bytes") from error
     except Exception as error:
-        # A cut connection, bad chunks or bad compression: the client's fault, and aiohttp has no one base for it.
+        # A cut connection, bad chunks or bad compression, for which aiohttp has no common base class.
         raise IoFailureError(f"the body can't be read: {type(error).__name__}: {error}") from error
 
 
 def _error(error: CniError, status: int) -> web.Response:
     return web.Response(status=status, body=error.to_json(), content_type="application/json")
+
+
+class Answers:
+    """The questions and orders by name. Each blocks and raises CniError."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        timelines: Timelines,
+        parts: Callable[[], status.Parts],
+        configuration: Callable[[], bytes],
+        spool: Path,
+    ) -> None:
+        """`parts` returns the state of the daemon's parts, `configuration` the runtime's present configuration of the
+        shim, or raises the CniError that explains why there is none. `spool`: the shim's directory of DELs.
+        """
+        self._configuration = configuration
+        self._engine = engine
+        self._timelines = timelines
+        self._parts = parts
+        self._spool = spool
+        self.questions: Mapping[str, Answer] = {
+            "attachments": self._attachments,
+            "explain": self._explain,
+            "status": self._status,
+            "trace": self._trace,
+        }
+        self.orders: Mapping[str, Answer] = {
+            # A question; POST, as it has a body.
+            "explain-manifest": self._explain_manifest,
+            "forget": self._forget,
+        }
+
+    def _status(self, _asked: Asked) -> Mapping[str, Any]:
+        try:
+            containers = len(self._engine.store.containers(foreign=False))
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+        return status.of(self._parts(), self._timelines, containers=containers, spooled=status.entries_in(self._spool))
+
+    def _attachments(self, asked: Asked) -> Mapping[str, Any]:
+        leaks = asked.flag("leaks")
+        try:
+            return attachments.of(
+                self._engine.store,
+                self._engine.links,
+                source="daemon",
+                pod=asked.pod(),
+                leaks=leaks,
+                problems=self._orphans() if leaks else None,
+                last_errors=self._last_errors(),
+                check=self._checked if asked.flag("check") else None,
+            )
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+
+    def _orphans(self) -> dict[str, attachments.Problem]:
+        """Return the problem of each leaked container. Raises OSError."""
+        seen = orphans.look(self._engine)
+        in_use = attachments.Problem(
+            "its pod is gone, but processes live in its network namespace",
+            "remove the container from the runtime (crictl rmp -f); nothing is touched while they live",
+        )
+        problems: dict[str, attachments.Problem] = {
+            container: attachments.Problem(orphan.reason, attachments.ORPHAN_ADVICE)
+            for container, orphan in seen.orphans.items()
+        }
+        return problems | dict.fromkeys(seen.in_use, in_use)
+
+    def _last_errors(self) -> dict[str, str]:
+        return {
+            item.subject["container"]: item.error[1]
+            for item in self._timelines
+            if item.error and item.subject.get("verb") == "DEL"
+        }
+
+    def _forget(self, asked: Asked) -> Mapping[str, Any]:
+        container_id = ContainerId(asked.query.get("container", ""))
+        if not container_id:
+            raise InvalidEnvironmentError("no container is named", "container=ID")
+        if problem := names.container_id_problem(container_id):
+            raise InvalidEnvironmentError(f"container is {container_id[:SHOWN]!r}: {problem}")
+        record = aside.forget(self._engine, container_id)
+        return attachments.forgotten(container_id, record)
+
+    def _checked(self, record: ContainerRecord) -> str:
+        """Return the error that CHECK would have; empty if none."""
+        with held_if_free(self._engine, record.sandbox.container_id) as is_ours:
+            if not is_ours:
+                return "not checked: another request is at work on it"
+            try:
+                strict = self._engine.net_conf(b"{}").strict_check
+                with self._engine.links.open(record.sandbox.netns) as netns:
+                    for failure in failures(self._engine, record, announced(record), netns):
+                        if strict or failure.is_certain:
+                            return str(failure.error)
+            except CniError as error:
+                return str(error)
+            return ""
+
+    def _explain(self, asked: Asked) -> Mapping[str, Any]:
+        if not asked.pod():
+            raise InvalidEnvironmentError("no pod is named", "pod=NAMESPACE/POD")
+        namespace, _, name = asked.pod().partition("/")
+        pod = KubernetesArgs(Namespace(namespace), PodName(name), PodUid(""), "", ())
+        return self._explained(lambda: find_pod(self._engine, pod), asked.pod())
+
+    def _explain_manifest(self, asked: Asked) -> Mapping[str, Any]:
+        # Imported here: a standalone daemon does not load Kubernetes otherwise.
+        from multus_daemon.cluster.kube import objects
+
+        try:
+            pod = objects.decode_pod(asked.body).value
+        except objects.DECODE_ERRORS as error:
+            raise DecodingFailureError(f"the body is not a pod: {error}") from error
+        if not pod.namespace or not pod.name:
+            raise DecodingFailureError("the pod has no name or no namespace", "metadata.name, metadata.namespace")
+        return self._explained(lambda: pod, str(pod))
+
+    def _explained(self, find: Callable[[], Pod], name: str) -> Mapping[str, Any]:
+        try:
+            return explain.of(self._engine, self._configuration, find, name, self._timelines)
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+
+    def _trace(self, asked: Asked) -> Mapping[str, Any]:
+        return status.trace(self._timelines, asked.pod(), asked.number("last", 20, most=1000))

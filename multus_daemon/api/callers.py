@@ -1,24 +1,51 @@
-"""Who sent a request: the process at the other end of the socket, and whether one of our plugins started it."""
+"""The clients of the socket: who may call, and whether a plugin of this daemon calls."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from aiohttp import web
 
 from multus_daemon.plugins import child, strays
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
+
+log = logging.getLogger(__name__)
 
 _CREDENTIALS: Final = struct.Struct("iII")
 _ANCESTORS_MAX: Final = 64
 
 
-class Peer(NamedTuple):
-    """The process at the other end, as the kernel knows it (SO_PEERCRED, unix(7)).
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The client that waits for the answer; by default none, as for the requests of the spool."""
 
-    Ids are those of the daemon's user namespace: a user that it does not map appears as the overflow id, 65534.
+    stdout: bool = False
+    """True for the native shim, which prints the body unchanged."""
+    is_gone: Callable[[], bool] = lambda: False
+    plugin_pid: int = 0
+    """Process id, if the client is a plugin that this daemon runs."""
+
+
+NO_CLIENT: Final = Client()
+
+
+def client_of(request: web.Request, *, stdout: bool) -> Client:
+    """Return the client that sent `request`."""
+    caller = peer(request)
+    plugin_pid = caller.pid if caller and is_plugin(caller.pid) else 0
+    return Client(stdout, lambda: request.transport is None or request.transport.is_closing(), plugin_pid)
+
+
+class Peer(NamedTuple):
+    """The process at the other end of the socket (SO_PEERCRED, unix(7)).
+
+    The ids are those of the daemon's user namespace; users without a mapping have the overflow id, 65534.
     """
 
     pid: int
@@ -27,7 +54,7 @@ class Peer(NamedTuple):
 
 
 def peer(request: web.Request) -> Peer | None:
-    """Return the process that sent `request`; None once it has hung up."""
+    """Return the process that sent `request`; None after it hung up."""
     connection = request.transport.get_extra_info("socket") if request.transport else None
     if connection is None:
         return None
@@ -35,10 +62,10 @@ def peer(request: web.Request) -> Peer | None:
 
 
 def is_plugin(pid: int) -> bool:
-    """Report whether a plugin that this daemon runs, or a process that it started, is the process of that number.
+    """Return True if the process is a plugin that this daemon runs, or one of its descendants.
 
-    Parents and sessions tell while the plugin runs, the daemon's mark in the environment also afterwards. A process
-    that cannot be looked at is none.
+    Parents and sessions identify it while the plugin runs, the daemon's mark in the environment also afterwards.
+    Unreadable processes are not plugins.
     """
     if pid == os.getpid():
         return False
@@ -55,3 +82,18 @@ def is_plugin(pid: int) -> bool:
             return False
         pid = parent
     return False
+
+
+def refuse_plugin(verb: str, pid: int) -> None:
+    """Refuse the verb of a plugin of this daemon, which would wait for itself in the slots of other pods.
+
+    DEL succeeds without any work: its ADD was refused, and an error would make the plugin's own attachment impossible
+    to remove. Raises InvalidNetworkConfigError (7) for the other verbs.
+    """
+    error = InvalidNetworkConfigError(
+        "the request comes from a plugin that this daemon runs",
+        f"process {pid}; a network's plugin must not call Multus: correct the network's configuration",
+    )
+    log.error("CNI %s not served: %s", verb, error)
+    if verb != "DEL":
+        raise error

@@ -1,4 +1,4 @@
-"""`POST /cni` and `POST /delegate`: one verb for one caller, in a task with a deadline; one function for all errors."""
+"""`POST /cni` and `POST /delegate`: each verb runs in its own task with a deadline; all errors become CNI errors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeAlias, TypeVar
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypeAlias
 
 from aiohttp import web
 
 from multus_daemon import deadlines, logs
 from multus_daemon.api import callers, wire
 from multus_daemon.api import limit as requests
+from multus_daemon.api.callers import NO_CLIENT, Client
 from multus_daemon.metrics import Metrics
 from multus_daemon.plugins.limit import RANKS
 from multus_daemon.pod.request import CniRequest, DelegateRequest
@@ -24,99 +25,58 @@ from multus_daemon.runtime.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.runtime.timeline import Timelines
-from multus_daemon.spec.cni import versions
 from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
     InternalError,
-    InvalidNetworkConfigError,
     IoFailureError,
     TryAgainLaterError,
     from_code,
 )
 from multus_daemon.spec.cni.result import Result
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
 _DECODED_HERE: Final = 64 * 1024
-"""Bytes of a request that take a millisecond to read, at most; that of an ordinary pod has two thousand."""
+"""Maximum bytes of a request that the event loop decodes itself, in a millisecond; an ordinary one has 2,000."""
 _RANKS: Final = {**RANKS, "CHECK": RANKS["ADD"]}
-"""As for plugins, but CHECK beside ADD: where memory is scarce all wait here, and it would come behind every ADD."""
-# How often a drain looks whether the last request has ended, in seconds.
-_DRAIN_STEP = 0.02
+"""The ranks of plugins, except CHECK: if memory is scarce all requests wait here, and CHECK would be the last."""
+_DRAIN_STEP: Final = 0.02
+"""Seconds between two looks of a drain for the end of the last request."""
 
 
-class Verbs(Protocol):
-    """What the socket needs from the engine. Every method raises CniError; anything else is a fault of the program.
+class _Verbs(Protocol):
+    """The functions of the engine. They block, each call in a thread of its own, and raise CniError.
 
-    They block, each call in a thread of its own. One whose deadline (`runtime.deadline`) is over, or which is to stop,
-    first undoes what it did, then raises Interrupted.
+    Interrupted by their deadline (`runtime.deadline`), they undo their work first. Repeated DELs succeed, and so does a
+    DEL of something absent.
     """
 
-    def add(self, request: CniRequest) -> Result:
-        """Attach the pod to its networks, all or none."""
-        ...
-
-    def delete(self, request: CniRequest) -> None:
-        """Detach the container; what is absent counts as done, can be repeated."""
-        ...
-
-    def check(self, request: CniRequest) -> None:
-        """Is everything still as ADD left it?"""
-        ...
-
-    def add_network(self, request: DelegateRequest) -> Result:
-        """Attach one network to a running container."""
-        ...
-
-    def remove_network(self, request: DelegateRequest) -> None:
-        """Detach one network from a container; what is absent counts as done, can be repeated."""
-        ...
-
-    def check_network(self, request: DelegateRequest) -> None:
-        """Is one network still as its ADD left it?"""
-        ...
-
-    def status(self, stdin: bytes) -> None:
-        """Could an ADD be served now?"""
-        ...
-
-    def gc(self, stdin: bytes) -> None:
-        """Remove what belongs to no attachment that the configuration names as valid."""
-        ...
+    def add(self, request: CniRequest) -> Result: ...
+    def delete(self, request: CniRequest) -> None: ...
+    def check(self, request: CniRequest) -> None: ...
+    def add_network(self, request: DelegateRequest) -> Result: ...
+    def remove_network(self, request: DelegateRequest) -> None: ...
+    def check_network(self, request: DelegateRequest) -> None: ...
+    def status(self, stdin: bytes) -> None: ...
+    def gc(self, stdin: bytes) -> None: ...
 
 
 class DeadlineExceededError(TryAgainLaterError):
-    """A verb was stopped because it took too long."""
+    """The deadline of a verb stopped it."""
 
 
 class StoppedError(TryAgainLaterError):
-    """The daemon stops, and nothing of the request stays: its successor can be asked at once."""
+    """The daemon stops, and nothing of the request remains: the caller can ask its successor at once."""
 
 
 class ClientGoneError(TryAgainLaterError):
-    """The client hung up before its request began, so nothing was done for it."""
+    """The client hung up before its request began, so the request did not begin."""
 
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """The one that waits for the answer."""
-
-    stdout: bool = False
-    """True for the native shim, which prints the body as it is."""
-    is_gone: Callable[[], bool] = lambda: False
-    plugin_pid: int = 0
-    """Process id, if a plugin that this daemon runs has sent the request."""
-
-
-NO_CLIENT: Final = Client()
-"""The requests of the spool have no client that waits."""
 
 Hurry: TypeAlias = Callable[[str], contextlib.AbstractContextManager[None]]
-"""Called with a container's id; while the context lives, what runs for the container goes before other work."""
+"""Return a context in which work for the container with this id precedes other work."""
 
 
 class CniApi:
@@ -124,25 +84,35 @@ class CniApi:
 
     def __init__(
         self,
-        verbs: Verbs,
+        verbs: _Verbs,
         metrics: Metrics,
         *,
         verb_seconds: Mapping[str, float] = deadlines.VERB_SECONDS,
         body_timeout: float = deadlines.BODY_SECONDS,
         at_once: int = requests.MOST,
         at_once_reason: str = "connectionLimit",
-        hurry: Hurry | None = None,
+        hurry: Hurry = lambda _: contextlib.nullcontext(),
         timelines: Timelines | None = None,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
-        `at_once`: how many verbs, and `at_once_reason`, for people; `hurry`: used while a DEL of a container is there,
-        since it waits for what runs of it. `asked_networks`: what tells the networks of a pod from those of another, as
-        far as that is known; it neither blocks nor raises.
-        `timelines`: where each request is kept, for those who ask later.
+        `at_once`: maximum number of concurrent verbs; `at_once_reason`: where it comes from, for errors. `hurry`: used
+        during a DEL, which waits for other work on its container. `timelines`: keeps the steps of each request.
+        `asked_networks`: returns a key of the networks that a pod asks for, as far as known, without blocking.
         """
-        self._verbs = verbs
+        self._routes: Mapping[str, Callable[[Any], Result | None]] = {
+            "ADD": verbs.add,
+            "DEL": verbs.delete,
+            "CHECK": verbs.check,
+            "STATUS": verbs.status,
+            "GC": verbs.gc,
+        }
+        self._delegate_routes: Mapping[str, Callable[[Any], Result | None]] = {
+            "ADD": verbs.add_network,
+            "DEL": verbs.remove_network,
+            "CHECK": verbs.check_network,
+        }
         self._metrics = metrics
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
@@ -153,51 +123,68 @@ class CniApi:
         self._timelines = Timelines() if timelines is None else timelines
         self._asked_networks = asked_networks
         self._requests = TaskGroupOfRequests()
-        # Runtimes ask every 5 s, CRI-O at its start every 0.5 s: a plugin that hangs does so once.
+        # Runtimes ask every 5 s, CRI-O at its start every 0.5 s: they share one call of a plugin that hangs.
         self._status = SharedCalls()
         self._closed = False
 
     @property
     def running(self) -> int:
-        """How many verbs are running."""
+        """Number of running verbs."""
         return len(self._requests)
 
     @property
     def load(self) -> dict[str, int]:
-        """How many requests are worked on, wait for that, and may be worked on at once."""
+        """Number of running and of waiting requests, and the limit."""
         return {"running": self._slots.running, "waiting": self._slots.waiting, "limit": self._slots.size}
 
     async def handle(self, request: web.Request) -> web.Response:
-        """The handler of `POST /cni`. Every failure is a CNI error in the body of a 400."""
-        stdout = wire.wants_stdout(",".join(request.headers.getall("Accept", ())))
-        try:
-            answer = await self.call(await self._body(request), client=_client(request, stdout=stdout))
-        except StoppedError as error:
-            # Only the native shim knows what to do with this status.
-            answer = wire.encode_error(error, stdout=stdout, status=503 if stdout else 400)
-        except CniError as error:
-            answer = wire.encode_error(error, stdout=stdout)
-        return to_response(answer)
+        """Serve `POST /cni`. Every failure is a CNI error in the body of a 400."""
+        client = callers.client_of(request, stdout=wire.wants_stdout(request.headers.getall("Accept", ())))
+        return await self._respond(request, client, wire.decode)
 
     async def handle_delegate(self, request: web.Request) -> web.Response:
-        """The handler of `POST /delegate`. Always JSON: its clients are no plugins."""
+        """Serve `POST /delegate`. The answer is always JSON: its clients are not plugins."""
+        return await self._respond(request, callers.client_of(request, stdout=False), wire.decode_delegate)
+
+    async def _respond(
+        self, request: web.Request, client: Client, decode: Callable[[bytes], wire.Call]
+    ) -> web.Response:
         try:
-            body = await self._body(request)
-            answer = await self.call(body, client=_client(request), decode=wire.decode_delegate)
+            answer = await self.call(await self._body(request), client=client, decode=decode)
         except CniError as error:
-            answer = wire.encode_error(error, stdout=False)
-        return to_response(answer)
+            # Only the native shim handles 503.
+            status = 503 if client.stdout and isinstance(error, StoppedError) else 400
+            answer = wire.encode_error(error, stdout=client.stdout, status=status)
+        return answer.to_response()
+
+    async def _body(self, request: web.Request) -> bytes:
+        """Read the whole body. Raises CniError and logs it, since no request is known yet."""
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                return await request.read()
+        except TimeoutError:
+            seconds = f"{self._body_timeout:g} s"
+            error: CniError = IoFailureError(
+                f"the request's body did not arrive within {seconds}", "check that the client still runs"
+            )
+        except web.HTTPRequestEntityTooLarge:
+            error = DecodingFailureError(f"the request's body is larger than {request.client_max_size} bytes")
+        except Exception as cause:
+            # A cut connection, bad chunks or bad compression, for which aiohttp has no common base class.
+            error = IoFailureError(f"the request's body can't be read: {type(cause).__name__}: {cause}")
+        log.error("CNI request refused: %s", error)
+        raise error
 
     async def call(
         self, body: bytes, *, client: Client = NO_CLIENT, decode: Callable[[bytes], wire.Call] = wire.decode
     ) -> wire.Answer:
-        """Serve one request body; also the way in for requests that the shim left in its spool.
+        """Serve one request body, from a client or from the shim's spool. Raises CniError only.
 
-        A verb that has begun goes on without its client and without the caller; one that waits for its turn does not
-        begin once the client is gone. Raises CniError and nothing else.
+        A running verb continues when its client hangs up or this call is cancelled; a waiting verb does not begin
+        without its client.
         """
         try:
-            # A large one takes longer to read than others may wait for the loop.
+            # A large body would block the event loop for too long.
             if len(body) <= _DECODED_HERE:
                 call = decode(body)
             else:
@@ -215,15 +202,17 @@ class CniApi:
             names |= {"network": request.network}
         with logs.fields(**names):
             if client.plugin_pid:
-                _refuse_plugin(request.verb, client.plugin_pid)
+                callers.refuse_plugin(request.verb, client.plugin_pid)
                 return wire.encode_done(stdout=client.stdout)
-            self._refuse_when_closed(request.verb)
-            return await self._requests.run(self._work(call, client, names), name=" ".join(names.values()))
+            if self._closed:
+                log.info("CNI %s refused: shutting down", request.verb)
+                raise StoppedError("multus daemon is shutting down", "its successor will take the request")
+            return await self._requests.run(self._serve(call, client, names), name=" ".join(names.values()))
 
     async def drain(self, timeout: float) -> int:
-        """Wait up to `timeout` seconds for what runs and still comes in, then cancel it; the number of those cancelled.
+        """Wait up to `timeout` seconds for the running requests, cancel the rest, and return their number.
 
-        Requests that were accepted before the socket went are served as ever; what comes after the wait is refused.
+        Requests that arrive during the wait are served; later ones are refused.
         """
         end = time.monotonic() + timeout
         while self._requests and time.monotonic() < end:  # noqa: ASYNC110  once in a life, and new ones may come in
@@ -231,213 +220,127 @@ class CniApi:
         self._closed = True
         return await self._requests.drain(0)
 
-    def _refuse_when_closed(self, verb: str) -> None:
-        if self._closed:
-            log.info("CNI %s refused: shutting down", verb)
-            raise StoppedError("multus daemon is shutting down", "its successor will take the request")
-
-    async def _body(self, request: web.Request) -> bytes:
-        """The whole body. Raises CniError, having logged it, since no request is known yet."""
-        try:
-            async with asyncio.timeout(self._body_timeout):
-                return await request.read()
-        except TimeoutError:
-            error: CniError = IoFailureError(
-                f"the request's body did not arrive within {self._body_timeout:g} s", "does the client still run?"
-            )
-        except web.HTTPRequestEntityTooLarge:
-            error = DecodingFailureError(f"the request's body is larger than {request.client_max_size} bytes")
-        except Exception as cause:
-            # A cut connection, bad chunks or bad compression: the client's fault, and aiohttp has no one base for it.
-            error = IoFailureError(f"the request's body can't be read: {type(cause).__name__}: {cause}")
-        log.error("CNI request refused: %s", error)
-        raise error
-
-    async def _work(self, call: wire.Call, client: Client, names: Mapping[str, str]) -> wire.Answer:
-        """Serve `call` and write its two log lines; the task of the request. Raises CniError and nothing else.
-
-        `names`: what it is about, by the log's fields.
-        """
-        verb = call.request.verb
+    async def _serve(self, call: wire.Call, client: Client, names: Mapping[str, str]) -> wire.Answer:
+        """Serve `call` as a task and log its start and end; `names` are its log fields. Raises CniError only."""
+        request, verb = call.request, call.request.verb
         started = time.monotonic()
         log.info("CNI %s started", verb)
-        failure: CniError | None = None
-        traceback: BaseException | None = None
-        # What is of no container nobody asks for later.
+        outcome, failure, traceback = "success", None, None
+        is_del = verb == "DEL" and isinstance(request, CniRequest)
+        hurried = self._hurry(names["container"]) if is_del else contextlib.nullcontext()
+        # Keep timelines of container requests only.
         with self._timelines.of(names, keep="container" in names) as kept:
             try:
-                with slots.one_turn(), self._hurried(call.request):
+                with slots.one_turn(), hurried:
                     return await self._perform(call, client)
             except (Exception, asyncio.CancelledError) as error:
                 failure = to_cni_error(error)
+                outcome = "deadline" if isinstance(failure, DeadlineExceededError) else "error"
                 kept.end((failure.code, str(failure)))
                 traceback = None if isinstance(error, CniError | NoThreadError | asyncio.CancelledError) else error
-                if told := _with_command(failure, call.request):
-                    raise told from error
-                if failure is error:
+                shown = _with_command(failure, request)
+                if shown is error:
                     raise
-                raise failure from error
+                raise shown from error
             finally:
-                self._finish(verb, time.monotonic() - started, failure, traceback)
-
-    def _hurried(self, request: CniRequest | wire.NodeRequest) -> contextlib.AbstractContextManager[None]:
-        if self._hurry is not None and request.verb == "DEL" and isinstance(request, CniRequest):
-            return self._hurry(request.container_id)
-        return contextlib.nullcontext()
-
-    async def _admitted(self, request: CniRequest | wire.NodeRequest) -> slots.Slot:
-        """A place among those that are worked on. Raises TryAgainLaterError (11) where none was to be had in time."""
-        verb = request.verb
-        key, groups = "", ("", "")
-        if isinstance(request, CniRequest):
-            network = request.network if isinstance(request, DelegateRequest) else self._asked_networks(request.args)
-            key, groups = request.container_id, (request.args.namespace, network)
-        patience = deadlines.REQUEST_WAIT_SECONDS[verb]
-        try:
-            with self._metrics.queued(verb):
-                slot = await self._slots.take(key, _RANKS[verb], patience, groups)
-        except slots.NoSlotError as error:
-            share = f"its namespace or networks have the {error.share} that they may have; " if error.share else ""
-            raise TryAgainLaterError(
-                f"node is busy: {verb} has waited {patience:g} s to begin, with {error.waiting} "
-                f"requests waiting and at most {self._slots.size} worked on at once",
-                f"{share}the number comes from {self._at_once_reason}; raise the limits of the daemon's pod, or "
-                "connectionLimit",
-            ) from error
-        timeline.note("its turn has come")
-        return slot
-
-    def _finish(self, verb: str, seconds: float, failure: CniError | None, traceback: BaseException | None) -> None:
-        if failure is None:
-            outcome = "success"
-        else:
-            outcome = "deadline" if isinstance(failure, DeadlineExceededError) else "error"
-        self._metrics.verb(verb, outcome, seconds)
-        with logs.fields(outcome=outcome, seconds=f"{seconds:.3f}", code=failure.code if failure else None):
-            if failure is None:
-                log.info("CNI %s finished", verb)
-            else:
-                log.error("CNI %s failed: %s", verb, failure, exc_info=traceback)
+                seconds = time.monotonic() - started
+                self._metrics.verb(verb, outcome, seconds)
+                with logs.fields(outcome=outcome, seconds=f"{seconds:.3f}", code=failure.code if failure else None):
+                    if failure is None:
+                        log.info("CNI %s finished", verb)
+                    else:
+                        log.error("CNI %s failed: %s", verb, failure, exc_info=traceback)
 
     async def _perform(self, call: wire.Call, client: Client) -> wire.Answer:
         request = call.request
-        if isinstance(request, wire.NodeRequest):
-            verb = self._verbs.status if request.verb == "STATUS" else self._verbs.gc
-            await self._limited(request, functools.partial(verb, request.stdin), client)
-        elif isinstance(request, DelegateRequest):
-            return await self._plug(request, client)
-        elif request.verb == "ADD":
-            made = await self._limited(request, functools.partial(self._verbs.add, request), client)
-            return await self._tell(request, made, call.asked_version, client.stdout)
-        elif request.verb == "DEL":
-            await self._limited(request, functools.partial(self._verbs.delete, request), client)
-        else:
-            await self._limited(request, functools.partial(self._verbs.check, request), client)
-        return wire.encode_done(stdout=client.stdout)
-
-    async def _plug(self, request: DelegateRequest, client: Client) -> wire.Answer:
-        if request.verb == "ADD":
-            made = await self._limited(request, functools.partial(self._verbs.add_network, request), client)
-            return wire.encode_result(made, versions.CURRENT, stdout=False)
-        verb = self._verbs.remove_network if request.verb == "DEL" else self._verbs.check_network
-        await self._limited(request, functools.partial(verb, request), client)
-        return wire.encode_done(stdout=False)
-
-    async def _tell(self, request: CniRequest, made: Result, version: str, stdout: bool) -> wire.Answer:
-        """The answer to an ADD; where its result can't be told, the ADD is undone, since to the runtime it failed."""
+        routes = self._delegate_routes if isinstance(request, DelegateRequest) else self._routes
+        argument = request.stdin if isinstance(request, wire.NodeRequest) else request
+        made = await self._limited(request, functools.partial(routes[request.verb], argument), client)
+        if made is None:
+            return wire.encode_done(stdout=client.stdout)
         try:
-            return wire.encode_result(made, version, stdout=stdout)
+            return wire.encode_result(made, call.asked_version, stdout=client.stdout)
         except CniError as error:
+            # To the runtime the ADD failed, so it is undone.
+            assert isinstance(request, CniRequest)
             undo = replace(request, verb="DEL")
             try:
-                await self._limited(undo, functools.partial(self._verbs.delete, undo), NO_CLIENT)
+                await self._limited(undo, functools.partial(self._routes["DEL"], undo), NO_CLIENT)
             except CniError as second:
                 raise error.with_context(f"and undoing the ADD failed: {second}") from second
             raise
 
-    async def _limited(self, request: CniRequest | wire.NodeRequest, work: Callable[[], T], client: Client) -> T:
-        """Begin `work` in its turn, in a thread of its own, and wait for it; both as long as its verb may take.
+    async def _limited(
+        self, request: CniRequest | wire.NodeRequest, work: Callable[[], Result | None], client: Client
+    ) -> Result | None:
+        """Run `work` in its turn, in a thread of its own, within the deadline of its verb.
 
-        Raises DeadlineExceededError once it has undone its part, ClientGoneError instead of beginning for nobody.
+        Raises DeadlineExceededError after `work` undid its part, ClientGoneError if the client hung up before its turn,
+        TryAgainLaterError if its turn did not come in time.
         """
-        seconds = self._verb_seconds[request.verb]
+        verb, seconds = request.verb, self._verb_seconds[request.verb]
         limit = Deadline(seconds)
+        key, groups = "", ("", "")
+        if isinstance(request, CniRequest):
+            network = request.network if isinstance(request, DelegateRequest) else self._asked_networks(request.args)
+            key, groups = request.container_id, (request.args.namespace, network)
         try:
             async with asyncio.timeout(seconds):
-                place = await self._admitted(request)
+                with self._metrics.queued(verb):
+                    slot = await self._slots.take(key, _RANKS[verb], deadlines.REQUEST_WAIT_SECONDS[verb], groups)
                 try:
+                    timeline.note("its turn has come")
                     if client.is_gone():
-                        raise ClientGoneError(f"the client hung up before its {request.verb} began")
-                    with self._metrics.in_flight(request.verb):
-                        if request.verb == "STATUS" and isinstance(request, wire.NodeRequest):
-                            # Of several that share it, each waits for as long as it may; the run is stopped with the
-                            # last.
-                            return await self._status.of(
-                                request.stdin, lambda: portal.run(Deadline(), work, name="STATUS")
-                            )
-                        return await portal.run(limit, work, name=request.verb)
+                        raise ClientGoneError(f"the client hung up before its {verb} began")
+                    with self._metrics.in_flight(verb):
+                        if isinstance(request, wire.NodeRequest) and verb == "STATUS":
+                            # Each caller waits within its own deadline; the shared call is stopped with the last.
+                            run = functools.partial(portal.run, Deadline(), work, name=verb)
+                            return await self._status.of(request.stdin, run)
+                        return await portal.run(limit, work, name=verb)
                 finally:
-                    self._slots.give_back(place)
+                    self._slots.give_back(slot)
+        except slots.NoSlotError as error:
+            raise self._busy(verb, error) from error
         except TimeoutError as error:
-            # A STATUS may share the run of one that came before, whose time is over earlier.
+            # The run of an earlier STATUS may expire first.
             if not (limit.expired or isinstance(error, ExpiredError)):
                 raise
             subject = f" of pod {request.args.namespace}/{request.args.name}" if isinstance(request, CniRequest) else ""
             raise DeadlineExceededError(
-                f"{request.verb}{subject} took longer than {seconds:g} s", "the daemon's log has what it was doing"
+                f"{verb}{subject} took longer than {seconds:g} s", "the daemon's log has its steps"
             ) from error
 
+    def _busy(self, verb: str, error: slots.NoSlotError) -> TryAgainLaterError:
+        share = f"its namespace or networks use all {error.share} slots of their share; " if error.share else ""
+        return TryAgainLaterError(
+            f"node is busy: {verb} has waited {deadlines.REQUEST_WAIT_SECONDS[verb]:g} s to begin, with "
+            f"{error.waiting} requests waiting and at most {self._slots.size} running at once",
+            f"{share}the number comes from {self._at_once_reason}; raise the limits of the daemon's pod, or "
+            "connectionLimit",
+        )
 
-def _with_command(error: CniError, request: CniRequest | wire.NodeRequest) -> CniError | None:
-    """What the kubelet shows of a pod that can't start, with the command that says more; None for all else."""
+
+def _with_command(error: CniError, request: CniRequest | wire.NodeRequest) -> CniError:
+    """Add the command that explains the failure, for the kubelet's message about a pod that can't start."""
     if request.verb != "ADD" or type(request) is not CniRequest or not request.args.has_pod:
-        return None
+        return error
     if isinstance(error, StoppedError):
-        return None
+        return error
     command = f"on the node, `multusctl explain {request.args.namespace}/{request.args.name}` says more"
     return from_code(error.code, error.msg, "; ".join(filter(None, (error.details, command))))
 
 
 def to_cni_error(error: BaseException) -> CniError:
-    """Return what the caller is told.
-
-    A CniError is unchanged, a cancelled verb and a lack of threads are "try again", all else is code 999.
-    """
+    """Return a CniError unchanged, "try again" for a cancelled verb or a lack of threads, else code 999."""
     if isinstance(error, CniError):
         return error
     if isinstance(error, NoThreadError):
         return TryAgainLaterError(
             "the daemon can't start a thread for the request: the limit of processes or memory is reached",
-            "raise the limits of the daemon's pod or service (pids.max, memory), or see what else uses them up",
+            "raise the limits of the daemon's pod or service (pids.max, memory), or find what uses them up",
         )
     if isinstance(error, asyncio.CancelledError):
-        return StoppedError("multus daemon was stopped before the request was done", "what was begun is undone")
+        return StoppedError("multus daemon was stopped before the request was done", "its work is undone")
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return InternalError(f"internal error: {text}; see the daemon's log")
-
-
-def _client(request: web.Request, *, stdout: bool = False) -> Client:
-    caller = callers.peer(request)
-    plugin_pid = caller.pid if caller and callers.is_plugin(caller.pid) else 0
-    return Client(stdout, lambda: request.transport is None or request.transport.is_closing(), plugin_pid)
-
-
-def _refuse_plugin(verb: str, pid: int) -> None:
-    """Serve no verb to a plugin of this daemon: it would wait for itself, and take the places of other pods.
-
-    A DEL is answered as done without doing anything, since its ADD was refused: with an error, the attachment to which
-    the plugin belongs could never be removed. Raises InvalidNetworkConfigError (7) for the other verbs.
-    """
-    error = InvalidNetworkConfigError(
-        "the request comes from a plugin that this daemon runs",
-        f"process {pid}; a network's plugin must not call Multus: correct the network's configuration",
-    )
-    log.error("CNI %s not served: %s", verb, error)
-    if verb != "DEL":
-        raise error
-
-
-def to_response(answer: wire.Answer) -> web.Response:
-    """`answer` as aiohttp wants it."""
-    headers = {"Content-Type": answer.content_type} if answer.content_type else None
-    return web.Response(status=answer.status, body=answer.body or None, headers=headers)

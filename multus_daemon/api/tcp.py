@@ -1,4 +1,4 @@
-"""A TCP port that anybody may connect to, so that what comes in is bounded in number and in time."""
+"""A TCP port for any client, with bounded number and lifetime of connections."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class TcpListener:
-    """Connections to a port, for a server of aiohttp's.
+    """Pass connections to a port to a server of aiohttp.
 
-    A port that can't be had is tried again and again. Only so many connections are accepted at once, each for a time,
-    and none while the last quarter of the descriptors is in use: that is for pods. The others wait in the kernel.
+    Binding is retried until it succeeds. The number of connections and the lifetime of each are bounded, and none is
+    accepted while only the last quarter of the descriptors is free, which is for pods. Others wait in the kernel.
     """
 
     def __init__(
@@ -36,25 +36,24 @@ class TcpListener:
         retry: tuple[float, float] = (1, 60),
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`name`: for the log. `address`: empty for all. `connections`: that are accepted at once.
+        """`name`: for the log. `address`: empty for all. `connections`: maximum number of concurrent connections.
 
-        `seconds`: for one connection, from its beginning to its end, the handshake of TLS apart, which has as many.
-        `tls`: called for each connection.
-        `retry`: the first and the longest pause in seconds.
+        `seconds`: lifetime of one connection, after a TLS handshake of as many seconds. `retry`: first and longest
+        pause in seconds. `tls`: returns the context of a connection.
         """
         self._name = name
         self._asked_port = port
         self._address = address
         self._backlog = connections
         self._places = asyncio.Semaphore(connections)
-        self._seconds = seconds
+        self.seconds = seconds
         self._retry = retry
         self._tls = tls
         self.port: int | None = None
-        """The port that is listened on; None while there is none."""
+        """The bound port; None while there is none."""
 
     async def serve(self, runner: web.AppRunner) -> None:
-        """Give `runner` the connections, until cancelled; it is cleaned up then."""
+        """Pass connections to `runner` until cancelled, then clean it up."""
         await runner.setup()
         try:
             with contextlib.closing(await self._bind()) as listener:
@@ -102,26 +101,26 @@ class TcpListener:
             connecting.create_task(self._connect(connection, runner), name=f"{self._name} connection")
 
     async def _connect(self, connection: socket.socket, runner: web.AppRunner) -> None:
-        protocol = _Connection(runner, self._seconds, self._places)
+        protocol = _Connection(runner, self.seconds, self._places)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
                 connection,
                 ssl=self._tls() if self._tls else None,
-                ssl_handshake_timeout=self._seconds if self._tls else None,
-                ssl_shutdown_timeout=self._seconds if self._tls else None,
+                ssl_handshake_timeout=self.seconds if self._tls else None,
+                ssl_shutdown_timeout=self.seconds if self._tls else None,
             )
         except OSError as error:
             log.debug("%s: no connection: %s", self._name, error)
         finally:
-            # Else it has the place until its end.
+            # Otherwise the connection keeps the place until its end.
             if not protocol.is_made:
                 self._places.release()
                 connection.close()
 
 
 class _Connection(asyncio.Protocol):
-    """A connection that holds one of a number of places, and not for ever; everything is the server's to do."""
+    """A connection that holds a place for a limited time, and passes all events to aiohttp's server."""
 
     def __init__(self, runner: web.AppRunner, seconds: float, places: asyncio.Semaphore) -> None:
         assert runner.server is not None
@@ -157,7 +156,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _listen(address: str, port: int, backlog: int) -> socket.socket:
-    """Listen for both families where there is no address. Raises OSError."""
+    """Return a listening socket, for both families without an address. Raises OSError."""
     if address:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((address, port), family=family, backlog=backlog)

@@ -1,4 +1,4 @@
-"""The verbs of one engine, as the socket calls them (`api.cni.Verbs`)."""
+"""The verbs of one engine, as `api.cni` calls them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multus_daemon.spec.cni.result import Result
 
 
 class Verbs:
-    """One function for each verb. Each raises CniError and nothing else that is expected."""
+    """One function for each verb. Each raises CniError for expected failures."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -1,6 +1,4 @@
-"""`POST /validate`: the API server asks whether an object may be stored (Kubernetes documentation, "Dynamic Admission
-Control"), over TLS.
-"""
+"""`POST /validate`: the admission webhook (Kubernetes documentation, "Dynamic Admission Control"), over TLS."""
 
 from __future__ import annotations
 
@@ -16,43 +14,39 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
-from multus_daemon.api.app import hide_server, http_runner
-from multus_daemon.api.health import healthz
+from multus_daemon.api.app import healthz, hide_server, http_runner
 from multus_daemon.api.tcp import TcpListener
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 
 BODY_LIMIT: Final = 8 * 1024 * 1024
-"""Bytes of a review: it has the object twice where one is changed, and the API server takes 3 MiB of one."""
+"""Maximum bytes of a review: an update has the object twice, and the API server accepts objects of 3 MiB."""
 AT_ONCE: Final = 4
-"""Reviews that are worked on side by side, each in a thread; others wait."""
+"""Maximum number of concurrent reviews, each in a thread."""
 CONNECTIONS: Final = 64
-"""That are accepted at once."""
+"""Maximum number of concurrent connections."""
 LOOK_SECONDS: Final = 10.0
-"""Between two looks at the files of the certificate."""
+"""Interval between checks of the certificate files."""
 
 Answer = Callable[[bytes], tuple[bytes, str, str]]
-"""The answer to a review, the kind of its object, and how it went: see `metrics.Metrics.review`. Blocks.
-
-Raises ValueError for what is no review.
-"""
+"""Returns the answer, the kind of the object and the outcome (`metrics.REVIEWS`). Blocks. Raises ValueError."""
 
 log = logging.getLogger(__name__)
 
 
 class Certificate:
-    """The server's certificate and key, from files that may be replaced at any time."""
+    """The server's certificate and key, reloaded when their files change."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """Raises OSError, ssl.SSLError where they can't be used."""
+        """Load the files. Raises OSError, ssl.SSLError."""
         self._files = (certificate, key)
         self._state = self._look()
         self.context = self._load()
-        """For new connections. A renewal replaces it and changes nothing in it: connections have it open."""
+        """Context for new connections. A renewal replaces it, as open connections use it unchanged."""
 
     async def run(self, *, pause: float = LOOK_SECONDS) -> None:
-        """Look for new ones, for ever. Those that can't be used are told of, and the present ones stay."""
+        """Reload changed files for ever; if they are unusable, log it and keep the present ones."""
         while True:
             await asyncio.sleep(pause)
             try:
@@ -62,7 +56,6 @@ class Certificate:
                 log.error("certificate %s: the new one can't be used, the old one stays: %s", self._files[0], error)
 
     def _renew(self) -> bool:
-        """Raises OSError, which ssl.SSLError is."""
         state = self._look()
         if state == self._state:
             return False
@@ -71,7 +64,6 @@ class Certificate:
         return True
 
     def _load(self) -> ssl.SSLContext:
-        """Raises OSError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(*self._files)
@@ -79,12 +71,11 @@ class Certificate:
 
     def _look(self) -> list[tuple[int, int, int]]:
         # Links are followed: the kubelet replaces the directory that they lead to.
-        found = [path.stat() for path in self._files]
-        return [(status.st_ino, status.st_mtime_ns, status.st_size) for status in found]
+        return [(status.st_ino, status.st_mtime_ns, status.st_size) for status in map(Path.stat, self._files)]
 
 
-class WebhookServer:
-    """Answers reviews on a port, until cancelled."""
+class WebhookServer(TcpListener):
+    """Answers reviews on a port."""
 
     def __init__(
         self,
@@ -96,20 +87,13 @@ class WebhookServer:
         *,
         seconds: float = deadlines.WEBHOOK_REVIEW_SECONDS,
     ) -> None:
-        """`tls`: called for each connection. `seconds`: for one review, the wait for its turn included."""
+        """`tls`: returns the context of a connection. `seconds`: limit for one review, with the wait for its turn."""
+        super().__init__("webhook", port, address, connections=CONNECTIONS, seconds=deadlines.WEBHOOK_SECONDS, tls=tls)
         self._answer = answer
         self._metrics = metrics
         metrics.expect_reviews()
-        self._seconds = seconds
+        self._review_seconds = seconds
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._listener = TcpListener(
-            "webhook", port, address, connections=CONNECTIONS, seconds=deadlines.WEBHOOK_SECONDS, tls=tls
-        )
-
-    @property
-    def port(self) -> int | None:
-        """The port that is listened on; None while there is none."""
-        return self._listener.port
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -117,26 +101,26 @@ class WebhookServer:
         app.router.add_post("/validate", self._handle)
         app.router.add_get("/healthz", healthz)
         app.on_response_prepare.append(hide_server)
-        await self._listener.serve(http_runner(app, head_timeout=deadlines.WEBHOOK_SECONDS))
+        await self.serve(http_runner(app, head_timeout=self.seconds))
 
     async def _handle(self, request: web.Request) -> web.Response:
         kind, outcome = "", "failed"
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._review_seconds):
                 body = await request.read()
                 async with self._turns:
                     work = functools.partial(self._answer, body)
-                    answer, kind, outcome = await portal.run(Deadline(self._seconds), work, name="review")
+                    answer, kind, outcome = await portal.run(Deadline(self._review_seconds), work, name="review")
             response = web.Response(body=answer, content_type="application/json")
         except TimeoutError:
-            log.error("a review was not answered within %g s", self._seconds)
-            response = web.Response(status=504, text=f"no answer within {self._seconds:g} s\n")
+            log.error("a review was not answered within %g s", self._review_seconds)
+            response = web.Response(status=504, text=f"no answer within {self._review_seconds:g} s\n")
         except web.HTTPRequestEntityTooLarge:
             log.error("a review is larger than %d bytes", BODY_LIMIT)
             response = web.Response(status=413, text=f"the review is larger than {BODY_LIMIT} bytes\n")
         except ValueError as error:
-            log.error("that is no AdmissionReview: %s", error)
-            response = web.Response(status=400, text=f"that is no AdmissionReview: {error}\n")
+            log.error("the body is not an AdmissionReview: %s", error)
+            response = web.Response(status=400, text=f"the body is not an AdmissionReview: {error}\n")
         except Exception:
             log.exception("a review failed")
             response = web.Response(status=500)
@@ -146,7 +130,7 @@ class WebhookServer:
 
 @web.middleware
 async def _one_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A connection has its time: one that is kept would be cut within a review."""
+    """Close the connection after its request: its lifetime could end within a second review."""
     response: web.StreamResponse
     try:
         response = await handler(request)

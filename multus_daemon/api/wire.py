@@ -1,16 +1,18 @@
-"""The socket's JSON, read into typed requests and written from results and errors. `docs/protocol.md` describes it.
+"""The socket's JSON: bodies become typed requests; results and errors become bodies. `docs/protocol.md` describes it.
 
-Reading follows Go's encoding/json (`cni.gojson`): upstream's shim and its other clients were written for that.
-Everything that is wrong with a request is a `CniError` whose message begins with the cause.
+Bodies are read as Go's encoding/json reads them (`cni.gojson`), as upstream's shim and other clients expect. Each fault
+in a request is a `CniError` whose message begins with the cause.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, Literal
+
+from aiohttp import web
 
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.spec.cni import args as cni_args
@@ -18,7 +20,6 @@ from multus_daemon.spec.cni import gojson, names, result, skel, versions
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
-    IncompatibleVersionError,
     InvalidEnvironmentError,
     InvalidNetworkConfigError,
     from_code,
@@ -27,7 +28,7 @@ from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName
 from multus_daemon.spec.nad import requests
 
 STDOUT_TYPE: Final = "application/vnd.multus.cni-stdout"
-"""Bodies of this type are for the plugin's stdout as they stand; a client that wants them says so in `Accept`."""
+"""Type of bodies that the plugin prints unchanged. A client requests it in `Accept`."""
 JSON_TYPE: Final = "application/json"
 
 DEFAULT_IFNAME: Final = "eth0"
@@ -39,11 +40,11 @@ _LEADS_ELSEWHERE: Final = re.compile(r"[/\\%?# ]")
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """One call that is about no container."""
+    """A call that names no container."""
 
     verb: Literal["STATUS", "GC"]
     stdin: bytes
-    """The network configuration that the runtime gave, byte for byte."""
+    """The network configuration of the runtime, byte for byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,59 +53,30 @@ class Call:
 
     request: CniRequest | NodeRequest
     asked_version: str
-    """The CNI version that an answer on stdout must have: that of the configuration, one of `versions.SUPPORTED`."""
+    """CNI version of the configuration, one of `versions.SUPPORTED`; an answer on stdout has it too."""
 
 
-# --- reading: the variables ------------------------------------------------------------------------------------------
-
-
-def _container_id(value: str) -> None:
-    if problem := names.container_id_problem(value):
-        raise InvalidEnvironmentError(problem, value)
-
-
-def _ifname(value: str) -> None:
-    if problem := names.ifname_problem(value):
-        raise InvalidEnvironmentError(problem, value)
-
-
-def _absolute_path(value: str) -> None:
+def _path_problem(value: str) -> str:
     if not value.startswith("/"):
         raise InvalidEnvironmentError("CNI_NETNS is no absolute path", repr(value))
-
-
-def _anything(value: str) -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Variable:
-    name: str
-    needed_by: frozenset[str]
-    check: Callable[[str], None]
-    """Raises InvalidEnvironmentError. Not called for an empty value, nor for a verb outside of `checked_for`."""
-    checked_for: frozenset[str]
-    default: str = ""
+    return ""
 
 
 _ATTACHING = frozenset({"ADD", "CHECK"})
 _CONTAINER_VERBS = _ATTACHING | {"DEL"}
-# Variable x verb x validator, in the order in which the Go skeleton (`pkg/skel`) looks at them: it decides which error
-# a call with several faults gets. A netns that is no path must not keep DEL from cleaning up. CNI_PATH is not read: the
-# daemon has plugin directories of its own.
-_VARIABLES: Final = (
-    _Variable("CNI_CONTAINERID", _CONTAINER_VERBS, _container_id, _CONTAINER_VERBS),
-    _Variable("CNI_NETNS", _ATTACHING, _absolute_path, frozenset({"ADD"})),
-    _Variable("CNI_IFNAME", frozenset(), _ifname, _CONTAINER_VERBS, DEFAULT_IFNAME),
-    _Variable("CNI_ARGS", _ATTACHING, _anything, frozenset()),
+# Variable, verbs that need it, verbs that check it, check. The order is that of the Go skeleton (`pkg/skel`), which
+# decides the error of a call with several faults. A bad netns must not prevent DEL. CNI_PATH is ignored: the daemon has
+# plugin directories of its own.
+_VARIABLES: Final[tuple[tuple[str, frozenset[str], frozenset[str], Callable[[str], str]], ...]] = (
+    ("CNI_CONTAINERID", _CONTAINER_VERBS, _CONTAINER_VERBS, names.container_id_problem),
+    ("CNI_NETNS", _ATTACHING, frozenset({"ADD"}), _path_problem),
+    ("CNI_IFNAME", frozenset(), _CONTAINER_VERBS, names.ifname_problem),
+    ("CNI_ARGS", _ATTACHING, frozenset(), str),
 )
 
 
 def decode(body: bytes) -> Call:
-    """The call in the body of `POST /cni`.
-
-    Raises CniError: 4 for the variables, 6 for what is no JSON of the right shape, 7 and 1 for the configuration.
-    """
+    """Read the body of `POST /cni`. Raises CniError: 4 (variables), 6 (malformed JSON), 7 and 1 (configuration)."""
     env, stdin, _ = _read(body)
     verb = env.get("CNI_COMMAND", "")
     match verb:
@@ -116,25 +88,27 @@ def decode(body: bytes) -> Call:
             raise InvalidEnvironmentError("required env variables [CNI_COMMAND] missing")
         case _:
             raise InvalidEnvironmentError(f"unknown CNI_COMMAND: {verb}", "known are ADD, CHECK, DEL, GC and STATUS")
-    return Call(request, asked_version(stdin))
+    # Every CNI plugin checks name and version first.
+    _, version = _name_and_version(stdin)
+    skel.require_supported(version)
+    return Call(request, version)
 
 
 def decode_spooled(body: bytes, written: float) -> Call:
-    """The DEL in a file of the shim's spool, written at that Unix time in seconds.
+    """Read the DEL in a file of the shim's spool, written at this Unix time in seconds.
 
-    Raises CniError as `decode` does, and InvalidEnvironmentError for another verb: nothing else belongs there.
+    Raises CniError as `decode` does, and InvalidEnvironmentError for other verbs.
     """
     call = decode(body)
     if not isinstance(call.request, CniRequest) or call.request.verb != "DEL":
-        raise InvalidEnvironmentError(f"a spooled {call.request.verb}", "the shim spools nothing but DEL")
+        raise InvalidEnvironmentError(f"a spooled {call.request.verb}", "the shim spools DEL only")
     return replace(call, request=replace(call.request, spooled=written))
 
 
 def decode_delegate(body: bytes) -> Call:
-    """The call in the body of `POST /delegate`: ADD, DEL or CHECK of one network of a running container.
+    """Read the body of `POST /delegate`: ADD, DEL or CHECK of one network of a running container.
 
-    Raises CniError as `decode` does. Of the configuration only the name is looked at: a DEL goes by what was stored,
-    whatever has become of the configuration since.
+    Raises CniError as `decode` does. Only the name of the configuration is checked, as a DEL uses the stored one.
     """
     env, stdin, attributes = _read(body)
     verb = env.get("CNI_COMMAND", "")
@@ -143,7 +117,7 @@ def decode_delegate(body: bytes) -> Call:
     if verb not in _CONTAINER_VERBS:
         raise InvalidEnvironmentError(f"unknown CNI_COMMAND: {verb}", "known for /delegate are ADD, CHECK and DEL")
     call = _container_request(verb, env, stdin)
-    # Clients that have no interface name send it empty; `eth0` would be the pod's own.
+    # Clients without an interface name send it empty; `eth0` would be the pod's own.
     ifname = IfName(env.get("CNI_IFNAME", ""))
     network, _ = _name_and_version(stdin)
     asked = {} if verb == "DEL" else _attributes(attributes)
@@ -152,22 +126,21 @@ def decode_delegate(body: bytes) -> Call:
 
 
 def _read(body: bytes) -> tuple[dict[str, str], bytes, dict[str, Any]]:
-    """The three keys of a request's body. Raises DecodingFailureError."""
     try:
-        fields = gojson.loads(body)
-        # `null` and a missing object are the same to a Go decoder.
-        fields = {} if fields is None else fields
-        if not isinstance(fields, dict):
-            raise gojson.JsonError(f"a JSON object is needed, not {gojson.kind_of(fields)}")
-        env = _strings(gojson.get_object(fields, "env") or {})
+        # A Go decoder also reads a null string as an empty one.
+        fields = gojson.loads_nullable_object(body)
+        env = gojson.get_object(fields, "env") or {}
+        for key, value in env.items():
+            if value is not None and not isinstance(value, str):
+                raise gojson.JsonError(f"env.{key}: a string is needed, not {gojson.kind_of(value)}")
         stdin = gojson.get_bytes(fields, "config") or b""
-        return env, stdin, gojson.get_object(fields, "interfaceAttributes") or {}
+        attributes = gojson.get_object(fields, "interfaceAttributes") or {}
+        return {key: value or "" for key, value in env.items()}, stdin, attributes
     except gojson.JsonError as error:
         raise DecodingFailureError(f"request body: {error}") from error
 
 
 def _attributes(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What `interfaceAttributes` asks for. Raises DecodingFailureError, InvalidNetworkConfigError."""
     try:
         return {
             "ips": requests.ips(fields),
@@ -180,29 +153,19 @@ def _attributes(fields: Mapping[str, Any]) -> dict[str, Any]:
         raise error.with_context("interfaceAttributes") from error
 
 
-def _strings(fields: Mapping[str, object]) -> dict[str, str]:
-    """An object of strings as a Go map takes it: keys as they are, null is the empty string. Raises JsonError."""
-    strings = {}
-    for key, value in fields.items():
-        if value is not None and not isinstance(value, str):
-            raise gojson.JsonError(f"env.{key}: a string is needed, not {gojson.kind_of(value)}")
-        strings[key] = value or ""
-    return strings
-
-
 def _container_request(verb: str, env: Mapping[str, str], stdin: bytes) -> CniRequest:
     values: dict[str, str] = {}
     missing = []
-    for variable in _VARIABLES:
-        # An empty variable counts as a missing one, as in the Go skeleton.
-        value = env.get(variable.name) or variable.default
-        if not value and verb in variable.needed_by:
-            missing.append(variable.name)
+    for name, needed_by, checked_for, problem_of in _VARIABLES:
+        # The Go skeleton treats an empty variable as a missing one.
+        value = env.get(name) or (DEFAULT_IFNAME if name == "CNI_IFNAME" else "")
+        if not value and verb in needed_by:
+            missing.append(name)
         if "\0" in value:
-            raise InvalidEnvironmentError(f"{variable.name} holds a NUL, which no environment variable can")
-        if value and verb in variable.checked_for:
-            variable.check(value)
-        values[variable.name] = value
+            raise InvalidEnvironmentError(f"{name} holds a NUL, which no environment variable can")
+        if value and verb in checked_for and (problem := problem_of(value)):
+            raise InvalidEnvironmentError(problem, value)
+        values[name] = value
     if missing:
         raise InvalidEnvironmentError(f"required env variables [{','.join(missing)}] missing")
     return CniRequest(
@@ -217,10 +180,10 @@ def _container_request(verb: str, env: Mapping[str, str], stdin: bytes) -> CniRe
 
 
 def _pod(verb: str, text: str) -> cni_args.KubernetesArgs:
-    """The pod that CNI_ARGS names.
+    """Return the pod in CNI_ARGS. Raises InvalidEnvironmentError, except for DEL.
 
-    DEL needs none: the container's record says what to undo, and the runtime repeats a refused DEL for as long as the
-    pod exists. Raises InvalidEnvironmentError for the other verbs.
+    DEL needs no pod, as it uses the container's record; the runtime would repeat a refused DEL as long as the pod
+    exists. Names that could lead elsewhere in the path of a URL or a file are refused.
     """
     try:
         pod = cni_args.kubernetes(text)
@@ -231,7 +194,9 @@ def _pod(verb: str, text: str) -> cni_args.KubernetesArgs:
         ):
             if not value and key != "K8S_POD_UID":
                 raise InvalidEnvironmentError(f"missing {key}", "CNI_ARGS must name the pod")
-            if not _is_path_segment(value):
+            # Blanks are the only printable white space.
+            is_segment = len(value) <= _POD_NAME_MAX and value not in (".", "..") and value.isprintable()
+            if not is_segment or _LEADS_ELSEWHERE.search(value):
                 raise InvalidEnvironmentError(f"CNI_ARGS: {key} is no name that Kubernetes gives", repr(value[:300]))
     except InvalidEnvironmentError:
         if verb != "DEL":
@@ -240,34 +205,8 @@ def _pod(verb: str, text: str) -> cni_args.KubernetesArgs:
     return pod
 
 
-def _is_path_segment(value: str) -> bool:
-    """False for what would lead elsewhere in the path of a URL or a file; kinder than Kubernetes' own rule."""
-    return (
-        len(value) <= _POD_NAME_MAX
-        and value not in (".", "..")
-        # Of what is white space only the blank is printable.
-        and value.isprintable()
-        and not _LEADS_ELSEWHERE.search(value)
-    )
-
-
-def asked_version(stdin: bytes) -> str:
-    """The CNI version that the configuration asks for, "0.1.0" where it says none.
-
-    Checks what every CNI plugin checks first. Raises DecodingFailureError (6), InvalidNetworkConfigError (7) for the
-    name and IncompatibleVersionError (1).
-    """
-    _, version = _name_and_version(stdin)
-    if not versions.is_supported(version):
-        supported = " ".join(f'"{known}"' for known in versions.SUPPORTED)
-        raise IncompatibleVersionError(
-            "incompatible CNI versions", f'config is "{version}", plugin supports [{supported}]'
-        )
-    return version
-
-
 def _name_and_version(stdin: bytes) -> tuple[str, str]:
-    """Name, checked, and version, unchecked, of a configuration. Raises codes 6 and 7."""
+    """Return name, checked, and version, unchecked, of a configuration. Raises codes 6 and 7."""
     return (_read_before if len(stdin) <= _REMEMBERED_MAX_BYTES else _read_name_and_version)(stdin)
 
 
@@ -283,11 +222,8 @@ def _read_name_and_version(stdin: bytes) -> tuple[str, str]:
     return name, version
 
 
-# The node's own configuration, for every pod.
+# All pods have the node's own configuration.
 _read_before = lru_cache(maxsize=16)(_read_name_and_version)
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,16 +234,21 @@ class Answer:
     content_type: str
     body: bytes
 
+    def to_response(self) -> web.Response:
+        """Return the answer for aiohttp."""
+        headers = {"Content-Type": self.content_type} if self.content_type else None
+        return web.Response(status=self.status, body=self.body or None, headers=headers)
 
-def wants_stdout(accept: str) -> bool:
-    """True where the `Accept` header names the type of the native shim; no other client does."""
-    return any(item.partition(";")[0].strip().lower() == STDOUT_TYPE for item in accept.split(","))
+
+def wants_stdout(accept: Iterable[str]) -> bool:
+    """Return True if the `Accept` headers name the type that only the native shim requests."""
+    return any(item.partition(";")[0].strip().lower() == STDOUT_TYPE for value in accept for item in value.split(","))
 
 
 def encode_result(made: result.Result, version: str, *, stdout: bool) -> Answer:
-    """The answer to an ADD. Raises IncompatibleVersionError where the result can't be told in `version`.
+    """Return the answer to an ADD. Raises IncompatibleVersionError if `version` can't express the result.
 
-    Clients other than the native shim convert by themselves: they get the newest version, whatever was asked.
+    Other clients than the native shim convert the result themselves, and get the newest version.
     """
     if stdout:
         return Answer(200, STDOUT_TYPE, result.to_stdout(made, version))
@@ -315,14 +256,14 @@ def encode_result(made: result.Result, version: str, *, stdout: bool) -> Answer:
 
 
 def encode_done(*, stdout: bool) -> Answer:
-    """The answer to a verb that has no result."""
+    """Return the answer to a verb without a result."""
     return Answer(200, STDOUT_TYPE if stdout else "", b"")
 
 
 def encode_error(error: CniError, *, stdout: bool, status: int = 400) -> Answer:
-    """The answer to any verb that failed; upstream's clients know no status but 400.
+    """Return the answer to a verb that failed; upstream's clients handle status 400 only.
 
-    Message and details quote what came from outside: each is cut after `ERROR_TEXT_MAX` characters.
+    Message and details quote input from outside, so each is cut after `ERROR_TEXT_MAX` characters.
     """
     error = from_code(error.code, _cut(error.msg), _cut(error.details))
     if stdout:

@@ -29,7 +29,7 @@ from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.nad import selection
-from multus_daemon.spec.netconf.load import load
+from multus_daemon.spec.netconf.model import load
 from multus_daemon.spec.ports import CorruptRecordError
 
 _IFNAME: Final = IfName("eth0")

@@ -24,8 +24,7 @@ from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.netconf.load import load
-from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.netconf.model import NetConf, load
 from multus_daemon.spec.ports import (
     ClusterStore,
     ConfFiles,

@@ -1,4 +1,4 @@
-"""asyncio pieces: locks by key, shared calls, work that is never cut in half."""
+"""asyncio pieces: locks by key, shared calls, and work that a cancellation does not interrupt."""
 
 from __future__ import annotations
 
@@ -16,24 +16,18 @@ T = TypeVar("T")
 
 
 class KeyedLock:
-    """One lock per key, fair within a key, forgotten when nobody holds or awaits it."""
+    """One fair lock for each key that has holders or waiters."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
         self._users: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """How many keys are held or awaited now."""
         return len(self._locks)
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """The keys that are held or awaited now."""
-        return frozenset(self._locks)
 
     @contextlib.asynccontextmanager
     async def hold(self, key: str) -> AsyncIterator[None]:
-        """Hold the lock of `key` for the duration of the block."""
+        """Hold the lock of `key` during the block."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         self._users[key] = self._users.get(key, 0) + 1
         try:
@@ -46,17 +40,16 @@ class KeyedLock:
 
 
 class SharedCalls:
-    """Work that all who ask for it while it runs share."""
+    """Calls that share one run of the same work."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Task[Any]] = {}
         self._waiting: dict[asyncio.Task[Any], int] = {}
 
     async def of(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `work` returns or raises: that of the call with the same key that runs already, if one does.
+        """Return or raise the result of a running call with the same key, else of `work` in a task of its own.
 
-        The work has a task of its own. It is cancelled with the last of those who wait for it, whose CancelledError
-        comes after its end.
+        The last waiter's cancellation cancels the task and waits for its end.
         """
         task = self._running.get(key)
         if task is None:
@@ -70,9 +63,12 @@ class SharedCalls:
             return result
         except asyncio.CancelledError:
             if self._waiting.get(task) == 1:
-                # Nobody who comes now may share what is being ended.
+                # Later callers must not share a cancelled task.
                 self._forget(key, task)
-                await ended(task)
+                task.cancel()
+                while not task.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([task])
             raise
         finally:
             if task in self._waiting:
@@ -82,26 +78,17 @@ class SharedCalls:
         if self._running.get(key) is task:
             del self._running[key]
         self._waiting.pop(task, None)
-        if task.done() and not task.cancelled():
-            # Retrieved, so that asyncio does not report it as never retrieved.
-            task.exception()
+        _retrieve(task)
 
 
-async def ended(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel `tasks` and wait for their end; another cancellation changes nothing. What they raise is dropped."""
-    for task in tasks:
-        task.cancel()
-    while running := [task for task in tasks if not task.done()]:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait(running)
-    for task in tasks:
-        if not task.cancelled():
-            # Retrieved, so that asyncio does not report it as never retrieved.
-            task.exception()
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Keep asyncio from reporting the exception as never retrieved."""
+    if task.done() and not task.cancelled():
+        task.exception()
 
 
 async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, at_once: int) -> None:
-    """`work` for each of the items, in their order, `at_once` at a time. What one raises ends the others."""
+    """Call `work` for each item in order, `at_once` at a time. An exception cancels the others."""
     rest = iter(items)
 
     async def some() -> None:
@@ -114,13 +101,12 @@ async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]],
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`asyncio.to_thread`, but a cancelled caller gets its CancelledError only when `work` has ended.
+    """Run `work` as `asyncio.to_thread`, but deliver a cancellation of the caller only after the end of `work`.
 
-    So what comes after the call, the undoing of it above all, never runs beside it. What the work of a cancelled
-    caller returns or raises is dropped.
+    So code after the call, such as its undo, never runs beside `work`. A cancelled caller loses the result.
     """
     call = functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs))
-    # A future of the executor and no task: the end of the event loop, which cancels all tasks, does not cancel it.
+    # A future of the executor, not a task: the end of the event loop cancels all tasks.
     running = asyncio.get_running_loop().run_in_executor(None, call)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
@@ -130,41 +116,32 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             cancelled = error
     if cancelled is None:
         return running.result()
-    if not running.cancelled():
-        # Retrieved, so that asyncio does not report it as never retrieved.
-        running.exception()
+    _retrieve(running)
     raise cancelled
 
 
 class TaskGroupOfRequests:
-    """Tasks that outlive the request that began them, so that a client which hangs up never cuts a verb in half."""
+    """Tasks that continue when the waiting request is cancelled, so that no verb is interrupted."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        """How many tasks are still running."""
         return len(self._tasks)
 
     async def run(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
-        """Run `work` in a task of its own and wait for it; cancelling the waiter leaves the work running.
+        """Run `work` in its own task and return or raise its result; a cancelled waiter leaves it running.
 
-        Raises what the work raises. If the waiter has gone, an exception of the work is dropped here: the work
-        itself has logged it.
+        Without a waiter, an exception is dropped: `work` itself logs it.
         """
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_retrieve)
         return await asyncio.shield(task)
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            # Retrieved so that asyncio does not report it as never retrieved when nobody waits any more.
-            task.exception()
-
     async def drain(self, timeout: float) -> int:
-        """Wait up to `timeout` seconds for what runs, then cancel the rest; the number of those cancelled."""
+        """Wait up to `timeout` seconds for the running tasks, cancel the rest, and return their number."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
         left = [task for task in self._tasks if not task.done()]

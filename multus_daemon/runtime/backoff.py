@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def backoff(first: float, last: float, *, jitter: float = 0.0) -> Iterator[float]:
-    """Delays in seconds that double from `first` to `last` and stay there; each off by up to `jitter` of itself."""
+    """Yield delays in seconds that double from `first` to `last`, each changed by up to `jitter` of itself."""
     delay = first
     while True:
         yield delay * (1 + random.uniform(-jitter, jitter))

@@ -1,6 +1,6 @@
-"""Reading a file only where the kernel has it in memory, so that a disk that hangs holds nobody up.
+"""Read a file only from the kernel's cache, so that a disk that hangs does not block.
 
-openat2(2) with RESOLVE_CACHED, since Linux 5.12, and preadv2(2) with RWF_NOWAIT, which not every file system knows.
+Uses openat2(2) with RESOLVE_CACHED (Linux 5.12), and preadv2(2) with RWF_NOWAIT, which some file systems lack.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Final
 
-# The same on every architecture.
+# The same number on every architecture.
 _SYS_OPENAT2: Final = 437
 _AT_FDCWD: Final = -100
 _RESOLVE_CACHED: Final = 0x20
@@ -27,9 +27,9 @@ _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 def read(path: str) -> bytes | None:
-    """The whole content of a regular file of at most 64 KiB; None where that takes a wait, or cannot be done at all.
+    """Return the content of a regular file of at most 64 KiB; None if it would block, or on any error.
 
-    No symbolic link is followed at the end of the path.
+    A symbolic link at the end of the path is not followed.
     """
     descriptor = _syscall(_SYS_OPENAT2, _AT_FDCWD, os.fsencode(path), ctypes.byref(_HOW), ctypes.sizeof(_HOW))
     if descriptor < 0:
@@ -41,7 +41,7 @@ def read(path: str) -> bytes | None:
         content = bytearray(status.st_size + 1)
         with contextlib.suppress(OSError):
             length = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
-            # Less where the rest would take a wait.
+            # Less if the rest would block.
             if length == status.st_size:
                 return bytes(content[:length])
         return None

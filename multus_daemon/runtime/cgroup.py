@@ -1,8 +1,8 @@
-"""How much memory and processor time the control groups of this process allow it, all levels that can be seen.
+"""Limits of memory and CPU time of this process's control groups, on all visible levels.
 
-https://docs.kernel.org/admin-guide/cgroup-v2.html (`memory.max`, `memory.high`, `cpu.max`), cgroup-v1/memory.html
-(`memory.limit_in_bytes`, `hierarchical_memory_limit`) and scheduler/sched-bwc.html (`cpu.cfs_quota_us`). Which group it
-is, and where it is mounted: cgroups(7), proc_pid_cgroup(5) and proc_pid_mountinfo(5). All functions block.
+Formats: https://docs.kernel.org/admin-guide/cgroup-v2.html (`memory.max`, `memory.high`, `cpu.max`),
+cgroup-v1/memory.html (`memory.limit_in_bytes`, `hierarchical_memory_limit`), scheduler/sched-bwc.html
+(`cpu.cfs_quota_us`), cgroups(7), proc_pid_cgroup(5) and proc_pid_mountinfo(5). All functions block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-# "No limit" of version 1 is the largest number of pages, in bytes: 2^63 less one page.
+# Version 1 has 2^63 bytes less one page for "no limit".
 _NO_LIMIT = 1 << 60
 _READ_LIMIT = 1 << 20
 _LIMITS_V2 = ("memory.max", "memory.high")
@@ -21,36 +21,49 @@ _LIMITS_V1 = ("memory.limit_in_bytes",)
 
 class _Mount(NamedTuple):
     root: PurePosixPath
-    """The group that is mounted there."""
+    """The group of the mount."""
     point: Path
     kind: str
     options: frozenset[str]
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """The smallest memory limit, in bytes, of this process's control group and those above it; None without one.
+    """Return the smallest memory limit of this process's control group and its parents in bytes; None without one.
 
-    Of groups above a container's own only what the kernel tells inside of it counts. What can't be read counts as no
-    limit. `root`: where `/proc` and `/sys` are, for tests.
+    Unreadable files mean no limit; a container does not see all parents. `root`: parent of `/proc` and `/sys`.
     """
-    limits = [limit for group in _groups(root, "memory") for limit in _memory_limits(*group)]
-    return min(limits, default=None)
+    texts: list[str] = []
+    for group, top, version in _groups(root, "memory"):
+        names = _LIMITS_V2 if version == 2 else _LIMITS_V1
+        texts += [_read(directory / name).strip() for directory in _levels(group, top) for name in names]
+        if version == 1:
+            # With `memory.use_hierarchy` this includes parents that are not mounted in the container.
+            texts += re.findall(r"(?m)^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"))
+    return min((int(text) for text in texts if text.isdecimal() and int(text) < _NO_LIMIT), default=None)
 
 
 def cpu_limit(root: Path = Path("/")) -> float | None:
-    """As `memory_limit`: how many cores' time may be used, such as 0.1; None without a limit."""
-    limits = [limit for group in _groups(root, "cpu") for limit in _cpu_limits(*group)]
+    """Return the smallest CPU limit in cores, such as 0.1, as `memory_limit`; None without one."""
+    limits = []
+    for group, top, version in _groups(root, "cpu"):
+        for directory in _levels(group, top):
+            if version == 2:
+                fields = _read(directory / "cpu.max").split()
+            else:
+                fields = [_read(directory / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+            # Without a limit, the quota is `max` or -1.
+            if len(fields) == 2 and all(field.isdecimal() and int(field) for field in fields):
+                limits.append(int(fields[0]) / int(fields[1]))
     return min(limits, default=None)
 
 
 def host_memory(root: Path = Path("/")) -> int | None:
-    """The memory of the machine in bytes; None where /proc does not tell. `root`: as for `memory_limit`."""
+    """Return the machine's memory in bytes; None if /proc lacks it."""
     found = re.search(r"(?m)^MemTotal:\s+(\d+) kB$", _read(root / "proc/meminfo"))
     return int(found[1]) * 1024 if found else None
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:
-    """The directory of the group, the mount point above it, and the version; of a hybrid host those of both."""
     mounts = list(_mounts(root))
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -58,8 +71,9 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:
         version = 2 if number == "0" and not controllers else 1
         if version == 1 and controller not in controllers.split(","):
             continue
-        fitting = [mount for mount in mounts if _has(mount, controller, version)]
-        # A mount of what is above this process's namespace, such as the host's in a container, is the last choice.
+        kind = "cgroup2" if version == 2 else "cgroup"
+        fitting = [mount for mount in mounts if mount.kind == kind and (version == 2 or controller in mount.options)]
+        # A mount from outside this process's namespace, such as the host's in a container, is the last choice.
         fitting.sort(key=lambda mount: ".." in mount.root.parts)
         tops = [root / mount.point.relative_to("/") for mount in fitting]
         for mount, top in zip(fitting, tops, strict=True):
@@ -67,17 +81,13 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:
                 yield directory, top, version
                 break
         else:
-            # The path is another namespace's: what is mounted is the nearest that can be known.
+            # The path belongs to another namespace: use the mounted group.
             for top in tops[:1]:
                 yield top, top, version
 
 
-def _has(mount: _Mount, controller: str, version: int) -> bool:
-    return mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and controller in mount.options
-
-
 def _directory(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Path | None:
-    """Where the group is below the mount; None where it is not in there, or its name is not told (`..`)."""
+    """Return the group's directory below the mount; None if it is outside or hidden (`..`)."""
     if not path.is_relative_to(mounted) or ".." in (below := path.relative_to(mounted)).parts:
         return None
     directory = top / below
@@ -85,35 +95,10 @@ def _directory(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Path |
 
 
 def _levels(group: Path, top: Path) -> Iterator[Path]:
-    """The group and those above it."""
     for directory in (group, *group.parents):
         yield directory
         if directory == top:
             break
-
-
-def _cpu_limits(group: Path, top: Path, version: int) -> Iterator[float]:
-    for directory in _levels(group, top):
-        if version == 2:
-            fields = _read(directory / "cpu.max").split()
-        else:
-            fields = [_read(directory / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-        # Without a limit the quota is `max`, or -1.
-        if len(fields) == 2 and all(field.isdecimal() and int(field) for field in fields):
-            yield int(fields[0]) / int(fields[1])
-
-
-def _memory_limits(group: Path, top: Path, version: int) -> Iterator[int]:
-    for directory in _levels(group, top):
-        for name in _LIMITS_V2 if version == 2 else _LIMITS_V1:
-            text = _read(directory / name).strip()
-            if text.isdecimal() and int(text) < _NO_LIMIT:
-                yield int(text)
-    if version == 1:
-        # With `memory.use_hierarchy` this knows of groups above the container's, which are not mounted in it.
-        found = re.search(r"(?m)^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"))
-        if found and int(found[1]) < _NO_LIMIT:
-            yield int(found[1])
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:
@@ -126,7 +111,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 
 def _unescaped(text: str) -> str:
-    """Blanks and the like are three octal digits in mountinfo."""
+    """Decode the three octal digits of blanks and the like in mountinfo."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 

@@ -1,8 +1,8 @@
-"""How long the work of a thread may take, and the word that it is to stop: one mechanism for every wait.
+"""Deadlines and cancellation of blocking work: one mechanism for all waits.
 
-A thread can't be cancelled, so it looks at its deadline wherever it waits, and between steps. The deadline belongs to
-the context (PEP 567), as asyncio's timeouts belong to their task: `within` narrows it for a block, `shielded` gives a
-block, the undoing of a failure above all, one of its own. Work that nobody has given a deadline has none.
+A thread can't be cancelled, so it checks its deadline whenever it waits, and between steps. The deadline is part of the
+context (PEP 567). `within` narrows it for a block; `shielded` gives a block, such as an undo, its own. The default is
+no deadline.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ T = TypeVar("T")
 
 
 class Interrupted(BaseException):
-    """The deadline is over, or the work is to stop. No Exception, as asyncio's CancelledError is none."""
+    """The deadline expired, or the work must stop. Derives from BaseException, like asyncio's CancelledError."""
 
 
 class ExpiredError(TimeoutError):
-    """A block took longer than it was given, by `within` or `shielded`."""
+    """The time of `within` or `shielded` expired."""
 
 
 class Deadline:
-    """A point in time, and a word that comes before it where nobody wants the work any more."""
+    """A point in time, and a flag that stops the work earlier."""
 
     def __init__(self, seconds: float = float("inf"), *, stopped: futures.Future[None] | None = None) -> None:
-        """`seconds` from now; `stopped`: the word that it shares with another deadline, its own if None."""
+        """`seconds` from now; `stopped`: a flag to share with another deadline."""
         self.end = time.monotonic() + seconds
-        """On the monotonic clock."""
+        """Time of the monotonic clock."""
         self._stopped: futures.Future[None] = stopped or futures.Future()
 
     @property
     def stopped(self) -> bool:
-        """True once the work is to stop."""
+        """True if the work must stop."""
         return self._stopped.done()
 
     @property
     def expired(self) -> bool:
-        """True once its time is over."""
+        """True after its time."""
         return time.monotonic() >= self.end
 
     @property
     def left(self) -> float:
-        """Seconds, not below 0; infinite where there is no end."""
+        """Remaining seconds, at least 0; infinite without an end."""
         return max(0.0, self.end - time.monotonic())
 
     def stop(self) -> None:
-        """Have every wait of the work end with Interrupted, now and from now on. From any thread."""
+        """End each present and future wait of the work with Interrupted. Thread-safe."""
         with contextlib.suppress(futures.InvalidStateError):
             self._stopped.set_result(None)
 
     def check(self) -> None:
-        """Raises Interrupted where the work is to stop or its time is over."""
+        """Raises Interrupted if the work must stop or its time expired."""
         if self._stopped.done() or self.expired:
             raise Interrupted
 
     def wait(self, *events: futures.Future[Any]) -> None:
-        """Return when one of `events` is done, whatever came of it. Raises Interrupted."""
+        """Wait until one of `events` is done. Raises Interrupted."""
         if any(event.done() for event in events):
             return
         limit = None if self.end == float("inf") else self.left
@@ -83,22 +83,22 @@ _current: contextvars.ContextVar[Deadline] = contextvars.ContextVar("deadline")
 
 
 def current() -> Deadline:
-    """That of the calling context; one without end where none was given."""
+    """Return the deadline of the calling context; by default one without an end."""
     return _current.get(None) or Deadline()
 
 
 def check() -> None:
-    """As `Deadline.check`, of the calling context."""
+    """Check the deadline of the calling context. Raises Interrupted."""
     current().check()
 
 
 def pause(seconds: float) -> None:
-    """As `Deadline.pause`, of the calling context."""
+    """Wait within the deadline of the calling context. Raises Interrupted."""
     current().pause(seconds)
 
 
-class given:  # noqa: N801  a class, as a generator takes four times as long, and there are ten of them to a request
-    """The block has this deadline and no other."""
+class given:  # noqa: N801  a generator takes four times as long, and a request has ten of these
+    """Replace the deadline for a block."""
 
     __slots__ = ("_deadline", "_token")
 
@@ -114,10 +114,10 @@ class given:  # noqa: N801  a class, as a generator takes four times as long, an
 
 
 class within:  # noqa: N801
-    """The block has so many seconds at most; raises ExpiredError where it was interrupted because they were over.
+    """Limit a block to some seconds. Raises ExpiredError if they interrupted it.
 
-    Where an outer deadline is over too, or the work is to stop, or what it waited for was itself ended, Interrupted
-    goes on. Nothing is interrupted by itself: a block that never waits runs to its end.
+    Interrupted passes through if the outer deadline expired too, or the work must stop. A block that never waits is
+    never interrupted.
     """
 
     __slots__ = ("_inner", "_outer", "_seconds", "_token")
@@ -141,6 +141,6 @@ class within:  # noqa: N801
 
 @contextlib.contextmanager
 def shielded(seconds: float) -> Iterator[Deadline]:
-    """The block has so many seconds, whatever has become of the deadline outside. Raises ExpiredError."""
+    """Limit a block to some seconds, independent of the outer deadline. Raises ExpiredError."""
     with given(Deadline()), within(seconds) as inner:
         yield inner

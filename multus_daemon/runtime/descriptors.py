@@ -1,4 +1,4 @@
-"""How many files the process may have open: RLIMIT_NOFILE."""
+"""Limit of open files: RLIMIT_NOFILE."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import resource
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one; what it is then.
+    """Raise the soft limit to the hard one, and return it.
 
-    The usual soft limit of 1024 is for programs that use select(2). A daemon that serves 256 requests at once, each
-    with sockets, a namespace and the pipes of a plugin, may need more.
+    The usual soft limit of 1024 is too low for 256 requests with sockets, a namespace and a plugin's pipes each.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        # Refused where the hard limit is above fs.nr_open, which was lowered since.
+        # Refused if the hard limit exceeds fs.nr_open.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             return hard
@@ -22,6 +21,6 @@ def raise_limit() -> int:
 
 
 def are_scarce(descriptor: int) -> bool:
-    """True where `descriptor`, just made, shows that only the last quarter is left: the kernel gives the lowest."""
+    """Return True if a new descriptor is in the last quarter; the kernel uses the lowest free one."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft != resource.RLIM_INFINITY and descriptor >= soft - soft // 4

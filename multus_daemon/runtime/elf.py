@@ -1,4 +1,4 @@
-"""The machine that a program is for, and single sections of it: elf(5)."""
+"""Machine type and sections of a program: elf(5)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final
 
 _SECTIONS_MAX: Final = 4096
 HEAD_BYTES: Final = 20
-"""As much of a file as is looked at."""
+"""Size of the head that `foreign_machine` needs."""
 
-# e_machine by what `uname -m` says; a 64-bit ARM kernel runs 32-bit programs too.
+# Machine of `uname -m` -> values of e_machine; a 64-bit ARM kernel also runs 32-bit programs.
 _MACHINES: Final = {
     "x86_64": (62,),
     "aarch64": (183, 40),
@@ -24,19 +24,19 @@ _NAMES: Final = {62: "x86_64", 183: "aarch64", 40: "arm", 21: "ppc64", 22: "s390
 
 
 class NoProgramError(ValueError):
-    """It is no ELF file; the message says what is wrong."""
+    """The file is not an ELF program; the message gives the reason."""
 
 
 def foreign_machine(head: bytes, machine: str = "") -> str:
-    """The machine that the program is for, where that is another than `machine`; else empty.
+    """Return the program's machine if it is not `machine`, else an empty string.
 
-    `head`: the file's first bytes. `machine`: what `uname -m` says; empty: this one. Raises NoProgramError.
+    `head`: the file's first bytes. `machine`: as `uname -m`; empty: this one. Raises NoProgramError.
     """
     if len(head) < HEAD_BYTES or head[:4] != b"\x7fELF":
-        raise NoProgramError("is no ELF program")
+        raise NoProgramError("is not an ELF program")
     order = {1: "<", 2: ">"}.get(head[5])
     if order is None:
-        raise NoProgramError("is an ELF program of no known byte order")
+        raise NoProgramError("is an ELF program of unknown byte order")
     (found,) = struct.unpack_from(f"{order}H", head, 18)
     if found in _MACHINES.get(machine or os.uname().machine, (found,)):
         return ""
@@ -44,10 +44,7 @@ def foreign_machine(head: bytes, machine: str = "") -> str:
 
 
 def read_section(descriptor: int, name: str, limit: int) -> bytes:
-    """Return the first `limit` bytes of the section of that name; empty if the file is no ELF program or has none.
-
-    Raises OSError.
-    """
+    """Return the first `limit` bytes of a section; empty if not found or not ELF. Raises OSError."""
     head = os.pread(descriptor, 64, 0)
     if len(head) < 64 or head[:4] != b"\x7fELF" or head[4] not in (1, 2) or head[5] not in (1, 2):
         return b""

@@ -1,7 +1,6 @@
-"""Files that are never half written: write beside, fsync, rename; and reads with a limit.
+"""Atomic writes (temporary file, fsync, rename) and reads with a limit, for small files.
 
-All functions block. The files concerned are small (a few KiB), and the measured cost is 0.34 ms for a write
-with fsync; callers on the event loop that must not wait for a slow disk use `asyncio.to_thread`.
+All functions block; a write with fsync takes 0.34 ms. On the event loop, use `asyncio.to_thread`.
 """
 
 from __future__ import annotations
@@ -18,40 +17,39 @@ from pathlib import Path
 from typing import TypeAlias
 
 StrPath: TypeAlias = str | os.PathLike[str]
-"""On the way of each request these are strings: pathlib takes 5 us to put one together."""
+"""Requests use strings: pathlib takes 5 us to join a path."""
 
-# What the kernel follows in one path (MAXSYMLINKS).
+# MAXSYMLINKS of the kernel.
 _MAX_LINKS = 40
 DEFAULT_READ_LIMIT = 16 * 1024 * 1024
-# Temporary files of `write_atomic` that a failing disk kept, for `remove_left`.
+# Temporary files that `write_atomic` could not remove, for `remove_left`.
 _left: set[str] = set()
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})-((?P<boot>[0-9a-f]{8})-)?[0-9a-f]{12}", re.DOTALL)
 
 
 class FileTooLargeError(OSError):
-    """A file is larger than what its reader is ready to take (errno EFBIG)."""
+    """The file exceeds the reader's limit (errno EFBIG)."""
 
     def __init__(self, path: StrPath, limit: int) -> None:
         super().__init__(errno.EFBIG, f"larger than {limit} bytes", str(path))
 
 
 class NotRegularFileError(OSError):
-    """Something else than a regular file is at a path (errno EINVAL)."""
+    """The path is not a regular file (errno EINVAL)."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.EINVAL, "not a regular file", path)
 
 
 def open_regular(path: StrPath, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
-    """A descriptor of the regular file at `path`, for the caller to close; `mode` and `dir_fd` as for os.open.
+    """Open a regular file without blocking on another kind, such as a pipe; `mode` and `dir_fd` as for os.open.
 
-    For every file that others can make: nothing that they put there, a pipe for one, is waited for. Raises
-    NotRegularFileError, OSError.
+    Raises NotRegularFileError, OSError.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=dir_fd)
     except OSError as error:
-        # A socket, or a pipe that nobody reads, to be written to.
+        # A socket, or a pipe without a reader.
         if error.errno != errno.ENXIO:
             raise
         raise NotRegularFileError(str(path)) from error
@@ -65,15 +63,12 @@ def open_regular(path: StrPath, flags: int, mode: int = 0o600, *, dir_fd: int | 
 
 
 def write_atomic(path: StrPath, data: bytes, *, mode: int = 0o600, fsync: bool = True, fsync_name: bool = True) -> None:
-    """Put `data` at `path` so that a reader, or a crash, sees the old content or the new, never a part.
+    """Replace the content of `path` atomically, also for a crash.
 
-    The temporary file has a dot name without the target's suffix, in the same directory: directory scanners
-    (libcni, containerd) pass it over, and the rename stays within one file system. Raises OSError; nothing is left
-    behind then, but a temporary file that can't be removed (`remove_left`). Only where the last step fails, the fsync
-    of the directory, the new content is in place already.
-
-    Without `fsync` a power failure may lose the new content, and the old with it. With it, but without `fsync_name`,
-    the new content may be under the name of the temporary file then (`temporary_files`).
+    The temporary file has a dot name in the same directory, which scanners (libcni, containerd) skip. Raises OSError
+    and leaves nothing behind except a temporary file that can't be removed (`remove_left`); if only the fsync of the
+    directory fails, the new content is in place. Without `fsync` a power failure may lose the old and the new content;
+    without `fsync_name` it may leave the new content under the temporary name (`temporary_files`).
     """
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f".{name[:200]}.{os.getpid()}-{boot()}-{secrets.token_hex(6)}")
@@ -83,7 +78,7 @@ def write_atomic(path: StrPath, data: bytes, *, mode: int = 0o600, fsync: bool =
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
-            # The umask must not decide who can read it.
+            # Independent of the umask.
             os.fchmod(descriptor, mode)
             if fsync:
                 os.fsync(descriptor)
@@ -101,7 +96,7 @@ def write_atomic(path: StrPath, data: bytes, *, mode: int = 0o600, fsync: bool =
 
 
 def remove_left() -> None:
-    """Try again to remove the temporary files that failed writes of this process have left."""
+    """Retry the removal of temporary files of failed writes."""
     for path in list(_left):
         with contextlib.suppress(OSError):
             remove(path)
@@ -109,9 +104,9 @@ def remove_left() -> None:
 
 
 def append(path: StrPath, data: bytes) -> None:
-    """Put `data` behind what is in the file, which is there, without fsync; a crash may leave a part of it.
+    """Append `data` to an existing file without fsync. A crash may leave a part; readers must detect it.
 
-    For files whose readers tell a part from the whole. Raises OSError; what has been written of it then is taken away.
+    Raises OSError and removes the part then.
     """
     descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     try:
@@ -129,14 +124,13 @@ def append(path: StrPath, data: bytes) -> None:
 
 
 def temporary_files(directory: Path, *, name: str = "", own: bool = True) -> dict[Path, str]:
-    """The temporary files that writers left which a crash, or kill -9, ended; each with the name that it was for.
+    """Return the temporary files of dead writers, with the names of their targets, cut after 200 characters.
 
-    `name`: for that file only, in a directory that is not ours alone. `own`: also those with this process' number,
-    which are of an earlier one for as long as this has written nothing. A writer that lives, another daemon during a
-    hand-over for one, keeps its own; none lives of before the last boot, whoever has its number now. A name of more
-    than 200 characters is cut. Raises OSError, but not for a directory that is not there.
+    `name`: only for this target, in a shared directory. `own`: include those with this process's id, which belong to
+    an earlier process until this one writes. Files of living writers, such as another daemon during a hand-over, are
+    excluded; writers from before the last boot are dead. A missing directory has none. Raises OSError.
     """
-    found: dict[Path, str] = {}
+    left: dict[Path, str] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             match = _TEMPORARY.fullmatch(entry.name)
@@ -145,34 +139,32 @@ def temporary_files(directory: Path, *, name: str = "", own: bool = True) -> dic
             is_earlier = match["boot"] not in (None, boot())
             pid = int(match["pid"])
             if is_earlier or (own if pid == os.getpid() else not Path(f"/proc/{pid}").exists()):
-                found[Path(entry.path)] = match["name"]
-    return found
+                left[Path(entry.path)] = match["name"]
+    return left
 
 
 @functools.cache
 def boot() -> str:
-    """Eight digits that tell this run of the machine from others (random(4)). Raises OSError."""
+    """Return eight digits that identify the boot of the machine (random(4)). Raises OSError."""
     return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
 
 
 def is_of_earlier_boot(status: os.stat_result) -> bool:
-    """Whether the file was last written to before the machine's last start, as far as its clock can be trusted."""
+    """Return True if the file was last written before the last boot, by the machine's clock."""
     return status.st_mtime < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def sweep(directory: Path, *, name: str = "", own: bool = True) -> int:
-    """Remove `temporary_files`; how many there were. Raises OSError."""
+    """Remove `temporary_files` and return their number. Raises OSError."""
     return sum(remove(path) for path in temporary_files(directory, name=name, own=own))
 
 
 def resolve(root: str, path: str, *, missing: bool = False) -> str:
-    """The real path, outside, of what `path` is for a process whose root is `root`; all links resolved.
+    """Return the real path, outside, of `path` inside the root directory `root`, with all links resolved.
 
-    An absolute link starts again at `root` and `..` never leaves it, as with chroot(2). Empty `root` is `/`. With
-    `missing` the last parts need not be there: where the path leads once they are made. Raises OSError (ENOENT, ELOOP,
-    ...) where the kernel would.
-
-    Not openat2(2) with RESOLVE_IN_ROOT: kernels before 5.6, and filters of system calls, would need this all the same.
+    Links and `..` never leave `root`, as with chroot(2); an empty `root` is `/`. `missing` allows missing last parts.
+    Raises OSError (ENOENT, ELOOP, ...) as the kernel would. openat2(2) with RESOLVE_IN_ROOT is no replacement: old
+    kernels and filters of system calls lack it.
     """
     root = root.rstrip("/")
     pending = path.split("/")[::-1]
@@ -206,7 +198,7 @@ def resolve(root: str, path: str, *, missing: bool = False) -> str:
 
 
 def fsync_directory(path: StrPath) -> None:
-    """Make renames and removals in `path` survive a power loss. Raises OSError."""
+    """Make renames and removals in `path` durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -215,14 +207,13 @@ def fsync_directory(path: StrPath) -> None:
 
 
 def read_limited(path: StrPath, *, limit: int = DEFAULT_READ_LIMIT, follow: bool = True) -> bytes:
-    """The whole content of a regular file of at most `limit` bytes.
+    """Read a regular file of at most `limit` bytes; `follow=False` refuses symbolic links.
 
-    `follow=False` refuses a symbolic link (for directories that only we write). Raises FileTooLargeError
-    and OSError.
+    Raises FileTooLargeError, OSError.
     """
     descriptor = open_regular(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW))
     try:
-        # Not `limit` at once: a buffer of that size would be made first. The size may be wrong, it is 0 in /proc.
+        # Reading `limit` at once would allocate a buffer of that size. The size is 0 in /proc.
         step = min(max(os.fstat(descriptor).st_size, 4096), limit) + 1
         chunks, length = [], 0
         while length <= limit and (chunk := os.read(descriptor, min(step, limit + 1 - length))):
@@ -236,7 +227,7 @@ def read_limited(path: StrPath, *, limit: int = DEFAULT_READ_LIMIT, follow: bool
 
 
 def remove(path: StrPath) -> bool:
-    """Remove a file; False if it was not there. Raises OSError for anything else."""
+    """Remove a file; return False if it does not exist. Raises OSError."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -245,10 +236,7 @@ def remove(path: StrPath) -> bool:
 
 
 def ensure_directory(path: StrPath, *, mode: int = 0o700) -> None:
-    """Make `path` and what is missing above it; `mode` is for `path` itself, where it is new, whatever the umask.
-
-    Raises OSError.
-    """
+    """Create `path` and its parents; a new `path` has `mode`, independent of the umask. Raises OSError."""
     if os.path.isdir(path):
         return
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -261,18 +249,15 @@ def ensure_directory(path: StrPath, *, mode: int = 0o700) -> None:
 
 
 def ensure_private_directory(path: StrPath) -> None:
-    """As `ensure_directory`, for one that only we use: no symbolic link, ours, mode 0700; another mode is put right.
-
-    What is inside is then of nobody else's making, hard links included. Raises OSError.
-    """
+    """Create a directory for this user only: not a symbolic link, mode 0700, repaired if necessary. Raises OSError."""
     ensure_directory(path)
     repair_private_directory(path)
 
 
 def repair_private_directory(path: StrPath) -> bool:
-    """Give a directory that only we use its mode back, 0700; whether it had another.
+    """Set the mode of a private directory to 0700; return True if it changed.
 
-    Raises NotADirectoryError for a symbolic link, PermissionError for another user's, OSError.
+    Raises NotADirectoryError for a symbolic link, PermissionError for another user's directory, OSError.
     """
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):

@@ -1,4 +1,4 @@
-"""Readiness as a set of named gates: all open means ready, a closed one says why."""
+"""Readiness as a set of named gates, each open or closed with a reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 
 class Gates:
-    """Named conditions that must all hold before the daemon calls itself ready."""
+    """Named conditions of readiness; all must be open. Thread-safe."""
 
     def __init__(self, *names: str) -> None:
         self._closed: dict[str, str] = dict.fromkeys(names, "not started")
@@ -16,19 +16,19 @@ class Gates:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self, name: str) -> None:
-        """The condition `name` holds from now on. From any thread."""
+        """Open the gate `name`."""
         self._closed.pop(name, None)
         if self._loop is not None:
-            # Closed where the daemon has ended: there is nobody to wake.
+            # The loop is closed after the daemon's end.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._opened.set)
 
     def close(self, name: str, reason: str) -> None:
-        """The condition `name` does not hold, because of `reason`. From any thread."""
+        """Close the gate `name` because of `reason`."""
         self._closed[name] = reason
 
     async def wait_open(self, *, but: Collection[str] = ()) -> None:
-        """Return once every gate is open, those in `but` aside."""
+        """Wait until all gates except `but` are open."""
         self._loop = asyncio.get_running_loop()
         while self._closed.keys() - set(but):
             self._opened.clear()
@@ -36,5 +36,5 @@ class Gates:
 
     @property
     def closed(self) -> dict[str, str]:
-        """The closed gates, name to reason; empty when ready."""
+        """The closed gates with their reasons; empty when ready."""
         return dict(self._closed)

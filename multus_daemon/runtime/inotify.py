@@ -1,4 +1,4 @@
-"""inotify(7): which names in which directories have changed. The standard library does not have it."""
+"""Changes in directories by inotify(7), which the standard library lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNMOUNT: Final = 0x2000
 _OVERFLOW: Final = 0x4000
 _IGNORED: Final = 0x8000
 _ONLYDIR: Final = 0x1000000
-# With _ATTRIB also a directory whose times are set by hand is told of, or that would look like an unreported change.
+# _ATTRIB reports a directory whose times were set, which would look like an unreported change otherwise.
 _MASK: Final = _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _ONLYDIR
 
 _HEADER: Final = struct.Struct("iIII")
@@ -33,46 +33,43 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that happened in a watched directory, or to it."""
+    """A change of a watched directory."""
 
     watch: int
-    """As `Watcher.watch` has returned it; -1 where `lost`."""
+    """Result of `Watcher.watch`; -1 if `lost`."""
     name: str
-    """Empty: of the directory itself."""
+    """Name in the directory; empty: the directory itself."""
     gone: bool
-    """The directory is gone, and its watch with it."""
+    """True: the directory and its watch are gone."""
     lost: bool
-    """The kernel has dropped changes, of any directory."""
+    """True: the kernel dropped changes of any directory."""
 
 
 class Watcher:
-    """An inotify instance, closed when it is collected. For one thread at a time."""
+    """An inotify instance, closed when it is garbage-collected. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Raises OSError: EMFILE where the user's instances are used up (`fs.inotify.max_user_instances`)."""
+        """Raises OSError, EMFILE at the limit `fs.inotify.max_user_instances`."""
         self._descriptor = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
         weakref.finalize(self, os.close, self._descriptor)
 
     def fileno(self) -> int:
-        """Readable where there are changes, which `changes` then returns."""
+        """Return the descriptor, which is readable when there are changes."""
         return self._descriptor
 
     def watch(self, directory: int) -> int:
-        """Begin to watch an open directory, whatever its path leads to by now.
-
-        Raises OSError: ENOSPC where the user's watches are used up (`fs.inotify.max_user_watches`).
-        """
+        """Watch an open directory. Raises OSError, ENOSPC at the limit `fs.inotify.max_user_watches`."""
         path = b"/proc/self/fd/%d" % directory
         return _checked(_libc.inotify_add_watch(self._descriptor, path, _MASK), "inotify_add_watch")
 
     def forget(self, watch: int) -> None:
-        """End a watch; absent is done. Its last changes may still come."""
+        """End a watch if it exists. Its last changes may still arrive."""
         _libc.inotify_rm_watch(self._descriptor, watch)
 
     def changes(self) -> Iterator[Change]:
-        """What has happened since the last call, in order. Returns at once.
+        """Yield the changes since the last call, in order, without blocking.
 
-        Complete: a system call that changes a directory of this machine returns after its event is in the queue.
+        Complete: a system call that changes a local directory returns after its event is queued.
         """
         while True:
             try:
@@ -81,7 +78,7 @@ class Watcher:
                 return
             yield from _changes(data)
             if len(data) + _LONGEST_EVENT <= _BUFFER_BYTES:
-                # There was room for one more, so there was none.
+                # The buffer had room for another event.
                 return
 
 

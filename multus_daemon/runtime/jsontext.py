@@ -1,4 +1,4 @@
-"""What a JSON text says beside its value: where a fault in it is, where its keys are, which are there twice. Pure."""
+"""Positions in JSON texts: of faults, of values, and of repeated keys. Pure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-# As msgspec ends a message; it has no attribute for it. Counted from 0.
+# End of a message of msgspec, which has no attribute for the offset. Counted from 0.
 _OFFSET: Final = re.compile(r" \(byte ([0-9]+)\)\Z")
 _CUT_OFF: Final = "Input data was truncated"
 _PLACE: Final = re.compile(r" \(line ([0-9]+), column ([0-9]+)\)")
 _TOKEN: Final = re.compile(r'[{}\[\],:]|"[^"\\]*(?:\\.[^"\\]*)*"|[^\s{}\[\],:"]+', re.DOTALL)
 
 Path = tuple[str | int, ...]
-"""From the top of a text to one of its values: keys of objects, positions in arrays."""
+"""Path of a value: keys of objects, indexes of arrays."""
 
 
 class Span(NamedTuple):
-    """Where a value is, in characters from 0."""
+    """Position of a value, in characters from 0."""
 
     key: int
-    """Its key; of an item of an array the value itself."""
+    """Start of its key, or of the value in an array."""
     start: int
     end: int
 
 
 def fault(data: bytes | str, error: Exception) -> str:
-    """The message of msgspec's error about `data`, with line and column, both from 1, in place of the byte."""
+    """Return the message of msgspec's error about `data`, with line and column from 1 instead of the byte offset."""
     message = str(error)
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if found := _OFFSET.search(message):
@@ -43,14 +43,14 @@ def fault(data: bytes | str, error: Exception) -> str:
 
 
 def place_of_fault(message: str) -> tuple[str, tuple[int, int] | None]:
-    """A message that `fault` has made, or one with more behind it, without line and column; and these."""
+    """Split a message that contains one of `fault` into the text without line and column, and these."""
     if (found := _PLACE.search(message)) is None:
         return message, None
     return message[: found.start()] + message[found.end() :], (int(found[1]), int(found[2]))
 
 
 def positions(text: str) -> dict[Path, Span]:
-    """Where each value of `text` is, by its path. `text` is JSON; of a key that is there twice the last one counts."""
+    """Return the position of each value of valid JSON by its path; the last one for a repeated key."""
     found: dict[Path, Span] = {}
     tokens = _TOKEN.finditer(text)
 
@@ -78,22 +78,19 @@ def positions(text: str) -> dict[Path, Span]:
 
 
 def shown_path(path: Path) -> str:
-    """`a.b[0].c`."""
+    """Return the path as `a.b[0].c`."""
     text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path)
     return text.removeprefix(".")
 
 
 def repeated_keys(data: bytes, *, same: Callable[[str], str] = lambda key: key) -> list[str]:
-    """The paths of keys that an object of `data`, which is JSON, has more than once.
-
-    `same`: what two keys have in common that are one at the top level.
-    """
+    """Return the paths of repeated keys in valid JSON. `same` normalises keys of the top level."""
     value = json.loads(data, object_pairs_hook=_Pairs)
     return list(dict.fromkeys(_repeated(value, "", same)))
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object, its keys as they are written."""
+    """The keys and values of an object, in the order of the text."""
 
 
 def _repeated(value: Any, path: str, same: Callable[[str], str]) -> Iterator[str]:

@@ -1,9 +1,8 @@
-"""glibc's malloc, set for a process that runs for months: what is freed can be used again, or goes back to the kernel.
+"""Configure glibc's malloc for a process that runs for months, so that freed memory is reused or returned.
 
-By itself glibc gives a block of 128 KiB or more a mapping of its own, which ends with it, but each one that is freed
-raises that bound to its size (mallopt(3), M_MMAP_THRESHOLD). From then on blocks of that size come from the heap of the
-thread that asks. Each thread has a heap, what is freed in one is of no use to the others, and of what is free in a heap
-only its end goes back to the kernel.
+By default a block of 128 KiB or more has its own mapping, but each freed one raises this threshold to its size
+(mallopt(3), M_MMAP_THRESHOLD). Then blocks of that size come from the heap of the thread. Threads do not share freed
+memory, and only the end of a heap returns to the kernel.
 """
 
 from __future__ import annotations
@@ -12,39 +11,36 @@ import asyncio
 import ctypes
 from typing import Final
 
-# Of <malloc.h>.
+# From <malloc.h>.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 
 _LARGE: Final = 128 * 1024
-"""Bytes; what glibc begins with, for both bounds. Setting them keeps them there.
+"""Bytes; glibc's initial value of both thresholds, fixed by setting it.
 
-CPython's table of interned strings is what needs it: 1.9 MiB. `pathlib` interns each part of every path, names of
-containers too: 24 for an ADD and its DEL. They go, their places in the table don't, so that it is copied every 2,300
-pairs, by any thread. Twelve threads that take such parts in turn grew by 1.9 MiB with each copy, 15 MiB over 24,000
-pairs; set like this, by nothing.
+CPython's table of interned strings needs this: `pathlib` interns each part of a path, so any thread copies the table of
+1.9 MiB every 2,300 pairs of ADD and DEL. Twelve threads grew by 15 MiB over 24,000 pairs, with this setting by nothing.
 """
-
 TRIM_SECONDS: Final = 10.0
 
 
 def settle() -> bool:
-    """Set it for this process, before there are threads. False where malloc is not glibc's, and is left as it is."""
+    """Configure malloc, before there are threads. Returns False for another malloc than glibc's."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
-    # One heap: of threads that all wait for the interpreter's lock no two allocate at once.
+    # One heap is enough: the interpreter's lock prevents concurrent allocations.
     wanted = ((_M_MMAP_THRESHOLD, _LARGE), (_M_TRIM_THRESHOLD, _LARGE), (_M_ARENA_MAX, 1))
     return all(bool(mallopt(parameter, value)) for parameter, value in wanted)
 
 
 async def keep_trimmed(every: float = TRIM_SECONDS) -> None:
-    """Give the heap's free pages back each `every` seconds, for ever; a root task.
+    """Return the heap's free pages to the kernel each `every` seconds, for ever; a root task.
 
-    What is in use stays at 13.6 MB over thousands of ADDs; the holes between it do not, 5 MB after 4,000 of them. Done
-    on the event loop: it takes 1.4 to 4 ms for 1,600 holes.
+    Used memory stays at 13.6 MB over thousands of ADDs, but holes grow, to 5 MB after 4,000 ADDs. A trim of 1,600 holes
+    takes 1.4 to 4 ms, on the event loop.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while True:

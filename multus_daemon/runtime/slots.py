@@ -1,4 +1,4 @@
-"""So many at a time; the rest wait in an order in which a crowd harms nobody, and no longer than they want to."""
+"""Fair, bounded concurrency with deadlines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from multus_daemon.runtime import timeline
 
 URGENT = 0
-"""The rank that comes first, and the only one that may have the reserved slots."""
+"""The first rank, the only one that may use the reserved slots."""
 
 _arrivals = itertools.count(1)
 _turn: ContextVar[int] = ContextVar("_turn")
@@ -22,10 +22,10 @@ _turn: ContextVar[int] = ContextVar("_turn")
 
 @contextlib.contextmanager
 def one_turn() -> Iterator[None]:
-    """Whatever asks for a slot within the block counts as having come now, and so does what it asks for later.
+    """Give all requests for slots in the block the present time as their arrival.
 
-    For work that needs slots again and again: among many that is finished first which was begun first. Else all of it
-    would be at its middle when the time of all of it is over.
+    For work that needs several slots in turn: work that began first finishes first. Otherwise all of it would be half
+    done at its deadline.
     """
     token = _turn.set(next(_arrivals))
     try:
@@ -35,9 +35,9 @@ def one_turn() -> Iterator[None]:
 
 
 class NoSlotError(Exception):
-    """There was no slot in time; `waiting`: how many waited at the end, this one included.
+    """There was no free slot in time; `waiting`: number of waiters, with this one.
 
-    `share`: of how many slots its groups had all that they may have; 0 where there was none for anybody.
+    `share`: the full share of its groups, in slots; 0 if all slots were taken.
     """
 
     def __init__(self, waiting: int, share: int = 0) -> None:
@@ -48,7 +48,7 @@ class NoSlotError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """One that is taken, or waited for."""
+    """A slot, taken or waited for."""
 
     key: str
     rank: int
@@ -57,13 +57,13 @@ class Slot:
     groups: tuple[str, ...] = ()
     granted: bool = False
     event: asyncio.Future[None] | None = None
-    """Where somebody waits: done once it is granted."""
+    """Done when the slot is granted, if there is a waiter."""
     ordinary: bool = False
-    """Set where it has its slot by a rank that is not urgent."""
+    """True if it was granted without urgency."""
     lines: tuple[Hashable, ...] = field(init=False)
-    """Those who take turns: the groups, else the key; and within them the keys."""
+    """Lines that take turns: the groups and their keys, or the key."""
     shares: tuple[Hashable, ...] = field(init=False)
-    """What it counts for: all groups together first, then each that has a name."""
+    """Shares that it counts for: all groups together, then each named one."""
 
     def __post_init__(self) -> None:
         if any(self.groups):
@@ -77,46 +77,42 @@ class Slot:
 class Slots:
     """Slots for one event loop.
 
-    The next one is of the lowest rank; among those, of the groups and then the key whose turn it is, and then of the
-    turn that began first. Whoever still waits when another with its groups, or its key, has got a slot goes to the
-    end, so they take turns. What is not urgent leaves `reserved` slots alone.
+    A free slot goes to the lowest rank; within it to the next groups, then to the next key, then to the first turn.
+    Groups and keys take turns: after a grant, their other waiters go to the end. Only urgent ones use the `reserved`
+    slots.
 
-    No single group holds the last `kept` slots, and those who have all groups in common not the last two times as
-    many: whatever hangs there, there are slots for others. Of three slots or fewer only the latter holds, for `kept`.
+    No single group takes the last `kept` slots, and requests with the same groups not the last 2 * `kept`, so that
+    others have slots when something hangs. With three slots or fewer, only the latter holds, for `kept` slots.
     """
 
     def __init__(self, size: int, *, reserved: int = 0, kept: int = 0, name: str = "slots") -> None:
-        """`size`: at least 1; one slot is for everybody, however many are `reserved` or `kept`.
-
-        `name`: what has a slot, in the plural; for the timeline of who waits.
-        """
+        """`size`: at least 1; one slot is always for all. `name`: of the holders, in the plural, for timelines."""
         self.size = size
         self._name = name
         self._kept = kept
         self._ordinary_size = max(1, size - reserved)
-        # By groups and by key.
         self._behind: dict[Hashable, int] = {}
         self._in_line: Counter[Hashable] = Counter()
         self._taken = 0
         self._ordinary = 0
         self._waiting: list[Slot] = []
         self._hurried: Counter[str] = Counter()
-        # Slots by group, with its place among the groups, and by all groups together.
+        # Slots by share.
         self._held: Counter[Hashable] = Counter()
 
     @property
     def running(self) -> int:
-        """How many slots are taken."""
+        """Number of taken slots."""
         return self._taken
 
     @property
     def waiting(self) -> int:
-        """How many wait for one."""
+        """Number of waiters."""
         return len(self._waiting)
 
     @contextlib.asynccontextmanager
     async def hold(self, key: str, rank: int, timeout: float, groups: tuple[str, ...] = ()) -> AsyncIterator[None]:
-        """Hold a slot for the duration of the block; raises as `take` does."""
+        """Hold a slot during the block. Raises as `take` does."""
         slot = await self.take(key, rank, timeout, groups)
         try:
             yield
@@ -124,11 +120,10 @@ class Slots:
             self.give_back(slot)
 
     async def take(self, key: str, rank: int, timeout: float, groups: tuple[str, ...] = ()) -> Slot:
-        """A slot, to be given back. Raises NoSlotError where none is to be had in `timeout` seconds.
+        """Return a slot, for `give_back`. Raises NoSlotError after `timeout` seconds.
 
-        `groups`: whom it counts for, each name in its place; an empty one counts for nobody.
-
-        Not by who has another slot of this object: everybody could wait for everybody.
+        `groups`: names that are charged for the slot, in a fixed order; an empty name is charged for nothing. A holder
+        must not take a second slot (deadlock).
         """
         arrival = next(_arrivals)
         slot = Slot(key, rank, _turn.get(arrival), arrival, groups)
@@ -156,7 +151,7 @@ class Slots:
         return slot
 
     def give_back(self, slot: Slot) -> None:
-        """What `take` has returned."""
+        """Release a slot that `take` returned."""
         if not slot.granted:
             self._leave_lines(slot)
             return
@@ -168,7 +163,7 @@ class Slots:
 
     @contextlib.contextmanager
     def hurried(self, key: str) -> Iterator[None]:
-        """While the block runs, whatever waits for `key` is urgent: somebody urgent waits for it."""
+        """Treat waiters for `key` as urgent during the block, as urgent work waits for them."""
         self._hurried[key] += 1
         self._grant()
         try:
@@ -188,7 +183,7 @@ class Slots:
             self._leave_lines(slot)
             for line in slot.lines:
                 if line in self._in_line:
-                    # What else waits in it goes to its end.
+                    # Its other waiters go to the end.
                     self._behind[line] = next(_arrivals)
             self._have(slot)
             if slot.event is not None:
@@ -203,7 +198,7 @@ class Slots:
             self._held[name] += 1
 
     def _leave_lines(self, slot: Slot) -> None:
-        """It waits no more. What is known of a line in which nobody waits is forgotten."""
+        """Stop waiting; forget lines without waiters."""
         self._waiting.remove(slot)
         for line in slot.lines:
             if _count_down(self._in_line, line) == 0:
@@ -217,7 +212,7 @@ class Slots:
         return (self._ordinary < self._ordinary_size or self._is_urgent(slot)) and not self._full_share(slot)
 
     def _full_share(self, slot: Slot) -> int:
-        """The share that its groups have all of; 0 where they may have one more."""
+        """Return the share of its groups if they use all of it, else 0."""
         size = self.size if self._is_urgent(slot) else self._ordinary_size
         for name in slot.shares:
             together = name is slot.groups
@@ -231,7 +226,6 @@ class Slots:
 
 
 def _count_down(counter: Counter[Any], name: Hashable) -> int:
-    """One less; what is left. Nothing is kept of who has none."""
     counter[name] -= 1
     left = counter[name]
     if not left:

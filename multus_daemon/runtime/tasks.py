@@ -1,4 +1,4 @@
-"""Root tasks: they run until a signal, or until one of them ends."""
+"""Root tasks, which run until a signal or until one of them ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ log = logging.getLogger(__name__)
 
 
 class StartError(Exception):
-    """The program can't start; the message says why and what to do."""
+    """The program can't start; the message has reason and remedy."""
 
 
 async def until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
-    """Run root tasks until SIGTERM, SIGINT, or the end of one of them; the tasks, which the caller ends."""
+    """Run root tasks until SIGTERM, SIGINT, or the end of one; return all of them, for the caller to end."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -28,7 +28,7 @@ async def until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[as
 
 
 async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs and wait for it. Raises the first failure of a task."""
+    """Cancel the running tasks and wait for them. Raises the first failure of a task."""
     for task in tasks:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)

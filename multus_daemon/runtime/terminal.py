@@ -1,4 +1,4 @@
-"""What programs for people print with: tables and colours of rich, and texts of others as they stand."""
+"""Output of programs for people: tables and colours of rich, and safe texts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rich.table import Column, Table
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Standard output or standard error; `width` in columns, the terminal's where None."""
-    # rich takes `:cd:`, which may be a part of a MAC address, for the name of a picture.
+    """Return a console of standard output or standard error; `width` in columns, None: the terminal's."""
+    # rich replaces `:cd:`, which may be a part of a MAC address, with a picture.
     return Console(stderr=stderr, width=width, highlight=False, emoji=False)
 
 
 def table(*headers: str, title: str | None = None) -> Table:
-    """A table with these columns. What is too wide is folded: a name that is cut can't be copied."""
+    """Return a table with these columns. Wide texts are folded, as a cut name can't be copied."""
     return Table(*(Column(header, overflow="fold") for header in headers), title=title, box=box.ROUNDED)
 
 
 def moment(seconds: float) -> str:
-    """Return a Unix time as local time; `?` for one that no calendar has."""
+    """Return a Unix time as local time; `?` if it is out of range."""
     try:
         return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")[:19]
     except (OverflowError, OSError, ValueError):
@@ -29,5 +29,5 @@ def moment(seconds: float) -> str:
 
 
 def literal(text: str) -> str:
-    """What others have written, for a console: on one line, neither markup nor a terminal's commands."""
+    """Return a foreign text for a console: one line, without markup and control characters."""
     return markup.escape("".join(letter if letter.isprintable() else " " for letter in text))

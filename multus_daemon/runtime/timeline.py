@@ -1,7 +1,7 @@
-"""What a request went through, in order, with the time that each step took; and the last requests of the program.
+"""The steps of each request with their times, and the last requests of the program.
 
-A step notes itself with `note`, wherever it runs: the timeline comes with the context, into threads and back to the
-event loop, as a deadline does. Without one nothing is kept.
+A step calls `note`. The timeline is part of the context, in threads and on the event loop, like a deadline; without one
+nothing is kept.
 """
 
 from __future__ import annotations
@@ -14,58 +14,57 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 NOTES_MAX: Final = 64
-"""Steps that are kept of one request; of the others only their number."""
+"""Maximum number of kept steps of a request; the others are counted."""
 TEXT_MAX: Final = 512
-"""Characters that are kept of each text: they quote what came from outside."""
+"""Maximum characters of a text, which may quote input from outside."""
 
 
 class Timeline:
-    """One request: who it was for, its steps, how it ended."""
+    """One request: its subject, its steps and its end."""
 
     __slots__ = ("_start", "began", "dropped", "ended", "error", "steps", "subject")
 
     def __init__(self, subject: Mapping[str, str]) -> None:
-        """`subject`: what the request is about, such as `verb` and `pod`."""
+        """`subject`: fields of the request, such as `verb` and `pod`."""
         self.subject = subject
         self.began = time.time()
         """Unix time in seconds."""
         self._start = time.monotonic()
         self.steps: list[tuple[str, float, float]] = []
-        """What was done; when it had been, in seconds from the beginning; how many it took, 0 where not measured."""
+        """Text, seconds from the beginning to the end of the step, and its duration, 0 if not measured."""
         self.dropped = 0
-        """Steps beyond `NOTES_MAX`."""
+        """Number of steps beyond `NOTES_MAX`."""
         self.ended: float | None = None
         """Seconds from the beginning to the end; None while it runs."""
         self.error: tuple[int, str] | None = None
-        """Code and text of the error that it ended with."""
+        """Code and text of its error."""
 
     def note(self, what: str, seconds: float = 0.0) -> None:
-        """A step is done, which took `seconds`."""
+        """Add a finished step that took `seconds`."""
         if len(self.steps) < NOTES_MAX:
             self.steps.append((what[:TEXT_MAX], time.monotonic() - self._start, seconds))
         else:
             self.dropped += 1
 
     def end(self, error: tuple[int, str] | None = None) -> None:
-        """The request is answered."""
+        """End the request."""
         self.ended = time.monotonic() - self._start
         if error is not None:
             self.error = (error[0], error[1][:TEXT_MAX])
 
 
 class Timelines:
-    """The last requests, the oldest first. From any thread."""
+    """The last requests, the oldest first. Thread-safe."""
 
     def __init__(self, limit: int = 1000) -> None:
         self._kept: collections.deque[Timeline] = collections.deque(maxlen=limit)
 
     def __iter__(self) -> Iterator[Timeline]:
-        """Those that are kept now."""
         return iter(tuple(self._kept))
 
     @contextlib.contextmanager
     def of(self, subject: Mapping[str, str], *, keep: bool = True) -> Iterator[Timeline]:
-        """The block is a new request, which is kept, or not. Its end is the block's, unless it has been told before."""
+        """Run the block as a new request, which ends with the block if not before; `keep` it or not."""
         timeline = Timeline(subject)
         if keep:
             self._kept.append(timeline)
@@ -82,6 +81,6 @@ _current: contextvars.ContextVar[Timeline | None] = contextvars.ContextVar("time
 
 
 def note(what: str, seconds: float = 0.0) -> None:
-    """As `Timeline.note`, of the calling context."""
+    """Add a finished step to the timeline of the calling context."""
     if (timeline := _current.get()) is not None:
         timeline.note(what, seconds)

@@ -1,4 +1,4 @@
-"""Who runs this program, and where it may keep what it has at run time (XDG Base Directory Specification)."""
+"""The user of this program, and its runtime directory (XDG Base Directory Specification)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _UID_MAP = Path("/proc/self/uid_map")
 
 
 def runtime_directory(environ: Mapping[str, str] = os.environ, uid_map: Path = _UID_MAP) -> Path | None:
-    """The user's own directory for sockets and the like; None for root, and where the user has none.
+    """Return the user's directory for sockets and the like; None for root, and for users without one.
 
-    Root of a user namespace is the user who made it: nothing below /run is theirs (user_namespaces(7)).
+    Root of a user namespace is an ordinary user without access to /run (user_namespaces(7)).
     """
     directory = environ.get("XDG_RUNTIME_DIR", "")
     if _outer_uid(uid_map) == 0 or not directory.startswith("/"):
@@ -21,7 +21,6 @@ def runtime_directory(environ: Mapping[str, str] = os.environ, uid_map: Path = _
 
 
 def _outer_uid(uid_map: Path) -> int:
-    """The effective user, as the user namespace above knows it."""
     uid = os.geteuid()
     try:
         lines = uid_map.read_text().splitlines()

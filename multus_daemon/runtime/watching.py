@@ -1,4 +1,4 @@
-"""Directories that are watched from the event loop, by inotify(7)."""
+"""Watch directories from the event loop, by inotify(7)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LOOK_SECONDS: Final = 5.0
 async def changes(
     directories: Collection[Path], concerns: Callable[[Path, str], bool], *, step: float
 ) -> AsyncGenerator[set[Path], None]:
-    """What has changed in the directories themselves, not below them; without end. Use with `contextlib.aclosing`.
+    """Yield sets of changed paths in the directories, not below them, for ever. Use with `contextlib.aclosing`.
 
-    `concerns`: whether a name in one of them counts. Changes that follow each other within `step` seconds are one. The
-    set is empty every LOOK_SECONDS, for what changed before the watch stood, and where a directory has gone or the
-    kernel has dropped changes. Raises OSError where they can't be watched.
+    `concerns` selects directory and name. Changes within `step` seconds are one set. An empty set asks for a look at
+    everything: every LOOK_SECONDS, for changes before the watch, and after a lost directory or dropped changes. Raises
+    OSError if the directories can't be watched.
     """
     watcher = Watcher()
     watched = await asyncio.to_thread(_begin, watcher, directories)
@@ -34,7 +34,6 @@ async def changes(
 
 
 def _begin(watcher: Watcher, directories: Collection[Path]) -> dict[int, Path]:
-    """The directories by their watches. Raises OSError."""
     watched = {}
     for path in directories:
         descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -52,7 +51,6 @@ async def _until_changed(
     step: float,
     found: set[Path],
 ) -> None:
-    """Wait for something to be in `found`, or for what the kernel does not name: directories gone, changes dropped."""
     is_unnamed = False
     while not (found or is_unnamed):
         await _readable(watcher)

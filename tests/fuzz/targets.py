@@ -28,7 +28,7 @@ from multus_daemon.spec.cni import args, conf, gojson, result, versions
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import device_info, selection, status
-from multus_daemon.spec.netconf.load import load
+from multus_daemon.spec.netconf.model import load
 from multus_daemon.spec.ports import DevicesUnavailableError
 from tests.counted import counted
 

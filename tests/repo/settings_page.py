@@ -1,6 +1,6 @@
 """Make the tables of docs/configuration.md from the docstrings, types and defaults of the settings.
 
-    python -m tests.repo.settings_page            # after a change of multus_daemon/settings.py
+    python -m tests.repo.settings_page            # after a change of multus_daemon/settings/keys.py
 
 A table stands between `<!-- settings: NAME -->` and `<!-- end of settings -->`; what is between them is replaced.
 """
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 import msgspec
 
-from multus_daemon import settings
+from multus_daemon.settings import keys
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 WITHOUT_EFFECT: Final = "without effect"
@@ -93,7 +93,7 @@ def descriptions() -> dict[tuple[str, str], list[str]]:
     Only the source has them. That of a class itself is with an empty name.
     """
     found = {}
-    for kind in ast.parse(inspect.getsource(settings)).body:
+    for kind in ast.parse(inspect.getsource(keys)).body:
         if isinstance(kind, ast.ClassDef):
             paragraphs = (ast.get_docstring(kind) or "").split("\n\n")
             found[kind.name, ""] = [" ".join(item.split()) for item in paragraphs]
@@ -140,18 +140,18 @@ def _group(kind: type[Any]) -> Callable[[], str]:
 
 
 def _without_effect() -> str:
-    reasons = {**settings.WITHOUT_EFFECT, **settings.REMOVED}
+    reasons = {**keys.WITHOUT_EFFECT, **keys.REMOVED}
     rows = (f"| `{key}` | {reason} |" for key, reason in sorted(reasons.items()))
     return _table("| key | why |", rows)
 
 
 INNER: Final[Mapping[str, type[Any]]] = {
-    "perNodeCertificate": settings.PerNodeCertificate,
-    "logOptions": settings.LogOptions,
+    "perNodeCertificate": keys.PerNodeCertificate,
+    "logOptions": keys.LogOptions,
 }
 """Keys whose values have keys of their own."""
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
-    **{name: _group(kind) for name, kind in settings.GROUPS.items()},
+    **{name: _group(kind) for name, kind in keys.GROUPS.items()},
     WITHOUT_EFFECT: _without_effect,
 }
 

@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE: Final = Path(__file__).resolve().parents[2] / "multus_daemon"
 # Programs, or the part of one, with a single thread.
-ONE_THREAD: Final = ("tools/kubectl/", "settings.py", "cluster/kube/approver.py")
+ONE_THREAD: Final = ("tools/kubectl/", "settings/__init__.py", "cluster/kube/approver.py")
 
 
 def modules() -> list[Path]:

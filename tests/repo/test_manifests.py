@@ -286,7 +286,7 @@ def test_paths_of_configuration_and_volumes_fit(folder: Path) -> None:
     assert on_the_node(folder, found.primary.autoconfig_dir)
     assert not found.primary.indicator or on_the_node(folder, found.primary.indicator)
     # The shim reaches the socket: where its default is, or where the generated configuration says.
-    shim_directory = found.socket.shim_directory or settings.SocketSettings().directory
+    shim_directory = found.socket.shim_directory or settings.Settings().socket.directory
     assert PurePosixPath(on_the_node(folder, found.socket.directory)) == PurePosixPath(shim_directory)
     for directory in (found.paths.cni_dir, found.paths.conf_dir):
         assert on_the_node(folder, directory) == directory

@@ -13,6 +13,7 @@ import pytest
 import multus_daemon
 import multus_shim
 from multus_daemon import settings
+from multus_daemon.settings import keys
 from multus_shim import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,15 +139,15 @@ def rows() -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-@pytest.mark.parametrize("key", sorted(settings.known_keys() | settings.WITHOUT_EFFECT.keys()))
+@pytest.mark.parametrize("key", sorted(settings.known_keys() | keys.WITHOUT_EFFECT.keys()))
 def test_every_setting_is_documented(key: str) -> None:
     assert key in rows()
 
 
 def test_no_setting_is_documented_that_does_not_exist() -> None:
-    inner = {f"logOptions.{key}" for key in settings.LOG_OPTIONS}
+    inner = {f"logOptions.{key}" for key in keys.LOG_OPTIONS}
     inner |= {f"perNodeCertificate.{item.encode_name}" for item in msgspec.structs.fields(settings.PerNodeCertificate)}
-    known = settings.known_keys() | settings.WITHOUT_EFFECT.keys() | inner
+    known = settings.known_keys() | keys.WITHOUT_EFFECT.keys() | inner
     assert not rows().keys() - known
 
 
@@ -165,6 +166,6 @@ def test_the_documented_default_is_the_one_in_force(key: str, value: object) -> 
         assert default == str(value)
 
 
-@pytest.mark.parametrize(("key", "reason"), settings.WITHOUT_EFFECT.items())
+@pytest.mark.parametrize(("key", "reason"), keys.WITHOUT_EFFECT.items())
 def test_a_key_without_effect_is_documented_with_its_reason(key: str, reason: str) -> None:
     assert rows()[key][-1] == reason

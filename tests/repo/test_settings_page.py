@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from multus_daemon import logs, settings
+from multus_daemon.settings import keys
 from tests.repo import settings_page
 
 TEXT = settings_page.PAGE.read_text()
@@ -43,11 +44,11 @@ def test_a_table_that_does_not_exist() -> None:
     ("hint", "shown"),
     [
         (str, "string"),
-        (settings.Text, "string"),
+        (keys.Text, "string"),
         (bool, "boolean"),
-        (settings.Port | None, "integer, 1 to 65535"),
-        (settings.Count, "integer, from 0"),
-        (settings.Seconds, "number, above 0, to 3600"),
+        (keys.Port | None, "integer, 1 to 65535"),
+        (keys.Count, "integer, from 0"),
+        (keys.Seconds, "number, above 0, to 3600"),
         (Annotated[float, msgspec.Meta(ge=0, le=600)], "number, 0 to 600"),
         (Literal["a", "b", "c"], "`a`, `b` or `c`"),
         (tuple[str, ...], "list of strings"),
@@ -81,5 +82,5 @@ def test_defaults(value: object, shown: str) -> None:
 
 def test_the_options_of_the_log_have_the_defaults_of_the_log() -> None:
     # Neither module knows the other.
-    defaults = {key: default for key, _, default in settings_page._fields(settings.LogOptions)}
+    defaults = {key: default for key, _, default in settings_page._fields(keys.LogOptions)}
     assert defaults | logs.DEFAULT_OPTIONS == defaults

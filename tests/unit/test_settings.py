@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from multus_daemon import settings
 from multus_daemon.plugins.builtin.runner import PLUGINS
-from multus_daemon.settings import Settings, SettingsError
+from multus_daemon.settings import Settings, SettingsError, keys
 
 # Every key of upstream's daemon-config.json (v4.3.0) with a value that upstream takes, and those that only its
 # documents and tests name.
@@ -136,7 +136,7 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(("key", "value"), UPSTREAM.items())
 def test_every_upstream_key_has_an_effect_or_a_warning(key: str, value: Any) -> None:
     found = read(**{key: value})
-    if key in settings.WITHOUT_EFFECT:
+    if key in keys.WITHOUT_EFFECT:
         [warning] = found.warnings
         assert warning.startswith(f"{key}: no effect: ")
         assert found.overlay == {}
@@ -153,14 +153,14 @@ def test_a_whole_upstream_configuration() -> None:
     assert found.socket.directory == "/host/run/multus/"
     assert found.metrics.port == 9091
     assert {warning.partition(":")[0] for warning in found.warnings} == {
-        *(key for key in UPSTREAM if key in settings.WITHOUT_EFFECT),
+        *(key for key in UPSTREAM if key in keys.WITHOUT_EFFECT),
         "logOptions.compress",
         "logOptions.maxAge",
     }
 
 
 @pytest.mark.parametrize(
-    "key", sorted(settings.known_keys() - UPSTREAM.keys() - settings.WITHOUT_EFFECT.keys() - settings.REMOVED.keys())
+    "key", sorted(settings.known_keys() - UPSTREAM.keys() - keys.WITHOUT_EFFECT.keys() - keys.REMOVED.keys())
 )
 def test_our_own_keys_are_no_upstream_keys_without_effect(key: str) -> None:
     assert key in DEFAULTS
@@ -266,9 +266,9 @@ def test_all_problems_are_said_at_once() -> None:
 
 
 def test_removed_keys_have_no_effect_and_one_warning_for_all() -> None:
-    found = read(**dict.fromkeys(settings.REMOVED, "anything"), binDir="/b")
+    found = read(**dict.fromkeys(keys.REMOVED, "anything"), binDir="/b")
     [warning] = found.warnings
-    assert warning.partition(": no effect: ")[0] == ", ".join(sorted(settings.REMOVED))
+    assert warning.partition(": no effect: ")[0] == ", ".join(sorted(keys.REMOVED))
     assert found.given == {"binDir": "/b"}
 
 
@@ -351,15 +351,15 @@ def test_files_that_can_not_be_read(tmp_path: Path) -> None:
 
 
 def test_no_key_is_declared_twice() -> None:
-    keys = [item.metadata["key"] for kind in settings.GROUPS.values() for item in dataclasses.fields(kind)]
-    assert len(keys) == len(set(keys))
-    assert not set(keys) & set(settings.WITHOUT_EFFECT)
+    names = [item.metadata["key"] for kind in keys.GROUPS.values() for item in dataclasses.fields(kind)]
+    assert len(names) == len(set(names))
+    assert not set(names) & set(keys.WITHOUT_EFFECT)
     assert len({key.lower() for key in settings.known_keys()}) == len(settings.known_keys())
 
 
 def test_nested_keys_without_effect_are_log_options() -> None:
-    nested = {key for key in settings.WITHOUT_EFFECT if "." in key}
-    assert nested <= {f"logOptions.{key}" for key in settings.LOG_OPTIONS}
+    nested = {key for key in keys.WITHOUT_EFFECT if "." in key}
+    assert nested <= {f"logOptions.{key}" for key in keys.LOG_OPTIONS}
 
 
 def test_what_an_ordinary_user_has_not_set_is_in_a_directory_of_theirs() -> None:

@@ -29,7 +29,7 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.nad import definition
 from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
-from multus_daemon.spec.netconf import load, primary
+from multus_daemon.spec.netconf import model, primary
 
 __all__ = ["Finding", "Report", "of", "of_object"]
 
@@ -119,7 +119,7 @@ class _Objects:
     def together(self) -> None:
         """Report everything that only several objects show: missing networks, isolation, requests, address ranges."""
         overlay = {key: value for key, value in self._settings.overlay.items() if key != "delegates"}
-        net_conf = load.load(b"{}", overlay)
+        net_conf = model.load(b"{}", overlay)
         names = {*self._networks, *self._others}
         for elements in self._pods:
             pods.check_interfaces(elements)
@@ -308,7 +308,7 @@ class _Objects:
     def _own_config(self, raw: bytes, subject: Subject) -> None:
         """Check the configuration that the runtime passes to the shim, with its delegates."""
         try:
-            found = load.load(raw, {})
+            found = model.load(raw, {})
         except CniError as error:
             subject.refused("network-config", error)
             return

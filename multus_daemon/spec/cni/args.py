@@ -9,16 +9,14 @@ from multus_daemon.spec.cni.errors import InvalidEnvironmentError
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 
 Pairs = tuple[tuple[str, str], ...]
-
 KUBERNETES_KEYS = ("IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID")
 
 
 def parse(text: str) -> Pairs:
-    """The pairs of `text` in their order.
+    """Return the pairs of `text` in their order, stripped of white space as in upstream's daemon.
 
-    More lenient than the Go library where that only ever loses a DEL: an empty item (a trailing `;`) is passed
-    over, and a value may hold `=`. Keys and values are stripped of white space, as the upstream daemon does.
-    Raises InvalidEnvironmentError for an item without `=` or without a key.
+    Unlike the Go library it allows empty items (a trailing `;`) and `=` in a value, so that no DEL fails. Raises
+    InvalidEnvironmentError for an item without `=` or without a key.
     """
     pairs = []
     for item in text.split(";"):
@@ -32,29 +30,29 @@ def parse(text: str) -> Pairs:
 
 
 def render(pairs: Iterable[tuple[str, str]]) -> str:
-    """`pairs` as the text of CNI_ARGS."""
+    """Return the text of CNI_ARGS."""
     return ";".join(f"{key}={value}" for key, value in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesArgs:
-    """What kubelet's runtimes say of the pod in CNI_ARGS; empty strings where they say nothing."""
+    """The pod in CNI_ARGS of a Kubernetes runtime; absent values are empty strings."""
 
     namespace: Namespace
     name: PodName
     uid: PodUid
     infra_container_id: str
     others: Pairs
-    """Everything that is not a Kubernetes key (and not IgnoreUnknown): handed on to the plugins."""
+    """All other pairs except IgnoreUnknown, for the plugins."""
 
     @property
     def has_pod(self) -> bool:
-        """True where a pod is named."""
+        """True if a pod is named."""
         return bool(self.namespace and self.name)
 
 
 def kubernetes(text: str) -> KubernetesArgs:
-    """The pod that CNI_ARGS names. Raises InvalidEnvironmentError as `parse` does."""
+    """Return the pod in CNI_ARGS. Raises as `parse` does."""
     pairs = parse(text)
     found = dict(pairs)
     return KubernetesArgs(
@@ -67,13 +65,6 @@ def kubernetes(text: str) -> KubernetesArgs:
 
 
 def for_delegate(pod: KubernetesArgs, extra: Iterable[tuple[str, str]] = ()) -> Pairs:
-    """CNI_ARGS for a plugin: upstream's five keys in upstream's order, what else the runtime gave, then `extra`."""
-    return (
-        ("IgnoreUnknown", "true"),
-        ("K8S_POD_NAMESPACE", pod.namespace),
-        ("K8S_POD_NAME", pod.name),
-        ("K8S_POD_INFRA_CONTAINER_ID", pod.infra_container_id),
-        ("K8S_POD_UID", pod.uid),
-        *pod.others,
-        *extra,
-    )
+    """Return CNI_ARGS for a plugin: upstream's five keys in upstream's order, the other pairs, then `extra`."""
+    values = ("true", pod.namespace, pod.name, pod.infra_container_id, pod.uid)
+    return (*zip(KUBERNETES_KEYS, values, strict=True), *pod.others, *extra)

@@ -1,7 +1,7 @@
-"""Network configurations, single or list: a parsed view beside the original bytes, and what each plugin gets on stdin.
+"""Network configurations, single or list: the original bytes with a parsed view, and the stdin of each plugin.
 
-Rules: CNI SPEC section 1, and libcni where the specification is silent (`libcni/conf.go`, `libcni/api.go`).
-The bytes are what is stored and handed on; nothing is lost because our view does not know it.
+Rules: CNI SPEC section 1, and libcni (`libcni/conf.go`, `libcni/api.go`). The bytes are stored and passed on, so
+unknown keys are kept.
 """
 
 from __future__ import annotations
@@ -18,31 +18,28 @@ from multus_daemon.spec.cni.names import NetworkName, network_name_problem
 T = TypeVar("T")
 
 CONFIG_MAX_BYTES: Final = 1024 * 1024
-"""Of a network's configuration, where somebody wrote it: a file, a NetworkAttachmentDefinition, a hot-plug request."""
+"""Maximum size of a configuration in a file, a NetworkAttachmentDefinition or a hot-plug request."""
 CONTAINERS_MAX: Final = 20_000
-"""Objects and arrays in one. Python stops for all threads while it looks which of them are still used."""
+"""Maximum number of objects and arrays in it: Python's garbage collection of them stops all threads."""
 PLUGINS_MAX: Final = 64
-"""In one list."""
+"""Maximum number of plugins in a list."""
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
 _LIST_FLAGS: Final = ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")
 
 
 class PluginFields(dict[str, Any]):
-    """What one plugin is configured with: one object for all pods with the same. Not to be changed."""
+    """The configuration of one plugin, shared by all pods with the same one. Do not modify."""
 
     __slots__ = ("read",)
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         super().__init__(fields)
         self.read: dict[Hashable, Any] = {}
-        """What has been made of it (`once`)."""
+        """Values derived from it by `once`."""
 
 
 def once(fields: Mapping[str, Any], key: Hashable, read: Callable[[], T]) -> T:
-    """What `read` makes of `fields`, a plugin's configuration, and of nothing else; `key` tells it from other readers.
-
-    Remembered where it is `PluginFields`. What raises is read again.
-    """
+    """Return `read()`, which depends on `fields` only; a PluginFields caches it under `key`, except exceptions."""
     if not isinstance(fields, PluginFields):
         return read()
     if key not in fields.read:
@@ -57,17 +54,17 @@ class PluginConfig:
 
     type: str
     fields: Mapping[str, Any]
-    """The whole object, as a plugin that reads its standard input sees it. Not to be changed: others have it too."""
+    """The whole object. Do not modify: it is shared."""
     capabilities: frozenset[str]
-    """The capabilities that it declares as true."""
+    """The declared capabilities."""
     ipam_type: str = ""
-    """`ipam.type`, empty where there is none."""
+    """`ipam.type`; empty if absent."""
     derived: dict[tuple[str, str], PluginFields] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What the plugin is configured with where no pod asks for more, by name and version of the network."""
+    """Configurations of the plugin without requests of a pod, by name and version of the network."""
 
     @property
     def name(self) -> str:
-        """The plugin object's own name; libcni shows it in errors."""
+        """The name in the plugin object; libcni shows it in errors."""
         name = gojson.get(self.fields, "name")
         return name if isinstance(name, str) else ""
 
@@ -77,10 +74,10 @@ class NetworkConfig:
     """A network: one plugin (`.conf`) or a list of them (`.conflist`)."""
 
     raw: bytes
-    """The bytes as they were given."""
+    """The original bytes."""
     name: NetworkName
     cni_version: str
-    """What the plugins are called with; empty means 0.1.0."""
+    """CNI version of the calls; empty means 0.1.0."""
     plugins: tuple[PluginConfig, ...]
     is_list: bool
     disable_check: bool = False
@@ -94,24 +91,23 @@ class NetworkConfig:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Every capability that some plugin of the network declares."""
+        """The capabilities of all plugins."""
         return frozenset().union(*(plugin.capabilities for plugin in self.plugins))
 
 
 def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False) -> NetworkConfig:
-    """Read a configuration, single or list, told apart by the key `plugins`.
+    """Read a configuration, single or list.
 
-    `default_name`: the name to inject where the configuration has none (NPWG multi-network SPEC 3.4.2); the bytes are
-    then written anew with it. `allow_no_plugins`: a list whose plugins come from a folder (see `with_plugins`).
-    Raises DecodingFailureError (6) and InvalidNetworkConfigError (7), with the cause first.
+    `default_name`: added to the bytes of a configuration without a name (NPWG multi-network SPEC 3.4.2).
+    `allow_no_plugins`: a list may get its plugins from a folder (see `with_plugins`). Raises DecodingFailureError (6)
+    and InvalidNetworkConfigError (7).
     """
-    if len(raw) <= _REMEMBERED_MAX_BYTES:
-        return _parsed_before(raw, default_name, allow_no_plugins)
-    return _parse(raw, default_name, allow_no_plugins)
+    read = _parsed_before if len(raw) <= _REMEMBERED_MAX_BYTES else _parse
+    return read(raw, default_name, allow_no_plugins)
 
 
 def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
-    """As `parse`, of what somebody wrote: of at most CONFIG_MAX_BYTES, CONTAINERS_MAX and PLUGINS_MAX."""
+    """Read a user's configuration within CONFIG_MAX_BYTES, CONTAINERS_MAX and PLUGINS_MAX. Raises as `parse` does."""
     if len(raw) > CONFIG_MAX_BYTES:
         raise InvalidNetworkConfigError(
             f"CNI configuration has {len(raw)} bytes, and at most {CONFIG_MAX_BYTES} are allowed"
@@ -130,7 +126,7 @@ def _parse(raw: bytes, default_name: str, allow_no_plugins: bool) -> NetworkConf
     try:
         fields = gojson.loads_object(raw)
         if default_name and not gojson.get_str(fields, "name"):
-            # Sorted, as upstream's; read again: of two spellings of a key the last one in the bytes counts.
+            # Sorted, as upstream's; read again, as the last of two spellings of a key wins.
             raw = gojson.dumps(gojson.with_keys(fields, {"name": default_name}))
             fields = gojson.loads_object(raw)
         name = gojson.get_str(fields, "name") or ""
@@ -138,7 +134,7 @@ def _parse(raw: bytes, default_name: str, allow_no_plugins: bool) -> NetworkConf
             raise InvalidNetworkConfigError(problem, name)
         version = gojson.get_str(fields, "cniVersion") or ""
         offered = gojson.get_strings(fields, "cniVersions")
-        # A `type` decides as upstream does; a list is what has none.
+        # As upstream: a configuration without `type` is a list.
         is_list = not gojson.get_str(fields, "type")
         entries = gojson.get_list(fields, "plugins") if is_list else None
         flags = [gojson.get_flag(fields, key) if is_list else False for key in _LIST_FLAGS]
@@ -157,7 +153,7 @@ def _parse(raw: bytes, default_name: str, allow_no_plugins: bool) -> NetworkConf
         raise DecodingFailureError(f"CNI configuration: {error}") from error
 
 
-# The same few networks, for every pod. A call that raises is not remembered.
+# Pods share a few networks. Exceptions are not cached.
 _parsed_before = lru_cache(maxsize=256)(_parse)
 
 
@@ -173,9 +169,9 @@ def _list_entry(index: int, entry: Any) -> PluginConfig:
 
 
 def require_plugin(raw: bytes) -> None:
-    """Fail for what is not one plugin object of a list: a file of a folder that completes a list (see `with_plugins`).
+    """Check that the bytes are one plugin object, for a file that completes a list (see `with_plugins`).
 
-    Raises as `parse` does, without saying where.
+    Raises as `parse` does, without the place.
     """
     try:
         fields = gojson.loads_object(raw)
@@ -199,7 +195,7 @@ def _plugin(fields: Mapping[str, Any]) -> PluginConfig:
     ipam = gojson.get_object(fields, "ipam") or {}
     return PluginConfig(
         type=plugin_type,
-        # Written and read again, sorted by key: of two spellings of one the same counts for built-ins and binaries.
+        # Written and read again, sorted by key, so that built-ins and binaries use the same of two spellings.
         fields=gojson.loads_object(gojson.dumps(fields)),
         capabilities=frozenset(key for key, value in capabilities.items() if value),
         ipam_type=gojson.get_str(ipam, "type") or "",
@@ -207,7 +203,7 @@ def _plugin(fields: Mapping[str, Any]) -> PluginConfig:
 
 
 def _choose_version(single: str, offered: list[str] | None) -> str:
-    """`cniVersion`, or the highest of `cniVersions` that the libraries know (CNI SPEC 1.1.0 section 1)."""
+    """Return `cniVersion`, or the highest known one of `cniVersions` (CNI SPEC 1.1.0 section 1)."""
     try:
         versions.parse(single)
         pool = [version for version in (*(offered or ()), single) if version and versions.parse(version) <= (1, 1, 0)]
@@ -217,10 +213,7 @@ def _choose_version(single: str, offered: list[str] | None) -> str:
 
 
 def with_plugins(config: NetworkConfig, extra: tuple[bytes, ...]) -> NetworkConfig:
-    """A list with the plugin objects `extra` appended, written anew so that its bytes are complete by themselves.
-
-    Raises as `parse` does.
-    """
+    """Append the plugin objects `extra` to a list, in its bytes too. Raises as `parse` does."""
     if not extra:
         return config
     try:
@@ -228,16 +221,12 @@ def with_plugins(config: NetworkConfig, extra: tuple[bytes, ...]) -> NetworkConf
         entries = [*(gojson.get_list(fields, "plugins") or ()), *(gojson.loads_object(raw) for raw in extra)]
     except gojson.JsonError as error:
         raise DecodingFailureError(f"CNI configuration: {error}") from error
-    return parse(_rewritten(gojson.with_keys(fields, {"plugins": entries})))
-
-
-def _rewritten(fields: Mapping[str, Any]) -> bytes:
-    # In the order of the text: of two spellings of a key, `type` and `Type`, the last one counts for every reader.
-    return gojson.dumps(fields, sort_keys=False)
+    # Not sorted: of two spellings of a key, `type` and `Type`, every reader uses the last one.
+    return parse(gojson.dumps(gojson.with_keys(fields, {"plugins": entries}), sort_keys=False))
 
 
 def with_version(config: NetworkConfig, cni_version: str) -> NetworkConfig:
-    """The same network, its plugins called with another CNI version; the bytes stay as they are."""
+    """Return the same network and bytes, with another CNI version for calls."""
     return replace(config, cni_version=cni_version)
 
 
@@ -248,11 +237,11 @@ def plugin_fields(
     capability_args: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> PluginFields:
-    """What `plugin` of `config` is configured with (CNI SPEC section 3, "Deriving execution configuration").
+    """Derive the configuration of `plugin` (CNI SPEC section 3, "Deriving execution configuration").
 
-    The plugin's own object, with name and cniVersion of the network, and `runtimeConfig` with those of
-    `capability_args` that the plugin declares; a literal runtimeConfig of the file stays where no capability applies,
-    as with libcni. `extra` keys are set as they are. Without `prevResult`: see `plugin_stdin`.
+    It is the plugin's object with name and cniVersion of the network, `runtimeConfig` with those of `capability_args`
+    that the plugin declares, and `extra` keys. As in libcni, a literal runtimeConfig stays if no capability applies.
+    `plugin_stdin` adds `prevResult`.
     """
     version = config.cni_version or versions.IMPLIED
     granted = {key: value for key, value in (capability_args or {}).items() if key in plugin.capabilities}
@@ -266,15 +255,14 @@ def plugin_fields(
 
 
 def plugin_stdin(fields: Mapping[str, Any], prev_result: Mapping[str, Any] | None) -> bytes:
-    """What a plugin with this configuration reads on stdin, `prevResult` in it where there is one."""
+    """Return a plugin's stdin: its configuration, with `prevResult` if there is one."""
     return gojson.dumps(fields if prev_result is None else gojson.with_keys(fields, {"prevResult": prev_result}))
 
 
 def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args: Mapping[str, Any]) -> NetworkConfig:
-    """The network with `extra` keys set, and `cni_args` merged into `args.cni`, in each of its plugin objects.
+    """Set `extra` keys, and merge `cni_args` into `args.cni`, in each plugin object and in the bytes.
 
-    The bytes are written anew where there is something to set. Raises DecodingFailureError where `args` or
-    `args.cni` is no object.
+    Raises DecodingFailureError if `args` or `args.cni` is not an object.
     """
     if not extra and not cni_args:
         return config
@@ -292,4 +280,4 @@ def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args
         fields = gojson.with_keys(fields, {"plugins": merged}) if config.is_list else merged[0]
     except gojson.JsonError as error:
         raise DecodingFailureError(f"CNI configuration: {error}", f"network {config.name!r}") from error
-    return replace(parse(_rewritten(fields)), cni_version=config.cni_version)
+    return replace(parse(gojson.dumps(fields, sort_keys=False)), cni_version=config.cni_version)

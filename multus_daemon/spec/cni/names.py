@@ -1,4 +1,4 @@
-"""Names of the CNI specification and what makes one valid (containernetworking/cni `pkg/utils`)."""
+"""Names of the CNI specification and their validity (containernetworking/cni `pkg/utils`)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _IDENTIFIER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 _NOT_IN_IFNAME = re.compile(r"[/:\0\s]")
 IFNAME_MAX_BYTES = 15
 FILE_NAME_MAX_BYTES = 255
-"""NAME_MAX of linux/limits.h, as ext4, xfs, btrfs and tmpfs have it."""
-# The store, the result cache and host-local make file names of it, which end at FILE_NAME_MAX_BYTES.
+"""NAME_MAX of linux/limits.h, the limit of ext4, xfs, btrfs and tmpfs."""
+# The store, the result cache and host-local use it in file names of up to FILE_NAME_MAX_BYTES.
 CONTAINER_ID_MAX_BYTES = 128
 
 
 def container_id_problem(value: str) -> str:
-    """Why `value` is no container id, in the Go library's words; empty if it is one."""
+    """Return the reason why `value` is not a container id, in the Go library's words; empty if it is one."""
     if not value:
         return "missing containerID"
     if not _IDENTIFIER.fullmatch(value):
@@ -33,7 +33,7 @@ def container_id_problem(value: str) -> str:
 
 
 def network_name_problem(value: str) -> str:
-    """Why `value` is no network name, in the Go library's words; empty if it is one."""
+    """Return the reason why `value` is not a network name, in the Go library's words; empty if it is one."""
     if not value:
         return "missing network name"
     if not _IDENTIFIER.fullmatch(value):
@@ -42,7 +42,7 @@ def network_name_problem(value: str) -> str:
 
 
 def ifname_problem(value: str) -> str:
-    """Why the kernel would not take `value` as an interface name, in the Go library's words; empty if it would."""
+    """Return the reason why `value` is not an interface name, in the Go library's words; empty if it is one."""
     if not value:
         return "interface name is empty"
     if len(value.encode("utf-8", "surrogatepass")) > IFNAME_MAX_BYTES:

@@ -1,7 +1,7 @@
-"""The result of an ADD: one model in the shape of the newest CNI version, read from and written in every version.
+"""The result of an ADD: one model in the shape of the newest CNI version, read and written in every version.
 
-Formats: CNI SPEC section 5 "Success" of each version; the conversions are those of containernetworking/cni v1.3.0
-(`pkg/types/020`, `040`, `100`). Inside the daemon only `Result` exists; versions matter at the edges.
+Formats: CNI SPEC section 5 "Success" of each version; conversions: containernetworking/cni v1.3.0 (`pkg/types/020`,
+`040`, `100`).
 """
 
 from __future__ import annotations
@@ -11,24 +11,21 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from multus_daemon.spec.cni import gojson, versions
 from multus_daemon.spec.cni.errors import DecodingFailureError, IncompatibleVersionError
 
-IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
-
-# `::ffff:0:0/96` holds the IPv4 addresses.
+# `::ffff:0:0/96` has the IPv4 addresses.
 _MAPPED_PREFIX = 96
 
 
-# They are structs, and what is to JSON as they are here, to make and to change them in C: a result is changed at each
-# step of its way. The names of keys are those of the newest version.
+# Structs are created and changed in C, and each step changes the result. Keys are those of the newest version.
 
 
 class Interface(Struct, frozen=True, omit_defaults=True, rename={"socket_path": "socketPath", "pci_id": "pciID"}):
-    """A link that the plugin made; `sandbox` is the netns path, empty for the host's side. `mtu` in bytes."""
+    """A link that the plugin created; `sandbox` is the netns path, empty on the host. `mtu` in bytes."""
 
     name: str
     mac: str = ""
@@ -39,7 +36,7 @@ class Interface(Struct, frozen=True, omit_defaults=True, rename={"socket_path": 
 
 
 class IpConfig(Struct, frozen=True, omit_defaults=True):
-    """An address in CIDR text with its host bits, its gateway, and the index of its interface (None: not said)."""
+    """An address in CIDR text with its host bits, its gateway, and the index of its interface (None: unknown)."""
 
     address: str
     gateway: str = ""
@@ -57,7 +54,7 @@ class IpConfig(Struct, frozen=True, omit_defaults=True):
 
 
 class Route(Struct, frozen=True, omit_defaults=True):
-    """A route; 0 and None mean "not said". `table` and `scope` are kept where they are 0."""
+    """A route; 0 and None mean "absent", except that `table` and `scope` may be 0."""
 
     dst: str
     gw: str = ""
@@ -87,12 +84,11 @@ class Dns(Struct, frozen=True, omit_defaults=True):
     options: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        """False where nothing is set."""
         return bool(self.nameservers or self.domain or self.search or self.options)
 
 
 class Result(Struct, frozen=True, omit_defaults=True):
-    """What an ADD made. Empty tuples where the plugin said nothing."""
+    """The result of an ADD. Absent lists are empty tuples."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[IpConfig, ...] = ()
@@ -100,31 +96,24 @@ class Result(Struct, frozen=True, omit_defaults=True):
     dns: Dns = Dns()
 
     def replace_interfaces(self, interfaces: tuple[Interface, ...]) -> Result:
-        """The same result with other interfaces."""
+        """Return the same result with other interfaces."""
         return replace(self, interfaces=interfaces)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
 def decode(data: bytes, implied_version: str) -> Result:
-    """The result in a plugin's stdout; `implied_version` counts where it names none. `null` is an empty result.
+    """Read a plugin's stdout; without a version it has `implied_version`. `null` is an empty result.
 
     Raises DecodingFailureError and IncompatibleVersionError.
     """
     try:
-        value = gojson.loads(data)
-        if value is None:
-            value = {}
-        if not isinstance(value, dict):
-            raise gojson.JsonError(f"a JSON object is needed, not {gojson.kind_of(value)}")
+        value = gojson.loads_nullable_object(data)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"result: {error}") from error
     return from_object(value, implied_version)
 
 
 def from_object(fields: Mapping[str, Any], implied_version: str) -> Result:
-    """The result in a decoded JSON object, of any version. Raises as `decode` does."""
+    """Read a decoded JSON object of any version. Raises as `decode` does."""
     try:
         version = gojson.get_str(fields, "cniVersion") or implied_version or versions.IMPLIED
         if not versions.is_supported(version):
@@ -139,7 +128,7 @@ def from_object(fields: Mapping[str, Any], implied_version: str) -> Result:
 
 
 def _read_lists(fields: Mapping[str, Any], *, newest: bool) -> Result:
-    """0.3.0 to 1.1.0: `version` of an address is derived from its family when written, so it need not be kept."""
+    """Read 0.3.0 to 1.1.0. `version` of an address is ignored: it is written from its family."""
     return Result(
         interfaces=tuple(
             Interface(
@@ -150,7 +139,7 @@ def _read_lists(fields: Mapping[str, Any], *, newest: bool) -> Result:
                 socket_path=(newest and gojson.get_str(item, "socketPath")) or "",
                 pci_id=(newest and gojson.get_str(item, "pciID")) or "",
             )
-            for item in _objects(fields, "interfaces")
+            for item in gojson.get_objects(fields, "interfaces") or ()
         ),
         ips=tuple(
             IpConfig(
@@ -158,9 +147,9 @@ def _read_lists(fields: Mapping[str, Any], *, newest: bool) -> Result:
                 gateway=_ip(gojson.get_str(item, "gateway"), "ips.gateway"),
                 interface=gojson.get_int(item, "interface"),
             )
-            for item in _objects(fields, "ips")
+            for item in gojson.get_objects(fields, "ips") or ()
         ),
-        routes=tuple(read_route(item) for item in _objects(fields, "routes")),
+        routes=tuple(read_route(item) for item in gojson.get_objects(fields, "routes") or ()),
         dns=read_dns(gojson.get_object(fields, "dns") or {}),
     )
 
@@ -178,20 +167,12 @@ def _read_020(fields: Mapping[str, Any]) -> Result:
                 gateway=_ip(gojson.get_str(family, "gateway"), f"{key}.gateway"),
             )
         )
-        routes += [read_route(item) for item in _objects(family, "routes")]
+        routes += [read_route(item) for item in gojson.get_objects(family, "routes") or ()]
     return Result(ips=tuple(ips), routes=tuple(routes), dns=read_dns(gojson.get_object(fields, "dns") or {}))
 
 
-def _objects(fields: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    values = gojson.get_list(fields, key) or []
-    for index, value in enumerate(values):
-        if not isinstance(value, dict):
-            raise gojson.JsonError(f"{key}[{index}]: an object is needed, not {gojson.kind_of(value)}")
-    return values
-
-
 def read_route(fields: Mapping[str, Any]) -> Route:
-    """A route object of a result or of an IPAM configuration. Raises gojson.JsonError."""
+    """Read a route of a result or of an IPAM configuration. Raises gojson.JsonError."""
     return Route(
         dst=cidr(gojson.get_str(fields, "dst"), "routes.dst"),
         gw=_ip(gojson.get_str(fields, "gw"), "routes.gw"),
@@ -204,7 +185,7 @@ def read_route(fields: Mapping[str, Any]) -> Route:
 
 
 def read_dns(fields: Mapping[str, Any]) -> Dns:
-    """A dns object of a result or a configuration. Raises gojson.JsonError."""
+    """Read a dns object of a result or a configuration. Raises gojson.JsonError."""
     return Dns(
         nameservers=tuple(gojson.get_strings(fields, "nameservers") or ()),
         domain=gojson.get_str(fields, "domain") or "",
@@ -214,10 +195,9 @@ def read_dns(fields: Mapping[str, Any]) -> Dns:
 
 
 def cidr(text: str | None, where: str) -> str:
-    """An address with its prefix length, host bits kept, as Go reads one and prints it again.
+    """Normalise an address with its prefix length as Go does; host bits are kept. Raises gojson.JsonError.
 
-    Of `::ffff:a.b.c.d/n` Go's `net.IPNet` prints the IPv4 address and the last 32 bits of the mask, which are none
-    where n is below 96: `::ffff:0:0/0` is 0.0.0.0/0. Raises gojson.JsonError.
+    Go's `net.IPNet` prints `::ffff:a.b.c.d/n` as the IPv4 address with n - 96 bits, at least 0.
     """
     if text is None or "/" not in text or "%" in text:
         raise gojson.JsonError(f"{where}: an address with a prefix length is needed, not {text!r}")
@@ -227,7 +207,7 @@ def cidr(text: str | None, where: str) -> str:
     try:
         return _printed_prefix(address, int(length))
     except ValueError as error:
-        raise gojson.JsonError(f"{where}: {address!r}/{length} is no address in CIDR notation") from error
+        raise gojson.JsonError(f"{where}: {address!r}/{length} is not an address in CIDR notation") from error
 
 
 def _ip(text: str | None, where: str) -> str:
@@ -238,14 +218,13 @@ def _ip(text: str | None, where: str) -> str:
             raise ValueError(text)
         return _printed_ip(text)
     except ValueError as error:
-        raise gojson.JsonError(f"{where}: {text!r} is no IP address") from error
+        raise gojson.JsonError(f"{where}: {text!r} is not an IP address") from error
 
 
-# Remembered: a result is read several times on its way from the IPAM plugin to the status. What is no address is not
-# remembered, and an address is short.
+# Cached: a result is read several times between the IPAM plugin and the status. Addresses are short, and exceptions are
+# not cached.
 @lru_cache(maxsize=512)
 def _printed_prefix(address: str, bits: int) -> str:
-    """Raises ValueError."""
     ip = ipaddress.ip_interface(f"{address}/{bits}").ip
     if ip.version == 6 and ip.ipv4_mapped:
         return f"{ip.ipv4_mapped}/{max(bits - _MAPPED_PREFIX, 0)}"
@@ -254,18 +233,14 @@ def _printed_prefix(address: str, bits: int) -> str:
 
 @lru_cache(maxsize=512)
 def _printed_ip(text: str) -> str:
-    """Raises ValueError."""
     ip = ipaddress.ip_address(text)
     return str(ip.ipv4_mapped if ip.version == 6 and ip.ipv4_mapped else ip)
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
 def to_object(result: Result, version: str) -> dict[str, Any]:
-    """The result as a JSON object of `version`, keys in the order of the Go library's structs.
+    """Return the result as a JSON object of `version`, keys in the order of the Go library's structs.
 
-    Raises IncompatibleVersionError for an unknown version, and for 0.1.0 and 0.2.0 where there is no address.
+    Raises IncompatibleVersionError for an unknown version, and for 0.1.0 and 0.2.0 without an address.
     """
     version = version or versions.IMPLIED
     if not versions.is_supported(version):
@@ -286,51 +261,33 @@ def to_object(result: Result, version: str) -> dict[str, Any]:
 
 
 def to_stdout(result: Result, version: str) -> bytes:
-    """What a plugin prints: 4 spaces, no newline at the end; 1.x sorted by key, older ones in struct order.
-
-    Raises as `to_object` does.
-    """
+    """Return a plugin's stdout, indented; 1.x sorted by key, older ones in struct order. Raises as `to_object` does."""
     fields = to_object(result, version)
     return gojson.dumps_indented(fields, sort_keys=versions.at_least(fields["cniVersion"], "1.0.0"))
 
 
 def empty_stdout(version: str) -> bytes:
-    """What a plugin prints that made nothing: in 0.1.0 and 0.2.0 too, where an empty result can be said by the plugin,
-    as the Go library's struct for them does, though none can be converted to them. Raises IncompatibleVersionError.
-    """
+    """Return the stdout of an empty result, also in 0.1.0 and 0.2.0. Raises IncompatibleVersionError."""
     if version in ("0.1.0", "0.2.0"):
         return gojson.dumps_indented({"cniVersion": version, "dns": {}}, sort_keys=False)
     return to_stdout(Result(), version)
 
 
 def in_version(result: Result, version: str) -> Result:
-    """The result as who gets it in `version` sees it: before 1.0.0 some of it can't be said.
-
-    An empty one can be said in any version by a plugin. Raises as `to_object` does.
-    """
+    """Return the part of the result that `version` can express, or an empty result. Raises as `to_object` does."""
     if versions.is_supported(version) and (versions.at_least(version, "1.0.0") or result == Result()):
         return result
     return from_object(to_object(result, version), version)
 
 
 def _present(**fields: Any) -> dict[str, Any]:
-    """The fields that hold something: Go's `omitempty`, where None is a nil pointer and a 0 behind one is kept."""
+    """Omit empty fields as Go's `omitempty` does; None is a nil pointer, and a 0 behind one is kept."""
     return {key: value for key, value in fields.items() if value not in ("", None, ())}
 
 
 def _write_interface(item: Interface, newest: bool) -> dict[str, Any]:
-    if not newest:
-        return {"name": item.name, **_present(mac=item.mac, sandbox=item.sandbox)}
-    return {
-        "name": item.name,
-        **_present(
-            mac=item.mac,
-            mtu=item.mtu or None,
-            sandbox=item.sandbox,
-            socketPath=item.socket_path,
-            pciID=item.pci_id,
-        ),
-    }
+    fields: dict[str, Any] = to_builtins(item)
+    return fields if newest else {key: fields[key] for key in ("name", "mac", "sandbox") if key in fields}
 
 
 def _write_ip(item: IpConfig, newest: bool) -> dict[str, Any]:
@@ -339,22 +296,14 @@ def _write_ip(item: IpConfig, newest: bool) -> dict[str, Any]:
 
 
 def write_route(item: Route) -> dict[str, Any]:
-    """A route as every version writes it; the newer keys are kept in old versions, as the Go library does."""
-    return _present(
-        dst=item.dst,
-        gw=item.gw,
-        mtu=item.mtu or None,
-        advmss=item.advmss or None,
-        priority=item.priority or None,
-        table=item.table,
-        scope=item.scope,
-    )
+    """Return a route as every version has it; old versions keep the newer keys, as in the Go library."""
+    fields: dict[str, Any] = to_builtins(item)
+    return fields
 
 
 def write_dns(dns: Dns) -> dict[str, Any]:
-    """A dns object, `{}` where nothing is set."""
-    fields = _present(nameservers=dns.nameservers, domain=dns.domain, search=dns.search, options=dns.options)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    """Return a dns object, `{}` if nothing is set."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in to_builtins(dns).items()}
 
 
 def _write_020(result: Result, version: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What every plugin checks before it works: its variables, its configuration, their versions, in a fixed order.
+"""The checks of every plugin before its work: variables, configuration and versions (CNI SPEC section 2 "Parameters").
 
-Order, words and codes are those of containernetworking/cni `pkg/skel`, because conformance tests look at which error
-comes first. CNI SPEC section 2 "Parameters"; there CNI_PATH may be absent, the Go library wants it, so do we.
+Order, words and codes are those of containernetworking/cni `pkg/skel`, as conformance tests check which error comes
+first. The Go library requires CNI_PATH, which is optional in the specification.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from multus_daemon.spec.cni import gojson, versions
 from multus_daemon.spec.cni.errors import (
-    CniError,
     DecodingFailureError,
     IncompatibleVersionError,
     InvalidEnvironmentError,
@@ -25,22 +24,22 @@ VERBS: Final = ("ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The variables of one call, checked. Empty where a verb does not need them and nobody set them."""
+    """The checked variables of one call. Variables that the verb does not need may be empty."""
 
     verb: str
-    """One of VERBS, or unknown: `configuration` refuses those, after the name, as the Go library does."""
+    """One of VERBS, or unknown: `configuration` refuses these, after the name, as the Go library does."""
     container_id: str
     netns: str
     ifname: str
     args: str
     path: str
     netns_override: bool
-    """The caller says that CNI_NETNS may be the plugin's own network namespace."""
+    """True if CNI_NETNS may be the plugin's own network namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The part of a configuration that every plugin reads, and the whole object beside it."""
+    """A configuration and its keys that every plugin reads."""
 
     fields: Mapping[str, Any]
     name: str
@@ -48,57 +47,32 @@ class Configuration:
     """One of versions.SUPPORTED."""
 
 
-def _container_id(value: str) -> CniError | None:
-    problem = container_id_problem(value)
-    return InvalidEnvironmentError(problem, value) if problem else None
-
-
-def _ifname(value: str) -> CniError | None:
-    problem = ifname_problem(value)
-    if not problem:
-        return None
-    too_long = len(value.encode("utf-8", "surrogatepass")) > IFNAME_MAX_BYTES
-    return InvalidEnvironmentError(
-        problem, f"interface name should be less than {IFNAME_MAX_BYTES + 1} characters" if too_long else ""
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Variable:
-    """One row of the table: which verbs need the variable, and what makes a value bad."""
-
-    name: str
-    needed_by: frozenset[str]
-    error_of: Callable[[str], CniError | None] = lambda _: None
-
-
 _CONTAINER_VERBS: Final = frozenset({"ADD", "DEL", "CHECK"})
-_VARIABLES: Final = (
-    # "" is the verb of a call without CNI_COMMAND.
-    _Variable("CNI_COMMAND", frozenset({""})),
-    _Variable("CNI_CONTAINERID", _CONTAINER_VERBS, _container_id),
-    _Variable("CNI_NETNS", frozenset({"ADD", "CHECK"})),
-    _Variable("CNI_IFNAME", _CONTAINER_VERBS, _ifname),
-    _Variable("CNI_PATH", _CONTAINER_VERBS | {"STATUS", "GC"}),
+# Variable, verbs that need it, and the check of its value. "" is the verb of a call without CNI_COMMAND.
+_VARIABLES: Final[tuple[tuple[str, frozenset[str], Callable[[str], str] | None], ...]] = (
+    ("CNI_COMMAND", frozenset({""}), None),
+    ("CNI_CONTAINERID", _CONTAINER_VERBS, container_id_problem),
+    ("CNI_NETNS", frozenset({"ADD", "CHECK"}), None),
+    ("CNI_IFNAME", _CONTAINER_VERBS, ifname_problem),
+    ("CNI_PATH", _CONTAINER_VERBS | {"STATUS", "GC"}, None),
 )
 
 
 def environment(environ: Mapping[str, str]) -> Environment:
-    """The call that `environ` describes.
+    """Read the variables that the verb needs. Raises InvalidEnvironmentError.
 
-    A bad value ends the walk at once, missing ones are collected into one error. Only what the verb needs is looked
-    at. Raises InvalidEnvironmentError.
+    The first bad value is an error at once; missing variables are collected into one error.
     """
     verb = environ.get("CNI_COMMAND", "")
     missing = []
-    for variable in _VARIABLES:
-        if verb not in variable.needed_by:
+    for name, needed_by, problem_of in _VARIABLES:
+        if verb not in needed_by:
             continue
-        value = environ.get(variable.name, "")
+        value = environ.get(name, "")
         if not value:
-            missing.append(variable.name)
-        elif error := variable.error_of(value):
-            raise error
+            missing.append(name)
+        elif problem_of and (problem := problem_of(value)):
+            raise InvalidEnvironmentError(problem, _details(name, value))
     if missing:
         raise InvalidEnvironmentError(f"required env variables [{','.join(missing)}] missing")
     return Environment(
@@ -112,31 +86,34 @@ def environment(environ: Mapping[str, str]) -> Environment:
     )
 
 
+def _details(name: str, value: str) -> str:
+    if name == "CNI_CONTAINERID":
+        return value
+    too_long = len(value.encode("utf-8", "surrogatepass")) > IFNAME_MAX_BYTES
+    return f"interface name should be less than {IFNAME_MAX_BYTES + 1} characters" if too_long else ""
+
+
 def netns_override(environ: Mapping[str, str]) -> bool:
-    """True where CNI_NETNS_OVERRIDE says that CNI_NETNS may be the network namespace that the plugin is in."""
+    """Return True if CNI_NETNS_OVERRIDE allows CNI_NETNS to be the plugin's own network namespace."""
     return environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("1", "TRUE")
 
 
 def configuration(verb: str, stdin: bytes) -> Configuration:
-    """The configuration on standard input, checked as far as `verb` needs it.
+    """Read standard input and check it as far as `verb` needs it.
 
-    Raises, in this order: DecodingFailureError and InvalidNetworkConfigError for the name, InvalidEnvironmentError
-    for an unknown verb, DecodingFailureError for a cniVersion that is none, IncompatibleVersionError for a verb that
-    its version does not have, and for a version that nobody supports.
+    Raises, in this order: DecodingFailureError and InvalidNetworkConfigError for the name, InvalidEnvironmentError for
+    an unknown verb, DecodingFailureError for a malformed cniVersion, IncompatibleVersionError for a verb that the
+    version does not have, and for an unsupported version.
     """
     try:
-        value = gojson.loads(stdin)
-        # Go reads null into a struct as an empty one.
-        fields: Any = {} if value is None else value
-        if not isinstance(fields, dict):
-            raise gojson.JsonError(f"a JSON object is needed, not {gojson.kind_of(fields)}")
+        fields = gojson.loads_nullable_object(stdin)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"error unmarshall network config: {error}") from error
     return checked(verb, fields)
 
 
 def checked(verb: str, fields: Mapping[str, Any]) -> Configuration:
-    """As `configuration`, of what has been read."""
+    """Check a decoded configuration as `configuration` does."""
     try:
         name = gojson.get_str(fields, "name") or ""
     except gojson.JsonError as error:
@@ -145,26 +122,27 @@ def checked(verb: str, fields: Mapping[str, Any]) -> Configuration:
         raise InvalidNetworkConfigError(problem, name)
     if verb not in VERBS:
         raise InvalidEnvironmentError(f"unknown CNI_COMMAND: {verb}")
-    return Configuration(fields, name, _version(verb, fields))
-
-
-def _version(verb: str, fields: Mapping[str, Any]) -> str:
     try:
         version = gojson.get_str(fields, "cniVersion") or versions.IMPLIED
-        # Other verbs see a malformed version as one that nobody supports.
+        # For other verbs a malformed version is an unsupported one.
         if verb in versions.FIRST_WITH and not versions.allows(version, verb):
             raise IncompatibleVersionError(f"config version does not allow {verb}")
     except ValueError as error:
         raise DecodingFailureError(f"error decoding version from network config: {error}") from error
+    require_supported(version)
+    return Configuration(fields, name, version)
+
+
+def require_supported(version: str) -> None:
+    """Raises IncompatibleVersionError unless `version` is one of `versions.SUPPORTED`."""
     if not versions.is_supported(version):
         supported = " ".join(f'"{known}"' for known in versions.SUPPORTED)
         raise IncompatibleVersionError(
             "incompatible CNI versions", f'config is "{version}", plugin supports [{supported}]'
         )
-    return version
 
 
 def version_stdout() -> bytes:
-    """What the verb VERSION prints: one compact line, whatever version the caller speaks (CNI SPEC section 2)."""
+    """Return the output of the verb VERSION: one compact line for every version (CNI SPEC section 2)."""
     fields = {"cniVersion": versions.CURRENT, "supportedVersions": list(versions.SUPPORTED)}
     return gojson.dumps(fields, sort_keys=False) + b"\n"

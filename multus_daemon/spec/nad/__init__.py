@@ -1,4 +1,1 @@
-"""The NPWG multi-network specification, pure: selection elements, definitions, status, device information.
-
-Text or dicts in, values out or a `CniError`; no I/O, no clock, no asyncio.
-"""
+"""The NPWG multi-network specification: selection elements, definitions, status, device information. Pure."""

@@ -17,7 +17,7 @@ RESOURCE_NAME_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
 
 @dataclass(frozen=True, slots=True)
 class NetworkAttachmentDefinition:
-    """A named network: `spec.config` is the text of a CNI configuration; empty means one on the node's disk."""
+    """A named network: `config` is the text of a CNI configuration; empty means a file on the node."""
 
     namespace: str
     name: str
@@ -26,17 +26,16 @@ class NetworkAttachmentDefinition:
 
     @property
     def resource_name(self) -> str:
-        """The device plugin resource that a pod must hold to use the network, else empty."""
+        """The device plugin resource that a pod needs for the network; empty if none."""
         return self.annotations.get(RESOURCE_NAME_ANNOTATION, "")
 
     @property
     def network(self) -> NetworkConfig | None:
-        """The network of `config`, None where that is empty. Raises as `conf.parse` does."""
+        """The parsed `config`; None if it is empty. Raises as `conf.parse` does."""
         if not self.config.strip():
             return None
-        # What JSON let in as half a surrogate pair is no text; the parser says so.
+        # The parser refuses half a surrogate pair, which JSON allows.
         return conf.parse_written(self.config.encode("utf-8", "surrogatepass"), default_name=self.name)
 
     def __str__(self) -> str:
-        """`namespace/name`, as the status names it."""
         return f"{self.namespace}/{self.name}"

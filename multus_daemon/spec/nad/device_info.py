@@ -1,4 +1,4 @@
-"""Device information files (NPWG device-info SPEC 1.1.0): what a device plugin tells of a device in a pod."""
+"""Device information files (NPWG device-info SPEC 1.1.0): a device plugin's description of a pod's device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES
 
 _DRIVER: Final = ("vhost", "virtio")
 _PCI_EXTRAS: Final = ("pci-address", "pf-pci-address", "representor-device")
-# Type -> its keys in the order of the Go structs, and which of them are required.
+# Type -> its keys in the order of the Go structs, and its required keys.
 _KEYS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "pci": (("pci-address", "vhost-net", "rdma-device", "pf-pci-address", "representor-device"), ("pci-address",)),
     "vdpa": (("parent-device", "driver", "path", *_PCI_EXTRAS), ("parent-device", "driver", "path")),
@@ -39,20 +39,20 @@ class DeviceInfo:
     type: str
     """pci, vdpa, vhost-user or memif."""
     version: str
-    """Of the specification that the file follows."""
+    """Version of the specification."""
     device: Mapping[str, str]
     """The keys of its type."""
     fields: Mapping[str, Any]
-    """The whole object as it was written."""
+    """The original object."""
 
     def to_object(self) -> dict[str, Any]:
-        """For the network-status: what the specification knows, in the order of the Go structs."""
+        """Return the known keys for the network-status, in the order of the Go structs."""
         device = {key: self.device[key] for key in _KEYS[self.type][0] if key in self.device}
         return {"type": self.type, "version": self.version, self.type: device}
 
 
 def parse(data: bytes) -> DeviceInfo:
-    """The device in a file's content. Raises DecodingFailureError (6) and InvalidNetworkConfigError (7)."""
+    """Read a file's content. Raises DecodingFailureError (6) and InvalidNetworkConfigError (7)."""
     try:
         fields = gojson.loads_object(data)
         kind = gojson.get_str(fields, "type") or ""
@@ -64,8 +64,7 @@ def parse(data: bytes) -> DeviceInfo:
         given = gojson.get_object(fields, kind)
         if given is None:
             raise InvalidNetworkConfigError(f"device-info: type is {kind}, and there is no object {kind!r}")
-        found = ((key, gojson.get_str(given, key)) for key in _KEYS[kind][0])
-        device = {key: value for key, value in found if value}
+        device = {key: value for key in _KEYS[kind][0] if (value := gojson.get_str(given, key))}
     except gojson.JsonError as error:
         raise DecodingFailureError(f"device-info: {error}") from error
     _check(kind, device)
@@ -81,18 +80,18 @@ def _check(kind: str, device: Mapping[str, str]) -> None:
         if allowed and value not in allowed:
             raise InvalidNetworkConfigError(f"device-info: {kind}.{key} {value[:80]!r} is none of {', '.join(allowed)}")
         if key in ("pci-address", "pf-pci-address") and not _PCI_ADDRESS.fullmatch(value):
-            raise InvalidNetworkConfigError(f"device-info: {kind}.{key} {value[:80]!r} is no PCI address")
+            raise InvalidNetworkConfigError(f"device-info: {kind}.{key} {value[:80]!r} is not a PCI address")
 
 
 def device_plugin_file(resource_name: str, device_id: str) -> str:
-    """The name of the file that a device plugin writes; `/` in both parts becomes `-`, as the client library does."""
+    """Return the name of a device plugin's file; `/` becomes `-`, as in the client library."""
     return f"{resource_name}-{device_id}-device.json".replace("/", "-")
 
 
 def cni_file(network: str, container_id: str, ifname: str) -> str:
-    """The name of the file of one attachment; `network` is `<namespace>/<name>`, as upstream names it.
+    """Return upstream's name of an attachment's file; `network` is `<namespace>/<name>`.
 
-    One that no file system takes, of two long names, ends in its hash: plugins are told the path, not how it is made.
+    A name that is too long for a file system ends in its hash; plugins get the whole path.
     """
     name = f"{network}-{container_id}_{ifname}".replace("/", "-")
     encoded = name.encode("utf-8", "surrogatepass")

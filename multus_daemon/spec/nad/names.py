@@ -1,4 +1,4 @@
-"""Names of Kubernetes objects and what makes one valid (Kubernetes documentation, "Object Names and IDs")."""
+"""Names of Kubernetes objects and their validity (Kubernetes documentation, "Object Names and IDs")."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SUBDOMAIN_MAX = 253
 
 
 def label_problem(value: str) -> str:
-    """Why `value` is no DNS-1123 label, which namespaces are; empty if it is one."""
+    """Return the reason why `value` is not a DNS-1123 label, such as a namespace; empty if it is one."""
     if not value:
         return "is empty"
     if len(value) > LABEL_MAX:
@@ -21,9 +21,9 @@ def label_problem(value: str) -> str:
 
 
 def subdomain_problem(value: str) -> str:
-    """Why `value` is no DNS-1123 subdomain, which pods and custom resources are named by; empty if it is one.
+    """Return the reason why `value` is not a DNS-1123 subdomain, such as a pod's name; empty if it is one.
 
-    As in Kubernetes only the whole is limited in length, not each label.
+    As in Kubernetes, only the whole has a maximum length, not each label.
     """
     if not value:
         return "is empty"

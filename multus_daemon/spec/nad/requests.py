@@ -1,7 +1,7 @@
-"""What a selection element asks of its network: addresses, ports, bandwidth (NPWG multi-network SPEC 4.1.2.1.3 to .10).
+"""Requests of a selection element: addresses, ports, bandwidth (NPWG multi-network SPEC 4.1.2.1.3 to .10).
 
-Each function reads one key of a JSON object and raises gojson.JsonError for a wrong type, InvalidNetworkConfigError
-for a value that can't be.
+Each function reads one key of a JSON object. Raises gojson.JsonError for a wrong type, InvalidNetworkConfigError for an
+invalid value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
 PROTOCOLS: Final = ("tcp", "udp", "sctp")
 BANDWIDTH_KEYS: Final = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
 PORT_MAPPING_KEYS: Final = ("hostPort", "containerPort", "protocol", "hostIP")
-# What fits the 64-bit integers of the plugins that read it.
+# The largest 64-bit integer of the plugins.
 _BANDWIDTH_MAX: Final = 2**63 - 1
 _GATEWAYS_MAX: Final = 16
 # Go's net.ParseMAC: pairs with one kind of separator, or groups of four with dots.
@@ -29,7 +29,7 @@ _HARDWARE_ADDRESS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PortMapping:
-    """A port of the host that leads to one of the pod."""
+    """A port of the host that is forwarded to a port of the pod."""
 
     host_port: int
     container_port: int
@@ -37,38 +37,34 @@ class PortMapping:
     host_ip: str = ""
 
     def to_object(self) -> dict[str, Any]:
-        """As in runtimeConfig (CNI CONVENTIONS)."""
-        fields: dict[str, Any] = {
-            "hostPort": self.host_port,
-            "containerPort": self.container_port,
-            "protocol": self.protocol,
-        }
-        return fields | ({"hostIP": self.host_ip} if self.host_ip else {})
+        """Return the object for runtimeConfig (CNI CONVENTIONS)."""
+        values = (self.host_port, self.container_port, self.protocol, self.host_ip)
+        return {key: value for key, value in zip(PORT_MAPPING_KEYS, values, strict=True) if value != ""}
 
 
 def ips(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """`ips`: addresses with or without prefix length. An empty list counts as absent, as upstream takes it."""
-    found = gojson.get_strings(fields, "ips") or ()
-    for index, text in enumerate(found):
+    """Return `ips`: addresses with or without prefix length. As upstream, an empty list means absent."""
+    values = gojson.get_strings(fields, "ips") or ()
+    for index, text in enumerate(values):
         if not _is_ip(text, prefix_allowed=True):
             raise InvalidNetworkConfigError(
                 f"ips[{index}]: {text[:80]!r} is neither an IP address nor one in CIDR form"
             )
-    return tuple(found)
+    return tuple(values)
 
 
 def mac(fields: Mapping[str, Any]) -> str:
-    """`mac`: an Ethernet address. Upstream takes 8 and 20 bytes too; no plugin could set such an address."""
+    """Return `mac`, an Ethernet address. Upstream also accepts 8 and 20 bytes, which no plugin could set."""
     return _hardware_address(fields, "mac", 6, "an Ethernet address of 6 bytes")
 
 
 def infiniband_guid(fields: Mapping[str, Any]) -> str:
-    """`infiniband-guid`: 8 bytes. Upstream takes 6 too."""
+    """Return `infiniband-guid`, 8 bytes. Upstream also accepts 6."""
     return _hardware_address(fields, "infiniband-guid", 8, "a GUID of 8 bytes")
 
 
 def port_mappings(fields: Mapping[str, Any]) -> tuple[PortMapping, ...]:
-    """`portMappings`; the protocol in lower case, TCP where it is not said."""
+    """Return `portMappings`; the protocol in lower case, TCP by default."""
     return tuple(
         _port_mapping(item, f"portMappings[{index}]")
         for index, item in enumerate(gojson.get_list(fields, "portMappings") or ())
@@ -76,7 +72,7 @@ def port_mappings(fields: Mapping[str, Any]) -> tuple[PortMapping, ...]:
 
 
 def bandwidth(fields: Mapping[str, Any]) -> dict[str, int] | None:
-    """`bandwidth`: those limits that are not zero; None where the key is absent."""
+    """Return the limits of `bandwidth` that are not zero; None if the key is absent."""
     given = gojson.get_object(fields, "bandwidth")
     if given is None:
         return None
@@ -96,24 +92,24 @@ def bandwidth(fields: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def default_route(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """`default-route`: gateways; None where the key is absent or null, empty for an empty list.
+    """Return the gateways of `default-route`; None if the key is absent or null.
 
     Raises InvalidNetworkConfigError for more than 16 and for addresses that no router has.
     """
-    found = gojson.get_strings(fields, "default-route")
-    if found is None:
+    gateways = gojson.get_strings(fields, "default-route")
+    if gateways is None:
         return None
-    if len(found) > _GATEWAYS_MAX:
+    if len(gateways) > _GATEWAYS_MAX:
         raise InvalidNetworkConfigError(
-            f"default-route: {len(found)} gateways, and at most {_GATEWAYS_MAX} are allowed"
+            f"default-route: {len(gateways)} gateways, and at most {_GATEWAYS_MAX} are allowed"
         )
-    for index, text in enumerate(found):
+    for index, text in enumerate(gateways):
         if not _is_ip(text, prefix_allowed=False):
-            raise InvalidNetworkConfigError(f"default-route[{index}]: {text[:80]!r} is no IP address")
+            raise InvalidNetworkConfigError(f"default-route[{index}]: {text[:80]!r} is not an IP address")
         address = ipaddress.ip_address(text)
         if address.is_unspecified or address.is_multicast or address.is_loopback:
             raise InvalidNetworkConfigError(f"default-route[{index}]: {text!r} can't be a gateway")
-    return tuple(found)
+    return tuple(gateways)
 
 
 def _port_mapping(item: Any, where: str) -> PortMapping:
@@ -131,7 +127,7 @@ def _port_mapping(item: Any, where: str) -> PortMapping:
     if protocol not in PROTOCOLS:
         raise InvalidNetworkConfigError(f"{where}.protocol: {protocol[:80]!r} is none of {', '.join(PROTOCOLS)}")
     if host_ip and not _is_ip(host_ip, prefix_allowed=False):
-        raise InvalidNetworkConfigError(f"{where}.hostIP: {host_ip[:80]!r} is no IP address")
+        raise InvalidNetworkConfigError(f"{where}.hostIP: {host_ip[:80]!r} is not an IP address")
     return PortMapping(ports["hostPort"] or 0, ports["containerPort"] or 0, protocol, host_ip)
 
 
@@ -143,7 +139,7 @@ def _hardware_address(fields: Mapping[str, Any], key: str, size: int, wanted: st
 
 
 def _is_ip(text: str, *, prefix_allowed: bool) -> bool:
-    """As Go's ParseIP and ParseCIDR: no zone, no netmask in place of the length."""
+    """Apply the rules of Go's ParseIP and ParseCIDR: no zone, no netmask instead of the length."""
     address, slash, length = text.partition("/")
     if slash and not (prefix_allowed and length.isascii() and length.isdigit()):
         return False

@@ -1,7 +1,7 @@
-"""Network selection: which networks a pod asks for, and how (NPWG multi-network SPEC section 4).
+"""Network selection: the networks that a pod asks for in its annotations (NPWG multi-network SPEC section 4).
 
-Read from the annotations of the pod, in the short form (`net1, ns/net2@data0`) or as a JSON list. One element that
-can't be read fails the whole: a pod gets every network that it names, or none and the reason.
+The value has the short form (`net1, ns/net2@data0`) or is a JSON list. One invalid element fails the whole: a pod gets
+every network that it names, or none and the reason.
 """
 
 from __future__ import annotations
@@ -21,53 +21,52 @@ from multus_daemon.spec.nad.requests import PortMapping
 NETWORKS_ANNOTATION: Final = "k8s.v1.cni.cncf.io/networks"
 DEFAULT_NETWORK_ANNOTATION: Final = "v1.multus-cni.io/default-network"
 
-# Kubernetes refuses objects whose annotations exceed 256 KiB in all, so nothing longer is honest.
+# Kubernetes limits all annotations of an object together to 256 KiB.
 ANNOTATION_MAX_BYTES: Final = 256 * 1024
 ELEMENTS_MAX: Final = 256
 KEYS: Final = (
     *("name", "namespace", "interface", "ips", "mac", "infiniband-guid", "portMappings", "bandwidth", "deviceID"),
     *("cni-args", "default-route", "ipam-claim-reference", "interfaceRequest"),
 )
-"""Every key that an element may have; the last is the name of `interface` before the specification."""
+"""All keys of an element; the last is the name of `interface` before the specification."""
 UNKNOWN_MAX: Final = 8
-"""So many unknown keys of an element are told of."""
+"""Maximum number of reported unknown keys of an element."""
 _KEY_MAX: Final = 64
-"""Characters; for what is longer no near key is looked for."""
+"""Maximum characters of an unknown key for which a similar key is suggested."""
 _SHOWN_CHARACTERS: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkSelection:
-    """One network that a pod asks for. Empty strings and tuples, and None, where it says nothing.
+    """One network that a pod asks for. Absent keys are empty strings, empty tuples or None.
 
-    Addresses are kept in the text in which they were written; they have been checked.
+    Addresses have been checked and are kept as the user wrote them.
     """
 
     namespace: str
     name: str
     interface: str = ""
     ips: tuple[str, ...] = ()
-    """Addresses, each with or without a prefix length."""
+    """Addresses with or without a prefix length."""
     mac: str = ""
     infiniband_guid: str = ""
     port_mappings: tuple[PortMapping, ...] = ()
     bandwidth: Mapping[str, int] | None = None
-    """Bits per second and bits by the names of the specification; none of them zero."""
+    """Bits per second (rates) and bits (bursts) by the keys of the specification; none is zero."""
     device_id: str = ""
     cni_args: Mapping[str, Any] | None = None
     default_route: tuple[str, ...] | None = None
-    """Gateways; None where the key is absent, empty where it is there without any: not the same."""
+    """Gateways; None if the key is absent, empty for an empty list, which differs."""
     ipam_claim_reference: str = ""
     unknown: tuple[str, ...] = field(default=(), compare=False)
-    """Keys that mean nothing, each as a text for people: misspelt ones, as a rule. Not more than UNKNOWN_MAX."""
+    """A message for each unknown key, at most UNKNOWN_MAX."""
 
     def __str__(self) -> str:
-        """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
     def capability_args(self) -> dict[str, Any]:
-        """What plugins that declare the capability get as runtimeConfig."""
-        found: dict[str, Any] = {
+        """Return the runtimeConfig for plugins that declare the capabilities."""
+        values: dict[str, Any] = {
             "ips": list(self.ips),
             "mac": self.mac,
             "infinibandGUID": self.infiniband_guid,
@@ -75,14 +74,14 @@ class NetworkSelection:
             "bandwidth": dict(self.bandwidth or {}),
             "deviceID": self.device_id,
         }
-        return {key: value for key, value in found.items() if value}
+        return {key: value for key, value in values.items() if value}
 
 
 def parse(annotation: str, *, pod_namespace: str) -> tuple[NetworkSelection, ...]:
-    """The networks in the value of `k8s.v1.cni.cncf.io/networks`, in order; "" and `[]` are none.
+    """Read the value of `k8s.v1.cni.cncf.io/networks`; "" and `[]` are no networks.
 
-    Raises DecodingFailureError (6) for what is no list of objects of the right types, InvalidNetworkConfigError (7)
-    for values that can't be; the message names the element.
+    Raises DecodingFailureError (6) for wrong types, InvalidNetworkConfigError (7) for invalid values; the message names
+    the element.
     """
     elements = _parse(annotation, pod_namespace, NETWORKS_ANNOTATION)
     _refuse_conflicts(elements)
@@ -90,7 +89,7 @@ def parse(annotation: str, *, pod_namespace: str) -> tuple[NetworkSelection, ...
 
 
 def parse_default_network(annotation: str, *, default_namespace: str) -> NetworkSelection:
-    """The one network in the value of `v1.multus-cni.io/default-network`. Raises as `parse` does."""
+    """Read the value of `v1.multus-cni.io/default-network`, one network. Raises as `parse` does."""
     elements = _parse(annotation, default_namespace, DEFAULT_NETWORK_ANNOTATION)
     if len(elements) != 1:
         raise InvalidNetworkConfigError(
@@ -106,26 +105,20 @@ def _parse(annotation: str, namespace: str, key: str) -> tuple[NetworkSelection,
     try:
         if len(annotation.encode("utf-8", "surrogatepass")) > ANNOTATION_MAX_BYTES:
             raise InvalidNetworkConfigError(f"longer than {ANNOTATION_MAX_BYTES} bytes")
-        # Upstream's rule: any of these characters, anywhere, makes it JSON.
+        # Upstream's rule: any of these characters makes it JSON.
         if any(character in annotation for character in '[{"'):
-            return _parse_json(annotation, namespace)
-        items = annotation.split(",")
-        _limit(len(items))
-        return tuple(_short_element(index, item.strip(), namespace) for index, item in enumerate(items))
+            items, read = _json_items(annotation), _json_element
+        else:
+            items, read = [item.strip() for item in annotation.split(",")], _short_element
+        if len(items) > ELEMENTS_MAX:
+            raise InvalidNetworkConfigError(f"{len(items)} networks, and at most {ELEMENTS_MAX} are allowed")
+        return tuple(read(index, item, namespace) for index, item in enumerate(items))
     except CniError as error:
         raise error.with_context(f"annotation {key}") from error
 
 
-def _limit(count: int) -> None:
-    if count > ELEMENTS_MAX:
-        raise InvalidNetworkConfigError(f"{count} networks, and at most {ELEMENTS_MAX} are allowed")
-
-
-# --- the short form --------------------------------------------------------------------------------------------------
-
-
 def _short_element(index: int, item: str, namespace: str) -> NetworkSelection:
-    """`[<namespace>/]<name>[@<interface>]`, white space around each part passed over."""
+    """Read `[<namespace>/]<name>[@<interface>]`, ignoring white space around each part."""
     try:
         target, at, interface = (part.strip() for part in item.partition("@"))
         if "@" in interface:
@@ -137,29 +130,21 @@ def _short_element(index: int, item: str, namespace: str) -> NetworkSelection:
         first, slash, second = (part.strip() for part in target.partition("/"))
         if slash and not first:
             raise InvalidNetworkConfigError("no namespace before '/'")
-        selected = NetworkSelection(
-            namespace=first if slash else namespace,
-            name=second if slash else first,
-            interface=interface,
-        )
+        selected = NetworkSelection(*((first, second) if slash else (namespace, first)), interface)
         _check_names(selected)
     except CniError as error:
         raise error.with_context(f"element {index} {_shown(item)}") from error
     return selected
 
 
-# --- the JSON form ---------------------------------------------------------------------------------------------------
-
-
-def _parse_json(annotation: str, namespace: str) -> tuple[NetworkSelection, ...]:
+def _json_items(annotation: str) -> list[Any]:
     try:
         items = gojson.loads(annotation)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"not JSON: {error}", _shown(annotation)) from error
     if not isinstance(items, list):
         raise DecodingFailureError(f"a JSON list of objects is needed, not {gojson.kind_of(items)}")
-    _limit(len(items))
-    return tuple(_json_element(index, item, namespace) for index, item in enumerate(items))
+    return items
 
 
 def _json_element(index: int, item: Any, namespace: str) -> NetworkSelection:
@@ -176,12 +161,11 @@ def _json_element(index: int, item: Any, namespace: str) -> NetworkSelection:
 
 
 def _misspelt(item: Any) -> str:
-    """The unknown keys of an element that can't be used: they may be why."""
+    """Return the unknown keys of an invalid element, a likely cause."""
     return "; ".join(_unknown(item)) if isinstance(item, dict) else ""
 
 
 def _unknown(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """A text for each of the first unknown keys, those of `bandwidth` and `portMappings` included."""
     known: list[tuple[str, str, tuple[str, ...]]] = [(key, "", KEYS) for key in fields]
     bandwidth, mappings = gojson.get(fields, "bandwidth"), gojson.get(fields, "portMappings")
     if isinstance(bandwidth, dict):
@@ -202,7 +186,6 @@ def _unknown(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read(fields: Mapping[str, Any], namespace: str) -> NetworkSelection:
-    """Keys match in any case, null is absent, as Go reads them; unknown keys are noted."""
     ips = requests.ips(fields)
     claim = gojson.get_str(fields, "ipam-claim-reference") or ""
     if ips and claim:
@@ -210,7 +193,6 @@ def _read(fields: Mapping[str, Any], namespace: str) -> NetworkSelection:
     return NetworkSelection(
         namespace=gojson.get_str(fields, "namespace") or namespace,
         name=gojson.get_str(fields, "name") or "",
-        # The second is the key's name of before the specification.
         interface=gojson.get_str(fields, "interface") or gojson.get_str(fields, "interfaceRequest") or "",
         ips=ips,
         mac=requests.mac(fields),
@@ -225,9 +207,6 @@ def _read(fields: Mapping[str, Any], namespace: str) -> NetworkSelection:
     )
 
 
-# --- checks of both --------------------------------------------------------------------------------------------------
-
-
 def _check_names(selected: NetworkSelection) -> None:
     if problem := subdomain_problem(selected.name):
         raise InvalidNetworkConfigError(f"name: {_shown(selected.name)} {problem}")
@@ -238,7 +217,7 @@ def _check_names(selected: NetworkSelection) -> None:
 
 
 def _refuse_conflicts(elements: tuple[NetworkSelection, ...]) -> None:
-    """What only one element may ask for: an interface name, and the default route (SPEC 4.1.2.1.5 and .9)."""
+    """Refuse a second element with the same interface name, or with a default route (SPEC 4.1.2.1.5 and .9)."""
     owners: dict[str, int] = {}
     router: int | None = None
     for index, element in enumerate(elements):
@@ -270,6 +249,5 @@ def _where(index: int, item: Any) -> str:
 
 
 def _shown(text: str) -> str:
-    """`text` quoted for a message, its middle left out where it is long."""
     half = _SHOWN_CHARACTERS // 2
     return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]}...{text[-half:]}")

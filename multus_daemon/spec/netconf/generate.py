@@ -1,7 +1,6 @@
-"""The node's CNI configuration, `00-multus.conf`: what makes the runtime call the shim for every pod.
+"""Generate the node's CNI configuration, `00-multus.conf`, with which the runtime calls the shim for every pod.
 
-Form: upstream's (v4.3.0), byte for byte: one plugin object, compact, keys in upstream's order, what is empty left out.
-A key that was set to its default counts as set.
+The bytes are upstream's (v4.3.0): one compact plugin object, keys in upstream's order, empty values omitted.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ FILE_NAME: Final = "00-multus.conf"
 NETWORK_NAME: Final = "multus-cni-network"
 PLUGIN_TYPE: Final = "multus-shim"
 FALLBACK_VERSION: Final = "0.3.1"
-"""That of upstream's manifest, for a primary network without one."""
+"""Version for a primary network without one; as in upstream's manifest."""
 
 PLACEHOLDER: Final = (
     b'{"cniVersion":"' + FALLBACK_VERSION.encode() + b'","name":"' + NETWORK_NAME.encode() + b'",'
     b'"waitsFor":"the configuration of the cluster network"}'
 )
-"""What keeps the place of `00-multus.conf` on a node that has no configuration yet.
+"""Placeholder of `00-multus.conf` on a node without a configuration.
 
-Without a `type` it is no configuration: containerd, which looks at the first file only (go-cni, `loadFromConfDir`),
-says that there is no network, also when the cluster network's file has come and ours is about to be written. CRI-O,
-cri-dockerd and those who add to the first configuration pass it over.
+Without a `type` it is invalid: containerd, which reads the first file only (go-cni, `loadFromConfDir`), reports that
+there is no network, also after the cluster network's file exists and before ours is written. CRI-O, cri-dockerd and
+programs that add to the first configuration ignore it.
 """
 
 _KEYS: Final = (
@@ -39,10 +38,10 @@ _LOG_OPTIONS: Final = ("maxAge", "maxSize", "maxBackups", "compress")
 
 
 def generate(given: Mapping[str, Any], primary: NetworkConfig, path: str) -> bytes:
-    """The configuration for the primary network in the file `path`, as the daemon sees it.
+    """Return the configuration for the primary network in the file `path`, as the daemon sees it.
 
-    `given`: the keys that the daemon's configuration sets. Capabilities are those of `given` and all that some plugin
-    of `primary` declares as true. Raises IncompatibleVersionError (1) for a `cniVersion` that there is not.
+    `given`: the keys that the daemon's configuration sets, also to their default. Capabilities are those of `given` and
+    of the plugins of `primary`. Raises IncompatibleVersionError (1) for an unknown `cniVersion`.
     """
     capabilities = {**(given.get("capabilities") or {}), **dict.fromkeys(primary.capabilities, True)}
     options = given.get("logOptions") or {}
@@ -59,11 +58,11 @@ def generate(given: Mapping[str, Any], primary: NetworkConfig, path: str) -> byt
 
 
 def choose_version(wanted: str, primary: str) -> str:
-    """The version that the runtime is to call with: `wanted`, else the primary network's.
+    """Return the version of the runtime's calls: `wanted`, else the primary network's.
 
-    The two need not fit: every delegate is called with its own, and results are converted. A primary of a version
-    that the libraries do not have gets the newest that they have; one without any, the fallback. Raises
-    IncompatibleVersionError for such a `wanted`.
+    They may differ, as every delegate is called with its own version and results are converted. A primary network with
+    an unknown newer version gets the newest known one, without a version the fallback. Raises IncompatibleVersionError
+    for an unknown `wanted`.
     """
     if wanted:
         if not versions.is_supported(wanted):

@@ -1,7 +1,7 @@
-"""Which CNI configuration can be that of the node's primary network, where nobody has named it.
+"""Rules for electing the CNI configuration of the node's primary network, unless it is configured.
 
-Directories of CNI configurations are shared: other container engines put their own networks there, and plugins that
-only complete a network leave theirs until the network comes. Upstream takes the lexically first file whatever it is.
+The directory is shared: other container engines write their networks there, and plugins that only complete a network
+leave files until the network comes. Upstream takes the lexically first file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.conf import NetworkConfig
 
 SUFFIXES: Final = (".conf", ".conflist")
-"""Upstream's. A `.json` is not elected: it has to be named."""
+"""Suffixes of upstream. A `.json` is used only if it is configured."""
 OWN_PREFIX: Final = "00-multus"
 
 OWN_TYPES: Final = frozenset({"multus", "multus-cni", "multus-shim"})
-"""Plugin types that are Multus itself: to call one for a network of ours would never end."""
-# Files that packages install on any node, long before the cluster's network comes: taking one would give pods the
-# network of another engine. By name, as each of them can be replaced by a file that tells nothing else.
+"""Plugin types that are Multus itself; calling one would never end."""
+# Prefixes of files that packages of other engines install on any node before the cluster's network comes.
 _FILES_OF_ENGINES: Final = {
     "87-podman": "podman's default network",
     "cni-podman": "a network of podman",
@@ -34,14 +33,14 @@ _NETWORKS_OF_ENGINES: Final = {
     "crio": "CRI-O's default network",
     "crio-bridge": "CRI-O's default network",
 }
-# They work on what other plugins of a list have made; istio-cni and linkerd-cni as files of their own wait for a list.
+# They modify the results of other plugins; istio-cni and linkerd-cni write files of their own until there is a list.
 _MAKE_NO_INTERFACE: Final = frozenset(
     {"bandwidth", "firewall", "istio-cni", "linkerd-cni", "loopback", "passthru", "portmap", "sbr", "tuning", "vrf"}
 )
 
 
 def name_problem(file_name: str) -> str:
-    """Why a file of this name is not elected; empty if it may be."""
+    """Return the reason why a file of this name is not elected; empty if it may be."""
     if file_name.startswith("."):
         return "hidden"
     if not file_name.endswith(SUFFIXES):
@@ -52,9 +51,9 @@ def name_problem(file_name: str) -> str:
 
 
 def own_problem(config: NetworkConfig, plugin_type: str) -> str:
-    """Why this can't be the primary network even where it is named: it would lead back here. Empty if it can be.
+    """Return the reason why a configured file can't be the primary network: it calls Multus; empty if it can.
 
-    `plugin_type`: what the shim is called here.
+    `plugin_type`: the type of the shim on this node.
     """
     for plugin in config.plugins:
         if plugin.type in OWN_TYPES or plugin.type == plugin_type:
@@ -63,7 +62,7 @@ def own_problem(config: NetworkConfig, plugin_type: str) -> str:
 
 
 def content_problem(config: NetworkConfig, plugin_type: str) -> str:
-    """Why a file with this content is not elected; empty if it may be."""
+    """Return the reason why a file with this content is not elected; empty if it may be."""
     if problem := own_problem(config, plugin_type):
         return problem
     if config.type in _MAKE_NO_INTERFACE:

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from multus_daemon.api.admin import AT_ONCE, BODY_LIMIT, AdminApi
-from multus_daemon.api.answers import Answers
+from multus_daemon.api.admin import AT_ONCE, BODY_LIMIT, AdminApi, Answers
 from multus_daemon.api.app import UnixServer
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.timeline import Timelines

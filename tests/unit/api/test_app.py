@@ -244,7 +244,7 @@ async def test_what_is_no_socket_is_not_removed(make, tmp_path, kind):
     path = tmp_path / "multus.sock"
     {"file": path.touch, "directory": path.mkdir, "link": lambda: path.symlink_to("elsewhere")}[kind]()
     before = path.lstat().st_ino
-    with pytest.raises(ListenError, match="exists and is no socket"):
+    with pytest.raises(ListenError, match="exists and is not a socket"):
         await make(tmp_path).start()
     assert path.lstat().st_ino == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["multus.sock"]
@@ -252,7 +252,7 @@ async def test_what_is_no_socket_is_not_removed(make, tmp_path, kind):
 
 async def test_a_directory_that_is_a_file(make, tmp_path):
     (tmp_path / "run").touch()
-    with pytest.raises(ListenError, match="is no directory; check socketDir"):
+    with pytest.raises(ListenError, match="is not a directory; check socketDir"):
         await make(tmp_path / "run").start()
 
 

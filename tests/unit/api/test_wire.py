@@ -175,7 +175,7 @@ def test_the_last_of_two_equal_keys_counts():
     ],
 )
 def test_accept(accept, expected):
-    assert wire.wants_stdout(accept) is expected
+    assert wire.wants_stdout([accept]) is expected
 
 
 @pytest.mark.weak_spot(57)

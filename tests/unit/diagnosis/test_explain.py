@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.api.admin import Asked
-from multus_daemon.api.answers import Answers
+from multus_daemon.api.admin import Answers, Asked
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from tests.unit.pod.conftest import Engine, engine

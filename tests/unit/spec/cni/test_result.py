@@ -209,7 +209,7 @@ def test_empty_results(data: bytes) -> None:
         (b'{"ips":[null]}', r"ips\[0\]: an object is needed, not null"),
         (b'{"ips":[{}]}', "ips.address"),
         (b'{"ips":[{"address":"10.0.0.1"}]}', "ips.address"),
-        (b'{"ips":[{"address":"10.0.0.1/8","gateway":"x"}]}', "ips.gateway: 'x' is no IP address"),
+        (b'{"ips":[{"address":"10.0.0.1/8","gateway":"x"}]}', "ips.gateway: 'x' is not an IP address"),
         (b'{"ips":[{"address":"10.0.0.1/8","gateway":"fe80::1%eth0"}]}', "ips.gateway"),
         (b'{"ips":[{"address":"10.0.0.1/8","interface":"0"}]}', "interface: an integer"),
         (b'{"ips":[{"address":"10.0.0.1/8","interface":0.5}]}', "interface: an integer"),

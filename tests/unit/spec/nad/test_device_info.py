@@ -36,7 +36,7 @@ def test_good(fields: dict[str, object]) -> None:
         ({"type": "pci", "version": "2.0.0", "pci": {}}, "version '2.0.0'"),
         ({"type": "pci", "version": "1.1.0"}, "no object 'pci'"),
         ({"type": "pci", "version": "1.1.0", "pci": {}}, "pci.pci-address is missing"),
-        ({"type": "pci", "version": "1.1.0", "pci": {"pci-address": "01:00.1"}}, "no PCI address"),
+        ({"type": "pci", "version": "1.1.0", "pci": {"pci-address": "01:00.1"}}, "not a PCI address"),
         ({"type": "pci", "version": "1.1.0", "pci": {"pci-address": 1}}, "a string is needed"),
         ({"type": "vdpa", "version": "1.1.0", "vdpa": {"parent-device": "v", "driver": "x", "path": "/"}}, "'x'"),
         ({"type": "vhost-user", "version": "1.1.0", "vhost-user": {"mode": "x", "path": "/"}}, "vhost-user.mode"),

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
-from multus_daemon.spec.netconf.load import load
-from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.netconf.model import NetConf, load
 
 DELEGATE = {"name": "a", "cniVersion": "1.0.0", "type": "bridge"}
 

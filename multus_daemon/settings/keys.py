@@ -1,0 +1,346 @@
+"""Each key of `daemon-config.json`: its type, its default and its effect.
+
+The docstrings of the fields become the tables of docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+
+from multus_daemon import deadlines
+
+AUTO = "auto"
+"""The value of `multusConfigFile` that generates the configuration."""
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+LogLevel = Literal["panic", "error", "verbose", "debug"]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+BuiltinPlugin = Literal["bridge", "flannel", "host-local", "loopback", "macvlan", "passthru", "ptp", "static", "tuning"]
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_OWN_VARIABLES = {"GOMAXPROCS": "is always 2", "LC_ALL": "is always C: the daemon reads what is printed"}
+"""Variables of plugin processes that an operator cannot set, with the reason."""
+
+
+def _key(name: str, default: Any = None, *, factory: Any = None) -> Any:
+    """Return a field whose key in the file is `name`."""
+    if factory is not None:
+        return field(default_factory=factory, metadata={"key": name})
+    return field(default=default, metadata={"key": name})
+
+
+@dataclass(frozen=True, slots=True)
+class SocketSettings:
+    """The socket between the shim and the daemon."""
+
+    directory: Text = _key("socketDir", "/run/multus/")
+    """Directory of `multus.sock` and `containers.lock`, as the daemon sees it. Made with mode 0700; other files in it
+    are left alone."""
+    shim_directory: str = _key("daemonSocketDir", "")
+    """The same directory as the host sees it, for the shim. Empty: the shim's default, `/run/multus/`."""
+    connection_limit: Count = _key("connectionLimit", 0)
+    """Maximum number of concurrent CNI requests (`/cni` and `/delegate`), one thread each. Others wait, DEL first;
+    health probes never wait. 0: derived from the limits of the daemon's pod. With 0: 256; below 114 MiB four for each
+    MiB beyond 50, below 1.28 cores 200 for each core, at least 5 ([operations.md](operations.md#probes-and-resources)).
+    Namespaces and networks take turns. From 5 on, an eighth (at least one) is reserved for DEL, and no namespace or
+    network can take as many more ([security.md](security.md#fairness)). Upstream uses this key against too many
+    plugins at once; here `maxDelegateProcesses` does that.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class PathSettings:
+    """Directories of the node."""
+
+    cni_dir: Text = _key("cniDir", "/var/lib/cni/multus")
+    """State of each container: `attachments/`, `aside/`, `results/`, `spool/`."""
+    upstream_records: bool = _key("upstreamRecords", True)
+    """True: also write each container's record in upstream's format, in `<cniDir>/<container id>`, so that upstream's
+    daemon can delete the pods after a roll-back ([migration.md](migration.md#back)). Without fsync; about 0.1 ms for
+    each ADD. Set `false` when there will be no roll-back.
+    """
+    bin_dir: Text = _key("binDir", "/opt/cni/bin")
+    """Directory of the plugin binaries, as seen inside `chrootDir`."""
+    conf_dir: Text = _key("confDir", "/etc/cni/multus/net.d")
+    """CNI configurations for networks that are not defined in the cluster."""
+    chroot_dir: str = _key("chrootDir", "")
+    """The host's root in the daemon's file system; plugin binaries run inside it. Empty: the daemon's own root."""
+    kubelet_dir: Text = _key("kubeletDir", "/var/lib/kubelet")
+    """The kubelet's root directory, as the daemon sees it. Networks that need a device use
+    `pod-resources/kubelet.sock`, or `device-plugins/kubelet_internal_checkpoint` if there is no such socket.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """The networks of a pod. These keys override the same keys of the runtime's configuration."""
+
+    cni_version: str = _key("cniVersion", "")
+    """The CNI version of the generated configuration, and of the calls that `multusctl` makes as a runtime. Empty: that
+    of the primary network's configuration. A runtime always gets the version that it asks for.
+    """
+    cluster_network: str = _key("clusterNetwork", "")
+    """The network of every pod's first interface: the name of a NetworkAttachmentDefinition of `multusNamespace`, which
+    comes first, or of a configuration in `confDir`; with a `/` in it, the path of a file or directory.
+    """
+    delegates: tuple[dict[str, Any], ...] = _key("delegates", ())
+    """CNI configurations for every pod, used without `clusterNetwork`; the first is the cluster network. A pod's own
+    default network replaces the first; the others stay.
+    """
+    default_networks: tuple[str, ...] = _key("defaultNetworks", ())
+    """Additional networks of every pod outside `systemNamespaces`. Not used with `delegates`."""
+    system_namespaces: tuple[str, ...] = _key("systemNamespaces", ("kube-system",))
+    """Namespaces whose pods get no `defaultNetworks`."""
+    multus_namespace: Text = _key("multusNamespace", "kube-system")
+    """Namespace of `clusterNetwork` and `defaultNetworks`."""
+    namespace_isolation: bool = _key("namespaceIsolation", False)
+    """True: a pod may use networks of its own namespace and of `globalNamespaces` only."""
+    global_namespaces: str = _key("globalNamespaces", "default")
+    """Comma separated namespaces that every pod may use under `namespaceIsolation`. Replaces the default."""
+    auxiliary_chain: str = _key("auxiliaryCNIChainName", "")
+    """Name of a folder beside the file of `clusterNetwork`, which must be a path then. The plugins in its `*.conf`
+    files, 64 at most, run last, on the interface of the cluster network. The name must differ from the cluster
+    network's; not used with `delegates`.
+    """
+    force_cni_version: bool = _key("forceCNIVersion", False)
+    """True: call the plugins of the cluster network with `cniVersion`, which must be set then, whatever their
+    configuration says. Unlike upstream, the file is not rewritten. Not for a network that a pod chooses itself.
+    """
+    strict_requests: bool = _key("strictRequests", False)
+    """True: the ADD fails if no plugin of a network supports what a pod asks of it (`ips`, `mac`, `bandwidth`, ...), or
+    the result does not show it. False: it is an Event and a line in the log. For `/delegate` only this file counts.
+    """
+    strict_check: bool = _key("strictCheck", False)
+    """True: the CHECK of a pod fails if the CHECK of one of its plugins fails, as the CNI specification has it. False:
+    CHECK fails if an interface, an address or a route that ADD left is missing; a plugin that fails is a Warning Event,
+    a line in the log and a count. A plugin without CHECK never counts. For `/delegate` only this file counts.
+    """
+    runtime_config: dict[str, Any] = _key("runtimeConfig", factory=dict)
+    """Capability arguments for the cluster network; they replace those of the runtime."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrimarySettings:
+    """The node's CNI configuration. Requests are made from it, so these keys override nothing in requests."""
+
+    config_file: Text = _key("multusConfigFile", AUTO)
+    """`auto`: generate `00-multus.conf`. Else the path of a CNI configuration of your own, which is copied into
+    `cniConfigDir` under its name and follows its changes.
+    """
+    config_dir: str = _key("cniConfigDir", "/etc/cni/net.d")
+    """The runtime's directory of CNI configurations, as the daemon sees it. Empty: nothing is written, for nodes whose
+    configuration is made elsewhere.
+    """
+    autoconfig_dir: str = _key("multusAutoconfigDir", "")
+    """Directory of the primary network's configuration, as the daemon sees it. Empty: `cniConfigDir` if
+    `multusConfigFile` is set to `auto`, as with the flags of the first thick release, else nothing is generated. A
+    daemon in a cluster that generates nothing is not ready (gate `primary`), unless `cniConfigDir` is empty too.
+    """
+    master: str = _key("multusMasterCNI", "")
+    """Name of the primary network's file in `multusAutoconfigDir`. Empty: the first suitable file by name."""
+    override_name: bool = _key("overrideNetworkName", False)
+    """True: the generated configuration has the primary network's name instead of `multus-cni-network`."""
+    capabilities: dict[str, bool] = _key("capabilities", factory=dict)
+    """Capabilities of the generated configuration, in addition to those that the primary network's plugins declare."""
+    plugin_type: Text = _key("type", "multus-shim")
+    """Name of the shim's binary in the runtime's plugin directory."""
+    indicator: str = _key("readinessindicatorfile", "")
+    """A file that exists while the primary network is ready, as the daemon sees it. No pod is attached without it.
+    Empty: none.
+    """
+
+
+class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A client certificate of this node's own, requested from the API server and renewed."""
+
+    enabled: bool = False
+    """True: use it."""
+    bootstrap_kubeconfig: str = ""
+    """A kubeconfig whose user may ask for the first certificate."""
+    cert_dir: str = ""
+    """Directory of the certificate and its key."""
+    cert_duration: str = "10m"
+    """Validity of each certificate, as Go writes durations: `10m`, `24h`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """The API server."""
+
+    kubeconfig: str = _key("kubeconfig", "")
+    """A kubeconfig, as `--kubeconfig`. Empty: the service account of the daemon's own pod, whose token is read again as
+    it rotates.
+    """
+    status_write: Literal["best-effort", "required"] = _key("statusWrite", "best-effort")
+    """Result of an ADD whose network-status can't be written within 2 s. `best-effort`: it succeeds, an Event says so,
+    and the write is retried until it succeeds or the pod is gone, by the next daemon too. `required`: it fails and is
+    undone.
+    """
+    per_node_certificate: PerNodeCertificate | None = _key("perNodeCertificate", None)
+    """A client certificate of this node's own instead of a token; its keys follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """The plugins and their processes."""
+
+    builtin_plugins: Literal["off", "fallback", "prefer"] = _key("builtinPlugins", "prefer")
+    """Use built-in plugins never, without a binary, or before the binary if they support the configuration. [Which one
+    runs](builtin-plugins.md#which-one-runs).
+    """
+    builtin_plugins_except: tuple[BuiltinPlugin, ...] = _key("builtinPluginsExcept", ())
+    """Plugin types for which `builtinPlugins` is `off`, such as a vendor's own `bridge`; IPAM plugins too. Types that
+    are not built in are refused.
+    """
+    delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", deadlines.DELEGATE_SECONDS)
+    """How long one call of one plugin may take before its process group is ended; 60 s at most for a DEL. A whole ADD
+    is ended after 170 s, a whole DEL after 110 s, whatever this says.
+    """
+    environment: tuple[str, ...] = _key("pluginEnv", ())
+    """Names of variables that plugin processes get from the daemon's environment, such as `HTTPS_PROXY`; they get no
+    others. Not `CNI_*`, `GOMAXPROCS` and `LC_ALL`, which are set for each call.
+    """
+    max_processes: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _key("maxDelegateProcesses", 0)
+    """Maximum number of concurrent plugin processes; other calls wait, DEL first. 0: from the memory limit and the
+    cores. With 0: 64 MiB of memory for each, after 128 MiB for the daemon, from the memory limit of its pod (without
+    one, from a quarter of the machine's memory), at most 4 for each core and 64, at least 2; 1 if the limit is below
+    256 MiB. No network and no namespace gets all of them ([security.md](security.md#fairness)).
+    """
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a variable that can't be passed on."""
+        for name in self.environment:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"pluginEnv: {name[:80]!r} is not the name of a variable")
+            if name.startswith("CNI_"):
+                raise ValueError(f"pluginEnv: {name[:80]} is part of the protocol: a call sets it")
+            if reason := _OWN_VARIABLES.get(name):
+                raise ValueError(f"pluginEnv: {name} {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSettings:
+    """Networks that could not be detached."""
+
+    tries: Count = _key("deleteTries", 5)
+    """The failing DEL of this number is answered with success, so that the pod does not stay in Terminating for ever.
+    Its networks stay on record and are deleted later, and an Event `NetworkNotReleased` says so. 0: every failing DEL
+    is an error.
+    """
+    reconcile_seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] = _key(
+        "reconcileSeconds", deadlines.RECONCILE_SECONDS
+    )
+    """Interval for comparing the records of containers with the running pods: orphans are deleted, running pods without
+    their networks are reported. 0: never.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Rotation of `logFile`. The last two have no effect: see WITHOUT_EFFECT."""
+
+    max_size: Count = _key("maxSize", 100)
+    """Size in MB at which the file is rotated."""
+    max_backups: Count = _key("maxBackups", 5)
+    """Number of old files to keep."""
+    max_age: Count = _key("maxAge", 0)
+    compress: bool = _key("compress", False)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """The log."""
+
+    level: LogLevel = _key("logLevel", "verbose")
+    """Level of the log; any case."""
+    to_stderr: bool = _key("logToStderr", True)
+    """Log to standard error. Without a reader, lines are dropped and counted, and nothing blocks."""
+    file: str = _key("logFile", "")
+    """Log to this file too."""
+    options: dict[str, Any] = _key("logOptions", factory=dict)
+    """Rotation of `logFile`; its keys follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Prometheus."""
+
+    port: Port | None = _key("metricsPort", None)
+    """TCP port of `/metrics`. None: nothing listens. At most 16 connections at once, 10 s each."""
+    address: str = _key("metricsAddress", "")
+    """Address that `metricsPort` binds to. Empty: all of them, as upstream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings, by group."""
+
+    socket: SocketSettings = field(default_factory=SocketSettings)
+    paths: PathSettings = field(default_factory=PathSettings)
+    networks: NetworkSettings = field(default_factory=NetworkSettings)
+    primary: PrimarySettings = field(default_factory=PrimarySettings)
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
+    plugins: PluginSettings = field(default_factory=PluginSettings)
+    deletes: DeleteSettings = field(default_factory=DeleteSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The keys that were set, with their values."""
+    warnings: tuple[str, ...] = ()
+    """Ignored keys, for the log."""
+
+    @property
+    def overlay(self) -> dict[str, Any]:
+        """The keys that override the same keys of every request, as upstream's do."""
+        own = {item.metadata["key"] for item in fields(PrimarySettings)}
+        return {key: value for key, value in self.given.items() if key not in own}
+
+    def effective(self) -> dict[str, Any]:
+        """Return every key with its value in force, as in the file."""
+        return {
+            item.metadata["key"]: msgspec.to_builtins(getattr(getattr(self, group), item.name))
+            for group, kind in GROUPS.items()
+            for item in fields(kind)
+        }
+
+
+GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Settings).items() if is_dataclass(kind)}
+
+# Keys of upstream's daemon that have no effect here. They are accepted, so that a configuration map can be reused, and
+# named in the log at start.
+WITHOUT_EFFECT = {
+    "enablePprof": "Go's profiler; there is none here",
+    "logOptions.compress": "rotated logs are not compressed",
+    "logOptions.maxAge": "rotated logs are removed by their number, not by their age",
+    "name": "the generated configuration has upstream's name, or the primary network's",
+    "retryDeleteOnError": "what a DEL could not detach is always kept and retried; see deleteTries",
+    "allowTryDeleteOnErr": "upstream's documents name it, no program reads it",
+    "defaultnetworkfile": "upstream's tests name it, no program reads it",
+    "defaultnetworkwaitseconds": "upstream's tests name it, no program reads it",
+}
+REMOVED = {
+    "attachConcurrency": "removed: always 4",
+    "daemonWaitSeconds": "removed: always 60",
+    "maxPortMappings": "removed: always 128",
+    "maxRequestedAddresses": "removed: always 256",
+    "nodeName": "removed: set the variable `MULTUS_NODE_NAME`",
+    "pluginGomaxprocs": "removed: always 2",
+}
+"""Keys of earlier releases. They are accepted, and one line in the log at start names those that are set."""
+LOG_OPTIONS: dict[str, Any] = {
+    item.metadata["key"]: get_type_hints(LogOptions, include_extras=True)[item.name] for item in fields(LogOptions)
+}
+"""Types of the keys of `logOptions`."""
+
+
+def known_keys() -> frozenset[str]:
+    """Return all keys that a configuration may have."""
+    own = {item.metadata["key"] for kind in GROUPS.values() for item in fields(kind)}
+    return frozenset(own | REMOVED.keys() | {key for key in WITHOUT_EFFECT if "." not in key})
