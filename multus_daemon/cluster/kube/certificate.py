@@ -1,16 +1,26 @@
-"""A node's client certificate with its key, and the CertificateSigningRequest for one.
+"""The node's own client certificate: requested by CertificateSigningRequest, kept in a file, renewed in time.
 
-The name of a request is derived from its key: after a crash, or an attempt that took too long, the same request is
-found again, and requests do not pile up in the cluster.
+Needs the package `cryptography`: import this module only if `perNodeCertificate` is enabled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import datetime
 import hashlib
 import logging
-from dataclasses import dataclass
+import os
+import random
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
 import msgspec
 from cryptography import x509
@@ -20,15 +30,38 @@ from cryptography.x509.oid import NameOID
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import approver
-from multus_daemon.cluster.kube.approver import CertificateError, Client, WaitingError
+from multus_daemon.cluster.kube.approver import CertificateError, DeniedError
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.errors import KubeError
+from multus_daemon.runtime import fs
 from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.gates import Gates
 
 log = logging.getLogger(__name__)
+
+GATE: Final = "certificate"
+FILE_MAX_BYTES: Final = 256 * 1024
+RENEW_AT: Final = (0.7, 0.9)
+"""Share of a certificate's life after which it is renewed."""
+RETRY_SECONDS: Final = (1.0, 30.0)
+DENIED_SECONDS: Final = (30.0, 300.0)
+REJECTION_SECONDS: Final = 30.0
+"""For this long after an installation a 401 may be the answer to the previous certificate."""
+CLOCK_SECONDS: Final = 60.0
+"""Interval between two looks at the wall clock, which may jump."""
+Connect = Callable[[Path | None], AbstractAsyncContextManager[ApiClient]]
+"""Reads the bootstrap kubeconfig and opens a client with its credentials, or with those in the given file only."""
+
+_DATED = re.compile(r"multus-client-[0-9]{4}(-[0-9]{2}){5}\.pem")
+
+
+class WaitingError(Exception):
+    """The certificate was not issued in time; the request stays valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate with its key, fit for this node; times are Unix seconds."""
+    """A certificate for this node with its key; times are Unix seconds."""
 
     pem: bytes
     not_before: float
@@ -37,7 +70,7 @@ class Pair:
 
 @approver.long_names()
 def read_pair(pem: bytes, node: str) -> Pair:
-    """The certificate and key in `pem`, judged but for the time. Raises CertificateError."""
+    """Return the certificate and key in `pem`; the time is not checked. Raises CertificateError."""
     try:
         leaf = x509.load_pem_x509_certificates(pem)[0]
         matches = leaf.public_key() == serialization.load_pem_private_key(pem, None).public_key()
@@ -55,7 +88,11 @@ def read_pair(pem: bytes, node: str) -> Pair:
 
 @dataclass(slots=True)
 class Pending:
-    """A key that has no certificate yet, and the request for one."""
+    """A key without a certificate, and the request for one.
+
+    The request's name is derived from the key: after a crash or a timeout the same request is found again, and
+    requests do not pile up in the cluster.
+    """
 
     key: ec.EllipticCurvePrivateKey
     posted: float | None = None
@@ -63,7 +100,7 @@ class Pending:
 
     @classmethod
     def from_pem(cls, pem: bytes) -> Pending | None:
-        """The key that an earlier process left; None if it can't be used."""
+        """Return the key of an earlier process; None if it can't be used."""
         try:
             key = serialization.load_pem_private_key(pem, None)
         except (ValueError, TypeError):
@@ -72,53 +109,57 @@ class Pending:
 
     @property
     def pem(self) -> bytes:
-        """The key, in the form that client-go writes."""
+        """The key in client-go's format."""
         form = serialization.PrivateFormat.TraditionalOpenSSL
         return self.key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
     def name(self, node: str, seconds: int) -> str:
-        """Of the CertificateSigningRequest: the same as long as what is asked for is the same."""
+        """Return the name of the CertificateSigningRequest; requests with the same content have the same name."""
         form = serialization.PublicFormat.SubjectPublicKeyInfo
         public = self.key.public_key().public_bytes(serialization.Encoding.DER, form)
-        about = public + f"\0{approver.SIGNER}\0{node}\0{seconds}".encode()
-        return f"multus-{hashlib.sha256(about).hexdigest()[:40]}"
+        content = public + f"\0{approver.SIGNER}\0{node}\0{seconds}".encode()
+        return f"multus-{hashlib.sha256(content).hexdigest()[:40]}"
 
     @approver.long_names()
     def request(self, node: str, seconds: int) -> bytes:
-        """The CertificateSigningRequest object as JSON."""
+        """Return the CertificateSigningRequest object as JSON."""
         names = ((NameOID.ORGANIZATION_NAME, approver.ORGANIZATION), (NameOID.COMMON_NAME, approver.USER_PREFIX + node))
         subject = x509.Name([x509.NameAttribute(oid, value, _validate=False) for oid, value in names])
         signed = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(self.key, hashes.SHA256())
-        spec = {
-            "request": base64.b64encode(signed.public_bytes(serialization.Encoding.PEM)).decode(),
-            "signerName": approver.SIGNER,
-            "usages": sorted(approver.USAGES, reverse=True),
-            "expirationSeconds": seconds,
-        }
-        kind = {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest"}
-        return msgspec.json.encode({**kind, "metadata": {"name": self.name(node, seconds)}, "spec": spec})
-
-
-async def ask(client: Client, pending: Pending, node: str, seconds: int) -> bytes:
-    """Make the request, or find it made, and wait for its certificates, PEM.
-
-    Raises DeniedError, WaitingError, and what the client raises.
-    """
-    name, now = pending.name(node, seconds), loop_time()
-    try:
-        await client.request(
-            "POST", approver.CSR_PATH, body=pending.request(node, seconds), timeout=deadlines.APPROVER_REQUEST_SECONDS
+        return msgspec.json.encode(
+            {
+                "apiVersion": "certificates.k8s.io/v1",
+                "kind": "CertificateSigningRequest",
+                "metadata": {"name": self.name(node, seconds)},
+                "spec": {
+                    "request": base64.b64encode(signed.public_bytes(serialization.Encoding.PEM)).decode(),
+                    "signerName": approver.SIGNER,
+                    "usages": sorted(approver.USAGES, reverse=True),
+                    "expirationSeconds": seconds,
+                },
+            }
         )
+
+
+async def _request_certificate(client: ApiClient, pending: Pending, node: str, seconds: int) -> bytes:
+    """Make the request, or find the existing one, and wait for its certificates, PEM.
+
+    Raises DeniedError, WaitingError, KubeError.
+    """
+    name, now = pending.name(node, seconds), _loop_time()
+    body, timeout = pending.request(node, seconds), deadlines.APPROVER_REQUEST_SECONDS
+    try:
+        await client.request("POST", approver.CSR_PATH, body=body, timeout=timeout)
         pending.posted = now
-    except Exception as error:
-        if getattr(error, "status", None) != 409:
+    except KubeError as error:
+        if error.status != 409:
             raise
-        log.info("CertificateSigningRequest %s exists already, its certificate is waited for", name)
+        log.info("CertificateSigningRequest %s exists already; waiting for its certificate", name)
     for delay in backoff(0.25, 10.0, jitter=0.2):
-        answer = await client.request("GET", f"{approver.CSR_PATH}/{name}", timeout=deadlines.APPROVER_REQUEST_SECONDS)
+        answer = await client.request("GET", f"{approver.CSR_PATH}/{name}", timeout=timeout)
         if chain := approver.decode_request(answer).issued():
             return chain
-        if loop_time() - now > deadlines.CERTIFICATE_SECONDS:
+        if _loop_time() - now > deadlines.CERTIFICATE_SECONDS:
             break
         await asyncio.sleep(delay)
     raise WaitingError(
@@ -127,6 +168,238 @@ async def ask(client: Client, pending: Pending, node: str, seconds: int) -> byte
     )
 
 
-def loop_time() -> float:
-    """Seconds on a clock that does not jump."""
+class CertificateFiles:
+    """The files in `certDir`, all of mode 0600. All methods block and raise OSError.
+
+    `multus-client-current.pem` has the certificate, then its key. It is a link to a dated file, as in client-go's file
+    store, since client-go refuses to renew a plain file and upstream's daemon must be able to take over. The pending
+    key is in a file beside it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.current = directory / "multus-client-current.pem"
+        self._pending = directory / "multus-client-pending.key"
+
+    def prepare(self) -> None:
+        """Make the directory, and remove temporary files of killed writers."""
+        fs.ensure_directory(self._directory)
+        fs.sweep(self._directory)
+
+    def load(self) -> tuple[bytes, bytes]:
+        """Return the certificate with its key, and the pending key; empty for a missing or unreadable file."""
+        return self._read(self.current), self._read(self._pending)
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return fs.read_limited(path, limit=FILE_MAX_BYTES)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            log.warning("%s is ignored and will be replaced: %s", path, error)
+            return b""
+
+    def install(self, pem: bytes, now: float) -> None:
+        """Replace the current file in one step. The previous dated file stays for a reader that has it open."""
+        stamp = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d-%H-%M-%S")
+        dated = self._directory / f"multus-client-{stamp}.pem"
+        last = self.current.readlink().name if self.current.is_symlink() else ""
+        fs.write_atomic(dated, pem)
+        # `sweep` knows this form of name. The target is relative: the directory may be mounted elsewhere.
+        link = self._directory / f".{self.current.name}.{os.getpid()}-{secrets.token_hex(6)}"
+        link.symlink_to(dated.name)
+        link.replace(self.current)
+        fs.fsync_directory(self._directory)
+        fs.remove(self._pending)
+        for path in list(self._directory.iterdir()):
+            if _DATED.fullmatch(path.name) and path.name not in (dated.name, last):
+                fs.remove(path)
+
+    def keep(self, key: bytes | None) -> None:
+        """Store the pending key; None removes it."""
+        if key:
+            fs.write_atomic(self._pending, key)
+        else:
+            fs.remove(self._pending)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The certificate in use. Both clocks count: the wall clock may jump, the loop's clock stops in a suspend."""
+
+    pair: Pair
+    since: float
+    renew: tuple[float, float]
+    """By the wall clock, by the loop's clock."""
+    expires: tuple[float, float]
+
+
+@dataclass(eq=False, kw_only=True)
+class CertificateManager:
+    """Gets and renews the node's certificate while `run` runs."""
+
+    node: str
+    files: CertificateFiles
+    connect: Connect
+    on_renewed: Callable[[Path], None]
+    """Called with the file's path for each new certificate; must not block."""
+    gates: Gates
+    seconds: int
+    """Lifetime to ask for."""
+    now: Callable[[], float] = time.time
+    _held: _Held | None = field(default=None, init=False)
+    _pending: Pending | None = field(default=None, init=False)
+    _begun: bool = field(default=False, init=False)
+    _refused: bool = field(default=False, init=False)
+    _failure: str = field(default="none was issued yet", init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _usable: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    @property
+    def expires(self) -> float | None:
+        """The end of the certificate in use, Unix time; None without one."""
+        held = self._held
+        return held.pair.not_after if held else None
+
+    @property
+    def problem(self) -> str:
+        """The reason why there is no usable certificate; empty if there is one."""
+        if self._held and not self._refused and not self._passed(self._held.expires):
+            return ""
+        state = "refused by the API server" if self._refused else "expired" if self._held else "missing"
+        return f"the client certificate of node {self.node} is {state}: {self._failure}"
+
+    async def usable(self) -> Path:
+        """Wait for the first usable certificate; return its file."""
+        await self._usable.wait()
+        return self.files.current
+
+    def rejected(self) -> None:
+        """Request another certificate at once: the API server answered 401 to the one in use."""
+        if self._held and not self._refused and _loop_time() - self._held.since > REJECTION_SECONDS:
+            self._refused = True
+            self._failure = "it answered 401 to a request"
+            self._show()
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Get a certificate and renew it for ever."""
+        retries: dict[tuple[float, float], Iterator[float]] = {}
+        while True:
+            try:
+                if not self._begun:
+                    await self._begin()
+                await self._until_due()
+                await self._renew()
+                retries.clear()
+            except Exception as error:
+                # Any error: a later attempt may succeed, and there is no fallback.
+                span = DENIED_SECONDS if isinstance(error, DeniedError) else RETRY_SECONDS
+                delay = next(retries.setdefault(span, backoff(*span, jitter=0.2)))
+                self._failure = str(error) or repr(error)
+                self._show()
+                log.warning("client certificate of %s: %s; next attempt in %.0f s", self.node, self._failure, delay)
+                await self._pause(delay)
+
+    async def _begin(self) -> None:
+        """Take over the files of an earlier process."""
+        await asyncio.to_thread(self.files.prepare)
+        current, key = await asyncio.to_thread(self.files.load)
+        self._begun = True
+        self._pending = Pending.from_pem(key) if key else None
+        if current:
+            try:
+                pair = read_pair(current, self.node)
+                if pair.not_after <= self.now():
+                    raise CertificateError("it has expired")
+                self._held = self._schedule(pair, None)
+            except CertificateError as error:
+                self._failure = f"the one in {self.files.current.parent} is not used: {error}"
+        if self._held:
+            # The cluster may have got another CA meanwhile. Only a 401 counts as a refusal.
+            try:
+                async with self.connect(self.files.current) as client:
+                    await client.request("GET", "/version", timeout=deadlines.APPROVER_REQUEST_SECONDS)
+            except KubeError as error:
+                self._refused, self._failure = error.status == 401, str(error)
+        self._show()
+
+    async def _until_due(self) -> None:
+        while (held := self._held) and not self._refused and not self._passed(held.renew):
+            left = min(held.renew[0] - self.now(), held.renew[1] - _loop_time())
+            await self._pause(min(max(left, 0.1), CLOCK_SECONDS))
+
+    async def _renew(self) -> None:
+        pending = self._pending or Pending(ec.generate_private_key(ec.SECP256R1()))
+        if not self._pending:
+            await asyncio.to_thread(self.files.keep, pending.pem)
+            self._pending = pending
+        try:
+            pair = read_pair((await self._request(pending)).rstrip() + b"\n" + pending.pem, self.node)
+            held = self._schedule(pair, pending.posted)
+            if self._passed(held.renew):
+                raise CertificateError("the certificate of an earlier request is already due for renewal")
+        except CertificateError:
+            # This request can't succeed any more.
+            self._pending = None
+            await asyncio.to_thread(self.files.keep, None)
+            raise
+        await asyncio.to_thread(self.files.install, pair.pem, self.now())
+        self._held, self._pending, self._refused, self._failure = held, None, False, "it was not renewed in time"
+        self._show()
+        log.info("client certificate of %s: renewed, valid for %d s", self.node, held.expires[0] - self.now())
+        try:
+            self.on_renewed(self.files.current)
+        except Exception:
+            log.exception("the client does not use the new certificate")
+
+    async def _request(self, pending: Pending) -> bytes:
+        """Return the certificates, PEM. Uses the certificate in use, or else the bootstrap credentials."""
+        if self._held and not self._refused and not self._passed(self._held.expires):
+            try:
+                async with self.connect(self.files.current) as client:
+                    return await _request_certificate(client, pending, self.node, self.seconds)
+            except KubeError as error:
+                if error.status not in (None, 401, 403):
+                    raise
+                self._refused = error.status == 401
+                log.info("client certificate of %s: renewing with the bootstrap credentials: %s", self.node, error)
+        async with self.connect(None) as client:
+            return await _request_certificate(client, pending, self.node, self.seconds)
+
+    def _schedule(self, pair: Pair, posted: float | None) -> _Held:
+        """Compute when `pair` ends and when it is renewed, between 70 and 90 % of its life.
+
+        `posted`: when this process requested it, on the loop's clock. For a recent request the API server's times win:
+        a wrong wall clock must not cause request after request.
+        """
+        now, loop_now, life = self.now(), _loop_time(), pair.not_after - pair.not_before
+        share = random.uniform(*RENEW_AT)
+        left, renew_in = min(pair.not_after - now, life), pair.not_before + share * life - now
+        if posted is not None and loop_now - posted < self.seconds / 2:
+            left = min(life, self.seconds) - (loop_now - posted)
+            renew_in = min(max(renew_in, left / 3), left * share)
+        elif now < pair.not_before:
+            renew_in = 0.0
+        return _Held(pair, loop_now, (now + renew_in, loop_now + renew_in), (now + left, loop_now + left))
+
+    def _passed(self, moment: tuple[float, float]) -> bool:
+        return self.now() >= moment[0] or _loop_time() >= moment[1]
+
+    def _show(self) -> None:
+        if problem := self.problem:
+            self.gates.close(GATE, problem)
+        else:
+            self.gates.open(GATE)
+            self._usable.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, at most until the certificate is rejected."""
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+
+
+def _loop_time() -> float:
+    """Return seconds on a clock that does not jump."""
     return asyncio.get_running_loop().time()

@@ -1,9 +1,8 @@
-"""Events about pods and the node (core/v1), from component `multus` as upstream names it, never in the way of anything.
+"""Events about pods and the node (core/v1), from component `multus` as upstream's. They never delay or fail a request.
 
-What is said about one of them within a moment becomes one Event per type and reason, the messages joined by `; `: one
-object for an ADD with many networks, and each message still to be found in it. (Not by line ends: kubectl cuts a
-message at the first one.) What was said before is counted up in the same object. Each may cause so many, as with
-client-go.
+Messages about the same object within a moment become one Event per type and reason, joined by `; `. So an ADD with many
+networks makes one object, and each message can still be found in it. (Not joined by newlines: kubectl cuts a message at
+the first one.) A repeated message increments the count of its Event. Each object has a limited rate, as in client-go.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import msgspec
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
-from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
+from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.cluster.kube.status import MERGE_PATCH
 from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.backoff import backoff
@@ -32,22 +31,22 @@ log = logging.getLogger(__name__)
 
 COMPONENT: Final = "multus"
 QUEUE_MAX: Final = 1000
-"""Messages."""
+"""Maximum number of queued messages."""
 GATHER_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = (0.5, 10.0)
 MESSAGE_MAX: Final = 4096
 REMEMBERED: Final = 1024
 BURST: Final = 25
 REFILL_SECONDS: Final = 300.0
-"""A pod may cause `BURST` Events at once, and one more in each such time; the node the same."""
+"""A pod or the node may cause `BURST` Events at once, and one more after each such time."""
 _NAME_MAX: Final = 253
 _NODE_NAMESPACE: Final = "default"
-"""Where Events about what has no namespace have to be."""
+"""The API requires this namespace for Events about objects without a namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What an Event is about; `namespace` is empty for a node."""
+    """The object of an Event; `namespace` is empty for a node."""
 
     kind: str
     namespace: str
@@ -59,14 +58,14 @@ class _Subject:
         return f"{self.kind.lower()} {name}"
 
     def reference(self) -> dict[str, str]:
-        """The `involvedObject`."""
-        fields = {"apiVersion": "v1", "kind": self.kind, "namespace": self.namespace}
-        return {key: value for key, value in fields.items() if value} | {"name": self.name, "uid": self.uid}
+        """Return the `involvedObject`."""
+        namespace = {"namespace": self.namespace} if self.namespace else {}
+        return {"apiVersion": "v1", "kind": self.kind, **namespace, "name": self.name, "uid": self.uid}
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What was said about one subject; messages by type and reason, in the order in which they came."""
+    """The queued messages about one subject by type and reason, in the order of their arrival."""
 
     subject: _Subject
     due: float
@@ -76,7 +75,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Posted:
-    """An Event object that exists."""
+    """An existing Event object."""
 
     path: str
     count: int = 1
@@ -115,15 +114,15 @@ class EventRecorder:
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`."""
+        """Queue an Event about the pod, `kind` Normal or Warning. Never blocks, never raises."""
         self._queue(_Subject("Pod", pod.namespace, pod.name, pod.uid), kind, reason, message)
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`. Dropped where the node's name is not known."""
+        """Queue an Event about the node. It is dropped if the node's name is not known."""
         if not self._host:
             self._metrics.events_dropped.inc()
             return
-        # The kubelet's own Events have the name in place of the UID; `kubectl describe node` looks for both.
+        # The kubelet's own Events have the name in place of the UID; `kubectl describe node` searches for both.
         self._queue(_Subject("Node", "", self._host, self._host), kind, reason, message)
 
     def _queue(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
@@ -141,13 +140,13 @@ class EventRecorder:
         self._arrived.set()
 
     async def run(self) -> None:
-        """Post what is queued, for ever."""
+        """Post queued Events for ever."""
         while True:
             await self._arrived.wait()
             await self.flush()
 
     async def flush(self) -> None:
-        """Post all that is queued; returns when nothing is."""
+        """Post all queued Events; returns when none is left."""
         while self._batches:
             first = next(iter(self._batches.values()))
             await asyncio.sleep(max(0.0, first.due - time.monotonic()))
@@ -156,12 +155,12 @@ class EventRecorder:
                 for (kind, reason), messages in batch.messages.items():
                     await self._post(batch.subject, kind, reason, messages)
             finally:
-                # Until here they count as queued: the queue's bound is on what is not posted yet.
+                # Only now: a message counts as queued until it is posted.
                 self._queued -= batch.size
         self._arrived.clear()
 
     async def _post(self, subject: _Subject, kind: str, reason: str, messages: list[str]) -> None:
-        """One Event, made or counted up. Never raises KubeError."""
+        """Create one Event or increment its count. Never raises KubeError."""
         if not self._allowed(subject.uid):
             self._metrics.events_dropped.inc(len(messages))
             return
@@ -173,21 +172,22 @@ class EventRecorder:
                 await self._attempt(subject, kind, reason, message)
                 return
             except KubeError as error:
-                # A namespace that is being deleted takes none: 403.
+                # A namespace that is being deleted answers 403.
                 if isinstance(error, ApiError) or time.monotonic() + delay > deadline:
                     log.info("Event %s of %s is dropped: %s", reason, subject, error)
                     self._metrics.events_dropped.inc(len(messages))
                     return
-                asked = error.retry_after if isinstance(error, ApiUnavailableError) else None
-            await asyncio.sleep(max(delay, min(asked or 0.0, self._keep_trying)))
+                asked = min(error.retry_after or 0.0, self._keep_trying)
+            await asyncio.sleep(max(delay, asked))
 
     async def _attempt(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
         key = (subject.uid, kind, reason, message)
-        now = _timestamp(self._clock())
+        now = datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         if posted := self._posted.get(key):
-            body = {"count": posted.count + 1, "lastTimestamp": now}
             try:
-                await self._send("PATCH", posted.path, body, MERGE_PATCH)
+                await self._send(
+                    "PATCH", posted.path, {"count": posted.count + 1, "lastTimestamp": now}, content_type=MERGE_PATCH
+                )
                 posted.count += 1
                 return
             except ApiError as error:
@@ -195,45 +195,38 @@ class EventRecorder:
                 if error.status != 404:
                     raise
                 del self._posted[key]
-        collection = f"/api/v1/namespaces/{quote(subject.namespace or _NODE_NAMESPACE, safe='')}/events"
+        namespace = subject.namespace or _NODE_NAMESPACE
+        collection = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
         suffix = f".{time.time_ns():x}"
         name = subject.name[: _NAME_MAX - len(suffix)].rstrip(".-") + suffix
-        await self._send(
-            "POST", collection, self._object(subject, name, kind, reason, message, now), "application/json"
-        )
-        self._posted[key] = _Posted(f"{collection}/{quote(name, safe='')}")
-        if len(self._posted) > REMEMBERED:
-            self._posted.popitem(last=False)
-
-    async def _send(self, method: str, path: str, body: dict[str, Any], content_type: str) -> None:
-        await self._client.request(
-            method,
-            path,
-            body=msgspec.json.encode(body),
-            content_type=content_type,
-            timeout=deadlines.EVENT_ATTEMPT_SECONDS,
-        )
-
-    def _object(self, subject: _Subject, name: str, kind: str, reason: str, message: str, now: str) -> dict[str, Any]:
-        source = {"component": COMPONENT} | ({"host": self._host} if self._host else {})
-        return {
+        event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"namespace": subject.namespace or _NODE_NAMESPACE, "name": name},
+            "metadata": {"namespace": namespace, "name": name},
             "involvedObject": subject.reference(),
             "type": kind,
             "reason": reason,
             "message": message,
-            "source": source,
+            "source": {"component": COMPONENT} | ({"host": self._host} if self._host else {}),
             "reportingComponent": COMPONENT,
             "reportingInstance": self._host,
             "firstTimestamp": now,
             "lastTimestamp": now,
             "count": 1,
         }
+        await self._send("POST", collection, event)
+        self._posted[key] = _Posted(f"{collection}/{quote(name, safe='')}")
+        if len(self._posted) > REMEMBERED:
+            self._posted.popitem(last=False)
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any], *, content_type: str = "application/json"
+    ) -> None:
+        data, timeout = msgspec.json.encode(body), deadlines.EVENT_ATTEMPT_SECONDS
+        await self._client.request(method, path, body=data, content_type=content_type, timeout=timeout)
 
     def _allowed(self, uid: str) -> bool:
-        """Whether the subject may cause one more Event now."""
+        """Take one token of the subject's allowance; False if there is none."""
         now = time.monotonic()
         allowance = self._allowances.setdefault(uid, _Allowance(BURST, now))
         self._allowances.move_to_end(uid)
@@ -245,7 +238,3 @@ class EventRecorder:
             return False
         allowance.tokens -= 1
         return True
-
-
-def _timestamp(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,12 +1,11 @@
-"""The annotation network-status: one PATCH, and patience where the API server has none.
+"""Write the annotation network-status: one PATCH, repeated while the API server is away.
 
-The PATCH goes to `pods/status`, so that no right to change pods is needed, and touches our annotation only. It carries
-the pod's UID, which is immutable: for a pod created anew under the same name the API server answers 422 and names
-`metadata.uid` as the cause.
+The PATCH goes to `pods/status`, so it needs no right to change pods, and it changes our annotation only. It carries the
+pod's UID, which is immutable: for a new pod of the same name the API server answers 422 with the cause `metadata.uid`.
 
-Upstream's ClusterRole grants `update` and not `patch`. Where a PATCH is refused with 403 and a PUT is not, the writer
-stays with PUT: the pod is read, and written back with its resourceVersion. That is two requests, and a third or fourth
-where somebody else has changed the pod in between.
+Upstream's ClusterRole grants `update` and not `patch`. If PATCH is refused with 403 and PUT is not, the writer stays
+with PUT: it reads the pod and writes it back with its resourceVersion. That takes two requests, and more if another
+client changes the pod in between.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
 from multus_daemon.metrics import ClusterMetrics
+from multus_daemon.runtime import aio
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.spec.attachment import Pod
@@ -38,14 +38,14 @@ PENDING_MAX: Final = 4096
 AT_ONCE: Final = 8
 MERGE_PATCH: Final = "application/merge-patch+json"
 CONFLICTS_MAX: Final = 3
-"""So many times a pod that was changed meanwhile is read again at once. Kubelet and controllers write to a new pod."""
+"""Attempts of a PUT in case of conflicts: the kubelet and controllers also write to a new pod."""
 
 _FOR_GOOD: Final = frozenset({400, 404, 405, 413, 415, 422})
-"""Answers that no repetition changes. 403 is not one: a role binding may come later."""
+"""Final refusals. 403 is not one: a role binding may be made later."""
 
 
 class _RefusedError(StatusWriteError):
-    """It will never be written: the pod has gone or is another one, or the value is no annotation."""
+    """The status will never be written: the pod is gone or another one, or the value is not valid."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class _Pending:
 
 
 class StatusWriter:
-    """Writes network-statuses. `run` is a root task and writes what could not be written at once."""
+    """Writes network-statuses. `run` is a root task and writes the pending ones."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class StatusWriter:
         retry: tuple[float, float] = deadlines.NETWORK_STATUS_RETRY_SECONDS,
         pending_max: int = PENDING_MAX,
     ) -> None:
-        """`patience`: seconds; `pending_max`: how many wait at most, the oldest gives way.
+        """`patience`: seconds for `write`. Above `pending_max` the oldest pending status is dropped.
 
-        `on_written`: called with each success; must not block or raise.
+        `on_written` is called after each success; it must not block or raise.
         """
         self._client = client
         self._metrics = metrics or ClusterMetrics()
@@ -77,7 +77,7 @@ class StatusWriter:
         self._patience = patience
         self._retry = retry
         self._pending_max = pending_max
-        # By the pod's UID, oldest first. One lock for each UID, so that an older value never lands on a newer one.
+        # By the pod's UID, oldest first. The lock per UID keeps an older value from overwriting a newer one.
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
         self._locks = KeyedLock()
         self._arrived = asyncio.Event()
@@ -86,13 +86,13 @@ class StatusWriter:
 
     @property
     def pending(self) -> int:
-        """How many wait to be written."""
+        """The number of pending statuses."""
         return len(self._pending)
 
     async def write(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        """See `ports.ClusterStore.write_network_status`."""
+        """Write the status within the patience; the contract is that of `ports.ClusterStore.write_network_status`."""
         problem = "earlier value is still being written"
-        # What waits is older than this value, whatever becomes of it.
+        # A pending value is older than this one.
         self._remove(self._pending.get(pod.uid))
         try:
             async with asyncio.timeout(self._patience), self._locks.hold(pod.uid):
@@ -101,9 +101,8 @@ class StatusWriter:
                         await self._attempt(pod, value)
                         return
                     except KubeError as error:
-                        problem = str(error)
-                        asked = error.retry_after if isinstance(error, ApiUnavailableError) else None
-                    await asyncio.sleep(max(delay, asked or 0.0))
+                        problem, asked = str(error), error.retry_after or 0.0
+                    await asyncio.sleep(max(delay, asked))
         except _RefusedError:
             self._metrics.statuses_dropped.inc()
             raise
@@ -113,26 +112,26 @@ class StatusWriter:
             self._put_off(pod, value)
             raise StatusWriteError(f"{ANNOTATION} of pod {pod}: {problem}; it is tried again") from None
         except asyncio.CancelledError:
-            # Whoever waited has gone; the pod still needs it.
+            # The caller is gone, but the pod still needs its status.
             if keep_trying:
                 self._put_off(pod, value)
             raise
 
     def kick(self) -> None:
-        """The API server is back: try now what waits."""
+        """Write the pending statuses now: the API server has answered."""
         self._kicked.set()
 
     async def run(self) -> None:
-        """Write what waits, for ever."""
+        """Write pending statuses for ever."""
         while True:
             await self._arrived.wait()
             await self.flush()
 
     async def flush(self) -> None:
-        """Write all that waits; returns when nothing does."""
+        """Write all pending statuses; returns when none is left."""
         delays = backoff(*self._retry, jitter=0.2)
         while self._pending:
-            # One is tried alone: a server that is away is not to be asked by all of them.
+            # One goes first: an API server that is away must not get requests for all of them.
             if await self._try_again(next(iter(self._pending.values()))):
                 delays = backoff(*self._retry, jitter=0.2)
                 await self._write_side_by_side()
@@ -144,25 +143,24 @@ class StatusWriter:
         self._arrived.clear()
 
     async def _write_side_by_side(self) -> None:
-        """Everything that waits now, until one fails."""
-        waiting = list(self._pending.values())
+        """Write all pending statuses until one fails."""
+        failed = False
 
-        async def worker() -> None:
-            while waiting:
-                if not await self._try_again(waiting.pop()):
-                    waiting.clear()
+        async def write(item: _Pending) -> None:
+            nonlocal failed
+            if not failed and not await self._try_again(item):
+                failed = True
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(AT_ONCE, len(waiting))):
-                group.create_task(worker())
+        await aio.side_by_side(list(self._pending.values()), write, at_once=AT_ONCE)
 
     async def _try_again(self, item: _Pending) -> bool:
-        """One attempt; False where it is to be tried again, behind the others."""
+        """Make one attempt. After a failure the status becomes the last pending one, and the answer is False."""
         async with self._locks.hold(item.pod.uid):
             if self._pending.get(item.pod.uid) is not item:
                 return True
             try:
                 await self._attempt(item.pod, item.value)
+                log.info("%s of pod %s is written at last", ANNOTATION, item.pod)
             except _RefusedError as error:
                 log.info("%s", error)
                 self._metrics.statuses_dropped.inc()
@@ -171,20 +169,18 @@ class StatusWriter:
                 if self._pending.get(item.pod.uid) is item:
                     self._pending.move_to_end(item.pod.uid)
                 return False
-            else:
-                log.info("%s of pod %s is written at last", ANNOTATION, item.pod)
             self._remove(item)
             return True
 
     async def _attempt(self, pod: Pod, value: str) -> None:
-        """Write it, by the way that worked last. Raises _RefusedError, KubeError."""
+        """Write the status with the method that worked last. Raises _RefusedError, KubeError."""
         try:
             try:
                 await (self._patch if self._may_patch else self._put)(pod, value)
             except ApiError as error:
                 if error.status != 403:
                     raise
-                await self._take_other_way(pod, value, error)
+                await self._switch_method(pod, value, error)
         except ApiError as error:
             if error.status == 404:
                 raise _RefusedError(f"{ANNOTATION} of pod {pod}: the pod has gone") from error
@@ -195,13 +191,13 @@ class StatusWriter:
             raise
         self._on_written()
 
-    async def _take_other_way(self, pod: Pod, value: str, refusal: ApiError) -> None:
-        """PUT where PATCH was refused, or the reverse, and stay with it. Raises _RefusedError, KubeError."""
+    async def _switch_method(self, pod: Pod, value: str, refusal: ApiError) -> None:
+        """PUT if PATCH was refused, or the reverse, and stay with it. Raises _RefusedError, KubeError."""
         may_patch = not self._may_patch
         try:
             await (self._patch if may_patch else self._put)(pod, value)
         except ApiError as error:
-            # Neither is allowed: what was allowed last may be again, as soon as somebody binds the role.
+            # Neither is allowed. Stay with the present method: the role may be bound again.
             raise (refusal if error.status == 403 else error) from error
         if self._may_patch == may_patch:
             return
@@ -216,30 +212,15 @@ class StatusWriter:
             )
 
     async def _patch(self, pod: Pod, value: str) -> None:
-        """Raises KubeError."""
-        body = {"metadata": {"uid": pod.uid, "annotations": {ANNOTATION: value}}}
-        await self._client.request(
-            "PATCH",
-            _status_path(pod),
-            body=msgspec.json.encode(body),
-            content_type=MERGE_PATCH,
-            timeout=deadlines.NETWORK_STATUS_ATTEMPT_SECONDS,
-        )
+        body = msgspec.json.encode({"metadata": {"uid": pod.uid, "annotations": {ANNOTATION: value}}})
+        await self._send("PATCH", f"{objects.pod_path(pod.namespace, pod.name)}/status", body, MERGE_PATCH)
 
     async def _put(self, pod: Pod, value: str) -> None:
-        """Raises _RefusedError, KubeError."""
+        path = objects.pod_path(pod.namespace, pod.name)
         for attempt in range(1, CONFLICTS_MAX + 1):
-            body = await self._client.request(
-                "GET", objects.pod_path(pod.namespace, pod.name), timeout=deadlines.NETWORK_STATUS_ATTEMPT_SECONDS
-            )
+            body = _with_annotation(await self._send("GET", path), pod, value)
             try:
-                await self._client.request(
-                    "PUT",
-                    _status_path(pod),
-                    body=_with_annotation(body, pod, value),
-                    content_type="application/json",
-                    timeout=deadlines.NETWORK_STATUS_ATTEMPT_SECONDS,
-                )
+                await self._send("PUT", f"{path}/status", body)
             except ApiError as error:
                 if error.status != 409 or attempt == CONFLICTS_MAX:
                     raise
@@ -247,12 +228,18 @@ class StatusWriter:
                 self._metrics.statuses_put.inc()
                 return
 
+    async def _send(
+        self, method: str, path: str, body: bytes | None = None, content_type: str = "application/json"
+    ) -> bytes:
+        timeout = deadlines.NETWORK_STATUS_ATTEMPT_SECONDS
+        return await self._client.request(method, path, body=body, content_type=content_type, timeout=timeout)
+
     def _put_off(self, pod: Pod, value: str) -> None:
         self._pending.pop(pod.uid, None)
         self._pending[pod.uid] = _Pending(pod, value)
         if len(self._pending) > self._pending_max:
             _, dropped = self._pending.popitem(last=False)
-            log.error("%s of pod %s will not be written: too many wait", ANNOTATION, dropped.pod)
+            log.error("%s of pod %s will not be written: too many are pending", ANNOTATION, dropped.pod)
             self._metrics.statuses_dropped.inc()
         self._arrived.set()
 
@@ -261,26 +248,22 @@ class StatusWriter:
             del self._pending[item.pod.uid]
 
 
-def _status_path(pod: Pod) -> str:
-    return f"{objects.pod_path(pod.namespace, pod.name)}/status"
-
-
 def _created_anew(pod: Pod) -> _RefusedError:
     return _RefusedError(f"{ANNOTATION} of pod {pod}: the pod has been created anew, its UID is no longer {pod.uid}")
 
 
 def _with_annotation(body: bytes, pod: Pod, value: str) -> bytes:
-    """The pod in `body` with the annotation: all else, the resourceVersion above all, as it came.
+    """Return the pod in `body` with the annotation; all other fields, such as resourceVersion, stay as they are.
 
-    Raises _RefusedError for another pod of the name, ApiUnavailableError for what is not a pod.
+    Raises _RefusedError for another pod of the name, ApiUnavailableError for a body that is not a pod.
     """
     try:
-        found = msgspec.json.decode(body)
-        metadata = found["metadata"]
+        item = msgspec.json.decode(body)
+        metadata = item["metadata"]
         uid = metadata["uid"]
         metadata["annotations"] = {**(metadata.get("annotations") or {}), ANNOTATION: value}
     except (*objects.DECODE_ERRORS, KeyError, TypeError, AttributeError) as error:
         raise ApiUnavailableError(f"GET of pod {pod}: not a pod: {error!r}") from error
     if uid != pod.uid:
         raise _created_anew(pod)
-    return msgspec.json.encode(found)
+    return msgspec.json.encode(item)

@@ -1,4 +1,4 @@
-"""Kubernetes manifests as `kubectl apply` takes them, reduced to the pods and networks in them. No I/O."""
+"""Parse the pods and networks of Kubernetes manifests in the format of `kubectl apply`. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBJECTS_MAX: Final = 2000
 NESTING_MAX: Final = 100
 _UID_SPACE: Final = uuid.UUID("0d5b8a3e-52f4-5d0c-9a3e-6c7f1c1d2b90")
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# What PyYAML's constructors let through besides its own errors, for values like `!!bool x` and `!!timestamp x`.
+# PyYAML's constructors raise more than its own errors, for values such as `!!bool x` and `!!timestamp x`.
 _YAML_ERRORS: Final = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 
 
@@ -33,7 +33,7 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """What one file declares."""
+    """The content of one file."""
 
     pods: tuple[Pod, ...] = ()
     networks: tuple[NetworkAttachmentDefinition, ...] = ()
@@ -42,9 +42,9 @@ class Manifests:
 
 
 def parse(data: bytes, *, is_json: bool = False) -> Manifests:
-    """The objects of a file: one JSON value, or any number of YAML documents; lists are opened. Raises ManifestError.
+    """Parse one JSON value, or any number of YAML documents; lists are opened.
 
-    All or nothing: an object that can't be used fails the file.
+    Raises ManifestError if any object is invalid.
     """
     pods: list[Pod] = []
     networks: list[NetworkAttachmentDefinition] = []
@@ -65,7 +65,7 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
     except gojson.JsonError as error:
         raise ManifestError(str(error)) from error
     except RecursionError as error:
-        raise ManifestError("lists in lists, too many of them") from error
+        raise ManifestError("lists are nested too deep") from error
     return Manifests(tuple(pods), tuple(networks), tuple(passed_over))
 
 
@@ -82,9 +82,9 @@ def _documents(data: bytes, is_json: bool) -> list[Any]:
 
 
 def refuse_depth(data: bytes | str) -> None:
-    """Raises ManifestError, and what PyYAML raises.
+    """Check the nesting depth. Raises ManifestError and PyYAML's errors.
 
-    NB: PyYAML's C loader composes nested nodes by recursion without a limit; deep nesting ends the process.
+    NB: PyYAML's C loader composes nested nodes by recursion without a limit; deep nesting crashes the process.
     """
     depth = 0
     for event in yaml.parse(data, Loader=_Loader):
@@ -97,13 +97,13 @@ def refuse_depth(data: bytes | str) -> None:
 
 
 def _objects(documents: list[Any]) -> Iterator[dict[str, Any]]:
-    """The objects in `documents`, those of `kind: List` and of typed lists one by one; empty documents are none."""
+    """Yield the objects in `documents` and in lists of them; empty documents are skipped."""
     for document in documents:
         if document is None:
             continue
         if not isinstance(document, dict):
             raise ManifestError(f"an object is needed, not {gojson.kind_of(document)}")
-        # YAML's keys may be anything; those of Kubernetes are strings.
+        # YAML allows keys of any type.
         if not all(isinstance(key, str) for key in document):
             raise ManifestError("a key is no string")
         kind = document.get("kind")
@@ -152,16 +152,16 @@ def _names(metadata: dict[str, Any]) -> tuple[str, str]:
 
 
 def _annotations(metadata: dict[str, Any]) -> Mapping[str, str]:
-    found = _mapping(metadata, "annotations")
-    for key, value in found.items():
+    annotations = _mapping(metadata, "annotations")
+    for key, value in annotations.items():
         if not isinstance(value, str):
             raise ManifestError(f"annotation {key}: a string is needed, not {gojson.kind_of(value)}: put it in quotes")
-    return found
+    return annotations
 
 
 def _mapping(fields: dict[str, Any], key: str) -> dict[str, Any]:
-    """The object at `key`, empty where there is none."""
-    found = gojson.get_object(fields, key) or {}
-    if not all(isinstance(name, str) for name in found):
+    """Return the object at `key`, empty if it is missing."""
+    value = gojson.get_object(fields, key) or {}
+    if not all(isinstance(name, str) for name in value):
         raise ManifestError(f"{key}: a key is no string")
-    return found
+    return value

@@ -258,7 +258,7 @@ def test_a_folder_with_too_many_plugins(tmp_path: Path, monkeypatch: pytest.Monk
         write(tmp_path / "net" / f"{name}.conf", {"type": name})
     assert types(at_path(path)) == ["a", "b", "c"]
     write(tmp_path / "net" / "d.conf", {"type": "d"})
-    with pytest.raises(InvalidNetworkConfigError, match="net: 3 plugins, and at most 2"):
+    with pytest.raises(InvalidNetworkConfigError, match="net: 3 plugins, but a chain has at most 2"):
         at_path(path)
 
 

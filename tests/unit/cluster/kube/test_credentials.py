@@ -227,7 +227,7 @@ def test_a_program_for_credentials_is_relative_to_its_file(tmp_path):
     program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./login", "interactiveMode": "Never"}
     path = write(directory / "k", {"exec": program})
     other = write(tmp_path / "k", {"exec": {**program, "command": "login"}}, users=[])
-    found = Kubeconfig(path, others=(other,))._found()
+    found = Kubeconfig(path, others=(other,))._document()
     assert found["users"][0]["user"]["exec"]["command"] == str(directory / "login")
 
 
