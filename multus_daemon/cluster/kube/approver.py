@@ -16,16 +16,16 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from multus_daemon import deadlines
+from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
-from multus_daemon.cluster.kube.errors import KubeError
-from multus_daemon.cluster.kube.objects import ListMetadata
+from multus_daemon.cluster.kube.errors import KubeError, from_watch_event
 from multus_daemon.runtime.backoff import backoff
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class DeniedError(CertificateError):
     """The request was denied, or its signer failed."""
 
 
-class Condition(msgspec.Struct, frozen=True):
+class Condition(msgspec.Struct):
     """A condition `Approved`, `Denied` or `Failed`."""
 
     type: str
@@ -74,7 +74,7 @@ class Condition(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Status(msgspec.Struct, frozen=True):
+class Status(msgspec.Struct):
     """certificates.k8s.io/v1 CertificateSigningRequestStatus."""
 
     conditions: tuple[Condition, ...] | None = None
@@ -82,7 +82,7 @@ class Status(msgspec.Struct, frozen=True):
     """The certificates, PEM."""
 
 
-class Spec(msgspec.Struct, frozen=True, rename="camel"):
+class Spec(msgspec.Struct, rename="camel"):
     """certificates.k8s.io/v1 CertificateSigningRequestSpec."""
 
     request: bytes = b""
@@ -94,16 +94,9 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
     expiration_seconds: int | None = None
 
 
-class Metadata(msgspec.Struct, frozen=True):
-    """The object's name."""
-
-    name: str = ""
-
-
-class CertificateSigningRequest(msgspec.Struct, frozen=True):
+class CertificateSigningRequest(objects.Versioned):
     """The used parts of a certificates.k8s.io/v1 CertificateSigningRequest."""
 
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: Spec = msgspec.field(default_factory=Spec)
     status: Status = msgspec.field(default_factory=Status)
 
@@ -247,7 +240,7 @@ class Approver:
 
     async def round(self) -> None:
         """List and decide, then watch and decide until the watch ends. Raises the client's errors."""
-        listing = _decode_list(await self._client.request("GET", CSR_PATH, query=self._selector))
+        listing = objects.decode_page(await self._client.request("GET", CSR_PATH, query=self._selector))
         for item in listing.items or ():
             await self.decide(item)
         query = {
@@ -260,29 +253,29 @@ class Approver:
         watch = contextlib.aclosing(self._client.lines(CSR_PATH, query))
         async with asyncio.timeout(deadlines.APPROVER_WATCH_SECONDS * 1.1), watch as lines:
             async for line in lines:
-                event = _decode_event(line)
+                event = objects.decode_event(line)
                 if event.type == "ERROR":
-                    log.info("the watch has ended, everything is listed again: %s", event.object.get("message"))
+                    log.info("%s; listing again", from_watch_event(bytes(event.object), request=f"watch of {CSR_PATH}"))
                     return
                 if event.type in ("ADDED", "MODIFIED"):
                     await self.decide(event.object)
 
-    async def decide(self, item: dict[str, Any]) -> None:
+    async def decide(self, item: bytes | msgspec.Raw) -> None:
         """Decide about one object and update it at the API server, in up to TRIES attempts. Never raises."""
         delays = backoff(*RETRY_SECONDS, jitter=0.2)
         name = ""
         for attempt in range(1, TRIES + 1):
             try:
                 if name and attempt > 1:
-                    item = msgspec.json.decode(await self._client.request("GET", f"{CSR_PATH}/{name}"))
-                csr = msgspec.convert(item, CertificateSigningRequest)
+                    item = await self._client.request("GET", f"{CSR_PATH}/{name}")
+                csr = decode_request(item)
                 name = csr.metadata.name
                 verdict = judge(csr)
                 if verdict is None:
                     return
-                body = msgspec.json.encode(_with_verdict(item, name, verdict))
+                body = _with_verdict(item, name, verdict)
                 await self._client.request("PUT", f"{CSR_PATH}/{name}/approval", body=body)
-            except msgspec.ValidationError as error:
+            except objects.DECODE_ERRORS as error:
                 log.error("CertificateSigningRequest %r is skipped, it does not match the API: %s", name, error)
                 return
             except Exception as error:
@@ -302,29 +295,14 @@ class Approver:
         log.error("CertificateSigningRequest %s is given up for now", name)
 
 
-class _List(msgspec.Struct):
-    metadata: ListMetadata = msgspec.field(default_factory=ListMetadata)
-    items: list[dict[str, Any]] | None = None
-
-
-class _Event(msgspec.Struct):
-    type: str
-    object: dict[str, Any]
-
-
-_decode_list: Final = msgspec.json.Decoder(_List).decode
-_decode_event: Final = msgspec.json.Decoder(_Event).decode
-
-
-def _with_verdict(item: dict[str, Any], name: str, verdict: Approve | Deny) -> dict[str, Any]:
-    """Return the object with the verdict as its condition."""
+def _with_verdict(item: bytes | msgspec.Raw, name: str, verdict: Approve | Deny) -> bytes:
+    """Return the object with the verdict as its condition, JSON."""
+    fields = msgspec.json.decode(item)
     if isinstance(verdict, Approve):
         condition = {"type": "Approved", "reason": "AutoApproved", "message": f"{name} is node {verdict.node}'s own"}
     else:
         condition = {"type": "Denied", "reason": "CSRDenied", "message": verdict.reason}
-    return {
-        **item,
-        "apiVersion": "certificates.k8s.io/v1",
-        "kind": "CertificateSigningRequest",
-        "status": {**(item.get("status") or {}), "conditions": [{**condition, "status": "True"}]},
-    }
+    fields["apiVersion"] = "certificates.k8s.io/v1"
+    fields["kind"] = "CertificateSigningRequest"
+    fields["status"] = {**(fields.get("status") or {}), "conditions": [{**condition, "status": "True"}]}
+    return msgspec.json.encode(fields)

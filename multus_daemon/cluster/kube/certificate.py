@@ -55,35 +55,24 @@ Connect = Callable[[Path | None], AbstractAsyncContextManager[ApiClient]]
 _DATED = re.compile(r"multus-client-[0-9]{4}(-[0-9]{2}){5}\.pem")
 
 
-class WaitingError(Exception):
-    """The certificate was not issued in time; the request stays valid."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A certificate for this node with its key; times are Unix seconds."""
-
-    pem: bytes
-    not_before: float
-    not_after: float
-
-
 @approver.long_names()
-def read_pair(pem: bytes, node: str) -> Pair:
-    """Return the certificate and key in `pem`; the time is not checked. Raises CertificateError."""
+def _read_validity(pem: bytes, node: str) -> tuple[float, float]:
+    """Check that `pem` has a certificate for the node and its key; return notBefore and notAfter in Unix seconds.
+
+    Raises CertificateError. It does not check the time.
+    """
     try:
         leaf = x509.load_pem_x509_certificates(pem)[0]
         matches = leaf.public_key() == serialization.load_pem_private_key(pem, None).public_key()
         common_names = [item.value for item in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         organizations = [item.value for item in leaf.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
-        pair = Pair(pem, leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp())
     except Exception as error:  # the library raises ValueError, TypeError and several of its own
         raise CertificateError(f"not a certificate with its key: {error}") from error
     if not matches:
         raise CertificateError("the key is not the certificate's")
     if common_names != [approver.USER_PREFIX + node] or organizations != [approver.ORGANIZATION]:
         raise CertificateError(f"the certificate is for {leaf.subject.rfc4514_string()!a}, not for node {node}")
-    return pair
+    return leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
 
 
 @dataclass(slots=True)
@@ -123,8 +112,8 @@ class Pending:
     @approver.long_names()
     def request(self, node: str, seconds: int) -> bytes:
         """Return the CertificateSigningRequest object as JSON."""
-        names = ((NameOID.ORGANIZATION_NAME, approver.ORGANIZATION), (NameOID.COMMON_NAME, approver.USER_PREFIX + node))
-        subject = x509.Name([x509.NameAttribute(oid, value, _validate=False) for oid, value in names])
+        names = {NameOID.ORGANIZATION_NAME: approver.ORGANIZATION, NameOID.COMMON_NAME: approver.USER_PREFIX + node}
+        subject = x509.Name([x509.NameAttribute(oid, value, _validate=False) for oid, value in names.items()])
         signed = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(self.key, hashes.SHA256())
         return msgspec.json.encode(
             {
@@ -144,7 +133,7 @@ class Pending:
 async def _request_certificate(client: ApiClient, pending: Pending, node: str, seconds: int) -> bytes:
     """Make the request, or find the existing one, and wait for its certificates, PEM.
 
-    Raises DeniedError, WaitingError, KubeError.
+    Raises DeniedError, KubeError; TimeoutError without a certificate in time.
     """
     name, now = pending.name(node, seconds), _loop_time()
     body, timeout = pending.request(node, seconds), deadlines.APPROVER_REQUEST_SECONDS
@@ -162,7 +151,7 @@ async def _request_certificate(client: ApiClient, pending: Pending, node: str, s
         if _loop_time() - now > deadlines.CERTIFICATE_SECONDS:
             break
         await asyncio.sleep(delay)
-    raise WaitingError(
+    raise TimeoutError(
         f"CertificateSigningRequest {name} has no certificate after {deadlines.CERTIFICATE_SECONDS:.0f} s: is it"
         " approved (kubectl get csr), does the approver run (multus-daemon cert-approver)?"
     )
@@ -181,13 +170,13 @@ class CertificateFiles:
         self.current = directory / "multus-client-current.pem"
         self._pending = directory / "multus-client-pending.key"
 
-    def prepare(self) -> None:
-        """Make the directory, and remove temporary files of killed writers."""
+    def load(self) -> tuple[bytes, bytes]:
+        """Return the certificate with its key, and the pending key; empty for a missing or unreadable file.
+
+        Makes the directory and removes temporary files of killed writers.
+        """
         fs.ensure_directory(self._directory)
         fs.sweep(self._directory)
-
-    def load(self) -> tuple[bytes, bytes]:
-        """Return the certificate with its key, and the pending key; empty for a missing or unreadable file."""
         return self._read(self.current), self._read(self._pending)
 
     def _read(self, path: Path) -> bytes:
@@ -227,7 +216,8 @@ class CertificateFiles:
 class _Held:
     """The certificate in use. Both clocks count: the wall clock may jump, the loop's clock stops in a suspend."""
 
-    pair: Pair
+    not_after: float
+    """Unix seconds."""
     since: float
     renew: tuple[float, float]
     """By the wall clock, by the loop's clock."""
@@ -259,7 +249,7 @@ class CertificateManager:
     def expires(self) -> float | None:
         """The end of the certificate in use, Unix time; None without one."""
         held = self._held
-        return held.pair.not_after if held else None
+        return held.not_after if held else None
 
     @property
     def problem(self) -> str:
@@ -303,16 +293,15 @@ class CertificateManager:
 
     async def _begin(self) -> None:
         """Take over the files of an earlier process."""
-        await asyncio.to_thread(self.files.prepare)
         current, key = await asyncio.to_thread(self.files.load)
         self._begun = True
         self._pending = Pending.from_pem(key) if key else None
         if current:
             try:
-                pair = read_pair(current, self.node)
-                if pair.not_after <= self.now():
+                validity = _read_validity(current, self.node)
+                if validity[1] <= self.now():
                     raise CertificateError("it has expired")
-                self._held = self._schedule(pair, None)
+                self._held = self._schedule(validity, None)
             except CertificateError as error:
                 self._failure = f"the one in {self.files.current.parent} is not used: {error}"
         if self._held:
@@ -335,8 +324,8 @@ class CertificateManager:
             await asyncio.to_thread(self.files.keep, pending.pem)
             self._pending = pending
         try:
-            pair = read_pair((await self._request(pending)).rstrip() + b"\n" + pending.pem, self.node)
-            held = self._schedule(pair, pending.posted)
+            pem = (await self._request(pending)).rstrip() + b"\n" + pending.pem
+            held = self._schedule(_read_validity(pem, self.node), pending.posted)
             if self._passed(held.renew):
                 raise CertificateError("the certificate of an earlier request is already due for renewal")
         except CertificateError:
@@ -344,7 +333,7 @@ class CertificateManager:
             self._pending = None
             await asyncio.to_thread(self.files.keep, None)
             raise
-        await asyncio.to_thread(self.files.install, pair.pem, self.now())
+        await asyncio.to_thread(self.files.install, pem, self.now())
         self._held, self._pending, self._refused, self._failure = held, None, False, "it was not renewed in time"
         self._show()
         log.info("client certificate of %s: renewed, valid for %d s", self.node, held.expires[0] - self.now())
@@ -367,21 +356,22 @@ class CertificateManager:
         async with self.connect(None) as client:
             return await _request_certificate(client, pending, self.node, self.seconds)
 
-    def _schedule(self, pair: Pair, posted: float | None) -> _Held:
-        """Compute when `pair` ends and when it is renewed, between 70 and 90 % of its life.
+    def _schedule(self, validity: tuple[float, float], posted: float | None) -> _Held:
+        """Compute when a certificate ends and when it is renewed, between 70 and 90 % of its life.
 
         `posted`: when this process requested it, on the loop's clock. For a recent request the API server's times win:
         a wrong wall clock must not cause request after request.
         """
-        now, loop_now, life = self.now(), _loop_time(), pair.not_after - pair.not_before
+        not_before, not_after = validity
+        now, loop_now, life = self.now(), _loop_time(), not_after - not_before
         share = random.uniform(*RENEW_AT)
-        left, renew_in = min(pair.not_after - now, life), pair.not_before + share * life - now
+        left, renew_in = min(not_after - now, life), not_before + share * life - now
         if posted is not None and loop_now - posted < self.seconds / 2:
             left = min(life, self.seconds) - (loop_now - posted)
             renew_in = min(max(renew_in, left / 3), left * share)
-        elif now < pair.not_before:
+        elif now < not_before:
             renew_in = 0.0
-        return _Held(pair, loop_now, (now + renew_in, loop_now + renew_in), (now + left, loop_now + left))
+        return _Held(not_after, loop_now, (now + renew_in, loop_now + renew_in), (now + left, loop_now + left))
 
     def _passed(self, moment: tuple[float, float]) -> bool:
         return self.now() >= moment[0] or _loop_time() >= moment[1]

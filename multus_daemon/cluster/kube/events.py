@@ -44,23 +44,8 @@ _NODE_NAMESPACE: Final = "default"
 """The API requires this namespace for Events about objects without a namespace."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """The object of an Event; `namespace` is empty for a node."""
-
-    kind: str
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        name = f"{self.namespace}/{self.name}" if self.namespace else self.name
-        return f"{self.kind.lower()} {name}"
-
-    def reference(self) -> dict[str, str]:
-        """Return the `involvedObject`."""
-        namespace = {"namespace": self.namespace} if self.namespace else {}
-        return {"apiVersion": "v1", "kind": self.kind, **namespace, "name": self.name, "uid": self.uid}
+_Subject = dict[str, str]
+"""The `involvedObject` of an Event. A node has no namespace."""
 
 
 @dataclass(slots=True)
@@ -71,20 +56,6 @@ class _Batch:
     due: float
     messages: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     size: int = 0
-
-
-@dataclass(slots=True)
-class _Posted:
-    """An existing Event object."""
-
-    path: str
-    count: int = 1
-
-
-@dataclass(slots=True)
-class _Allowance:
-    tokens: float
-    since: float
 
 
 class EventRecorder:
@@ -110,12 +81,16 @@ class EventRecorder:
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
         self._queued = 0
         self._arrived = asyncio.Event()
-        self._posted: OrderedDict[tuple[str, str, str, str], _Posted] = OrderedDict()
-        self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
+        # Path and count of the last Event objects, by UID, type, reason and message.
+        self._posted: OrderedDict[tuple[str, str, str, str], tuple[str, int]] = OrderedDict()
+        # The tokens of a subject at a time, by UID.
+        self._allowances: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         """Queue an Event about the pod, `kind` Normal or Warning. Never blocks, never raises."""
-        self._queue(_Subject("Pod", pod.namespace, pod.name, pod.uid), kind, reason, message)
+        self._queue(
+            {"kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}, kind, reason, message
+        )
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """Queue an Event about the node. It is dropped if the node's name is not known."""
@@ -123,15 +98,13 @@ class EventRecorder:
             self._metrics.events_dropped.inc()
             return
         # The kubelet's own Events have the name in place of the UID; `kubectl describe node` searches for both.
-        self._queue(_Subject("Node", "", self._host, self._host), kind, reason, message)
+        self._queue({"kind": "Node", "name": self._host, "uid": self._host}, kind, reason, message)
 
     def _queue(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
         if self._queued >= self._queue_max:
             self._metrics.events_dropped.inc()
             return
-        batch = self._batches.get(subject.uid)
-        if batch is None:
-            batch = self._batches[subject.uid] = _Batch(subject, time.monotonic() + GATHER_SECONDS)
+        batch = self._batches.setdefault(subject["uid"], _Batch(subject, time.monotonic() + GATHER_SECONDS))
         messages = batch.messages.setdefault((kind, reason), [])
         if message not in messages:
             messages.append(message)
@@ -161,7 +134,7 @@ class EventRecorder:
 
     async def _post(self, subject: _Subject, kind: str, reason: str, messages: list[str]) -> None:
         """Create one Event or increment its count. Never raises KubeError."""
-        if not self._allowed(subject.uid):
+        if not self._take_token(subject["uid"]):
             self._metrics.events_dropped.inc(len(messages))
             return
         message = "; ".join(messages)
@@ -174,36 +147,35 @@ class EventRecorder:
             except KubeError as error:
                 # A namespace that is being deleted answers 403.
                 if isinstance(error, ApiError) or time.monotonic() + delay > deadline:
-                    log.info("Event %s of %s is dropped: %s", reason, subject, error)
+                    log.info("Event %s of %s is dropped: %s", reason, "/".join(subject.values()), error)
                     self._metrics.events_dropped.inc(len(messages))
                     return
                 asked = min(error.retry_after or 0.0, self._keep_trying)
             await asyncio.sleep(max(delay, asked))
 
     async def _attempt(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
-        key = (subject.uid, kind, reason, message)
+        key = (subject["uid"], kind, reason, message)
         now = datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        if posted := self._posted.get(key):
+        if key in self._posted:
+            path, count = self._posted[key]
             try:
-                await self._send(
-                    "PATCH", posted.path, {"count": posted.count + 1, "lastTimestamp": now}, content_type=MERGE_PATCH
-                )
-                posted.count += 1
+                await self._send("PATCH", path, {"count": count + 1, "lastTimestamp": now}, MERGE_PATCH)
+                self._posted[key] = path, count + 1
                 return
             except ApiError as error:
                 # The API server forgets Events after an hour.
                 if error.status != 404:
                     raise
                 del self._posted[key]
-        namespace = subject.namespace or _NODE_NAMESPACE
+        namespace = subject.get("namespace", _NODE_NAMESPACE)
         collection = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
         suffix = f".{time.time_ns():x}"
-        name = subject.name[: _NAME_MAX - len(suffix)].rstrip(".-") + suffix
+        name = subject["name"][: _NAME_MAX - len(suffix)].rstrip(".-") + suffix
         event = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"namespace": namespace, "name": name},
-            "involvedObject": subject.reference(),
+            "involvedObject": {"apiVersion": "v1", **subject},
             "type": kind,
             "reason": reason,
             "message": message,
@@ -214,27 +186,23 @@ class EventRecorder:
             "lastTimestamp": now,
             "count": 1,
         }
-        await self._send("POST", collection, event)
-        self._posted[key] = _Posted(f"{collection}/{quote(name, safe='')}")
+        await self._send("POST", collection, event, "application/json")
+        self._posted[key] = f"{collection}/{quote(name, safe='')}", 1
         if len(self._posted) > REMEMBERED:
             self._posted.popitem(last=False)
 
-    async def _send(
-        self, method: str, path: str, body: dict[str, Any], *, content_type: str = "application/json"
-    ) -> None:
+    async def _send(self, method: str, path: str, body: dict[str, Any], content_type: str) -> None:
         data, timeout = msgspec.json.encode(body), deadlines.EVENT_ATTEMPT_SECONDS
         await self._client.request(method, path, body=data, content_type=content_type, timeout=timeout)
 
-    def _allowed(self, uid: str) -> bool:
+    def _take_token(self, uid: str) -> bool:
         """Take one token of the subject's allowance; False if there is none."""
         now = time.monotonic()
-        allowance = self._allowances.setdefault(uid, _Allowance(BURST, now))
+        tokens, since = self._allowances.get(uid, (BURST, now))
+        tokens = min(BURST, tokens + (now - since) / REFILL_SECONDS)
+        allowed = tokens >= 1
+        self._allowances[uid] = tokens - 1 if allowed else tokens, now
         self._allowances.move_to_end(uid)
         if len(self._allowances) > REMEMBERED:
             self._allowances.popitem(last=False)
-        allowance.tokens = min(BURST, allowance.tokens + (now - allowance.since) / REFILL_SECONDS)
-        allowance.since = now
-        if allowance.tokens < 1:
-            return False
-        allowance.tokens -= 1
-        return True
+        return allowed

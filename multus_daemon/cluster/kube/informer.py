@@ -66,7 +66,7 @@ class Informer(Generic[T]):
         self._retry = retry
         self._objects: dict[Key, T] = {}
         self._deleted: OrderedDict[Key, str] = OrderedDict()
-        self._waiting: dict[Key, list[_Waiter[T]]] = {}
+        self._waiting: dict[Key, list[tuple[Callable[[T], bool], asyncio.Future[T | None]]]] = {}
         self._version: str | None = None
         self._refusals = 0
         # State of the current round.
@@ -112,11 +112,12 @@ class Informer(Generic[T]):
         present = self._objects.get(key)
         if present is not None and predicate(present):
             return present
-        waiter = _Waiter(predicate)
+        future: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
+        waiter = predicate, future
         self._waiting.setdefault(key, []).append(waiter)
         try:
             async with asyncio.timeout(timeout):
-                return await waiter.answer
+                return await future
         except TimeoutError:
             return None
         finally:
@@ -231,7 +232,8 @@ class Informer(Generic[T]):
                 if item is None:
                     return
                 if event.type == "DELETED":
-                    self._delete(item.key, item.value)
+                    self._objects.pop(item.key, None)
+                    self._forget(item.key, item.value)
                 else:
                     self._put(item.key, item.value)
                 self._version = item.version or self._version
@@ -279,12 +281,7 @@ class Informer(Generic[T]):
     def _put(self, key: Key, value: T) -> None:
         self._objects[key] = value
         self._deleted.pop(key, None)
-        for waiter in self._waiting.get(key, ()):
-            waiter.offer(value, value)
-
-    def _delete(self, key: Key, value: T) -> None:
-        self._objects.pop(key, None)
-        self._forget(key, value)
+        self._answer_waiters(key, value, value)
 
     def _forget(self, key: Key, value: T) -> None:
         if key not in self._objects:
@@ -292,8 +289,13 @@ class Informer(Generic[T]):
             self._deleted.move_to_end(key)
             if len(self._deleted) > DELETED_KEPT:
                 self._deleted.popitem(last=False)
-        for waiter in self._waiting.get(key, ()):
-            waiter.offer(value, None)
+        self._answer_waiters(key, value, None)
+
+    def _answer_waiters(self, key: Key, value: T, answer: T | None) -> None:
+        """Give `answer` to the waiters whose predicate `value` satisfies."""
+        for predicate, future in self._waiting.get(key, ()):
+            if not future.done() and predicate(value):
+                future.set_result(answer)
 
     # --- the state of the connection ---
 
@@ -318,16 +320,3 @@ class Informer(Generic[T]):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
-
-
-class _Waiter(Generic[T]):
-    """A pending `wait_for`."""
-
-    def __init__(self, predicate: Callable[[T], bool]) -> None:
-        self._predicate = predicate
-        self.answer: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
-
-    def offer(self, value: T, answer: T | None) -> None:
-        """End the wait with `answer` if `value` satisfies the predicate."""
-        if not self.answer.done() and self._predicate(value):
-            self.answer.set_result(answer)

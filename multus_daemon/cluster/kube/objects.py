@@ -23,37 +23,31 @@ Key = tuple[str, str]
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The exceptions that msgspec raises for malformed input."""
 
-_NOT_KEPT: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
-"""Annotations that repeat the whole object. Nothing here reads them."""
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+"""Annotation that repeats the whole object and is not kept."""
 _API: Final = f"/apis/{definition.GROUP}/{definition.VERSION}"
 
 
 class Metadata(msgspec.Struct, rename="camel"):
-    """meta/v1 ObjectMeta."""
+    """meta/v1 ObjectMeta and ListMeta."""
 
     name: str = ""
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
     annotations: dict[str, str] | None = None
+    continue_: str = msgspec.field(default="", name="continue")
 
     def kept_annotations(self) -> dict[str, str]:
         """Return the annotations with interned names."""
         annotations = self.annotations or {}
-        return {sys.intern(key): value for key, value in annotations.items() if key not in _NOT_KEPT}
-
-
-class ListMetadata(msgspec.Struct, rename="camel"):
-    """meta/v1 ListMeta."""
-
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
+        return {sys.intern(key): value for key, value in annotations.items() if key != _LAST_APPLIED}
 
 
 class Page(msgspec.Struct):
     """A list or one page of it. Don't keep the items: they refer to the bytes of the whole answer."""
 
-    metadata: ListMetadata
+    metadata: Metadata
     items: list[msgspec.Raw] | None = None
 
 

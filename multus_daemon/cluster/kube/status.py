@@ -15,7 +15,6 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -48,10 +47,8 @@ class _RefusedError(StatusWriteError):
     """The status will never be written: the pod is gone or another one, or the value is not valid."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pending:
-    pod: Pod
-    value: str
+_Pending = tuple[Pod, str]
+"""A pod and its status. Compared by identity: the same value may be put off twice."""
 
 
 class StatusWriter:
@@ -93,7 +90,7 @@ class StatusWriter:
         """Write the status within the patience; the contract is that of `ports.ClusterStore.write_network_status`."""
         problem = "earlier value is still being written"
         # A pending value is older than this one.
-        self._remove(self._pending.get(pod.uid))
+        self._pending.pop(pod.uid, None)
         try:
             async with asyncio.timeout(self._patience), self._locks.hold(pod.uid):
                 for delay in backoff(0.1, 0.5, jitter=0.2):
@@ -134,6 +131,7 @@ class StatusWriter:
             # One goes first: an API server that is away must not get requests for all of them.
             if await self._try_again(next(iter(self._pending.values()))):
                 delays = backoff(*self._retry, jitter=0.2)
+                # The others, until one fails.
                 await self._write_side_by_side()
             if self._pending:
                 self._kicked.clear()
@@ -143,7 +141,6 @@ class StatusWriter:
         self._arrived.clear()
 
     async def _write_side_by_side(self) -> None:
-        """Write all pending statuses until one fails."""
         failed = False
 
         async def write(item: _Pending) -> None:
@@ -155,21 +152,23 @@ class StatusWriter:
 
     async def _try_again(self, item: _Pending) -> bool:
         """Make one attempt. After a failure the status becomes the last pending one, and the answer is False."""
-        async with self._locks.hold(item.pod.uid):
-            if self._pending.get(item.pod.uid) is not item:
+        pod, value = item
+        async with self._locks.hold(pod.uid):
+            if self._pending.get(pod.uid) is not item:
                 return True
             try:
-                await self._attempt(item.pod, item.value)
-                log.info("%s of pod %s is written at last", ANNOTATION, item.pod)
+                await self._attempt(pod, value)
+                log.info("%s of pod %s is written at last", ANNOTATION, pod)
             except _RefusedError as error:
                 log.info("%s", error)
                 self._metrics.statuses_dropped.inc()
             except KubeError as error:
-                log.debug("%s of pod %s: %s", ANNOTATION, item.pod, error)
-                if self._pending.get(item.pod.uid) is item:
-                    self._pending.move_to_end(item.pod.uid)
+                log.debug("%s of pod %s: %s", ANNOTATION, pod, error)
+                if self._pending.get(pod.uid) is item:
+                    self._pending.move_to_end(pod.uid)
                 return False
-            self._remove(item)
+            if self._pending.get(pod.uid) is item:
+                del self._pending[pod.uid]
             return True
 
     async def _attempt(self, pod: Pod, value: str) -> None:
@@ -235,17 +234,13 @@ class StatusWriter:
         return await self._client.request(method, path, body=body, content_type=content_type, timeout=timeout)
 
     def _put_off(self, pod: Pod, value: str) -> None:
-        self._pending.pop(pod.uid, None)
-        self._pending[pod.uid] = _Pending(pod, value)
+        self._pending[pod.uid] = pod, value
+        self._pending.move_to_end(pod.uid)
         if len(self._pending) > self._pending_max:
-            _, dropped = self._pending.popitem(last=False)
-            log.error("%s of pod %s will not be written: too many are pending", ANNOTATION, dropped.pod)
+            _, (dropped, _) = self._pending.popitem(last=False)
+            log.error("%s of pod %s will not be written: too many are pending", ANNOTATION, dropped)
             self._metrics.statuses_dropped.inc()
         self._arrived.set()
-
-    def _remove(self, item: _Pending | None) -> None:
-        if item and self._pending.get(item.pod.uid) is item:
-            del self._pending[item.pod.uid]
 
 
 def _created_anew(pod: Pod) -> _RefusedError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import yaml
 
@@ -15,8 +15,6 @@ from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import definition
 from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
-
-T = TypeVar("T")
 
 DEFAULT_NAMESPACE: Final = "default"
 OBJECTS_MAX: Final = 2000
@@ -56,12 +54,15 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
             version, kind = gojson.get_str(item, "apiVersion"), gojson.get_str(item, "kind")
             if not version or not kind:
                 raise ManifestError(f"object {index}: apiVersion and kind are needed")
-            if (version, kind) == ("v1", "Pod"):
-                pods.append(_in_place(index, item, _pod))
-            elif (version, kind) == (f"{definition.GROUP}/{definition.VERSION}", definition.KIND):
-                networks.append(_in_place(index, item, _network))
-            else:
-                passed_over.append(f"{version}/{kind}")
+            try:
+                if (version, kind) == ("v1", "Pod"):
+                    pods.append(_pod(item))
+                elif (version, kind) == (f"{definition.GROUP}/{definition.VERSION}", definition.KIND):
+                    networks.append(_network(item))
+                else:
+                    passed_over.append(f"{version}/{kind}")
+            except ValueError as error:
+                raise ManifestError(f"object {index} ({kind}): {error}") from error
     except gojson.JsonError as error:
         raise ManifestError(str(error)) from error
     except RecursionError as error:
@@ -111,13 +112,6 @@ def _objects(documents: list[Any]) -> Iterator[dict[str, Any]]:
             yield from _objects(gojson.get_list(document, "items") or [])
         else:
             yield document
-
-
-def _in_place(index: int, item: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
-    try:
-        return read(item)
-    except ValueError as error:
-        raise ManifestError(f"object {index} ({item['kind']}): {error}") from error
 
 
 def _pod(item: dict[str, Any]) -> Pod:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final
 
 from multus_daemon.cluster.standalone import manifests, status_file
 from multus_daemon.cluster.standalone.manifests import ManifestError, Manifests
@@ -37,7 +37,6 @@ _STEP_SECONDS: Final = 0.05
 Signature = tuple[int, int, int, int]
 Key = tuple[str, str]
 """Namespace and name."""
-Object = TypeVar("Object", Pod, NetworkAttachmentDefinition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,34 +141,28 @@ class Folder:
         return _File(signature, content)
 
     def _view(self) -> View:
+        """Merge the files. The first file by name wins; a second declaration of an object is an error."""
         pods: dict[Key, Pod] = {}
         networks: dict[Key, NetworkAttachmentDefinition] = {}
-        owners: dict[tuple[str, Key], str] = {}
+        owners: dict[tuple[type, Key], str] = {}
         errors: dict[str, str] = {}
         for name, file in self._files.items():
             problems = [file.error] if file.error else []
-            problems += _merge(name, "Pod", file.content.pods, pods, owners)
-            problems += _merge(name, "NetworkAttachmentDefinition", file.content.networks, networks, owners)
+            items: tuple[Pod | NetworkAttachmentDefinition, ...] = (*file.content.pods, *file.content.networks)
+            for item in items:
+                key: Key = (item.namespace, item.name)
+                if owner := owners.get((type(item), key)):
+                    kind = "Pod" if isinstance(item, Pod) else "NetworkAttachmentDefinition"
+                    problems.append(f"{kind} {item} is declared in {owner} already")
+                    continue
+                owners[type(item), key] = name
+                if isinstance(item, Pod):
+                    pods[key] = item
+                else:
+                    networks[key] = item
             if problems:
                 errors[name] = "; ".join(problems)
         return View(pods, networks, errors)
-
-
-def _merge(
-    file: str,
-    kind: str,
-    declared: Collection[Object],
-    into: dict[Key, Object],
-    owners: dict[tuple[str, Key], str],
-) -> Iterator[str]:
-    """Add the objects of `file`; yields a problem for an object that an earlier file declares."""
-    for item in declared:
-        key: Key = (item.namespace, item.name)
-        owner = owners.setdefault((kind, key), file)
-        if key in into:
-            yield f"{kind} {item} is declared in {owner} already"
-        else:
-            into[key] = item
 
 
 class StandaloneStore:
@@ -220,18 +213,14 @@ class StandaloneStore:
         complaint = ""
         while True:
             try:
-                await self._watch_until_failure()
+                await asyncio.to_thread(self.refresh)
+                while True:
+                    await self._watch(self._folder.directories)
             except (OSError, StoreUnavailableError) as error:
-                problem = str(error)
-            if problem != complaint:
-                complaint = problem
-                log.warning("%s is looked at every %s s: %s", self._directory, self._poll_seconds, problem)
+                if str(error) != complaint:
+                    complaint = str(error)
+                    log.warning("%s is looked at every %s s: %s", self._directory, self._poll_seconds, error)
             await asyncio.sleep(self._poll_seconds)
-
-    async def _watch_until_failure(self) -> NoReturn:
-        await asyncio.to_thread(self.refresh)
-        while True:
-            await self._watch(self._folder.directories)
 
     async def _watch(self, directories: Mapping[Path, int]) -> None:
         """Follow changes in `directories` until the set of directories changes."""

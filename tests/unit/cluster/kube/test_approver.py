@@ -356,7 +356,7 @@ async def test_five_retries_then_the_next_list(no_pauses: list[float], caplog: p
 
 async def test_one_that_is_gone_is_done(caplog: pytest.LogCaptureFixture) -> None:
     api = Api()
-    await approving(api).decide(csr(name="gone"))
+    await approving(api).decide(json.dumps(csr(name="gone")).encode())
     assert [method for method, _ in api.requests] == ["PUT"]
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
@@ -377,7 +377,7 @@ async def test_a_misshapen_object_stops_nobody(found: dict[str, Any]) -> None:
     api.events = [{"type": "ADDED", "object": found}, {"type": "ADDED", "object": csr()}]
     api.objects, objects = {}, api.objects
     judging = approving(api)
-    await judging.decide(found)
+    await judging.decide(json.dumps(found).encode())
     api.objects = objects
     await judging.round()
     assert api.conditions() == [("Approved", "True")]
