@@ -6,6 +6,7 @@ A device plugin writes `.../devinfo/dp/<resource>-<device>-device.json`. Each at
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 from typing import Final
@@ -56,10 +57,8 @@ class NodeDeviceFiles:
     def remove(self, path: str) -> None:
         """Remove the attachment's file, if it exists. Raises OSError."""
         name = _name(path)
-        try:
+        with contextlib.suppress(FileNotFoundError):
             fs.remove(Path(fs.resolve(self._host_root, f"{_BASE}/cni"), name))
-        except FileNotFoundError:
-            pass
 
     def _read(self, folder: str, name: str) -> bytes | None:
         try:

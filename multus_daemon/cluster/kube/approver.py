@@ -1,8 +1,7 @@
-"""CertificateSigningRequests for per-node client certificates: their form, and the approver of them.
+"""Approve CertificateSigningRequests for per-node client certificates.
 
-The API server sets `spec.username` and `spec.groups` to the requester's. A node may get a certificate for itself only,
-with its kubelet's identity or with the certificate that it has. The approver denies every request with content that
-the signer would copy, or that the daemon does not ask for.
+The API server sets `spec.username` and `spec.groups`. A node may get a certificate for itself only, with its kubelet's
+identity or with its present certificate. Requests that differ from the daemon's are denied.
 """
 
 from __future__ import annotations
@@ -35,12 +34,10 @@ ORGANIZATION: Final = "system:multus"
 USER_PREFIX: Final = "system:multus:"
 USAGES: Final = frozenset({"digital signature", "client auth"})
 GROUPS: Final = frozenset({"system:nodes", "system:multus", "system:authenticated"})
-DURATION_MIN: Final = 600
-"""Seconds. The API server refuses less."""
+DURATION_MIN: Final = 600  # the API server's minimum, in seconds
 DURATION_MAX: Final = 365 * 86400
-"""Seconds. The approver denies more."""
 CSR_PATH: Final = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-
+_SELECTOR: Final = {"fieldSelector": f"spec.signerName={SIGNER}"}
 TRIES: Final = 6
 RETRY_SECONDS: Final = (0.5, 8.0)
 ROUND_RETRY_SECONDS: Final = (1.0, 60.0)
@@ -140,14 +137,14 @@ def certificate_seconds(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Approve:
-    """The request is a node's, for itself."""
+    """Approve the request of `node` for itself."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """The request is for a per-node certificate and breaks a rule."""
+    """Deny the request for `reason`."""
 
     reason: str
 
@@ -219,20 +216,18 @@ class Approver:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._selector = {"fieldSelector": f"spec.signerName={SIGNER}"}
 
     async def run(self) -> None:
         """List and watch for ever."""
         log.info("requests for per-node certificates of %s<node> are approved from now on", USER_PREFIX)
-        delays = None
+        delays = backoff(*ROUND_RETRY_SECONDS, jitter=0.2)
         while True:
             try:
                 await self.round()
-                delays = None
+                delays = backoff(*ROUND_RETRY_SECONDS, jitter=0.2)
                 # An API server may end each watch at once.
                 await asyncio.sleep(ROUND_RETRY_SECONDS[0])
             except Exception as error:
-                delays = delays or backoff(*ROUND_RETRY_SECONDS, jitter=0.2)
                 delay = next(delays)
                 log.warning("CertificateSigningRequests can't be watched: %s; next attempt in %.0f s", error, delay)
                 log.debug("approver", exc_info=True)
@@ -240,11 +235,11 @@ class Approver:
 
     async def round(self) -> None:
         """List and decide, then watch and decide until the watch ends. Raises the client's errors."""
-        listing = objects.decode_page(await self._client.request("GET", CSR_PATH, query=self._selector))
+        listing = objects.decode_page(await self._client.request("GET", CSR_PATH, query=_SELECTOR))
         for item in listing.items or ():
             await self.decide(item)
         query = {
-            **self._selector,
+            **_SELECTOR,
             "watch": "true",
             "resourceVersion": listing.metadata.resource_version,
             "timeoutSeconds": str(deadlines.APPROVER_WATCH_SECONDS),
@@ -297,12 +292,11 @@ class Approver:
 
 def _with_verdict(item: bytes | msgspec.Raw, name: str, verdict: Approve | Deny) -> bytes:
     """Return the object with the verdict as its condition, JSON."""
-    fields = msgspec.json.decode(item)
     if isinstance(verdict, Approve):
-        condition = {"type": "Approved", "reason": "AutoApproved", "message": f"{name} is node {verdict.node}'s own"}
+        condition = Condition("Approved", "True", "AutoApproved", f"{name} is node {verdict.node}'s own")
     else:
-        condition = {"type": "Denied", "reason": "CSRDenied", "message": verdict.reason}
-    fields["apiVersion"] = "certificates.k8s.io/v1"
-    fields["kind"] = "CertificateSigningRequest"
-    fields["status"] = {**(fields.get("status") or {}), "conditions": [{**condition, "status": "True"}]}
+        condition = Condition("Denied", "True", "CSRDenied", verdict.reason)
+    fields = msgspec.json.decode(item)
+    fields |= {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest"}
+    fields["status"] = {**(fields.get("status") or {}), "conditions": [condition]}
     return msgspec.json.encode(fields)

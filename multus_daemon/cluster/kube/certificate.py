@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 GATE: Final = "certificate"
 FILE_MAX_BYTES: Final = 256 * 1024
 RENEW_AT: Final = (0.7, 0.9)
-"""Share of a certificate's life after which it is renewed."""
+"""Shares of a certificate's life between which it is renewed."""
 RETRY_SECONDS: Final = (1.0, 30.0)
 DENIED_SECONDS: Final = (30.0, 300.0)
 REJECTION_SECONDS: Final = 30.0
@@ -135,10 +135,9 @@ async def _request_certificate(client: ApiClient, pending: Pending, node: str, s
 
     Raises DeniedError, KubeError; TimeoutError without a certificate in time.
     """
-    name, now = pending.name(node, seconds), _loop_time()
-    body, timeout = pending.request(node, seconds), deadlines.APPROVER_REQUEST_SECONDS
+    name, now, timeout = pending.name(node, seconds), _loop_time(), deadlines.APPROVER_REQUEST_SECONDS
     try:
-        await client.request("POST", approver.CSR_PATH, body=body, timeout=timeout)
+        await client.request("POST", approver.CSR_PATH, body=pending.request(node, seconds), timeout=timeout)
         pending.posted = now
     except KubeError as error:
         if error.status != 409:
@@ -168,7 +167,7 @@ class CertificateFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.current = directory / "multus-client-current.pem"
-        self._pending = directory / "multus-client-pending.key"
+        self.pending = directory / "multus-client-pending.key"
 
     def load(self) -> tuple[bytes, bytes]:
         """Return the certificate with its key, and the pending key; empty for a missing or unreadable file.
@@ -177,7 +176,7 @@ class CertificateFiles:
         """
         fs.ensure_directory(self._directory)
         fs.sweep(self._directory)
-        return self._read(self.current), self._read(self._pending)
+        return self._read(self.current), self._read(self.pending)
 
     def _read(self, path: Path) -> bytes:
         try:
@@ -189,7 +188,7 @@ class CertificateFiles:
             return b""
 
     def install(self, pem: bytes, now: float) -> None:
-        """Replace the current file in one step. The previous dated file stays for a reader that has it open."""
+        """Replace the current file in one step; the previous one stays for its readers. Removes the pending key."""
         stamp = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d-%H-%M-%S")
         dated = self._directory / f"multus-client-{stamp}.pem"
         last = self.current.readlink().name if self.current.is_symlink() else ""
@@ -199,17 +198,10 @@ class CertificateFiles:
         link.symlink_to(dated.name)
         link.replace(self.current)
         fs.fsync_directory(self._directory)
-        fs.remove(self._pending)
+        fs.remove(self.pending)
         for path in list(self._directory.iterdir()):
             if _DATED.fullmatch(path.name) and path.name not in (dated.name, last):
                 fs.remove(path)
-
-    def keep(self, key: bytes | None) -> None:
-        """Store the pending key; None removes it."""
-        if key:
-            fs.write_atomic(self._pending, key)
-        else:
-            fs.remove(self._pending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +223,8 @@ class CertificateManager:
     node: str
     files: CertificateFiles
     connect: Connect
-    on_renewed: Callable[[Path], None]
-    """Called with the file's path for each new certificate; must not block."""
+    on_renewed: Callable[[], None]
+    """Called for each new certificate; must not block or raise."""
     gates: Gates
     seconds: int
     """Lifetime to ask for."""
@@ -321,7 +313,7 @@ class CertificateManager:
     async def _renew(self) -> None:
         pending = self._pending or Pending(ec.generate_private_key(ec.SECP256R1()))
         if not self._pending:
-            await asyncio.to_thread(self.files.keep, pending.pem)
+            await asyncio.to_thread(fs.write_atomic, self.files.pending, pending.pem)
             self._pending = pending
         try:
             pem = (await self._request(pending)).rstrip() + b"\n" + pending.pem
@@ -331,20 +323,17 @@ class CertificateManager:
         except CertificateError:
             # This request can't succeed any more.
             self._pending = None
-            await asyncio.to_thread(self.files.keep, None)
+            await asyncio.to_thread(fs.remove, self.files.pending)
             raise
         await asyncio.to_thread(self.files.install, pem, self.now())
         self._held, self._pending, self._refused, self._failure = held, None, False, "it was not renewed in time"
         self._show()
         log.info("client certificate of %s: renewed, valid for %d s", self.node, held.expires[0] - self.now())
-        try:
-            self.on_renewed(self.files.current)
-        except Exception:
-            log.exception("the client does not use the new certificate")
+        self.on_renewed()
 
     async def _request(self, pending: Pending) -> bytes:
         """Return the certificates, PEM. Uses the certificate in use, or else the bootstrap credentials."""
-        if self._held and not self._refused and not self._passed(self._held.expires):
+        if not self.problem:
             try:
                 async with self.connect(self.files.current) as client:
                     return await _request_certificate(client, pending, self.node, self.seconds)

@@ -18,15 +18,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from typing import Any, Final
 
 from multus_daemon import __version__, deadlines
+from multus_daemon.cluster.kube import errors
 from multus_daemon.cluster.kube.credentials import Access, Source
-from multus_daemon.cluster.kube.errors import (
-    ApiError,
-    ApiUnavailableError,
-    ConfigurationError,
-    KubeError,
-    NoAnswerError,
-    from_answer,
-)
+from multus_daemon.cluster.kube.errors import ApiUnavailableError, ConfigurationError, KubeError, NoAnswerError
 from multus_daemon.cluster.kube.library import aiohttp
 from multus_daemon.runtime import timeline
 
@@ -37,28 +31,20 @@ WATCHES: Final = 4
 KEPT_SECONDS: Final = 60.0
 """An idle connection stays open this long. kube-apiserver closes it after 90 s; it must not do so during a request."""
 READ_BUFFER_BYTES: Final = 2 * 1024 * 1024
-"""Size of a connection's read buffer: an event of a watch arrives in few pieces."""
 TLS_BUFFER_BYTES: Final = 32 * 1024
-"""Size of a connection's buffer for encrypted data, two TLS records. asyncio takes 256 KiB and touches all of it, and a
-burst of pods opens up to CONCURRENT_REQUESTS connections."""
+"""Two TLS records. asyncio takes 256 KiB for each connection and touches all of it."""
 ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024
-"""Limit for the body of an answer. The list of 250 pods is one answer of about 5 MiB."""
+"""The list of 250 pods is one answer of about 5 MiB."""
 LINE_MAX_BYTES: Final = 8 * 1024 * 1024
 """Limit for a line of a watch. An object has at most 1.5 MiB (etcd's limit)."""
 RELOAD_SECONDS: Final = 5.0
 """Minimum time between two attempts to read refused or unreadable credentials again."""
 CLOSE_SECONDS: Final = 1.0
-"""How long a websocket waits for the peer's close message."""
+"""Wait for the peer's close message on a websocket."""
 CREDENTIALS_MAX: Final = 3
-"""How many credentials one request tries if they are replaced while it runs."""
+"""Number of credentials that one request tries if they are replaced while it runs."""
 
-_TRANSPORT_ERRORS: Final = (
-    OSError,
-    TimeoutError,
-    # Neither derives from one of the above.
-    aiohttp.ClientError,
-    aiohttp.http_exceptions.HttpProcessingError,
-)
+_TRANSPORT_ERRORS: Final = (OSError, aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError)
 
 
 class ApiClient:
@@ -198,12 +184,9 @@ class ApiClient:
         while True:
             transport = await self._current()
             async with transport.used():
-                headers = {"Accept": "application/json"}
-                if content_type:
-                    headers["Content-Type"] = content_type
                 authorization = transport.access.header(fresh=bool(refused))
-                if authorization:
-                    headers["Authorization"] = authorization
+                headers = {"Accept": "application/json", "Content-Type": content_type, "Authorization": authorization}
+                headers = {name: value for name, value in headers.items() if value}
                 # Refused credentials are tried once more: a starting API server refuses everyone.
                 again = not refused or (authorization not in refused and len(refused) < CREDENTIALS_MAX)
                 response = await transport.session.request(
@@ -245,19 +228,19 @@ class ApiClient:
             if self._transport and (not self._stale or time.monotonic() - self._loaded_at < RELOAD_SECONDS):
                 return self._transport
             old, self._loaded_at = self._transport, time.monotonic()
-            self._stale = False
+            # Before the load: a `reload` meanwhile must not be lost.
+            self._stale, loaded = False, False
             try:
-                new = _Transport(*await asyncio.to_thread(_load, self._source), self._websockets)
-            except BaseException as error:
-                self._stale = True
-                if not isinstance(error, ConfigurationError | OSError):
-                    raise
-                problem = error if isinstance(error, ConfigurationError) else ConfigurationError(str(error))
+                self._transport = _Transport(*await asyncio.to_thread(_load, self._source), self._websockets)
+                loaded = True
+            except ConfigurationError as error:
                 if old is None:
-                    raise problem from error
-                log.warning("credentials for the API server stay as they were: %s", problem)
+                    raise
+                log.warning("credentials for the API server stay as they were: %s", error)
                 return old
-            self._transport = new
+            finally:
+                self._stale = self._stale or not loaded
+            new = self._transport
         if old:
             await old.retire()
         return new
@@ -317,12 +300,15 @@ class _Transport:
 
 
 def _load(source: Source) -> tuple[Access, ssl.SSLContext]:
-    """Read the source and make the TLS context for it. Blocks. Raises ConfigurationError, OSError."""
+    """Read the source and make the TLS context for it. Blocks. Raises ConfigurationError."""
     access = source.load()
     configuration = access.configuration
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    try:
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    except OSError as error:
+        raise ConfigurationError(str(error)) from error
     if not configuration.verify_ssl:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -340,9 +326,9 @@ async def _read_body(response: Any, request: str) -> bytes:
     raise ApiUnavailableError(f"{request}: the answer is longer than {ANSWER_MAX_BYTES} bytes")
 
 
-async def _read_error(response: Any, request: str) -> ApiError | ApiUnavailableError:
+async def _read_error(response: Any, request: str) -> KubeError:
     body = await _read_body(response, request)
-    return from_answer(response.status, response.reason or "", body, response.headers, request=request)
+    return errors.from_answer(response.status, response.reason or "", body, response.headers, request=request)
 
 
 def _abort(response: Any) -> None:

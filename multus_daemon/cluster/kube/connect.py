@@ -79,7 +79,7 @@ class Connection:
             node=node,
             files=CertificateFiles(Path(settings.cert_dir)),
             connect=connect,
-            on_renewed=lambda _path: self.client.reload(),
+            on_renewed=lambda: self.client.reload(),
             gates=gates,
             seconds=seconds,
         )

@@ -1,8 +1,7 @@
 """The address of the API server and the credentials for it: the pod's service account, or a kubeconfig.
 
-kubernetes_asyncio's loaders block, so the client loads a `Source` in a thread. Token files are read again while they
-are in use, since the kubelet replaces a service account's token before it expires. (kubernetes_asyncio does that once a
-minute, never after a 401, and puts the file's newline into the header.)
+Token files are read again while they are in use: the kubelet replaces a service account's token before it expires.
+(kubernetes_asyncio does that once a minute, never after a 401, and puts the file's newline into the header.)
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from multus_daemon.cluster.kube.library import (
 from multus_daemon.runtime import fs
 
 TOKEN_SECONDS: Final = 10.0
-"""Maximum age of a token before its file is read again. The file is on a tmpfs, a read takes microseconds."""
+"""Maximum age of a token before its file is read again, which takes microseconds."""
 TOKEN_MAX_BYTES: Final = 1024 * 1024
 KUBECONFIG_MAX_BYTES: Final = 4 * 1024 * 1024
 _PATHS: Final = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
@@ -149,15 +148,14 @@ class Kubeconfig:
             name = _current_context(document)["cluster"]
             cluster = next(item["cluster"] for item in document["clusters"] if item["name"] == name)
         user = {"client-certificate": str(certificate.absolute()), "client-key": str(certificate.absolute())}
+        context = {"cluster": "default-cluster", "user": "default-auth"}
         return msgspec.json.encode(
             {
                 "apiVersion": "v1",
                 "kind": "Config",
                 "clusters": [{"name": "default-cluster", "cluster": cluster}],
                 "users": [{"name": "default-auth", "user": user}],
-                "contexts": [
-                    {"name": "default-context", "context": {"cluster": "default-cluster", "user": "default-auth"}}
-                ],
+                "contexts": [{"name": "default-context", "context": context}],
                 "current-context": "default-context",
             }
         )

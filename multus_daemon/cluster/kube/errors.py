@@ -54,16 +54,14 @@ class NoAnswerError(ApiUnavailableError):
     """The API server can't be reached, or does not answer in time."""
 
 
-class Cause(msgspec.Struct):
-    """meta/v1 StatusCause."""
-
+class _Cause(msgspec.Struct):
     reason: str = ""
     message: str = ""
     field: str = ""
 
 
 class _Details(msgspec.Struct):
-    causes: list[Cause] | None = None
+    causes: list[_Cause] | None = None
 
 
 class Status(msgspec.Struct):
@@ -76,8 +74,8 @@ class Status(msgspec.Struct):
     details: _Details | None = None
 
     @property
-    def causes(self) -> list[Cause]:
-        """The causes in the details, often none."""
+    def causes(self) -> list[_Cause]:
+        """meta/v1 StatusCauses of the details."""
         return (self.details.causes if self.details else None) or []
 
 

@@ -9,6 +9,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -36,7 +37,7 @@ RETRY_SECONDS: Final = (0.5, 20.0)
 REFUSALS_BEFORE_LIST: Final = 3
 """List again after this many refused watches. After a restore of etcd the known resourceVersion is in the future."""
 DELETED_KEPT: Final = 1024
-NOT_STARTED: Final = "not started"
+_NOT_STARTED: Final = "not started"
 
 
 class Informer(Generic[T]):
@@ -78,7 +79,7 @@ class Informer(Generic[T]):
         """Set after the first complete list."""
         self.connected = False
         """True while the API server answers, so that changes arrive."""
-        self.problem = NOT_STARTED
+        self.problem = _NOT_STARTED
         """The error of the last round; empty after a success."""
 
     def __len__(self) -> int:
@@ -131,28 +132,24 @@ class Informer(Generic[T]):
         if not self.connected:
             self._wake.set()
 
-    # --- the rounds ---
-
     async def run(self) -> None:
         """List and watch for ever."""
         # Two backoffs: the long pauses of an absence must not apply to an API server that answers 410 or 429.
-        away, refused = self._delays(), self._delays()
+        delays = partial(backoff, *self._retry, jitter=0.5)
+        away, refused = delays(), delays()
         while True:
             try:
                 await self.sync_once()
-                refused = self._delays()
+                refused = delays()
             except KubeError as error:
                 self._failed(error)
                 answered = self._answered or error.status is not None
                 if answered:
-                    away = self._delays()
+                    away = delays()
                 if self._stable:
-                    refused = self._delays()
+                    refused = delays()
                 asked = min(error.retry_after or 0.0, self._retry[1])
                 await self._pause(max(next(refused if answered else away), asked))
-
-    def _delays(self) -> Iterator[float]:
-        return backoff(*self._retry, jitter=0.5)
 
     async def sync_once(self) -> None:
         """List if needed, then watch until the server ends the watch. Raises KubeError."""
@@ -173,14 +170,13 @@ class Informer(Generic[T]):
 
     async def _list(self) -> str:
         """Replace the known objects by the listed ones; return the list's resourceVersion."""
-        query = {**self._resource.query, "limit": str(PAGE_SIZE)}
-        if self._resource.first_version and not self.synced.is_set():
-            query["resourceVersion"] = self._resource.first_version
+        resource, timeout = self._resource, deadlines.INFORMER_LIST_SECONDS
+        query = {**resource.query, "limit": str(PAGE_SIZE)}
+        if resource.first_version and not self.synced.is_set():
+            query["resourceVersion"] = resource.first_version
         found: dict[Key, T] = {}
         while True:
-            body = await self._client.request(
-                "GET", self._resource.path, query=query, timeout=deadlines.INFORMER_LIST_SECONDS
-            )
+            body = await self._client.request("GET", resource.path, query=query, timeout=timeout)
             self._mark_connected()
             with self._decoding():
                 page = objects.decode_page(body)
@@ -191,11 +187,11 @@ class Informer(Generic[T]):
                     found[item.key] = present if present == item.value else item.value
             if not page.metadata.continue_:
                 break
-            query = {**self._resource.query, "limit": str(PAGE_SIZE), "continue": page.metadata.continue_}
+            query = {**resource.query, "limit": str(PAGE_SIZE), "continue": page.metadata.continue_}
         self._replace(found)
         self.synced.set()
-        self._gates.open(self._resource.name)
-        log.info("%s listed: %d", self._resource.name, len(found))
+        self._gates.open(resource.name)
+        log.info("%s listed: %d", resource.name, len(found))
         return page.metadata.resource_version
 
     async def _watch(self) -> None:
@@ -266,8 +262,6 @@ class Informer(Generic[T]):
         except DECODE_ERRORS as error:
             raise ApiUnavailableError(f"{self._resource.path}: the answer is not the API's: {error}") from error
 
-    # --- the objects ---
-
     def _replace(self, found: dict[Key, T]) -> None:
         before, self._objects = self._objects, found
         for key, value in before.items():
@@ -297,8 +291,6 @@ class Informer(Generic[T]):
             if not future.done() and predicate(value):
                 future.set_result(answer)
 
-    # --- the state of the connection ---
-
     def _mark_connected(self) -> None:
         self._heard, self.problem, self._answered = time.monotonic(), "", True
         if not self.connected:
@@ -306,7 +298,7 @@ class Informer(Generic[T]):
             self._on_connected()
 
     def _failed(self, error: KubeError) -> None:
-        new = self.connected or self.problem == NOT_STARTED
+        new = self.connected or self.problem == _NOT_STARTED
         self.connected, self.problem = False, str(error)
         self._metrics.errors.labels(self._resource.name).inc()
         if not self.synced.is_set():

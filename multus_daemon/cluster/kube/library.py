@@ -1,13 +1,12 @@
 """Import what this package needs of kubernetes_asyncio, without its 860 modules generated from the API's definition.
 
 `kubernetes_asyncio` and `kubernetes_asyncio.client` import all of these modules: 34 MB, and half of the daemon's start.
-None is used here. So both packages are not executed: each becomes a module that knows its directory, and submodules
-are imported from there. The same is done to urllib3, which `client.configuration` imports for an unused method, and to
+So both packages are not executed: each becomes a module that knows its directory, and submodules are imported from
+there. The same is done to urllib3, which `client.configuration` imports for an unused method, and to
 `kubernetes_asyncio.config`, whose kubeconfig loader is imported only for a kubeconfig.
 
-Such a module executes itself on the first access to a missing name and is complete from then on: a version of the
-library that needs more still works and only takes the memory. It then issues an ImportWarning, which Python hides by
-default and which is an error in tests.
+Such a module executes itself on the first access to a missing name: a version of the library that needs more still
+works and only takes the memory. It issues an ImportWarning, which Python hides by default and tests treat as an error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Write the annotation network-status: one PATCH, repeated while the API server is away.
 
-The PATCH goes to `pods/status`, so it needs no right to change pods, and it changes our annotation only. It carries the
-pod's UID, which is immutable: for a new pod of the same name the API server answers 422 with the cause `metadata.uid`.
+The PATCH goes to `pods/status`, so it needs no right to change pods. It carries the pod's UID, which is immutable: for
+a new pod of the same name the API server answers 422 with the cause `metadata.uid`.
 
 Upstream's ClusterRole grants `update` and not `patch`. If PATCH is refused with 403 and PUT is not, the writer stays
-with PUT: it reads the pod and writes it back with its resourceVersion. That takes two requests, and more if another
-client changes the pod in between.
+with PUT: it reads the pod and writes it back with its resourceVersion, again after a conflict.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ PENDING_MAX: Final = 4096
 AT_ONCE: Final = 8
 MERGE_PATCH: Final = "application/merge-patch+json"
 CONFLICTS_MAX: Final = 3
-"""Attempts of a PUT in case of conflicts: the kubelet and controllers also write to a new pod."""
-
+# Final refusals. 403 is not one: a role binding may be made later.
 _FOR_GOOD: Final = frozenset({400, 404, 405, 413, 415, 422})
-"""Final refusals. 403 is not one: a role binding may be made later."""
 
 
 class _RefusedError(StatusWriteError):
@@ -64,17 +61,14 @@ class StatusWriter:
         retry: tuple[float, float] = deadlines.NETWORK_STATUS_RETRY_SECONDS,
         pending_max: int = PENDING_MAX,
     ) -> None:
-        """`patience`: seconds for `write`. Above `pending_max` the oldest pending status is dropped.
-
-        `on_written` is called after each success; it must not block or raise.
-        """
+        """`patience`: seconds for `write`. `on_written` is called after each success; it must not block or raise."""
         self._client = client
         self._metrics = metrics or ClusterMetrics()
         self._on_written = on_written
         self._patience = patience
         self._retry = retry
         self._pending_max = pending_max
-        # By the pod's UID, oldest first. The lock per UID keeps an older value from overwriting a newer one.
+        # Both by the pod's UID. The lock keeps an older value from overwriting a newer one.
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
         self._locks = KeyedLock()
         self._arrived = asyncio.Event()
@@ -181,12 +175,11 @@ class StatusWriter:
                     raise
                 await self._switch_method(pod, value, error)
         except ApiError as error:
-            if error.status == 404:
-                raise _RefusedError(f"{ANNOTATION} of pod {pod}: the pod has gone") from error
             if error.status == 422 and "metadata.uid" in error.fields:
                 raise _created_anew(pod) from error
             if error.status in _FOR_GOOD:
-                raise _RefusedError(f"{ANNOTATION} of pod {pod}: {error}") from error
+                problem = "the pod has gone" if error.status == 404 else error
+                raise _RefusedError(f"{ANNOTATION} of pod {pod}: {problem}") from error
             raise
         self._on_written()
 
@@ -198,12 +191,10 @@ class StatusWriter:
         except ApiError as error:
             # Neither is allowed. Stay with the present method: the role may be bound again.
             raise (refusal if error.status == 403 else error) from error
-        if self._may_patch == may_patch:
-            return
-        self._may_patch = may_patch
-        if may_patch:
+        changed, self._may_patch = self._may_patch != may_patch, may_patch
+        if changed and may_patch:
             log.info("pods/status: PATCH is allowed, network-status is written with one request again")
-        else:
+        elif changed:
             log.warning(
                 "pods/status: PATCH is forbidden and PUT is not, so network-status is written with GET and PUT from "
                 "now on: grant the verb patch on pods/status to the daemon's ClusterRole. %s",
@@ -220,12 +211,11 @@ class StatusWriter:
             body = _with_annotation(await self._send("GET", path), pod, value)
             try:
                 await self._send("PUT", f"{path}/status", body)
+                break
             except ApiError as error:
                 if error.status != 409 or attempt == CONFLICTS_MAX:
                     raise
-            else:
-                self._metrics.statuses_put.inc()
-                return
+        self._metrics.statuses_put.inc()
 
     async def _send(
         self, method: str, path: str, body: bytes | None = None, content_type: str = "application/json"

@@ -32,7 +32,6 @@ T = TypeVar("T")
 ABSENT_SECONDS: Final = 1.0
 """The API server is not asked again for a missing network within this time."""
 ABSENT_MAX: Final = 1024
-
 _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
 
 
@@ -183,7 +182,7 @@ class KubeStore:
 def is_incarnation(pod: Pod, uid: str) -> bool:
     """Return whether `uid`, which the runtime has from the kubelet, may be this pod's.
 
-    For a static pod the API has the mirror pod, with its own UID; the kubelet's UID is in its annotations.
+    The API has the mirror of a static pod, with its own UID; the kubelet's UID is in its annotations.
     """
     if not uid or uid == pod.uid or pod.is_static:
         return True

@@ -19,11 +19,7 @@ from multus_daemon import deadlines
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.ports import DevicesUnavailableError
 
-MESSAGE_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The limit of upstream."""
-
-_PACKAGE: Final = "v1"
-_SERVICE: Final = "v1.PodResourcesLister"
+MESSAGE_MAX_BYTES: Final = 16 * 1024 * 1024  # upstream's limit
 # Message -> its fields: name, number, type; `*` marks a repeated field.
 _MESSAGES: Final[Mapping[str, tuple[tuple[str, int, str], ...]]] = {
     "GetPodResourcesRequest": (("pod_name", 1, "string"), ("pod_namespace", 2, "string")),
@@ -40,20 +36,15 @@ _MESSAGES: Final[Mapping[str, tuple[tuple[str, int, str], ...]]] = {
 
 
 def _make_messages() -> dict[str, type[Any]]:
-    file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package=_PACKAGE, syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package="v1", syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
     for message, fields in _MESSAGES.items():
         descriptor = file.message_type.add(name=message)
         for name, number, kind in fields:
             label = kinds.LABEL_REPEATED if kind.startswith("*") else kinds.LABEL_OPTIONAL
-            kind = kind.removeprefix("*")
-            if kind == "string":
-                descriptor.field.add(name=name, number=number, label=label, type=kinds.TYPE_STRING)
-            else:
-                type_name = f".{_PACKAGE}.{kind}"
-                descriptor.field.add(
-                    name=name, number=number, label=label, type=kinds.TYPE_MESSAGE, type_name=type_name
-                )
+            added = descriptor.field.add(name=name, number=number, label=label, type=kinds.TYPE_STRING)
+            if not kind.endswith("string"):
+                added.type, added.type_name = kinds.TYPE_MESSAGE, f".v1.{kind.removeprefix('*')}"
     # Our own pool: another library in the process may define the same messages.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -117,7 +108,7 @@ async def _pod_resources(channel: grpc.aio.Channel, pod: Pod) -> Any | None:
 
 def _method(channel: grpc.aio.Channel, name: str) -> Callable[[Any], Awaitable[Any]]:
     call: Callable[[Any], Awaitable[Any]] = channel.unary_unary(
-        f"/{_SERVICE}/{name}",
+        f"/v1.PodResourcesLister/{name}",
         request_serializer=lambda message: message.SerializeToString(),
         response_deserializer=_CLASSES[f"{name}PodResourcesResponse"].FromString,
     )

@@ -100,15 +100,10 @@ def read_checkpoint(path: Path, pod: Pod) -> list[tuple[str, str]]:
     uid = pod.annotations.get(_STATIC_UID, "") if pod.is_static else pod.uid
     if not uid:
         raise DevicesUnavailableError(f"the kubelet's checkpoint lists pods by UID, and pod {pod} has none")
-    return [
-        (entry.resource_name, device_id)
-        for entry in entries or ()
-        if entry.pod_uid == uid
-        for device_id in _flat(entry.device_ids)
-    ]
-
-
-def _flat(device_ids: dict[str, list[str] | None] | list[str] | None) -> list[str]:
-    if isinstance(device_ids, dict):
-        return [device_id for of_node in device_ids.values() for device_id in of_node or ()]
-    return device_ids or []
+    pairs = []
+    for entry in entries or ():
+        ids = entry.device_ids
+        lists = ids.values() if isinstance(ids, dict) else [ids]
+        if entry.pod_uid == uid:
+            pairs += [(entry.resource_name, device_id) for of_node in lists for device_id in of_node or ()]
+    return pairs

@@ -31,10 +31,8 @@ FILES_MAX: Final = 10_000
 POLL_SECONDS: Final = 2.0
 """Interval of scans of a directory that can't be watched."""
 _SHOWN: Final = 10
-_STEP_SECONDS: Final = 0.05
-"""Changes within this time cause one scan."""
+_STEP_SECONDS: Final = 0.05  # changes within this time cause one scan
 
-Signature = tuple[int, int, int, int]
 Key = tuple[str, str]
 """Namespace and name."""
 
@@ -46,14 +44,14 @@ class View:
     pods: Mapping[Key, Pod] = field(default_factory=dict)
     networks: Mapping[Key, NetworkAttachmentDefinition] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
-    """The errors by file; files are relative to the directory."""
+    """By file, relative to the directory."""
 
 
 @dataclass(slots=True)
 class _File:
     """One file with its last valid content."""
 
-    signature: Signature | None
+    signature: tuple[int, ...] | None
     content: Manifests = field(default_factory=Manifests)
     error: str = ""
 
@@ -121,7 +119,7 @@ class Folder:
     def _read(self, name: str, path: Path, changed: bool) -> _File | None:
         """Return the file, read again if it has changed; None if it is gone."""
         before = self._files.get(name, _File(None))
-        signature: Signature | None = None
+        signature: tuple[int, ...] | None = None
         try:
             status = path.stat()
             signature = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
@@ -178,16 +176,9 @@ class StandaloneStore:
         self._view = View()
         self._scanning = threading.Lock()
 
-    # --- the directory ---
-
-    @property
-    def errors(self) -> Mapping[str, str]:
-        """The errors by file; files are relative to the directory."""
-        return self._view.errors
-
     def report(self) -> dict[str, Any]:
         """Return the state of the directory for `diagnosis.status`. Safe in any thread."""
-        broken = "; ".join(f"{file}: {problem}" for file, problem in sorted(self.errors.items())[:_SHOWN])
+        broken = "; ".join(f"{file}: {problem}" for file, problem in sorted(self._view.errors.items())[:_SHOWN])
         counts = {"pods": len(self._view.pods), "networks": len(self._view.networks)}
         return {
             "kind": "standalone",
@@ -223,7 +214,7 @@ class StandaloneStore:
             await asyncio.sleep(self._poll_seconds)
 
     async def _watch(self, directories: Mapping[Path, int]) -> None:
-        """Follow changes in `directories` until the set of directories changes."""
+        """Follow changes in `directories`; returns when there are other directories."""
         changes = watching.changes(directories, self._is_relevant, step=_STEP_SECONDS)
         async with contextlib.aclosing(changes):
             async for changed in changes:
@@ -237,8 +228,6 @@ class StandaloneStore:
             return False
         # A name without suffix may be a directory that was moved here.
         return name.endswith(SUFFIXES) or "." not in name or name.startswith("..")
-
-    # --- ports.ClusterStore ---
 
     def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         """Return the pod; a miss scans the directory, so that a new file is found at once."""
@@ -256,10 +245,8 @@ class StandaloneStore:
             self.refresh()
         network = self._view.networks.get((namespace, name))
         if network is None:
-            raise NetworkNotFoundError(
-                f"no manifest in {self._directory} declares NetworkAttachmentDefinition {namespace}/{name}"
-                f"{self._hint()}"
-            )
+            what = f"NetworkAttachmentDefinition {namespace}/{name}"
+            raise NetworkNotFoundError(f"no manifest in {self._directory} declares {what}{self._hint()}")
         return network
 
     def namespaces_with_network(self, name: str) -> list[str]:
@@ -269,7 +256,7 @@ class StandaloneStore:
     def node_pods(self) -> list[Pod]:
         """Scan the directory and return its pods. Raises StoreUnavailableError if any file is invalid."""
         self.refresh()
-        if self.errors:
+        if self._view.errors:
             raise StoreUnavailableError(f"not every manifest in {self._directory} can be read{self._hint()}")
         return list(self._view.pods.values())
 
@@ -287,17 +274,16 @@ class StandaloneStore:
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         """Log the Event."""
-        _log_event(str(pod), kind, reason, message)
+        self._log_event(str(pod), kind, reason, message)
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """Log the Event."""
-        _log_event("the node", kind, reason, message)
+        self._log_event("the node", kind, reason, message)
+
+    def _log_event(self, subject: str, kind: str, reason: str, message: str) -> None:
+        level = logging.WARNING if kind == "Warning" else logging.INFO
+        log.log(level, "event for %s: %s: %s", subject, reason, message)
 
     def _hint(self) -> str:
-        if not self.errors:
-            return ""
-        return f"; files with errors: {', '.join(f'{name} ({error})' for name, error in sorted(self.errors.items()))}"
-
-
-def _log_event(subject: str, kind: str, reason: str, message: str) -> None:
-    log.log(logging.WARNING if kind == "Warning" else logging.INFO, "event for %s: %s: %s", subject, reason, message)
+        errors = ", ".join(f"{name} ({error})" for name, error in sorted(self._view.errors.items()))
+        return f"; files with errors: {errors}" if errors else ""

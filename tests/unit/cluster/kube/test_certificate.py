@@ -222,9 +222,8 @@ class Node:
             now=lambda: cluster.time + self.offset,
         )
 
-    def on_renewed(self, path: Path) -> None:
-        assert path == self.directory / "multus-client-current.pem"
-        self.renewed.append((asyncio.get_running_loop().time(), fs.read_limited(path)))
+    def on_renewed(self) -> None:
+        self.renewed.append((asyncio.get_running_loop().time(), fs.read_limited(self.files.current)))
 
     def accepted(self) -> bool:
         """Whether the API server takes the certificate in the file."""
@@ -588,24 +587,6 @@ def test_a_full_disk(cluster: Cluster, node: Node, monkeypatch: pytest.MonkeyPat
 
     run(work())
     assert len(cluster.objects) == 1
-
-
-def test_a_client_that_fails_to_take_the_certificate(cluster: Cluster, node: Node) -> None:
-    calls: list[Path] = []
-
-    def fail(path: Path) -> None:
-        calls.append(path)
-        raise ValueError("no")
-
-    node.manager.on_renewed = fail
-
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            assert await node.watched(HOUR, step=5) == 0
-
-    run(work())
-    assert len(calls) == len(cluster.objects) > 5
 
 
 # --- start -----------------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_misses_name_files_with_errors(tmp_path: pathlib.Path) -> None:
         pod(store, "a")
     with pytest.raises(NetworkNotFoundError, match=r"web/n; files with errors: bad\.yaml"):
         store.network("web", "n")
-    assert list(store.errors) == ["bad.yaml"]
+    assert list(store._view.errors) == ["bad.yaml"]
 
 
 def test_a_directory_that_can_not_be_read(tmp_path: pathlib.Path) -> None:
@@ -198,7 +198,7 @@ def test_the_status_file_reads_like_a_pod(tmp_path: pathlib.Path) -> None:
     )
     assert path.stat().st_mode & 0o777 == 0o644
     store.refresh()
-    assert store.errors == {}  # it is not taken for a manifest
+    assert store._view.errors == {}  # it is not taken for a manifest
 
 
 def test_a_status_that_can_not_be_written(tmp_path: pathlib.Path) -> None:
