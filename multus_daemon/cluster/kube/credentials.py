@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -38,9 +38,8 @@ _PATHS: Final = ("certificate-authority", "client-certificate", "client-key", "t
 class TokenFile:
     """A bearer token in a file that another program replaces."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._clock = clock
         self._token = ""
         self._read_at = float("-inf")
 
@@ -49,7 +48,7 @@ class TokenFile:
 
         The last token stays in use while the file can't be read. Raises ConfigurationError without a last token.
         """
-        if fresh or self._clock() - self._read_at >= TOKEN_SECONDS:
+        if fresh or time.monotonic() - self._read_at >= TOKEN_SECONDS:
             token, problem = "", "it is empty"
             try:
                 token = fs.read_limited(self._path, limit=TOKEN_MAX_BYTES).decode("ascii").strip()
@@ -58,7 +57,7 @@ class TokenFile:
             except UnicodeDecodeError:
                 problem = "it is not ASCII"
             if token:
-                self._token, self._read_at = token, self._clock()
+                self._token, self._read_at = token, time.monotonic()
             elif not self._token:
                 raise ConfigurationError(f"token in {self._path} can't be read: {problem}")
         return self._token

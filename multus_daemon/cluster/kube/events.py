@@ -12,7 +12,6 @@ import datetime
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
@@ -67,17 +66,11 @@ class EventRecorder:
         *,
         host: str = "",
         metrics: ClusterMetrics | None = None,
-        queue_max: int = QUEUE_MAX,
-        keep_trying: float = deadlines.EVENT_KEEP_TRYING_SECONDS,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`host`: the node's name; `clock`: Unix time; `keep_trying`: seconds for each Event."""
+        """`host`: the node's name."""
         self._client = client
         self._host = host
         self._metrics = metrics or ClusterMetrics()
-        self._queue_max = queue_max
-        self._keep_trying = keep_trying
-        self._clock = clock
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
         self._queued = 0
         self._arrived = asyncio.Event()
@@ -101,7 +94,7 @@ class EventRecorder:
         self._queue({"kind": "Node", "name": self._host, "uid": self._host}, kind, reason, message)
 
     def _queue(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
-        if self._queued >= self._queue_max:
+        if self._queued >= QUEUE_MAX:
             self._metrics.events_dropped.inc()
             return
         batch = self._batches.setdefault(subject["uid"], _Batch(subject, time.monotonic() + GATHER_SECONDS))
@@ -139,7 +132,7 @@ class EventRecorder:
             return
         message = "; ".join(messages)
         message = message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 3] + "..."
-        deadline = time.monotonic() + self._keep_trying
+        deadline = time.monotonic() + deadlines.EVENT_KEEP_TRYING_SECONDS
         for delay in backoff(*RETRY_SECONDS, jitter=0.2):
             try:
                 await self._attempt(subject, kind, reason, message)
@@ -150,12 +143,12 @@ class EventRecorder:
                     log.info("Event %s of %s is dropped: %s", reason, "/".join(subject.values()), error)
                     self._metrics.events_dropped.inc(len(messages))
                     return
-                asked = min(error.retry_after or 0.0, self._keep_trying)
+                asked = min(error.retry_after or 0.0, deadlines.EVENT_KEEP_TRYING_SECONDS)
             await asyncio.sleep(max(delay, asked))
 
     async def _attempt(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
         key = (subject["uid"], kind, reason, message)
-        now = datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         if key in self._posted:
             path, count = self._posted[key]
             try:

@@ -51,8 +51,6 @@ class Informer(Generic[T]):
         *,
         metrics: ClusterMetrics | None = None,
         on_connected: Callable[[], None] = lambda: None,
-        inactivity: float = deadlines.INFORMER_INACTIVITY_SECONDS,
-        retry: tuple[float, float] = RETRY_SECONDS,
     ) -> None:
         """`gates`: the gate with the resource's name opens with the first complete list and stays open.
 
@@ -63,8 +61,6 @@ class Informer(Generic[T]):
         self._gates = gates
         self._metrics = metrics or ClusterMetrics()
         self._on_connected = on_connected
-        self._inactivity = inactivity
-        self._retry = retry
         self._objects: dict[Key, T] = {}
         self._deleted: OrderedDict[Key, str] = OrderedDict()
         self._waiting: dict[Key, list[tuple[Callable[[T], bool], asyncio.Future[T | None]]]] = {}
@@ -135,7 +131,7 @@ class Informer(Generic[T]):
     async def run(self) -> None:
         """List and watch for ever."""
         # Two backoffs: the long pauses of an absence must not apply to an API server that answers 410 or 429.
-        delays = partial(backoff, *self._retry, jitter=0.5)
+        delays = partial(backoff, *RETRY_SECONDS, jitter=0.5)
         away, refused = delays(), delays()
         while True:
             try:
@@ -148,7 +144,7 @@ class Informer(Generic[T]):
                     away = delays()
                 if self._stable:
                     refused = delays()
-                asked = min(error.retry_after or 0.0, self._retry[1])
+                asked = min(error.retry_after or 0.0, RETRY_SECONDS[1])
                 await self._pause(max(next(refused if answered else away), asked))
 
     async def sync_once(self) -> None:
@@ -204,7 +200,7 @@ class Informer(Generic[T]):
         }
         began = time.monotonic()
         lines = self._client.lines(
-            self._resource.path, query, inactivity=self._inactivity, on_open=self._mark_connected
+            self._resource.path, query, inactivity=deadlines.INFORMER_INACTIVITY_SECONDS, on_open=self._mark_connected
         )
         try:
             async with contextlib.aclosing(lines):

@@ -57,17 +57,11 @@ class StatusWriter:
         *,
         metrics: ClusterMetrics | None = None,
         on_written: Callable[[], None] = lambda: None,
-        patience: float = deadlines.NETWORK_STATUS_PATIENCE_SECONDS,
-        retry: tuple[float, float] = deadlines.NETWORK_STATUS_RETRY_SECONDS,
-        pending_max: int = PENDING_MAX,
     ) -> None:
-        """`patience`: seconds for `write`. `on_written` is called after each success; it must not block or raise."""
+        """`on_written` is called after each success; it must not block or raise."""
         self._client = client
         self._metrics = metrics or ClusterMetrics()
         self._on_written = on_written
-        self._patience = patience
-        self._retry = retry
-        self._pending_max = pending_max
         # Both by the pod's UID. The lock keeps an older value from overwriting a newer one.
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
         self._locks = KeyedLock()
@@ -86,7 +80,7 @@ class StatusWriter:
         # A pending value is older than this one.
         self._pending.pop(pod.uid, None)
         try:
-            async with asyncio.timeout(self._patience), self._locks.hold(pod.uid):
+            async with asyncio.timeout(deadlines.NETWORK_STATUS_PATIENCE_SECONDS), self._locks.hold(pod.uid):
                 for delay in backoff(0.1, 0.5, jitter=0.2):
                     try:
                         await self._attempt(pod, value)
@@ -120,11 +114,11 @@ class StatusWriter:
 
     async def flush(self) -> None:
         """Write all pending statuses; returns when none is left."""
-        delays = backoff(*self._retry, jitter=0.2)
+        delays = backoff(*deadlines.NETWORK_STATUS_RETRY_SECONDS, jitter=0.2)
         while self._pending:
             # One goes first: an API server that is away must not get requests for all of them.
             if await self._try_again(next(iter(self._pending.values()))):
-                delays = backoff(*self._retry, jitter=0.2)
+                delays = backoff(*deadlines.NETWORK_STATUS_RETRY_SECONDS, jitter=0.2)
                 # The others, until one fails.
                 await self._write_side_by_side()
             if self._pending:
@@ -226,7 +220,7 @@ class StatusWriter:
     def _put_off(self, pod: Pod, value: str) -> None:
         self._pending[pod.uid] = pod, value
         self._pending.move_to_end(pod.uid)
-        if len(self._pending) > self._pending_max:
+        if len(self._pending) > PENDING_MAX:
             _, (dropped, _) = self._pending.popitem(last=False)
             log.error("%s of pod %s will not be written: too many are pending", ANNOTATION, dropped)
             self._metrics.statuses_dropped.inc()

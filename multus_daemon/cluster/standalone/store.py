@@ -166,12 +166,11 @@ class Folder:
 class StandaloneStore:
     """Implements `ports.ClusterStore`; `run` is a root task on the event loop, the port's methods block."""
 
-    def __init__(self, directory: Path, gates: Gates | None = None, *, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, directory: Path, gates: Gates | None = None) -> None:
         """The gate `manifests` is open while the directory can be read."""
         self._gates = gates or Gates()
         self._gates.close(GATE, "not read yet")
         self._directory = directory
-        self._poll_seconds = poll_seconds
         self._folder = Folder(directory)
         self._view = View()
         self._scanning = threading.Lock()
@@ -210,8 +209,8 @@ class StandaloneStore:
             except (OSError, StoreUnavailableError) as error:
                 if str(error) != complaint:
                     complaint = str(error)
-                    log.warning("%s is looked at every %s s: %s", self._directory, self._poll_seconds, error)
-            await asyncio.sleep(self._poll_seconds)
+                    log.warning("%s is looked at every %s s: %s", self._directory, POLL_SECONDS, error)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _watch(self, directories: Mapping[Path, int]) -> None:
         """Follow changes in `directories`; returns when there are other directories."""

@@ -22,10 +22,11 @@ def write(path, user, cluster=None, **changes):
 # --- token files ---
 
 
-def test_token_is_read_again_when_it_is_old_or_when_asked(tmp_path):
+def test_token_is_read_again_when_it_is_old_or_when_asked(tmp_path, monkeypatch):
     path, now = tmp_path / "token", 0.0
+    monkeypatch.setattr("multus_daemon.cluster.kube.credentials.time.monotonic", lambda: now)
     path.write_text("one\n")
-    file = TokenFile(path, lambda: now)
+    file = TokenFile(path)
     assert file.token() == "one"
     path.write_text("two\n")
     assert file.token() == "one"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cluster.kube import informer as module
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
@@ -20,14 +21,19 @@ from tests.counted import counted
 KEY = ("web", "web-1")
 
 
+@pytest.fixture(autouse=True)
+def retry(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.01, 0.05))
+
+
 @pytest.fixture
 def pods(client, gates, metrics):
-    return Informer(client, objects.pods_of("node-a"), gates, metrics=metrics, retry=(0.01, 0.05))
+    return Informer(client, objects.pods_of("node-a"), gates, metrics=metrics)
 
 
 @pytest.fixture
 def networks(client, gates, metrics):
-    return Informer(client, objects.networks(), gates, metrics=metrics, retry=(0.01, 0.05))
+    return Informer(client, objects.networks(), gates, metrics=metrics)
 
 
 # --- lists ---
@@ -230,8 +236,8 @@ async def test_a_restored_backup_lists_again(server, pods, running, until):
         await until(lambda: pods.get(KEY))
 
 
-async def test_a_silent_connection_is_given_up(server, client, gates, running, until):
-    pods = Informer(client, objects.pods_of("node-a"), gates, inactivity=0.05, retry=(0.01, 0.05))
+async def test_a_silent_connection_is_given_up(server, pods, running, until, monkeypatch):
+    monkeypatch.setattr(deadlines, "INFORMER_INACTIVITY_SECONDS", 0.05)
     async with running(pods.run()):
         await until(lambda: server.watches)
         server.silent = True
@@ -242,8 +248,8 @@ async def test_a_silent_connection_is_given_up(server, client, gates, running, u
         await until(lambda: pods.get(KEY))
 
 
-async def test_a_server_that_ends_each_watch_is_given_a_rest(server, client, gates, running, until):
-    pods = Informer(client, objects.pods_of("node-a"), gates, retry=(0.05, 0.1))
+async def test_a_server_that_ends_each_watch_is_given_a_rest(server, pods, running, until, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.05, 0.1))
     async with running(pods.run()):
         for _ in range(4):
             await until(lambda: server.watches)
@@ -280,7 +286,6 @@ async def test_api_down_at_the_start(tmp_path, server, gates, running, until, ca
             objects.pods_of("node-a"),
             gates,
             metrics=metrics,
-            retry=(0.01, 0.05),
             on_connected=lambda: connected.append(1),
         )
         assert pods.stale_seconds == float("inf")
@@ -303,6 +308,7 @@ async def test_api_down_at_the_start(tmp_path, server, gates, running, until, ca
 
 
 async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.5, 20.0))
     pauses: list[float] = []
 
     class Client(ListsOnly):
@@ -328,9 +334,9 @@ async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
     assert pauses[21] >= 20
 
 
-async def test_poke_ends_a_pause(server, client, gates, running, until):
+async def test_poke_ends_a_pause(server, pods, running, until, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (30, 30))
     await server.stop()
-    pods = Informer(client, objects.pods_of("node-a"), gates, retry=(30, 30))
     async with running(pods.run()):
         await until(lambda: pods.problem.startswith("GET"))
         await server.start()

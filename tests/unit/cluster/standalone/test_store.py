@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from multus_daemon.cluster.standalone import status_file
+from multus_daemon.cluster.standalone import store as module
 from multus_daemon.cluster.standalone.store import Folder, StandaloneStore
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
@@ -138,10 +139,11 @@ async def test_watch_follows_a_directory_that_is_replaced(
 
 
 async def test_watch_survives_a_directory_that_comes_later(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
     directory = tmp_path / "d"
-    store = StandaloneStore(directory, poll_seconds=0.05)
+    store = StandaloneStore(directory)
     async with watching(store):
         await asyncio.sleep(0.3)
         assert len([record for record in caplog.records if "is looked at every" in record.getMessage()]) == 1
@@ -155,7 +157,8 @@ async def test_watch_polls_where_there_is_no_watch(tmp_path: pathlib.Path, monke
         raise OSError(28, "inotify watch limit reached")
 
     monkeypatch.setattr("multus_daemon.runtime.watching.changes", refuse)
-    store = StandaloneStore(tmp_path, poll_seconds=0.05)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
+    store = StandaloneStore(tmp_path)
     async with watching(store):
         declare(tmp_path, "a")
         await until(lambda: ("web", "a") in store._view.pods)
