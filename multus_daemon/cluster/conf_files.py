@@ -67,7 +67,7 @@ def _candidates(directory: Path) -> list[Path]:
     except OSError as error:
         raise IoFailureError(f"{directory}: can't be listed: {error.strerror}") from error
     except ValueError as error:  # a NUL byte, from a configuration
-        raise InvalidNetworkConfigError(f"{str(directory)!r} is no path: {error}") from error
+        raise InvalidNetworkConfigError(f"{str(directory)!r} is not a path: {error}") from error
 
 
 def _read(path: Path) -> bytes:
@@ -76,7 +76,7 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise IoFailureError(f"{path}: can't be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise InvalidNetworkConfigError(f"{str(path)!r} is no path: {error}") from error
+        raise InvalidNetworkConfigError(f"{str(path)!r} is not a path: {error}") from error
 
 
 def _plugins_in(folder: Path) -> tuple[bytes, ...]:

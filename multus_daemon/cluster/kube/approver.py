@@ -72,18 +72,16 @@ class Condition(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """certificates.k8s.io/v1 CertificateSigningRequestStatus."""
+    """certificates.k8s.io/v1 CertificateSigningRequestStatus; the certificates are in PEM."""
 
-    conditions: tuple[Condition, ...] | None = None
+    conditions: list[Condition] | None = None
     certificate: bytes | None = None
-    """The certificates, PEM."""
 
 
 class Spec(msgspec.Struct, rename="camel"):
-    """certificates.k8s.io/v1 CertificateSigningRequestSpec."""
+    """certificates.k8s.io/v1 CertificateSigningRequestSpec; the request is PKCS#10 in PEM."""
 
     request: bytes = b""
-    """PKCS#10, PEM."""
     signer_name: str = ""
     usages: tuple[str, ...] | None = None
     username: str = ""

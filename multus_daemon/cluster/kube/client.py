@@ -75,10 +75,6 @@ class ApiClient:
         if transport:
             await transport.session.close()
 
-    async def load(self) -> None:
-        """Read the source now, to report its faults early. Raises ConfigurationError."""
-        await self._current()
-
     def reload(self) -> None:
         """Read the source again and open new connections for the next request: credentials were replaced."""
         self._stale = True
@@ -155,7 +151,7 @@ class ApiClient:
         are not replaced.
         """
         with _as_unavailable(f"GET {path}", deadlines.API_REQUEST_SECONDS):
-            transport = await self._current()
+            transport = await self.load()
             async with transport.used():
                 authorization = transport.access.header()
                 opened = await transport.session.ws_connect(
@@ -182,7 +178,7 @@ class ApiClient:
         """Return a successful response; after a 401 the request is sent again with fresh credentials."""
         refused: list[str] = []
         while True:
-            transport = await self._current()
+            transport = await self.load()
             async with transport.used():
                 authorization = transport.access.header(fresh=bool(refused))
                 headers = {"Accept": "application/json", "Content-Type": content_type, "Authorization": authorization}
@@ -220,8 +216,8 @@ class ApiClient:
             self._stale = True
         return self._stale
 
-    async def _current(self) -> _Transport:
-        """Return the transport for a new request. Raises ConfigurationError."""
+    async def load(self) -> _Transport:
+        """Read the source if needed; return the transport for a new request. Raises ConfigurationError."""
         if self._transport and not self._stale:
             return self._transport
         async with self._loading:

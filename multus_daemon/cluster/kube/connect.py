@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -43,11 +42,9 @@ class Connection:
         self._manager: CertificateManager | None = None
         certificate = settings.per_node_certificate
         if certificate is not None and certificate.enabled:
-            self._manager = self._certificate_manager(certificate, gates)
-            bootstrap = Path(certificate.bootstrap_kubeconfig)
-            self.client = ApiClient(
-                Kubeconfig(bootstrap, self._manager.files.current), on_unauthorized=self._manager.rejected
-            )
+            manager = self._manager = self._certificate_manager(certificate, gates)
+            source = Kubeconfig(Path(certificate.bootstrap_kubeconfig), manager.files.current)
+            self.client = ApiClient(source, on_unauthorized=manager.rejected)
         else:
             self.client = ApiClient(source_of(settings))
 
@@ -69,26 +66,18 @@ class Connection:
         except ValueError as error:
             raise ConfigurationError(f"perNodeCertificate.certDuration: {error}") from error
 
-        @contextlib.asynccontextmanager
-        async def connect(certificate: Path | None) -> AsyncIterator[ApiClient]:
-            # Each request has a client of its own: the bootstrap kubeconfig or its CA may have been replaced.
-            async with ApiClient(Kubeconfig(Path(settings.bootstrap_kubeconfig), certificate)) as client:
-                yield client
-
         return CertificateManager(
             node=node,
             files=CertificateFiles(Path(settings.cert_dir)),
-            connect=connect,
+            # Each request has a client of its own: the bootstrap kubeconfig or its CA may have been replaced.
+            connect=lambda certificate: ApiClient(Kubeconfig(Path(settings.bootstrap_kubeconfig), certificate)),
             on_renewed=lambda: self.client.reload(),
             gates=gates,
             seconds=seconds,
         )
 
     async def load(self) -> None:
-        """Read the credentials now, to report their faults early. Raises ConfigurationError.
-
-        The node's own certificate need not exist yet.
-        """
+        """Read the credentials now, unless the node has its own certificate. Raises ConfigurationError."""
         if self._manager is None:
             await self.client.load()
 

@@ -70,7 +70,6 @@ class Access:
     configuration: Any = field(repr=False)
     """kubernetes_asyncio's Configuration: host, CA, client certificate, proxy."""
     authorization: str = field(default="", repr=False)
-    """Value of the Authorization header; empty with a token file, or without a header."""
     token_file: TokenFile | None = None
 
     def header(self, *, fresh: bool = False) -> str:
@@ -203,15 +202,13 @@ def _current_context(document: dict[str, Any]) -> dict[str, Any]:
 def _current_user(document: dict[str, Any]) -> dict[str, Any]:
     """Return the user of the current context, to be changed in place; adds one without credentials if missing."""
     context = _current_context(document)
-    user: dict[str, Any] | None = next(
-        (item for item in document["users"] if item["name"] == context.get("user")), None
-    )
-    if user is None:
+    users: list[dict[str, Any]] = [item for item in document["users"] if item["name"] == context.get("user")]
+    if not users:
         context["user"] = context.get("user") or "anonymous"
-        user = {"name": context["user"]}
-        document["users"].append(user)
-    user["user"] = user.get("user") or {}
-    fields: dict[str, Any] = user["user"]
+        users = [{"name": context["user"]}]
+        document["users"] += users
+    fields: dict[str, Any] = users[0].get("user") or {}
+    users[0]["user"] = fields
     return fields
 
 

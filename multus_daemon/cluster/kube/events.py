@@ -54,23 +54,16 @@ class _Batch:
     subject: _Subject
     due: float
     messages: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    size: int = 0
 
 
 class EventRecorder:
     """Queues Events and posts them; `run` is a root task."""
 
-    def __init__(
-        self,
-        client: ApiClient,
-        *,
-        host: str = "",
-        metrics: ClusterMetrics | None = None,
-    ) -> None:
+    def __init__(self, client: ApiClient, metrics: ClusterMetrics, host: str = "") -> None:
         """`host`: the node's name."""
         self._client = client
         self._host = host
-        self._metrics = metrics or ClusterMetrics()
+        self._metrics = metrics
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
         self._queued = 0
         self._arrived = asyncio.Event()
@@ -101,7 +94,6 @@ class EventRecorder:
         messages = batch.messages.setdefault((kind, reason), [])
         if message not in messages:
             messages.append(message)
-            batch.size += 1
             self._queued += 1
         self._arrived.set()
 
@@ -117,12 +109,12 @@ class EventRecorder:
             first = next(iter(self._batches.values()))
             await asyncio.sleep(max(0.0, first.due - time.monotonic()))
             _, batch = self._batches.popitem(last=False)
-            try:
-                for (kind, reason), messages in batch.messages.items():
+            for (kind, reason), messages in batch.messages.items():
+                try:
                     await self._post(batch.subject, kind, reason, messages)
-            finally:
-                # Only now: a message counts as queued until it is posted.
-                self._queued -= batch.size
+                finally:
+                    # Only now: a message counts as queued until it is posted.
+                    self._queued -= len(messages)
         self._arrived.clear()
 
     async def _post(self, subject: _Subject, kind: str, reason: str, messages: list[str]) -> None:

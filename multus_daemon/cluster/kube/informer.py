@@ -48,8 +48,7 @@ class Informer(Generic[T]):
         client: ApiClient,
         resource: Resource[T],
         gates: Gates,
-        *,
-        metrics: ClusterMetrics | None = None,
+        metrics: ClusterMetrics,
         on_connected: Callable[[], None] = lambda: None,
     ) -> None:
         """`gates`: the gate with the resource's name opens with the first complete list and stays open.
@@ -59,7 +58,7 @@ class Informer(Generic[T]):
         self._client = client
         self._resource = resource
         self._gates = gates
-        self._metrics = metrics or ClusterMetrics()
+        self._metrics = metrics
         self._on_connected = on_connected
         self._objects: dict[Key, T] = {}
         self._deleted: OrderedDict[Key, str] = OrderedDict()

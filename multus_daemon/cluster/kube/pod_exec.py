@@ -19,9 +19,6 @@ PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 MESSAGE_MAX_BYTES: Final = 2 * 1024 * 1024
 """The API server and the runtime copy in pieces of about 32 KiB."""
 STDERR_MAX_BYTES: Final = 64 * 1024
-_STDOUT: Final = 1
-_STDERR: Final = 2
-_ERROR: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,8 @@ async def run(
     """
     path = f"{objects.pod_path(namespace, pod)}/exec"
     query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", word) for word in words)]
-    written = {_STDOUT: bytearray(), _STDERR: bytearray(), _ERROR: bytearray()}
+    stdout, stderr, status = bytearray(), bytearray(), bytearray()
+    channels = {b"\1": stdout, b"\2": stderr, b"\3": status}
     opening = client.websocket(path, query, protocols=PROTOCOLS, message_max=MESSAGE_MAX_BYTES)
     async with opening as websocket:
         if websocket.protocol not in PROTOCOLS:
@@ -55,17 +53,13 @@ async def run(
         async for message in websocket:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 break
-            channel, data = message.data[:1], message.data[1:]
-            stream = written.get(channel[0]) if channel else None
-            if stream is None:
-                continue
-            stream += data
-            if len(written[_STDOUT]) > stdout_max:
+            channels.get(message.data[:1], bytearray()).extend(message.data[1:])
+            if len(stdout) > stdout_max:
                 raise ApiUnavailableError(f"the answer is longer than {stdout_max} bytes")
-            del written[_STDERR][STDERR_MAX_BYTES:]
-            if len(written[_ERROR]) > MESSAGE_MAX_BYTES:
+            del stderr[STDERR_MAX_BYTES:]
+            if len(status) > MESSAGE_MAX_BYTES:
                 break
-    return _ended(bytes(written[_STDOUT]), written[_STDERR].decode("utf-8", "replace"), bytes(written[_ERROR]))
+    return _ended(bytes(stdout), stderr.decode("utf-8", "replace"), bytes(status))
 
 
 def _ended(stdout: bytes, stderr: str, error: bytes) -> Ended:

@@ -52,15 +52,11 @@ class StatusWriter:
     """Writes network-statuses. `run` is a root task and writes the pending ones."""
 
     def __init__(
-        self,
-        client: ApiClient,
-        *,
-        metrics: ClusterMetrics | None = None,
-        on_written: Callable[[], None] = lambda: None,
+        self, client: ApiClient, metrics: ClusterMetrics, on_written: Callable[[], None] = lambda: None
     ) -> None:
         """`on_written` is called after each success; it must not block or raise."""
         self._client = client
-        self._metrics = metrics or ClusterMetrics()
+        self._metrics = metrics
         self._on_written = on_written
         # Both by the pod's UID. The lock keeps an older value from overwriting a newer one.
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
@@ -92,10 +88,10 @@ class StatusWriter:
             self._metrics.statuses_dropped.inc()
             raise
         except TimeoutError:
-            if not keep_trying:
-                raise StatusWriteError(f"{ANNOTATION} of pod {pod}: {problem}") from None
-            self._put_off(pod, value)
-            raise StatusWriteError(f"{ANNOTATION} of pod {pod}: {problem}; it is tried again") from None
+            if keep_trying:
+                self._put_off(pod, value)
+                problem += "; it is tried again"
+            raise StatusWriteError(f"{ANNOTATION} of pod {pod}: {problem}") from None
         except asyncio.CancelledError:
             # The caller is gone, but the pod still needs its status.
             if keep_trying:

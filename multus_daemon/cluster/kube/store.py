@@ -55,10 +55,11 @@ class KubeStore:
         self._client = client
         self._pod_patience = pod_patience
         self._unsynced_patience = min(pod_patience, unsynced_patience)
-        self.statuses = StatusWriter(client, metrics=metrics, on_written=self._answered)
-        self.events = EventRecorder(client, host=node, metrics=metrics)
-        self.pods = Informer(client, objects.pods_of(node), gates, metrics=metrics, on_connected=self._answered)
-        self.networks = Informer(client, objects.networks(), gates, metrics=metrics, on_connected=self._answered)
+        metrics = metrics or ClusterMetrics()
+        self.statuses = StatusWriter(client, metrics, self._answered)
+        self.events = EventRecorder(client, metrics, node)
+        self.pods = Informer(client, objects.pods_of(node), gates, metrics, self._answered)
+        self.networks = Informer(client, objects.networks(), gates, metrics, self._answered)
         self._absent: OrderedDict[Key, float] = OrderedDict()
         self._lookups = KeyedLock()
         # Methods of `ports.ClusterStore` that the parts implement.
@@ -209,4 +210,4 @@ def _as_port_errors(what: str, informer: Informer[T], missing: type[LookupError]
         behind = "" if informer.synced.is_set() else f"; {informer.problem}"
         raise StoreUnavailableError(f"{what}: the API server can't be asked: {error}{behind}") from error
     except objects.DECODE_ERRORS as error:
-        raise StoreUnavailableError(f"{what}: the API server's answer is no such object: {error}") from error
+        raise StoreUnavailableError(f"{what}: the API server's answer is not such an object: {error}") from error

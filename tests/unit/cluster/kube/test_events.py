@@ -16,7 +16,7 @@ from tests.counted import counted
 def recorder(client, metrics, monkeypatch):
     monkeypatch.setattr(module, "RETRY_SECONDS", (0.02, 0.1))
     monkeypatch.setattr(deadlines, "EVENT_KEEP_TRYING_SECONDS", 1)
-    return EventRecorder(client, host="node-a", metrics=metrics)
+    return EventRecorder(client, metrics, "node-a")
 
 
 def pod(name="web-1", uid=""):
@@ -111,7 +111,7 @@ async def test_a_pod_causes_so_many_and_the_others_are_not_touched(server, recor
 
 async def test_the_queue_is_bounded(server, client, metrics, monkeypatch):
     monkeypatch.setattr(module, "QUEUE_MAX", 10)
-    recorder = EventRecorder(client, metrics=metrics)
+    recorder = EventRecorder(client, metrics)
     for number in range(15):
         recorder.event(pod(f"p{number}"), "Normal", "R", "m")
     assert counted(metrics.events_dropped) == 5
@@ -143,7 +143,7 @@ async def test_api_away_for_a_while(server, recorder, running, until, metrics):
 async def test_api_away_for_long(server, client, metrics, monkeypatch):
     monkeypatch.setattr(module, "RETRY_SECONDS", (0.02, 0.1))
     monkeypatch.setattr(deadlines, "EVENT_KEEP_TRYING_SECONDS", 0.2)
-    recorder = EventRecorder(client, metrics=metrics)
+    recorder = EventRecorder(client, metrics)
     server.fail(503, times=10_000)
     recorder.event(pod(), "Normal", "R", "m")
     recorder.event(pod("web-2"), "Normal", "R", "m")
@@ -199,7 +199,7 @@ async def test_the_node_is_named_as_the_kubelet_names_it(server, recorder):
 
 
 async def test_without_a_node_name_its_events_are_dropped(client, metrics):
-    recorder = EventRecorder(client, metrics=metrics)
+    recorder = EventRecorder(client, metrics)
     recorder.node_event("Warning", "R", "m")
     await recorder.flush()
     assert counted(metrics.events_dropped) == 1

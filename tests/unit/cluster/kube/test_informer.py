@@ -15,6 +15,7 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
 from multus_daemon.cluster.kube.informer import Informer
+from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.spec.nad import definition
 from tests.counted import counted
 
@@ -110,7 +111,7 @@ async def test_an_answer_that_is_no_list(gates, answer):
             return answer.encode()
 
     with pytest.raises(ApiUnavailableError, match="not the API's"):
-        await Informer(Client(), objects.networks(), gates).sync_once()  # type: ignore[arg-type]  # it lists, as a client does
+        await Informer(Client(), objects.networks(), gates, ClusterMetrics()).sync_once()  # type: ignore[arg-type]  # it lists, as a client does
 
 
 # --- watches ---
@@ -317,7 +318,7 @@ async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
                 "away", retry_after=12 if len(pauses) == 20 else 500 if len(pauses) > 20 else None
             )
 
-    informer = Informer(Client(), objects.networks(), gates)  # type: ignore[arg-type]  # as above
+    informer = Informer(Client(), objects.networks(), gates, ClusterMetrics())  # type: ignore[arg-type]  # as above
 
     async def pause(seconds):
         pauses.append(seconds)
@@ -351,7 +352,7 @@ async def test_a_bug_is_not_swallowed(gates):
             raise TypeError("bug")
 
     with pytest.raises(TypeError):
-        await Informer(Client(), objects.networks(), gates).run()  # type: ignore[arg-type]  # as above
+        await Informer(Client(), objects.networks(), gates, ClusterMetrics()).run()  # type: ignore[arg-type]  # as above
 
 
 # --- waiting ---
@@ -428,7 +429,7 @@ async def test_who_waits_is_answered_once(gates, types, found):
                 metadata = {"namespace": "web", "name": "web-1", "uid": "u", "annotations": {"n": str(number)}}
                 yield json.dumps({"type": kind, "object": {"metadata": metadata}}).encode()
 
-    pods = Informer(Client(), objects.pods_of("node-a"), gates)
+    pods = Informer(Client(), objects.pods_of("node-a"), gates, ClusterMetrics())
     task = asyncio.create_task(pods.wait_for(KEY, lambda pod: True, 5))
     await asyncio.sleep(0)
     await pods.sync_once()

@@ -7,6 +7,7 @@ import pytest
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import status as module
 from multus_daemon.cluster.kube.status import StatusWriter
+from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.status import ANNOTATION
@@ -29,14 +30,14 @@ def seconds(monkeypatch):
 def writer(client, metrics, seconds):
     """Has more patience than a machine under load needs."""
     seconds(30)
-    return StatusWriter(client, metrics=metrics)
+    return StatusWriter(client, metrics)
 
 
 @pytest.fixture
 def impatient(client, metrics, seconds):
     """For a server that fails until the patience is over."""
     seconds(1)
-    return StatusWriter(client, metrics=metrics)
+    return StatusWriter(client, metrics)
 
 
 def declare(server, name="web-1", **metadata):
@@ -96,7 +97,7 @@ async def test_a_slow_server(server, impatient):
 async def test_retry_after_is_heeded(server, client, metrics, seconds):
     # Patience for a machine under load to get the first answer, and none for the pause that it asks for.
     seconds(2)
-    writer = StatusWriter(client, metrics=metrics)
+    writer = StatusWriter(client, metrics)
     pod = declare(server)
     server.fail(429, times=5, headers={"Retry-After": "60"})
     with pytest.raises(StatusWriteError):
@@ -156,7 +157,7 @@ async def test_everything_is_written_when_the_api_is_back(server, impatient, met
 
 async def test_kick_ends_a_pause(server, client, running, until, seconds):
     seconds(0.1, (30, 30))
-    writer = StatusWriter(client)
+    writer = StatusWriter(client, ClusterMetrics())
     pod = declare(server)
     server.fail(503, times=100)
     async with running(writer.run()):
@@ -207,7 +208,7 @@ async def test_the_newest_value_wins(server, impatient, running, until):
 
 async def test_a_newer_value_that_is_written_at_once_replaces_what_waits(server, client, running, seconds):
     seconds(2)
-    writer = StatusWriter(client)
+    writer = StatusWriter(client, ClusterMetrics())
     pod = declare(server)
     server.fail(503, times=10_000)
     with pytest.raises(StatusWriteError):
@@ -222,7 +223,7 @@ async def test_a_newer_value_that_is_written_at_once_replaces_what_waits(server,
 
 async def test_a_newer_value_waits_for_the_older_one_in_flight(server, client, running, until, seconds):
     seconds(0.1, (0.01, 0.01))
-    writer = StatusWriter(client)
+    writer = StatusWriter(client, ClusterMetrics())
     pod = declare(server)
     server.fail(503, times=10_000)
     with pytest.raises(StatusWriteError):
@@ -254,7 +255,7 @@ async def test_a_caller_that_goes_away(server, writer):
 async def test_the_queue_is_bounded(server, client, metrics, seconds, monkeypatch):
     seconds(0.05)
     monkeypatch.setattr(module, "PENDING_MAX", 3)
-    writer = StatusWriter(client, metrics=metrics)
+    writer = StatusWriter(client, metrics)
     server.fail(503, times=10_000)
     for number in range(5):
         with pytest.raises(StatusWriteError):
