@@ -55,7 +55,7 @@ _PEM = re.compile(
 
 
 class CertificateError(Exception):
-    """There is no certificate, or it can't be used; the message says which and why."""
+    """There is no usable certificate; the message says why."""
 
 
 class DeniedError(CertificateError):

@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 GATE: Final = "certificate"
 FILE_MAX_BYTES: Final = 256 * 1024
 RENEW_AT: Final = (0.7, 0.9)
-"""Shares of a certificate's life between which it is renewed."""
 RETRY_SECONDS: Final = (1.0, 30.0)
 DENIED_SECONDS: Final = (30.0, 300.0)
 REJECTION_SECONDS: Final = 30.0
@@ -57,10 +56,7 @@ _DATED = re.compile(r"multus-client-[0-9]{4}(-[0-9]{2}){5}\.pem")
 
 @approver.long_names()
 def _read_validity(pem: bytes, node: str) -> tuple[float, float]:
-    """Check that `pem` has a certificate for the node and its key; return notBefore and notAfter in Unix seconds.
-
-    Raises CertificateError. It does not check the time.
-    """
+    """Return notBefore and notAfter in Unix seconds. Raises CertificateError without the node's certificate and key."""
     try:
         leaf = x509.load_pem_x509_certificates(pem)[0]
         matches = leaf.public_key() == serialization.load_pem_private_key(pem, None).public_key()
@@ -84,8 +80,7 @@ class Pending:
     """
 
     key: ec.EllipticCurvePrivateKey
-    posted: float | None = None
-    """When this process made the request, on the loop's clock."""
+    posted: float | None = None  # when this process made the request, on the loop's clock
 
     @classmethod
     def from_pem(cls, pem: bytes) -> Pending | None:
@@ -131,10 +126,7 @@ class Pending:
 
 
 async def _request_certificate(client: ApiClient, pending: Pending, node: str, seconds: int) -> bytes:
-    """Make the request, or find the existing one, and wait for its certificates, PEM.
-
-    Raises DeniedError, KubeError; TimeoutError without a certificate in time.
-    """
+    """Make or find the request and wait for its certificates, PEM. Raises DeniedError, KubeError, TimeoutError."""
     name, now, timeout = pending.name(node, seconds), _loop_time(), deadlines.APPROVER_REQUEST_SECONDS
     try:
         await client.request("POST", approver.CSR_PATH, body=pending.request(node, seconds), timeout=timeout)
@@ -159,9 +151,8 @@ async def _request_certificate(client: ApiClient, pending: Pending, node: str, s
 class CertificateFiles:
     """The files in `certDir`, all of mode 0600. All methods block and raise OSError.
 
-    `multus-client-current.pem` has the certificate, then its key. It is a link to a dated file, as in client-go's file
-    store, since client-go refuses to renew a plain file and upstream's daemon must be able to take over. The pending
-    key is in a file beside it.
+    `multus-client-current.pem` has the certificate, then its key. It is a link to a dated file, so that upstream's
+    daemon can take over: client-go refuses to renew a plain file. The pending key has a file of its own.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -170,10 +161,7 @@ class CertificateFiles:
         self.pending = directory / "multus-client-pending.key"
 
     def load(self) -> tuple[bytes, bytes]:
-        """Return the certificate with its key, and the pending key; empty for a missing or unreadable file.
-
-        Makes the directory and removes temporary files of killed writers.
-        """
+        """Return the certificate with its key, and the pending key; empty for an unusable file. Makes the directory."""
         fs.ensure_directory(self._directory)
         fs.sweep(self._directory)
         return self._read(self.current), self._read(self.pending)
@@ -209,7 +197,6 @@ class _Held:
     """The certificate in use. Both clocks count: the wall clock may jump, the loop's clock stops in a suspend."""
 
     not_after: float
-    """Unix seconds."""
     since: float
     renew: tuple[float, float]
     """By the wall clock, by the loop's clock."""
@@ -227,7 +214,6 @@ class CertificateManager:
     """Called for each new certificate; must not block or raise."""
     gates: Gates
     seconds: int
-    """Lifetime to ask for."""
     now: Callable[[], float] = time.time
     _held: _Held | None = field(default=None, init=False)
     _pending: Pending | None = field(default=None, init=False)
@@ -348,8 +334,8 @@ class CertificateManager:
     def _schedule(self, validity: tuple[float, float], posted: float | None) -> _Held:
         """Compute when a certificate ends and when it is renewed, between 70 and 90 % of its life.
 
-        `posted`: when this process requested it, on the loop's clock. For a recent request the API server's times win:
-        a wrong wall clock must not cause request after request.
+        For a request that this process has just `posted` the wall clock does not count: a wrong one must not cause
+        request after request.
         """
         not_before, not_after = validity
         now, loop_now, life = self.now(), _loop_time(), not_after - not_before

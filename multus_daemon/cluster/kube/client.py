@@ -55,7 +55,7 @@ class ApiClient:
     ) -> None:
         """`on_unauthorized` is called when the server answers 401 to the newest credentials; it must not block.
 
-        `websockets`: how many may be open at a time, in addition to requests and watches.
+        `websockets`: the number that may be open at a time.
         """
         self._source = source
         self._websockets = websockets
@@ -76,7 +76,7 @@ class ApiClient:
             await transport.session.close()
 
     def reload(self) -> None:
-        """Read the source again and open new connections for the next request: credentials were replaced."""
+        """Use new credentials and connections for the next request."""
         self._stale = True
         self._loaded_at = float("-inf")
 
@@ -145,10 +145,9 @@ class ApiClient:
     async def websocket(
         self, path: str, query: Sequence[tuple[str, str]], *, protocols: Sequence[str], message_max: int
     ) -> AsyncIterator[Any]:
-        """Open a websocket (aiohttp's) for the block. The server chooses one of `protocols`, or none.
+        """Open a websocket (aiohttp's) for the block. The caller sets deadlines. Raises as `request` does.
 
-        `message_max`: bytes of one message. The caller sets deadlines. Raises as `request` does; refused credentials
-        are not replaced.
+        The server chooses one of `protocols`, or none. `message_max`: bytes of one message.
         """
         with _as_unavailable(f"GET {path}", deadlines.API_REQUEST_SECONDS):
             transport = await self.load()
@@ -210,8 +209,7 @@ class ApiClient:
         """Return whether there may be newer credentials than the refused ones of `transport`."""
         if transport.access.token_file or transport is not self._transport:
             return True
-        # The kubeconfig may have been replaced. A server that refuses everything must not make every request read files
-        # and run plugins.
+        # The kubeconfig may have been replaced. A server that refuses everything must not make every request read it.
         if time.monotonic() - self._loaded_at > RELOAD_SECONDS:
             self._stale = True
         return self._stale
@@ -251,8 +249,7 @@ class _Transport:
         # Applies to all connections of the process: asyncio has no parameter for it.
         sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         self._host = str(configuration.host).rstrip("/")
-        self.options: dict[str, Any] = {}
-        """Arguments for aiohttp's requests."""
+        self.options: dict[str, Any] = {}  # arguments for aiohttp
         if configuration.proxy:
             self.options |= {"proxy": configuration.proxy, "proxy_headers": configuration.proxy_headers}
         if configuration.tls_server_name:
@@ -331,8 +328,7 @@ def _abort(response: Any) -> None:
     """Release the connection if the body was read to its end; abort it otherwise."""
     connection = response.connection
     if connection is not None and connection.transport is not None:
-        # An orderly close waits up to 30 s for the TLS close message of a server that may be gone, and the connection
-        # would outlive the client.
+        # An orderly close waits up to 30 s for a server that may be gone; the connection would outlive the client.
         connection.transport.abort()
     response.release()
 

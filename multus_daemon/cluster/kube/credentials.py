@@ -44,9 +44,9 @@ class TokenFile:
         self._read_at = float("-inf")
 
     def token(self, *, fresh: bool = False) -> str:
-        """Return the token; it is at most `TOKEN_SECONDS` old, and read now if `fresh`.
+        """Return the token, read now if `fresh`. The last token stays in use while the file can't be read.
 
-        The last token stays in use while the file can't be read. Raises ConfigurationError without a last token.
+        Raises ConfigurationError without a last token.
         """
         if fresh or time.monotonic() - self._read_at >= TOKEN_SECONDS:
             token, problem = "", "it is empty"
@@ -107,7 +107,6 @@ class Kubeconfig:
     certificate: Path | None = None
     """A file with client certificate and key that replaces all credentials of the kubeconfig."""
     context: str = ""
-    """Name of the context; empty for the current one."""
     others: tuple[Path, ...] = ()
     """Further files, merged as kubectl merges those of the variable KUBECONFIG."""
 
@@ -137,10 +136,7 @@ class Kubeconfig:
             return str(_current_context(self._document()).get("namespace") or "")
 
     def for_certificate(self, certificate: Path) -> bytes:
-        """Return a kubeconfig for the same cluster whose user has the certificate and key in `certificate`.
-
-        Blocks. Raises ConfigurationError.
-        """
+        """Return a kubeconfig for the same cluster with the given client certificate. Raises ConfigurationError."""
         with self._as_configuration_error():
             document = self._document()
             name = _current_context(document)["cluster"]

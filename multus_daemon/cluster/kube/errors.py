@@ -31,10 +31,7 @@ class ApiError(KubeError):
     def __init__(self, status: int, reason: str, message: str, *, request: str, fields: tuple[str, ...] = ()) -> None:
         """`reason` is machine-readable, such as NotFound; `fields` are the paths of the object's faulty fields."""
         super().__init__(f"{request}: {status} {reason}: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.fields = fields
+        self.status, self.reason, self.message, self.fields = status, reason, message, fields
 
 
 class GoneError(ApiError):
@@ -46,8 +43,7 @@ class ApiUnavailableError(KubeError):
 
     def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.status = status
-        self.retry_after = retry_after
+        self.status, self.retry_after = status, retry_after
 
 
 class NoAnswerError(ApiUnavailableError):

@@ -51,7 +51,7 @@ class Informer(Generic[T]):
         metrics: ClusterMetrics,
         on_connected: Callable[[], None] = lambda: None,
     ) -> None:
-        """`gates`: the gate with the resource's name opens with the first complete list and stays open.
+        """The gate with the resource's name opens with the first complete list.
 
         `on_connected` is called when the API server answers again after a failure; it must not block or raise.
         """
@@ -73,7 +73,6 @@ class Informer(Generic[T]):
         self.synced = asyncio.Event()
         """Set after the first complete list."""
         self.connected = False
-        """True while the API server answers, so that changes arrive."""
         self.problem = _NOT_STARTED
         """The error of the last round; empty after a success."""
 
@@ -169,7 +168,7 @@ class Informer(Generic[T]):
         query = {**resource.query, "limit": str(PAGE_SIZE)}
         if resource.first_version and not self.synced.is_set():
             query["resourceVersion"] = resource.first_version
-        found: dict[Key, T] = {}
+        listed: dict[Key, T] = {}
         while True:
             body = await self._client.request("GET", resource.path, query=query, timeout=timeout)
             self._mark_connected()
@@ -179,14 +178,14 @@ class Informer(Generic[T]):
                 if item := self._decode(raw):
                     present = self._objects.get(item.key)
                     # Keep the present copy of an unchanged object, to save memory during a list.
-                    found[item.key] = present if present == item.value else item.value
+                    listed[item.key] = present if present == item.value else item.value
             if not page.metadata.continue_:
                 break
             query = {**resource.query, "limit": str(PAGE_SIZE), "continue": page.metadata.continue_}
-        self._replace(found)
+        self._replace(listed)
         self.synced.set()
         self._gates.open(resource.name)
-        log.info("%s listed: %d", resource.name, len(found))
+        log.info("%s listed: %d", resource.name, len(listed))
         return page.metadata.resource_version
 
     async def _watch(self) -> None:
@@ -257,15 +256,15 @@ class Informer(Generic[T]):
         except DECODE_ERRORS as error:
             raise ApiUnavailableError(f"{self._resource.path}: the answer is not the API's: {error}") from error
 
-    def _replace(self, found: dict[Key, T]) -> None:
-        before, self._objects = self._objects, found
+    def _replace(self, listed: dict[Key, T]) -> None:
+        before, self._objects = self._objects, listed
         for key, value in before.items():
-            present = found.get(key)
+            present = listed.get(key)
             if present is None or self._resource.uid(present) != self._resource.uid(value):
                 self._forget(key, value)
         for key in list(self._waiting):
-            if key in found:
-                self._put(key, found[key])
+            if key in listed:
+                self._put(key, listed[key])
 
     def _put(self, key: Key, value: T) -> None:
         self._objects[key] = value

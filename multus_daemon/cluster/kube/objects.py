@@ -167,20 +167,14 @@ def decode_network(data: bytes | msgspec.Raw) -> Item[NetworkAttachmentDefinitio
 
 
 def pods_of(node: str) -> Resource[Pod]:
-    """Return the resource of the pods bound to `node`.
-
-    The first list comes from the API server's memory, which has an index by node. From etcd, each node's list would
-    read all pods of the cluster.
-    """
+    """Return the resource of the pods bound to `node`."""
+    # The API server's memory has an index by node. From etcd, each node's list would read all pods of the cluster.
     query = {"fieldSelector": f"spec.nodeName={node}"}
     return Resource("pods", "/api/v1/pods", decode_pod, uid=lambda pod: pod.uid, query=query, first_version="0")
 
 
 def networks() -> Resource[NetworkAttachmentDefinition]:
-    """Return the resource of all NetworkAttachmentDefinitions.
-
-    They are listed in pages: a list from memory is one answer of tens of megabytes.
-    """
+    """Return the resource of all NetworkAttachmentDefinitions, listed in pages: all are tens of megabytes."""
     return Resource("networks", f"{_API}/{definition.PLURAL}", decode_network, uid=lambda _: "")
 
 

@@ -36,8 +36,8 @@ class KubeletDevices:
     async def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
         """Return the device ids by resource or claim. Raises DevicesUnavailableError.
 
-        The checkpoint does not replace a socket that does not answer: the kubelet will be back soon, and the file has
-        no claims and keeps entries of removed pods until the next admission.
+        The checkpoint does not replace a socket that does not answer: it has no claims, and keeps removed pods until
+        the next admission.
         """
         if not (pod.namespace and pod.name):
             raise DevicesUnavailableError(f"the kubelet knows pods by namespace and name; one is missing: {pod}")

@@ -62,14 +62,14 @@ class Folder:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.directories: Mapping[Path, int] = {}
-        """The directories of the last scan with their inodes: a directory may be replaced under its name."""
+        """The directories of the last scan, and their inodes to detect a replaced directory."""
         self._files: dict[str, _File] = {}
         self._reported: dict[str, str] = {}
 
     def scan(self, changed: Collection[str] = ()) -> View:
-        """Read new and changed files, and those in `changed` (relative paths) in any case.
+        """Read new and changed files, and those in `changed` (relative paths) in any case. Raises OSError.
 
-        An invalid file keeps its last valid content. Raises OSError if the directory itself can't be read.
+        An invalid file keeps its last valid content.
         """
         files: dict[str, _File] = {}
         for name, path in sorted(self._walk()):
@@ -103,8 +103,7 @@ class Folder:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                # Links to directories are not followed, they may form a loop. Links to files are: Kubernetes mounts a
-                # ConfigMap as links.
+                # Links to directories may form a loop. Links to files are followed, as in a mounted ConfigMap.
                 if entry.is_dir(follow_symlinks=False):
                     if directory != self._directory or entry.name != STATUS_DIRECTORY:
                         pending.append(Path(entry.path))
