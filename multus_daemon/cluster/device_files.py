@@ -71,11 +71,8 @@ class NodeDeviceFiles:
         """Make the directory of the attachments' files, readable for others, and return it."""
         path, directory = _VOLATILE, Path(fs.resolve(self._host_root, _VOLATILE))
         for folder in (*_FOLDERS, "cni"):
-            path, parent = f"{path}/{folder}", directory
-            try:
-                directory = Path(fs.resolve(self._host_root, path))
-            except FileNotFoundError:
-                directory = parent / folder
+            path = f"{path}/{folder}"
+            directory = Path(fs.resolve(self._host_root, path, missing=True))
             fs.ensure_directory(directory, mode=0o755)
             # Upstream makes it without any permission, so that only root can use it.
             if not directory.stat().st_mode & 0o777:

@@ -14,7 +14,6 @@ import math
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -133,23 +132,12 @@ def certificate_seconds(text: str) -> int:
     return int(seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Approve:
-    """Approve the request of `node` for itself."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class Deny:
-    """Deny the request for `reason`."""
-
-    reason: str
-
-
 @long_names()
-def judge(csr: CertificateSigningRequest) -> Approve | Deny | None:
-    """Return the verdict; None for a request that is decided, or not for a per-node certificate. Pure; never raises."""
+def judge(csr: CertificateSigningRequest) -> Condition | None:
+    """Return the condition `Approved` or `Denied` for the request. Pure; never raises.
+
+    None for a request that is decided already, or not for a per-node certificate.
+    """
     spec = csr.spec
     if spec.signer_name != SIGNER or csr.status.conditions or csr.status.certificate:
         return None
@@ -160,10 +148,14 @@ def judge(csr: CertificateSigningRequest) -> Approve | Deny | None:
     if not any(name.startswith(ORGANIZATION) for name in common_names):
         return None
     requester = _REQUESTER.fullmatch(spec.username) if len(spec.username) < _NODE_MAX_LENGTH + 15 else None
-    if requester is None or len(requester[1]) > _NODE_MAX_LENGTH:
-        return Deny(f"the requester {spec.username!a} is not a node")
-    problem = _problem_of_requester(spec) or _problem_of_subject(request, common_names, requester[1])
-    return Deny(problem) if problem else Approve(requester[1])
+    node = requester[1] if requester else ""
+    if not node or len(node) > _NODE_MAX_LENGTH:
+        problem = f"the requester {spec.username!a} is not a node"
+    else:
+        problem = _problem_of_requester(spec) or _problem_of_subject(request, common_names, node)
+    if problem:
+        return Condition("Denied", "True", "CSRDenied", problem)
+    return Condition("Approved", "True", "AutoApproved", f"{csr.metadata.name} is node {node}'s own")
 
 
 def _parse(pem: bytes) -> x509.CertificateSigningRequest | None:
@@ -263,10 +255,10 @@ class Approver:
                     item = await self._client.request("GET", f"{CSR_PATH}/{name}")
                 csr = decode_request(item)
                 name = csr.metadata.name
-                verdict = judge(csr)
-                if verdict is None:
+                condition = judge(csr)
+                if condition is None:
                     return
-                body = _with_verdict(item, name, verdict)
+                body = _with_condition(item, condition)
                 await self._client.request("PUT", f"{CSR_PATH}/{name}/approval", body=body)
             except objects.DECODE_ERRORS as error:
                 log.error("CertificateSigningRequest %r is skipped, it does not match the API: %s", name, error)
@@ -278,22 +270,14 @@ class Approver:
                 if attempt < TRIES:
                     await asyncio.sleep(next(delays))
             else:
-                user = csr.spec.username
-                match verdict:
-                    case Approve(node):
-                        log.info("CertificateSigningRequest %s of %s approved for node %s", name, user, node)
-                    case Deny(reason):
-                        log.warning("CertificateSigningRequest %s of %a denied: %s", name, user, reason)
+                level = logging.INFO if condition.type == "Approved" else logging.WARNING
+                verdict = f"{condition.type.lower()}: {condition.message}"
+                log.log(level, "CertificateSigningRequest %s of %a %s", name, csr.spec.username, verdict)
                 return
         log.error("CertificateSigningRequest %s is given up for now", name)
 
 
-def _with_verdict(item: bytes | msgspec.Raw, name: str, verdict: Approve | Deny) -> bytes:
-    """Return the object with the verdict as its condition, JSON."""
-    if isinstance(verdict, Approve):
-        condition = Condition("Approved", "True", "AutoApproved", f"{name} is node {verdict.node}'s own")
-    else:
-        condition = Condition("Denied", "True", "CSRDenied", verdict.reason)
+def _with_condition(item: bytes | msgspec.Raw, condition: Condition) -> bytes:
     fields = msgspec.json.decode(item)
     fields |= {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest"}
     fields["status"] = {**(fields.get("status") or {}), "conditions": [condition]}

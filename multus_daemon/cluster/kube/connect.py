@@ -52,8 +52,7 @@ class Connection:
         for key, value in (("bootstrapKubeconfig", settings.bootstrap_kubeconfig), ("certDir", settings.cert_dir)):
             if not value:
                 raise ConfigurationError(f"perNodeCertificate.{key}: must be set if perNodeCertificate is enabled")
-        node = self._environ.get(VARIABLE)
-        if not node:
+        if not (node := self._environ.get(VARIABLE)):
             raise ConfigurationError(f"perNodeCertificate: needs the node's name, set {VARIABLE}")
         try:
             # Both need `cryptography`, which is large and not always installed.

@@ -110,21 +110,6 @@ class StatusWriter:
 
     async def flush(self) -> None:
         """Write all pending statuses; returns when none is left."""
-        delays = backoff(*deadlines.NETWORK_STATUS_RETRY_SECONDS, jitter=0.2)
-        while self._pending:
-            # One goes first: an API server that is away must not get requests for all of them.
-            if await self._try_again(next(iter(self._pending.values()))):
-                delays = backoff(*deadlines.NETWORK_STATUS_RETRY_SECONDS, jitter=0.2)
-                # The others, until one fails.
-                await self._write_side_by_side()
-            if self._pending:
-                self._kicked.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(next(delays)):
-                        await self._kicked.wait()
-        self._arrived.clear()
-
-    async def _write_side_by_side(self) -> None:
         failed = False
 
         async def write(item: _Pending) -> None:
@@ -132,7 +117,19 @@ class StatusWriter:
             if not failed and not await self._try_again(item):
                 failed = True
 
-        await aio.side_by_side(list(self._pending.values()), write, at_once=AT_ONCE)
+        delays = backoff(*deadlines.NETWORK_STATUS_RETRY_SECONDS, jitter=0.2)
+        while self._pending:
+            # One goes first: an API server that is away must not get requests for all of them.
+            failed = not await self._try_again(next(iter(self._pending.values())))
+            if not failed:
+                delays = backoff(*deadlines.NETWORK_STATUS_RETRY_SECONDS, jitter=0.2)
+                await aio.side_by_side(list(self._pending.values()), write, at_once=AT_ONCE)
+            if self._pending:
+                self._kicked.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(next(delays)):
+                        await self._kicked.wait()
+        self._arrived.clear()
 
     async def _try_again(self, item: _Pending) -> bool:
         """Make one attempt. After a failure the status becomes the last pending one, and the answer is False."""

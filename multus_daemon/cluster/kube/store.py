@@ -51,7 +51,7 @@ class KubeStore:
         pod_patience: float = deadlines.POD_EVENT_SECONDS,
         unsynced_patience: float = deadlines.UNSYNCED_SECONDS,
     ) -> None:
-        """`node`: this node's name in the cluster. Both patiences are in seconds."""
+        """`node`: this node's name in the cluster; both patiences are in seconds."""
         self._client = client
         self._pod_patience = pod_patience
         self._unsynced_patience = min(pod_patience, unsynced_patience)

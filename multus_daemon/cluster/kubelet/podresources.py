@@ -7,7 +7,7 @@ messages are built here and not generated: generated code works only with certai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -87,32 +87,28 @@ async def ask(socket: Path, pod: Pod) -> list[tuple[str, str]]:
 async def _pod_resources(channel: grpc.aio.Channel, pod: Pod) -> Any | None:
     """Return the PodResources of the pod, None if the kubelet has none."""
     try:
-        answer = await _method(channel, "Get")(
-            _CLASSES["GetPodResourcesRequest"](pod_name=pod.name, pod_namespace=pod.namespace)
-        )
+        answer = await _call(channel, "Get", pod_name=pod.name, pod_namespace=pod.namespace)
         return answer.pod_resources
     except grpc.aio.AioRpcError as error:
         # UNIMPLEMENTED: a kubelet before 1.27. UNKNOWN: its feature gate KubeletPodResourcesGet is off, or it does not
         # know the pod; only the messages differ. List distinguishes the cases.
         if error.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN):
             raise
-    answer = await _method(channel, "List")(_CLASSES["ListPodResourcesRequest"]())
+    answer = await _call(channel, "List")
     named = [item for item in answer.pod_resources if (item.namespace, item.name) == (pod.namespace, pod.name)]
     if len(named) > 1:
         # The answer has no UID. A pod and its successor must not share devices.
-        raise DevicesUnavailableError(
-            f"the kubelet lists {len(named)} pods of the name {pod}; one of them is terminating"
-        )
+        raise DevicesUnavailableError(f"the kubelet lists {len(named)} pods named {pod}; one of them is terminating")
     return named[0] if named else None
 
 
-def _method(channel: grpc.aio.Channel, name: str) -> Callable[[Any], Awaitable[Any]]:
-    call: Callable[[Any], Awaitable[Any]] = channel.unary_unary(
+async def _call(channel: grpc.aio.Channel, name: str, **fields: str) -> Any:
+    method = channel.unary_unary(
         f"/v1.PodResourcesLister/{name}",
         request_serializer=lambda message: message.SerializeToString(),
         response_deserializer=_CLASSES[f"{name}PodResourcesResponse"].FromString,
     )
-    return call
+    return await method(_CLASSES[f"{name}PodResourcesRequest"](**fields))
 
 
 def _devices(container: Any) -> Iterable[tuple[str, str]]:

@@ -58,9 +58,7 @@ class KubeletDevices:
     async def _ask(self, pod: Pod) -> list[tuple[str, str]]:
         try:
             # In a thread: the first import is slow.
-            podresources = await asyncio.to_thread(
-                importlib.import_module, "multus_daemon.cluster.kubelet.podresources"
-            )
+            podresources = await asyncio.to_thread(importlib.import_module, f"{__package__}.podresources")
         except ImportError as error:
             raise DevicesUnavailableError(
                 f"asking the kubelet for devices needs grpcio and protobuf: {error}; install multus-daemon[devices]"

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from multus_daemon.cluster.kube import approver
-from multus_daemon.cluster.kube.approver import Approve, Approver, CertificateSigningRequest, Deny, judge
+from multus_daemon.cluster.kube.approver import Approver, CertificateSigningRequest, Condition, judge
 from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -52,7 +52,7 @@ def csr(request: bytes | None = b"", *, status: Any = None, name: str = "r", **s
     return {"metadata": metadata, "spec": spec, "status": status or {}}
 
 
-def verdict(found: dict[str, Any]) -> Approve | Deny | None:
+def verdict(found: dict[str, Any]) -> Condition | None:
     return judge(msgspec.convert(found, CertificateSigningRequest))
 
 
@@ -71,13 +71,15 @@ def verdict(found: dict[str, Any]) -> Approve | Deny | None:
     ],
 )
 def test_approved(found: dict[str, Any]) -> None:
-    assert verdict(found) == Approve("n1")
+    assert verdict(found) == Condition("Approved", "True", "AutoApproved", "r is node n1's own")
 
 
 def test_a_long_node_name_with_dots() -> None:
     node = "gke-a-cluster-with-a-long-name-pool-1-0123abcd-xyz1." + "a" * 60 + ".internal"
     request = pem(((ORG, "system:multus"), (CN, f"system:multus:{node}")))
-    assert verdict(csr(request, username=f"system:node:{node}")) == Approve(node)
+    judged = verdict(csr(request, username=f"system:node:{node}"))
+    assert judged
+    assert (judged.type, judged.message) == ("Approved", f"r is node {node}'s own")
 
 
 @pytest.mark.parametrize(
@@ -127,10 +129,11 @@ def test_a_long_node_name_with_dots() -> None:
 )
 def test_denied(found: dict[str, Any], reason: str) -> None:
     judged = verdict(found)
-    assert isinstance(judged, Deny)
-    assert reason.replace("\\\\", "\\") in judged.reason
-    assert judged.reason.isprintable()
-    assert judged.reason.isascii()
+    assert judged
+    assert (judged.type, judged.status, judged.reason) == ("Denied", "True", "CSRDenied")
+    assert reason.replace("\\\\", "\\") in judged.message
+    assert judged.message.isprintable()
+    assert judged.message.isascii()
 
 
 def test_a_request_that_its_key_did_not_sign_is_denied() -> None:
@@ -138,7 +141,9 @@ def test_a_request_that_its_key_did_not_sign_is_denied() -> None:
     request[request.index(b"system:multus:n1") + 15] = ord("2")
     lines = base64.encodebytes(bytes(request))
     forged = b"-----BEGIN CERTIFICATE REQUEST-----\n" + lines + b"-----END CERTIFICATE REQUEST-----\n"
-    assert verdict(csr(forged, username="system:node:n2")) == Deny("its signature is not that of its key")
+    judged = verdict(csr(forged, username="system:node:n2"))
+    assert judged
+    assert (judged.type, judged.message) == ("Denied", "its signature is not that of its key")
 
 
 DECIDED = [{"type": "Approved", "status": "True"}]

@@ -92,7 +92,7 @@ async def test_two_pods_of_one_name_are_not_mixed(kubelet: FakeKubelet) -> None:
     kubelet.get = "unimplemented"
     for device in "ab":
         kubelet.add("p1", container("c", {VF: [device]}))
-    with kubelet, pytest.raises(DevicesUnavailableError, match="2 pods of the name web/p1"):
+    with kubelet, pytest.raises(DevicesUnavailableError, match="2 pods named web/p1"):
         await allocated(kubelet)
 
 
