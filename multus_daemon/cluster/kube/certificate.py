@@ -46,8 +46,7 @@ RETRY_SECONDS: Final = (1.0, 30.0)
 DENIED_SECONDS: Final = (30.0, 300.0)
 REJECTION_SECONDS: Final = 30.0
 """For this long after an installation a 401 may be the answer to the previous certificate."""
-CLOCK_SECONDS: Final = 60.0
-"""Interval between two looks at the wall clock, which may jump."""
+CLOCK_SECONDS: Final = 60.0  # between two looks at the wall clock, which may jump
 Connect = Callable[[Path | None], AbstractAsyncContextManager[ApiClient]]
 """Reads the bootstrap kubeconfig and opens a client with its credentials, or with those in the given file only."""
 
@@ -198,8 +197,7 @@ class _Held:
 
     not_after: float
     since: float
-    renew: tuple[float, float]
-    """By the wall clock, by the loop's clock."""
+    renew: tuple[float, float]  # by the wall clock, by the loop's clock
     expires: tuple[float, float]
 
 

@@ -33,16 +33,12 @@ KEPT_SECONDS: Final = 60.0
 READ_BUFFER_BYTES: Final = 2 * 1024 * 1024
 TLS_BUFFER_BYTES: Final = 32 * 1024
 """Two TLS records. asyncio takes 256 KiB for each connection and touches all of it."""
-ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024
-"""The list of 250 pods is one answer of about 5 MiB."""
-LINE_MAX_BYTES: Final = 8 * 1024 * 1024
-"""Limit for a line of a watch. An object has at most 1.5 MiB (etcd's limit)."""
+ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024  # the list of 250 pods is one answer of about 5 MiB
+LINE_MAX_BYTES: Final = 8 * 1024 * 1024  # an object has at most 1.5 MiB (etcd's limit)
 RELOAD_SECONDS: Final = 5.0
 """Minimum time between two attempts to read refused or unreadable credentials again."""
-CLOSE_SECONDS: Final = 1.0
-"""Wait for the peer's close message on a websocket."""
-CREDENTIALS_MAX: Final = 3
-"""Number of credentials that one request tries if they are replaced while it runs."""
+CLOSE_SECONDS: Final = 1.0  # for the peer's close message on a websocket
+CREDENTIALS_MAX: Final = 3  # tried by one request, if they are replaced while it runs
 
 _TRANSPORT_ERRORS: Final = (OSError, aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError)
 

@@ -15,10 +15,8 @@ _MESSAGE_MAX: Final = 1000
 class KubeError(Exception):
     """The base of this package's errors; no message contains a credential."""
 
-    status: int | None = None
-    """The HTTP status, None without an answer."""
-    retry_after: float | None = None
-    """The seconds that the server asks to wait, if it does."""
+    status: int | None = None  # HTTP's; None without an answer
+    retry_after: float | None = None  # the seconds that the server asks to wait
 
 
 class ConfigurationError(KubeError):

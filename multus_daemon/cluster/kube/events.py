@@ -29,8 +29,7 @@ from multus_daemon.spec.attachment import Pod
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "multus"
-QUEUE_MAX: Final = 1000
-"""Maximum number of queued messages."""
+QUEUE_MAX: Final = 1000  # messages
 GATHER_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = (0.5, 10.0)
 MESSAGE_MAX: Final = 4096
@@ -39,8 +38,7 @@ BURST: Final = 25
 REFILL_SECONDS: Final = 300.0
 """A pod or the node may cause `BURST` Events at once, and one more after each such time."""
 _NAME_MAX: Final = 253
-_NODE_NAMESPACE: Final = "default"
-"""The API requires this namespace for Events about objects without a namespace."""
+_NODE_NAMESPACE: Final = "default"  # required by the API for objects without a namespace
 
 
 _Subject = dict[str, str]

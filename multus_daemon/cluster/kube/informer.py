@@ -30,10 +30,8 @@ T = TypeVar("T")
 PAGE_SIZE: Final = 500
 SHORT_SECONDS: Final = 1.0
 """A watch that ends earlier, without an event, is a failure: it would be started again without a pause."""
-STABLE_SECONDS: Final = 10.0
-"""A watch that lasts this long, or sends an event, is a success."""
-RETRY_SECONDS: Final = (0.5, 20.0)
-"""First and longest pause, plus or minus half of it: at most 30 s."""
+STABLE_SECONDS: Final = 10.0  # a watch that lasts this long, or sends an event, is a success
+RETRY_SECONDS: Final = (0.5, 20.0)  # plus or minus half of it
 REFUSALS_BEFORE_LIST: Final = 3
 """List again after this many refused watches. After a restore of etcd the known resourceVersion is in the future."""
 DELETED_KEPT: Final = 1024
@@ -70,11 +68,9 @@ class Informer(Generic[T]):
         self._stable = False
         self._wake = asyncio.Event()
         self._heard: float | None = None
-        self.synced = asyncio.Event()
-        """Set after the first complete list."""
+        self.synced = asyncio.Event()  # set after the first complete list
         self.connected = False
-        self.problem = _NOT_STARTED
-        """The error of the last round; empty after a success."""
+        self.problem = _NOT_STARTED  # the error of the last round; empty after a success
 
     def __len__(self) -> int:
         """Return the number of known objects."""

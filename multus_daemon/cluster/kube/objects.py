@@ -19,12 +19,10 @@ T = TypeVar("T")
 
 Key = tuple[str, str]
 """Namespace and name."""
-
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The exceptions that msgspec raises for malformed input."""
-
+# Repeats the whole object and is not kept.
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-"""Annotation that repeats the whole object and is not kept."""
 _API: Final = f"/apis/{definition.GROUP}/{definition.VERSION}"
 
 
@@ -131,7 +129,6 @@ class Resource(Generic[T]):
     name: str
     """`pods` or `networks`, for messages, gates and metrics."""
     path: str
-    """Path of the list over all namespaces."""
     decode: Callable[[bytes | msgspec.Raw], Item[T]]
     """Raises one of `DECODE_ERRORS`."""
     uid: Callable[[T], str]

@@ -16,8 +16,7 @@ from multus_daemon.cluster.kube.errors import ApiUnavailableError, decode_status
 from multus_daemon.cluster.kube.library import aiohttp
 
 PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
-MESSAGE_MAX_BYTES: Final = 2 * 1024 * 1024
-"""The API server and the runtime copy in pieces of about 32 KiB."""
+MESSAGE_MAX_BYTES: Final = 2 * 1024 * 1024  # the API server and the runtime copy in pieces of about 32 KiB
 STDERR_MAX_BYTES: Final = 64 * 1024
 
 
@@ -27,7 +26,6 @@ class Ended:
 
     stdout: bytes
     stderr: str
-    """The first STDERR_MAX_BYTES."""
     status: int
     """The exit status; -1 if the command could not be run."""
     message: str = ""

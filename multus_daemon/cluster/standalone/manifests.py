@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import yaml
@@ -33,9 +33,9 @@ class ManifestError(ValueError):
 class Manifests:
     """The content of one file."""
 
-    pods: tuple[Pod, ...] = ()
-    networks: tuple[NetworkAttachmentDefinition, ...] = ()
-    passed_over: tuple[str, ...] = ()
+    pods: list[Pod] = field(default_factory=list)
+    networks: list[NetworkAttachmentDefinition] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
     """Objects of other kinds, `apiVersion/kind`."""
 
 
@@ -44,9 +44,7 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
 
     Raises ManifestError if any object is invalid.
     """
-    pods: list[Pod] = []
-    networks: list[NetworkAttachmentDefinition] = []
-    passed_over: list[str] = []
+    content = Manifests()
     try:
         for index, item in enumerate(_objects(_documents(data, is_json))):
             if index >= OBJECTS_MAX:
@@ -56,18 +54,18 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
                 raise ManifestError(f"object {index}: apiVersion and kind are needed")
             try:
                 if (version, kind) == ("v1", "Pod"):
-                    pods.append(_pod(item))
+                    content.pods.append(_pod(item))
                 elif (version, kind) == (f"{definition.GROUP}/{definition.VERSION}", definition.KIND):
-                    networks.append(_network(item))
+                    content.networks.append(_network(item))
                 else:
-                    passed_over.append(f"{version}/{kind}")
+                    content.passed_over.append(f"{version}/{kind}")
             except ValueError as error:
                 raise ManifestError(f"object {index} ({kind}): {error}") from error
     except gojson.JsonError as error:
         raise ManifestError(str(error)) from error
     except RecursionError as error:
         raise ManifestError("lists are nested too deep") from error
-    return Manifests(tuple(pods), tuple(networks), tuple(passed_over))
+    return content
 
 
 def _documents(data: bytes, is_json: bool) -> list[Any]:

@@ -28,13 +28,11 @@ GATE: Final = "manifests"
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 FILE_MAX_BYTES: Final = 1024 * 1024
 FILES_MAX: Final = 10_000
-POLL_SECONDS: Final = 2.0
-"""Interval of scans of a directory that can't be watched."""
+POLL_SECONDS: Final = 2.0  # for a directory that can't be watched
 _SHOWN: Final = 10
 _STEP_SECONDS: Final = 0.05  # changes within this time cause one scan
 
-Key = tuple[str, str]
-"""Namespace and name."""
+Key = tuple[str, str]  # namespace and name
 
 
 @dataclass(frozen=True, slots=True)

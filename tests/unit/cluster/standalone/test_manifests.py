@@ -28,7 +28,7 @@ def test_several_documents() -> None:
     assert [str(pod) for pod in found.pods] == ["default/a"]
     assert [str(network) for network in found.networks] == ["demo/storage"]
     assert found.networks[0].config == '{"type": "ptp"}\n'
-    assert found.passed_over == ("v1/Service",)
+    assert found.passed_over == ["v1/Service"]
 
 
 @pytest.mark.parametrize("kind", ["List", "PodList"])
