@@ -232,7 +232,9 @@ class ApiClient:
                 self._stale = self._stale or not loaded
             new = self._transport
         if old:
-            await old.retire()
+            old.retired = True
+            async with old.used():
+                pass  # closes it if no request uses it
         return new
 
 
@@ -264,7 +266,7 @@ class _Transport:
             read_bufsize=READ_BUFFER_BYTES,
         )
         self._users = 0
-        self._retired = False
+        self.retired = False
 
     def url(self, path: str, query: Sequence[tuple[str, str]]) -> str:
         return f"{self._host}{path}?{urllib.parse.urlencode(query)}" if query else self._host + path
@@ -277,15 +279,8 @@ class _Transport:
             yield
         finally:
             self._users -= 1
-            await self._close_if_unused()
-
-    async def retire(self) -> None:
-        self._retired = True
-        await self._close_if_unused()
-
-    async def _close_if_unused(self) -> None:
-        if self._retired and not self._users:
-            await self.session.close()
+            if self.retired and not self._users:
+                await self.session.close()
 
 
 def _load(source: Source) -> tuple[Access, ssl.SSLContext]:

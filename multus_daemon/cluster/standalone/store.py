@@ -41,8 +41,7 @@ class View:
 
     pods: Mapping[Key, Pod] = field(default_factory=dict)
     networks: Mapping[Key, NetworkAttachmentDefinition] = field(default_factory=dict)
-    errors: Mapping[str, str] = field(default_factory=dict)
-    """By file, relative to the directory."""
+    errors: Mapping[str, str] = field(default_factory=dict)  # by file, relative to the directory
 
 
 @dataclass(slots=True)
