@@ -19,9 +19,7 @@ from multus_daemon.spec.nad.device_info import DeviceInfo
 
 MAX_BYTES: Final = 64 * 1024
 # The path in the specification, as plugins see it. `/var/run` is a link to `/run` on most hosts.
-_VOLATILE: Final = "/var/run"
-_FOLDERS: Final = ("k8s.cni.cncf.io", "devinfo")
-_BASE: Final = "/".join((_VOLATILE, *_FOLDERS))
+_BASE: Final = "/var/run/k8s.cni.cncf.io/devinfo"
 
 
 class NodeDeviceFiles:
@@ -69,9 +67,8 @@ class NodeDeviceFiles:
 
     def _make_directory(self) -> Path:
         """Make the directory of the attachments' files, readable for others, and return it."""
-        path, directory = _VOLATILE, Path(fs.resolve(self._host_root, _VOLATILE))
-        for folder in (*_FOLDERS, "cni"):
-            path = f"{path}/{folder}"
+        directory = Path(fs.resolve(self._host_root, "/var/run"))
+        for path in ("/var/run/k8s.cni.cncf.io", _BASE, f"{_BASE}/cni"):
             directory = Path(fs.resolve(self._host_root, path, missing=True))
             fs.ensure_directory(directory, mode=0o755)
             # Upstream makes it without any permission, so that only root can use it.

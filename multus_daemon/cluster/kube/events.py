@@ -57,7 +57,7 @@ class _Batch:
 class EventRecorder:
     """Queues Events and posts them; `run` is a root task."""
 
-    def __init__(self, client: ApiClient, metrics: ClusterMetrics, host: str = "") -> None:
+    def __init__(self, client: ApiClient, metrics: ClusterMetrics, host: str) -> None:
         """`host`: the node's name."""
         self._client = client
         self._host = host
@@ -77,10 +77,7 @@ class EventRecorder:
         )
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
-        """Queue an Event about the node. It is dropped if the node's name is not known."""
-        if not self._host:
-            self._metrics.events_dropped.inc()
-            return
+        """Queue an Event about the node, as `event` does."""
         # The kubelet's own Events have the name in place of the UID; `kubectl describe node` searches for both.
         self._queue({"kind": "Node", "name": self._host, "uid": self._host}, kind, reason, message)
 
@@ -162,7 +159,7 @@ class EventRecorder:
             "type": kind,
             "reason": reason,
             "message": message,
-            "source": {"component": COMPONENT} | ({"host": self._host} if self._host else {}),
+            "source": {"component": COMPONENT, "host": self._host},
             "reportingComponent": COMPONENT,
             "reportingInstance": self._host,
             "firstTimestamp": now,

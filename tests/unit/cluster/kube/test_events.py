@@ -111,13 +111,12 @@ async def test_a_pod_causes_so_many_and_the_others_are_not_touched(server, recor
 
 async def test_the_queue_is_bounded(server, client, metrics, monkeypatch):
     monkeypatch.setattr(module, "QUEUE_MAX", 10)
-    recorder = EventRecorder(client, metrics)
+    recorder = EventRecorder(client, metrics, "node-a")
     for number in range(15):
         recorder.event(pod(f"p{number}"), "Normal", "R", "m")
     assert counted(metrics.events_dropped) == 5
     await recorder.flush()
     assert len(found(server)) == 10
-    assert "host" not in found(server)[0]["source"]
     recorder.event(pod(), "Normal", "R", "m")
     await recorder.flush()
     assert counted(metrics.events_dropped) == 5
@@ -143,7 +142,7 @@ async def test_api_away_for_a_while(server, recorder, running, until, metrics):
 async def test_api_away_for_long(server, client, metrics, monkeypatch):
     monkeypatch.setattr(module, "RETRY_SECONDS", (0.02, 0.1))
     monkeypatch.setattr(deadlines, "EVENT_KEEP_TRYING_SECONDS", 0.2)
-    recorder = EventRecorder(client, metrics)
+    recorder = EventRecorder(client, metrics, "node-a")
     server.fail(503, times=10_000)
     recorder.event(pod(), "Normal", "R", "m")
     recorder.event(pod("web-2"), "Normal", "R", "m")
@@ -196,13 +195,6 @@ async def test_the_node_is_named_as_the_kubelet_names_it(server, recorder):
     assert event["metadata"]["namespace"] == "default"
     assert event["metadata"]["name"].startswith("node-a.")
     assert (event["type"], event["reason"], event["message"]) == ("Warning", "CNIConfigRestored", "put back")
-
-
-async def test_without_a_node_name_its_events_are_dropped(client, metrics):
-    recorder = EventRecorder(client, metrics)
-    recorder.node_event("Warning", "R", "m")
-    await recorder.flush()
-    assert counted(metrics.events_dropped) == 1
 
 
 async def test_an_allowance_of_the_nodes_own(server, recorder, metrics):
