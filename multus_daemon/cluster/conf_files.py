@@ -1,7 +1,6 @@
 """CNI configurations in directories of the node, by network name or by path (libcni's `conf.go`).
 
-The files `<directory>/<network name>/*.conf` may add plugins to a list (CNI SPEC 1.1.0, side-loaded plugins). The
-returned configuration includes them.
+The files `<directory>/<network name>/*.conf` may add plugins to a list (CNI SPEC 1.1.0, side-loaded plugins).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Device-info files on the node (NPWG device-info SPEC 1.1.0, sections 4 and 5).
 
-A device plugin writes `.../devinfo/dp/<resource>-<device>-device.json`. Each attachment gets a copy of that file below
-`.../devinfo/cni/`, which the plugins of its chain may change. It is removed with the attachment.
+A device plugin writes `.../devinfo/dp/<resource>-<device>-device.json`. Each attachment has a copy of that file below
+`.../devinfo/cni/`, which the plugins of its chain may change.
 """
 
 from __future__ import annotations

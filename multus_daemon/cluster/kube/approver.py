@@ -134,10 +134,7 @@ def certificate_seconds(text: str) -> int:
 
 @long_names()
 def judge(csr: CertificateSigningRequest) -> Condition | None:
-    """Return the condition `Approved` or `Denied` for the request. Pure; never raises.
-
-    None for a request that is decided already, or not for a per-node certificate.
-    """
+    """Return the condition for the request; None if it is decided, or not for a per-node certificate. Never raises."""
     spec = csr.spec
     if spec.signer_name != SIGNER or csr.status.conditions or csr.status.certificate:
         return None

@@ -1,7 +1,4 @@
-"""The node's own client certificate: requested by CertificateSigningRequest, kept in a file, renewed in time.
-
-Needs the package `cryptography`: import this module only if `perNodeCertificate` is enabled.
-"""
+"""The node's own client certificate: requested by CertificateSigningRequest, kept in a file, renewed in time."""
 
 from __future__ import annotations
 
@@ -47,8 +44,8 @@ DENIED_SECONDS: Final = (30.0, 300.0)
 REJECTION_SECONDS: Final = 30.0
 """For this long after an installation a 401 may be the answer to the previous certificate."""
 CLOCK_SECONDS: Final = 60.0  # between two looks at the wall clock, which may jump
+# Opens a client with the credentials of the bootstrap kubeconfig, or with those in the given file only.
 Connect = Callable[[Path | None], AbstractAsyncContextManager[ApiClient]]
-"""Reads the bootstrap kubeconfig and opens a client with its credentials, or with those in the given file only."""
 
 _DATED = re.compile(r"multus-client-[0-9]{4}(-[0-9]{2}){5}\.pem")
 
@@ -74,8 +71,7 @@ def _read_validity(pem: bytes, node: str) -> tuple[float, float]:
 class Pending:
     """A key without a certificate, and the request for one.
 
-    The request's name is derived from the key: after a crash or a timeout the same request is found again, and
-    requests do not pile up in the cluster.
+    The request's name is derived from the key, so that the same request is found again after a crash or a timeout.
     """
 
     key: ec.EllipticCurvePrivateKey
@@ -208,8 +204,7 @@ class CertificateManager:
     node: str
     files: CertificateFiles
     connect: Connect
-    on_renewed: Callable[[], None]
-    """Called for each new certificate; must not block or raise."""
+    on_renewed: Callable[[], None]  # must not block or raise
     gates: Gates
     seconds: int
     now: Callable[[], float] = time.time

@@ -35,8 +35,7 @@ TLS_BUFFER_BYTES: Final = 32 * 1024
 """Two TLS records. asyncio takes 256 KiB for each connection and touches all of it."""
 ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024  # the list of 250 pods is one answer of about 5 MiB
 LINE_MAX_BYTES: Final = 8 * 1024 * 1024  # an object has at most 1.5 MiB (etcd's limit)
-RELOAD_SECONDS: Final = 5.0
-"""Minimum time between two attempts to read refused or unreadable credentials again."""
+RELOAD_SECONDS: Final = 5.0  # between two attempts to read refused or unreadable credentials again
 CLOSE_SECONDS: Final = 1.0  # for the peer's close message on a websocket
 CREDENTIALS_MAX: Final = 3  # tried by one request, if they are replaced while it runs
 
@@ -109,10 +108,9 @@ class ApiClient:
         inactivity: float = deadlines.WATCH_INACTIVITY_SECONDS,
         on_open: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a watch until the server ends it. Use with `contextlib.aclosing`.
+        """Yield the lines of a watch until the server ends it. Use with `contextlib.aclosing`. Raises like `request`.
 
-        A connection without a byte for `inactivity` seconds is treated as dead. `on_open` is called when the server
-        accepts the watch. Raises as `request` does, and ApiUnavailableError for an end within a line.
+        A connection without a byte for `inactivity` seconds is dead. `on_open` is called when the watch is accepted.
         """
         what = f"watch of {path}"
         with _as_unavailable(what, inactivity):

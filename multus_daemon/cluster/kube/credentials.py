@@ -28,8 +28,7 @@ from multus_daemon.cluster.kube.library import (
 )
 from multus_daemon.runtime import fs
 
-TOKEN_SECONDS: Final = 10.0
-"""Maximum age of a token before its file is read again, which takes microseconds."""
+TOKEN_SECONDS: Final = 10.0  # maximum age of a token; a read takes microseconds
 TOKEN_MAX_BYTES: Final = 1024 * 1024
 KUBECONFIG_MAX_BYTES: Final = 4 * 1024 * 1024
 _PATHS: Final = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
@@ -67,8 +66,7 @@ class TokenFile:
 class Access:
     """The current content of a source."""
 
-    configuration: Any = field(repr=False)
-    """kubernetes_asyncio's Configuration: host, CA, client certificate, proxy."""
+    configuration: Any = field(repr=False)  # kubernetes_asyncio's: host, CA, client certificate, proxy
     authorization: str = field(default="", repr=False)
     token_file: TokenFile | None = None
 
@@ -104,11 +102,9 @@ class Kubeconfig:
     """A context of a kubeconfig file; paths in it are relative to its directory."""
 
     path: Path
-    certificate: Path | None = None
-    """A file with client certificate and key that replaces all credentials of the kubeconfig."""
+    certificate: Path | None = None  # has client certificate and key, which replace all other credentials
     context: str = ""
-    others: tuple[Path, ...] = ()
-    """Further files, merged as kubectl merges those of the variable KUBECONFIG."""
+    others: tuple[Path, ...] = ()  # merged as kubectl merges the files of the variable KUBECONFIG
 
     def load(self) -> Access:
         """Read the files; runs the user's exec plugin, if any. Blocks. Raises ConfigurationError."""
@@ -185,17 +181,16 @@ class Kubeconfig:
 Source = InCluster | Kubeconfig
 
 
-def _current_context(document: dict[str, Any]) -> dict[str, Any]:
+def _current_context(document: dict[str, Any]) -> Any:
     """Return the current context. Raises ConfigException if it does not exist."""
     name, contexts = document["current-context"], document["contexts"]
     for item in contexts:
         if item["name"] == name:
-            context: dict[str, Any] = item["context"]
-            return context
+            return item["context"]
     raise ConfigException(f"it has no context {name!r}, but {', '.join(str(item['name']) for item in contexts)}")
 
 
-def _current_user(document: dict[str, Any]) -> dict[str, Any]:
+def _current_user(document: dict[str, Any]) -> Any:
     """Return the user of the current context, to be changed in place; adds one without credentials if missing."""
     context = _current_context(document)
     users: list[dict[str, Any]] = [item for item in document["users"] if item["name"] == context.get("user")]
@@ -203,9 +198,8 @@ def _current_user(document: dict[str, Any]) -> dict[str, Any]:
         context["user"] = context.get("user") or "anonymous"
         users = [{"name": context["user"]}]
         document["users"] += users
-    fields: dict[str, Any] = users[0].get("user") or {}
-    users[0]["user"] = fields
-    return fields
+    users[0]["user"] = users[0].get("user") or {}
+    return users[0]["user"]
 
 
 def _with_absolute_paths(item: dict[str, Any], directory: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Events about pods and the node (core/v1), from component `multus` as upstream's. They never delay or fail a request.
 
-Messages about the same object within a moment become one Event per type and reason, joined by `; `. So an ADD with many
-networks makes one object, and each message can still be found in it. (Not joined by newlines: kubectl cuts a message at
-the first one.) A repeated message increments the count of its Event. Each object has a limited rate, as in client-go.
+Messages about the same object within a moment become one Event per type and reason, joined by `; `: an ADD with many
+networks makes one Event. (kubectl cuts a message at the first newline.) A repeated message increments the count of its
+Event. Each object has a limited rate, as in client-go.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ _NAME_MAX: Final = 253
 _NODE_NAMESPACE: Final = "default"  # required by the API for objects without a namespace
 
 
-_Subject = dict[str, str]
-"""The `involvedObject` of an Event. A node has no namespace."""
+_Subject = dict[str, str]  # the `involvedObject` of an Event; a node has no namespace
 
 
 @dataclass(slots=True)

@@ -32,8 +32,7 @@ SHORT_SECONDS: Final = 1.0
 """A watch that ends earlier, without an event, is a failure: it would be started again without a pause."""
 STABLE_SECONDS: Final = 10.0  # a watch that lasts this long, or sends an event, is a success
 RETRY_SECONDS: Final = (0.5, 20.0)  # plus or minus half of it
-REFUSALS_BEFORE_LIST: Final = 3
-"""List again after this many refused watches. After a restore of etcd the known resourceVersion is in the future."""
+REFUSALS_BEFORE_LIST: Final = 3  # after a restore of etcd the known resourceVersion is in the future
 DELETED_KEPT: Final = 1024
 _NOT_STARTED: Final = "not started"
 
@@ -96,10 +95,7 @@ class Informer(Generic[T]):
         return float("inf") if self._heard is None else time.monotonic() - self._heard
 
     async def wait_for(self, key: Key, predicate: Callable[[T], bool], timeout: float) -> T | None:
-        """Wait until the object satisfies `predicate` and return it; None after `timeout` seconds.
-
-        Returns None at once if an object that satisfies it is deleted.
-        """
+        """Wait for an object that satisfies `predicate`; None after `timeout` seconds, or when it is deleted."""
         present = self._objects.get(key)
         if present is not None and predicate(present):
             return present
@@ -300,5 +296,4 @@ class Informer(Generic[T]):
     async def _pause(self, seconds: float) -> None:
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
+            await asyncio.wait_for(self._wake.wait(), seconds)

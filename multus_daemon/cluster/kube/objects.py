@@ -17,8 +17,7 @@ from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 
 T = TypeVar("T")
 
-Key = tuple[str, str]
-"""Namespace and name."""
+Key = tuple[str, str]  # namespace and name
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The exceptions that msgspec raises for malformed input."""
 # Repeats the whole object and is not kept.
@@ -126,13 +125,11 @@ class Item(Generic[T]):
 class Resource(Generic[T]):
     """A kind of object that is listed and watched."""
 
-    name: str
-    """`pods` or `networks`, for messages, gates and metrics."""
+    name: str  # for messages, gates and metrics
     path: str
-    decode: Callable[[bytes | msgspec.Raw], Item[T]]
-    """Raises one of `DECODE_ERRORS`."""
+    decode: Callable[[bytes | msgspec.Raw], Item[T]]  # raises one of DECODE_ERRORS
     uid: Callable[[T], str]
-    """The UID that distinguishes objects of the same name; empty if they need not be distinguished."""
+    """Distinguishes objects of the same name; empty if they need not be distinguished."""
     query: Mapping[str, str] = field(default_factory=dict)
     first_version: str = ""
     """resourceVersion of the first list: `0` reads the API server's memory; empty reads the newest state, in pages."""

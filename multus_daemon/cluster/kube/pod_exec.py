@@ -26,10 +26,8 @@ class Ended:
 
     stdout: bytes
     stderr: str
-    status: int
-    """The exit status; -1 if the command could not be run."""
-    message: str = ""
-    """The API server's message about a failure; empty if the command exited with 0."""
+    status: int  # exit status; -1 if the command could not be run
+    message: str = ""  # the API server's, about a failure
 
 
 async def run(
@@ -37,8 +35,8 @@ async def run(
 ) -> Ended:
     """Run `words` in the container to its end. The caller sets a deadline.
 
-    Raises ApiError if the API server refuses. Raises ApiUnavailableError if it can't be reached, if the command writes
-    more than `stdout_max` bytes, or if the connection ends before the command does. Raises ConfigurationError.
+    Raises KubeError; ApiUnavailableError also if the command writes more than `stdout_max` bytes, and if the connection
+    ends before the command does.
     """
     path = f"{objects.pod_path(namespace, pod)}/exec"
     query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", word) for word in words)]

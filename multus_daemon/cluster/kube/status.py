@@ -44,8 +44,7 @@ class _RefusedError(StatusWriteError):
     """The status will never be written: the pod is gone or another one, or the value is not valid."""
 
 
-_Pending = tuple[Pod, str]
-"""A pod and its status. Compared by identity: the same value may be put off twice."""
+_Pending = tuple[Pod, str]  # compared by identity: the same value may be put off twice
 
 
 class StatusWriter:
@@ -58,7 +57,7 @@ class StatusWriter:
         self._client = client
         self._metrics = metrics
         self._on_written = on_written
-        # Both by the pod's UID. The lock keeps an older value from overwriting a newer one.
+        # By the pod's UID. The locks keep an older value from overwriting a newer one.
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
         self._locks = KeyedLock()
         self._arrived = asyncio.Event()
@@ -127,8 +126,7 @@ class StatusWriter:
             if self._pending:
                 self._kicked.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(next(delays)):
-                        await self._kicked.wait()
+                    await asyncio.wait_for(self._kicked.wait(), next(delays))
         self._arrived.clear()
 
     async def _try_again(self, item: _Pending) -> bool:

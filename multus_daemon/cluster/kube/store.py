@@ -29,17 +29,13 @@ from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, Sto
 
 T = TypeVar("T")
 
-ABSENT_SECONDS: Final = 1.0
-"""The API server is not asked again for a missing network within this time."""
+ABSENT_SECONDS: Final = 1.0  # without another request for a missing network
 ABSENT_MAX: Final = 1024
 _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
 
 
 class KubeStore:
-    """Implements `pod.portals.LoopStore`; `run` is a root task.
-
-    The gates `pods` and `networks` open with their first complete list.
-    """
+    """Implements `pod.portals.LoopStore`; `run` is a root task. Gates: `pods` and `networks`, for their first lists."""
 
     def __init__(
         self,
@@ -181,10 +177,8 @@ class KubeStore:
 
 
 def is_incarnation(pod: Pod, uid: str) -> bool:
-    """Return whether `uid`, which the runtime has from the kubelet, may be this pod's.
-
-    The API has the mirror of a static pod, with its own UID; the kubelet's UID is in its annotations.
-    """
+    """Return whether `uid`, which the runtime has from the kubelet, may be this pod's."""
+    # The API has the mirror of a static pod, with its own UID; the kubelet's UID is in its annotations.
     if not uid or uid == pod.uid or pod.is_static:
         return True
     return any(pod.annotations.get(key) == uid for key in _STATIC_UID_ANNOTATIONS)

@@ -1,8 +1,7 @@
 """The devices of a pod from the kubelet's podresources API, or from its checkpoint file if there is no such socket.
 
-Format of the device manager's checkpoint: kubernetes `pkg/kubelet/cm/devicemanager/checkpoint`, both versions. A pod's
-device ids are lists by NUMA node since 1.20, one list before. It has no claims (DRA). The checksum, which covers Go's
-representation of the structs, is not verified.
+Format of the checkpoint: kubernetes `pkg/kubelet/cm/devicemanager/checkpoint`, both versions. A pod's device ids are
+lists by NUMA node since 1.20, one list before. The checksum, over Go's representation of the structs, is not verified.
 """
 
 from __future__ import annotations

@@ -35,15 +35,11 @@ class Manifests:
 
     pods: list[Pod] = field(default_factory=list)
     networks: list[NetworkAttachmentDefinition] = field(default_factory=list)
-    passed_over: list[str] = field(default_factory=list)
-    """Objects of other kinds, `apiVersion/kind`."""
+    passed_over: list[str] = field(default_factory=list)  # `apiVersion/kind` of objects of other kinds
 
 
 def parse(data: bytes, *, is_json: bool = False) -> Manifests:
-    """Parse one JSON value, or any number of YAML documents; lists are opened.
-
-    Raises ManifestError if any object is invalid.
-    """
+    """Parse one JSON value, or any number of YAML documents; lists are opened. Raises ManifestError."""
     content = Manifests()
     try:
         for index, item in enumerate(_objects(_documents(data, is_json))):

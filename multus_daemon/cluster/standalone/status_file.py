@@ -1,7 +1,4 @@
-"""The network-status of a pod as a file, `<directory>/status/<namespace>/<pod>.yaml`. All functions block.
-
-The file has the format of `kubectl get pod -o yaml`, with the pod's names and that annotation only.
-"""
+"""The network-status of a pod in `<directory>/status/<namespace>/<pod>.yaml`, as a Pod. All functions block."""
 
 from __future__ import annotations
 

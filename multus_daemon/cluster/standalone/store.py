@@ -58,8 +58,8 @@ class Folder:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        # The directories of the last scan, with their inodes to detect a replaced directory.
         self.directories: Mapping[Path, int] = {}
-        """The directories of the last scan, and their inodes to detect a replaced directory."""
         self._files: dict[str, _File] = {}
         self._reported: dict[str, str] = {}
 
