@@ -33,7 +33,7 @@ def approve_certificates(settings: Settings) -> None:
     async def work() -> None:
         async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
             await api.load()
-            await end(await until_signal({"approver": approver.run_approver(api)}))
+            await end(await until_signal({"approver": approver.Approver(api).run()}))
 
     _run(work)
 

@@ -89,8 +89,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
 
 async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) -> None:
     from multus_daemon.cluster.kube import errors
-    from multus_daemon.cluster.kube.connect import Connection
-    from multus_daemon.cluster.kube.node import NodeNameError
+    from multus_daemon.cluster.kube.connect import Connection, NodeNameError
     from multus_daemon.cluster.kube.store import KubeStore
 
     if problem := PrimaryConfig.missing(settings):

@@ -1,1 +1,1 @@
-"""What is declared for this node: pods, networks and devices, and where status and Events go."""
+"""Pods, networks and devices as declared for this node, and the destinations of status and Events."""

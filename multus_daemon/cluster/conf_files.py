@@ -1,7 +1,6 @@
-"""CNI configurations in directories of the node: by network name, or by path (libcni's `conf.go`).
+"""CNI configurations in directories of the node, by network name or by path (libcni's `conf.go`).
 
-A list may be completed by the files `<directory>/<network name>/*.conf` beside it (CNI SPEC 1.1.0, side-loaded
-plugins); the bytes that are handed on are complete by themselves.
+The files `<directory>/<network name>/*.conf` may add plugins to a list (CNI SPEC 1.1.0, side-loaded plugins).
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ SUFFIXES = (".conf", ".json", ".conflist")
 
 
 class NodeConfFiles:
-    """`ports.ConfFiles` on the file system. Files are read anew at each call: they are few, small and changeable."""
+    """Implements `ports.ConfFiles`. Each call reads the files again: they are few and small, and may change."""
 
     def by_name(self, directory: str, name: str) -> NetworkConfig | None:
-        """See `ports.ConfFiles`."""
+        """Return the configuration of the network `name`, None if there is none. Raises CniError."""
         # Lists before single configurations: NPWG multi-network SPEC 3.4.1, and libcni's LoadNetworkConf.
         for path in sorted(_candidates(Path(directory)), key=lambda item: item.suffix != ".conflist"):
             raw = _read(path)
             try:
-                found = gojson.get_str(gojson.loads_object(raw), "name")
+                present = gojson.get_str(gojson.loads_object(raw), "name")
             except gojson.JsonError as error:
-                # The network may be the very one in the broken file, so passing it over could pick a wrong one.
+                # The broken file may be the one of this network; a later file would be the wrong one.
                 raise InvalidNetworkConfigError(
                     f"{path}: {error}", f"met while looking for the network {name!r}"
                 ) from error
-            if found == name:
+            if present == name:
                 return _load(path, raw)
         return None
 
     def at_path(self, path: str) -> NetworkConfig:
-        """See `ports.ConfFiles`."""
+        """Return the configuration in the file, or in the first file of the directory. Raises CniError."""
         file = Path(path)
         if file.is_dir():
             candidates = _candidates(file)
@@ -51,8 +50,8 @@ class NodeConfFiles:
         return _load(file, _read(file))
 
     def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
-        """See `ports.ConfFiles`."""
-        # A network's name is checked to be no path, so it can't lead out of the directory.
+        """Return the side-loaded plugins of the network, in lexical order. Raises CniError."""
+        # A checked name is a single path component and can't lead out of the directory.
         if problem := network_name_problem(name):
             raise InvalidNetworkConfigError(problem, repr(name))
         file = Path(path)
@@ -67,7 +66,7 @@ def _candidates(directory: Path) -> list[Path]:
     except OSError as error:
         raise IoFailureError(f"{directory}: can't be listed: {error.strerror}") from error
     except ValueError as error:  # a NUL byte, from a configuration
-        raise InvalidNetworkConfigError(f"{str(directory)!r} is no path: {error}") from error
+        raise InvalidNetworkConfigError(f"{str(directory)!r} is not a path: {error}") from error
 
 
 def _read(path: Path) -> bytes:
@@ -76,24 +75,23 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise IoFailureError(f"{path}: can't be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise InvalidNetworkConfigError(f"{str(path)!r} is no path: {error}") from error
+        raise InvalidNetworkConfigError(f"{str(path)!r} is not a path: {error}") from error
 
 
 def _plugins_in(folder: Path) -> tuple[bytes, ...]:
-    """The plugin objects in `<folder>/*.conf`, in lexical order; none where there is no folder. Raises CniError."""
-    found = [entry for entry in _candidates(folder) if entry.suffix == ".conf"]
-    if len(found) > PLUGINS_MAX:
-        raise InvalidNetworkConfigError(f"{folder}: {len(found)} plugins, and at most {PLUGINS_MAX} are run in a chain")
-    return tuple(_plugin(entry) for entry in found)
-
-
-def _plugin(path: Path) -> bytes:
-    raw = _read(path)
-    try:
-        conf.require_plugin(raw)
-    except CniError as error:
-        raise error.with_context(str(path)) from error
-    return raw
+    """Return the plugin objects in `<folder>/*.conf`; none without a folder. Raises CniError."""
+    paths = [path for path in _candidates(folder) if path.suffix == ".conf"]
+    if len(paths) > PLUGINS_MAX:
+        raise InvalidNetworkConfigError(f"{folder}: {len(paths)} plugins, but a chain has at most {PLUGINS_MAX}")
+    plugins = []
+    for path in paths:
+        raw = _read(path)
+        try:
+            conf.require_plugin(raw)
+        except CniError as error:
+            raise error.with_context(str(path)) from error
+        plugins.append(raw)
+    return tuple(plugins)
 
 
 def _load(path: Path, raw: bytes) -> NetworkConfig:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from multus_daemon.api import wire
 from multus_daemon.cluster.kube import objects
-from multus_daemon.cluster.kubelet import checkpoint
+from multus_daemon.cluster.kubelet.source import read_checkpoint
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.plugins import cache, failure
@@ -171,7 +171,7 @@ def _checkpoint(data: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         file.write(data)
         file.flush()
-        checkpoint.read(Path(file.name), POD)
+        read_checkpoint(Path(file.name), POD)
 
 
 # --- plugins ---------------------------------------------------------------------------------------------------------

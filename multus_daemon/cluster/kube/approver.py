@@ -1,8 +1,7 @@
-"""CertificateSigningRequests for per-node client certificates: what they look like, which are approved, and by whom.
+"""Approve CertificateSigningRequests for per-node client certificates.
 
-The API server fills in `spec.username` and `spec.groups` from who makes a request: a node may have a certificate for
-itself, with its kubelet's identity or with the certificate that it has, and for nobody else. Everything that the
-signer copies or that the daemon would not ask for is refused.
+The API server sets `spec.username` and `spec.groups`. A node may get a certificate for itself only, with its kubelet's
+identity or with its present certificate. Requests that differ from the daemon's are denied.
 """
 
 from __future__ import annotations
@@ -14,15 +13,17 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from multus_daemon import deadlines
+from multus_daemon.cluster.kube import objects
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.errors import KubeError, from_watch_event
 from multus_daemon.runtime.backoff import backoff
 
 log = logging.getLogger(__name__)
@@ -32,13 +33,11 @@ ORGANIZATION: Final = "system:multus"
 USER_PREFIX: Final = "system:multus:"
 USAGES: Final = frozenset({"digital signature", "client auth"})
 GROUPS: Final = frozenset({"system:nodes", "system:multus", "system:authenticated"})
-DURATION_MIN: Final = 600
+DURATION_MIN: Final = 600  # the API server's minimum, in seconds
 DURATION_MAX: Final = 365 * 86400
-"""Seconds. Less is refused by the API server, more by the approver."""
 CSR_PATH: Final = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-
+_SELECTOR: Final = {"fieldSelector": f"spec.signerName={SIGNER}"}
 TRIES: Final = 6
-"""One, and five more."""
 RETRY_SECONDS: Final = (0.5, 8.0)
 ROUND_RETRY_SECONDS: Final = (1.0, 60.0)
 
@@ -48,51 +47,22 @@ _REQUESTER = re.compile(
 _NODE_MAX_LENGTH = 253
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
-# One block and nothing beside it: of several, or of what is half a block, the signer might see another than we do.
+# Exactly one block: with several, or with parts of one, the signer might read another request than the approver.
 _PEM = re.compile(
     rb"-----BEGIN CERTIFICATE REQUEST-----\n([A-Za-z0-9+/\n]+={0,2})\n-----END CERTIFICATE REQUEST-----\s*"
 )
 
 
 class CertificateError(Exception):
-    """No certificate was had, or one that can't be used; the message says which and why."""
+    """There is no usable certificate; the message says why."""
 
 
 class DeniedError(CertificateError):
     """The request was denied, or its signer failed."""
 
 
-class WaitingError(Exception):
-    """The certificate was not issued in time; the request stands."""
-
-
-class Client(Protocol):
-    """What is needed of the API client. Its errors carry the HTTP status in `status`, where there was an answer."""
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-        timeout: float = deadlines.APPROVER_REQUEST_SECONDS,
-    ) -> bytes:
-        """One request; the body of the answer."""
-        ...
-
-
-class WatchClient(Client, Protocol):
-    """A client that can watch, too."""
-
-    def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer, as they come; it ends when the API server ends it."""
-        ...
-
-
-class Condition(msgspec.Struct, frozen=True):
-    """Of a request: `Approved`, `Denied` or `Failed`."""
+class Condition(msgspec.Struct):
+    """A condition `Approved`, `Denied` or `Failed`."""
 
     type: str
     status: str = "True"
@@ -100,19 +70,17 @@ class Condition(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Status(msgspec.Struct, frozen=True):
-    """What became of a request."""
+class Status(msgspec.Struct):
+    """certificates.k8s.io/v1 CertificateSigningRequestStatus; the certificates are in PEM."""
 
-    conditions: tuple[Condition, ...] | None = None
+    conditions: list[Condition] | None = None
     certificate: bytes | None = None
-    """The certificates, PEM."""
 
 
-class Spec(msgspec.Struct, frozen=True, rename="camel"):
-    """What is asked for, and who asks."""
+class Spec(msgspec.Struct, rename="camel"):
+    """certificates.k8s.io/v1 CertificateSigningRequestSpec; the request is PKCS#10 in PEM."""
 
     request: bytes = b""
-    """PKCS#10, PEM."""
     signer_name: str = ""
     usages: tuple[str, ...] | None = None
     username: str = ""
@@ -120,21 +88,14 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
     expiration_seconds: int | None = None
 
 
-class Metadata(msgspec.Struct, frozen=True):
-    """The object's name."""
+class CertificateSigningRequest(objects.Versioned):
+    """The used parts of a certificates.k8s.io/v1 CertificateSigningRequest."""
 
-    name: str = ""
-
-
-class CertificateSigningRequest(msgspec.Struct, frozen=True):
-    """The parts of a certificates.k8s.io/v1 CertificateSigningRequest that count here."""
-
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: Spec = msgspec.field(default_factory=Spec)
     status: Status = msgspec.field(default_factory=Status)
 
     def issued(self) -> bytes:
-        """The certificates, PEM; empty while there is none. Raises DeniedError."""
+        """Return the certificates, PEM; empty while there is none. Raises DeniedError."""
         for condition in self.status.conditions or ():
             if condition.type in ("Denied", "Failed") and condition.status != "False":
                 why = f"{condition.reason}: {condition.message}".strip(": ") or "no reason given"
@@ -147,79 +108,61 @@ decode_request: Final = msgspec.json.Decoder(CertificateSigningRequest).decode
 
 @contextlib.contextmanager
 def long_names() -> Iterator[None]:
-    """In here a name of more than 64 characters, X.520's bound, gives no warning: node names may be longer."""
+    """Suppress the warning about names above X.520's limit of 64 characters: node names may be longer."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Attribute's length must be", UserWarning)
         yield
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration as Go's time.ParseDuration reads it: `10m`, `1h30m`, `1.5h`. Raises ValueError."""
+    """Return the seconds of a duration in the format of Go's time.ParseDuration: `10m`, `1.5h`. Raises ValueError."""
     unsigned = text[1:] if text[:1] in ("+", "-") else text
     parts = list(_DURATION_PART.finditer(unsigned))
     if unsigned != "0" and (not parts or "".join(part[0] for part in parts) != unsigned):
-        raise ValueError(f"{text!r} is no duration such as 10m or 1h30m")
+        raise ValueError(f"{text!r} is not a duration such as 10m or 1h30m")
     seconds = math.fsum(float(part[1]) * _UNITS[part[2]] for part in parts)
     return -seconds if text.startswith("-") else seconds
 
 
 def certificate_seconds(text: str) -> int:
-    """The value of `certDuration`, in seconds. Raises ValueError where no certificate can be had for so long."""
+    """Return the value of `certDuration` in seconds. Raises ValueError for an unsupported lifetime."""
     seconds = parse_duration(text)
     if not DURATION_MIN <= seconds <= DURATION_MAX:
-        raise ValueError(f"{text!r} is not between 10m, the API server's least, and 8760h (365 days)")
+        raise ValueError(f"{text!r} is not between 10m, the API server's minimum, and 8760h (365 days)")
     return int(seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Approve:
-    """It is a node's, for that node."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class Deny:
-    """It asks for a per-node certificate and must not have one."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ignore:
-    """It is no request for a per-node certificate, or is decided already."""
-
-
-Verdict = Approve | Deny | Ignore
-
-
 @long_names()
-def judge(csr: CertificateSigningRequest) -> Verdict:
-    """What to do about `csr`. Pure; never raises."""
+def judge(csr: CertificateSigningRequest) -> Condition | None:
+    """Return the condition for the request; None if it is decided, or not for a per-node certificate. Never raises."""
     spec = csr.spec
     if spec.signer_name != SIGNER or csr.status.conditions or csr.status.certificate:
-        return Ignore()
+        return None
     request = _parse(spec.request)
     if request is None:
-        return Ignore()
+        return None
     common_names = [str(item.value) for item in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if not any(name.startswith(ORGANIZATION) for name in common_names):
-        return Ignore()
+        return None
     requester = _REQUESTER.fullmatch(spec.username) if len(spec.username) < _NODE_MAX_LENGTH + 15 else None
-    if requester is None or len(requester[1]) > _NODE_MAX_LENGTH:
-        return Deny(f"the requester {spec.username!a} is no node")
-    problem = _problem_of_requester(spec) or _problem_of_subject(request, common_names, requester[1])
-    return Deny(problem) if problem else Approve(requester[1])
+    node = requester[1] if requester else ""
+    if not node or len(node) > _NODE_MAX_LENGTH:
+        problem = f"the requester {spec.username!a} is not a node"
+    else:
+        problem = _problem_of_requester(spec) or _problem_of_subject(request, common_names, node)
+    if problem:
+        return Condition("Denied", "True", "CSRDenied", problem)
+    return Condition("Approved", "True", "AutoApproved", f"{csr.metadata.name} is node {node}'s own")
 
 
 def _parse(pem: bytes) -> x509.CertificateSigningRequest | None:
-    """The PKCS#10 request, None if it isn't one that can be read in full."""
-    found = _PEM.fullmatch(pem)
-    if not found:
+    """Return the PKCS#10 request, None if a part of it can't be read."""
+    block = _PEM.fullmatch(pem)
+    if not block:
         return None
     try:
-        request = x509.load_der_x509_csr(base64.b64decode(found[1].replace(b"\n", b""), validate=True))
-        # These are read when they are asked for.
+        request = x509.load_der_x509_csr(base64.b64decode(block[1].replace(b"\n", b""), validate=True))
+        # The library parses both on access.
         return request if request.subject is not None and request.extensions is not None else None
     except Exception as error:  # the library raises ValueError, TypeError and several of its own
         log.debug("a certificate request can't be read: %s", error)
@@ -235,7 +178,7 @@ def _problem_of_requester(spec: Spec) -> str:
     if spec.expiration_seconds is None:
         return "expirationSeconds is missing"
     if not 0 < spec.expiration_seconds <= DURATION_MAX:
-        return f"expirationSeconds is {spec.expiration_seconds}, more than 365 days or none"
+        return f"expirationSeconds is {spec.expiration_seconds}, which is not between 1 and 365 days"
     return ""
 
 
@@ -256,124 +199,83 @@ def _problem_of_subject(request: x509.CertificateSigningRequest, common_names: l
 
 
 class Approver:
-    """Approves and denies as `judge` says, for as long as `run` runs."""
+    """Approves and denies requests according to `judge`."""
 
-    def __init__(self, client: WatchClient) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._selector = {"fieldSelector": f"spec.signerName={SIGNER}"}
 
     async def run(self) -> None:
         """List and watch for ever."""
-        delays = None
+        log.info("requests for per-node certificates of %s<node> are approved from now on", USER_PREFIX)
+        delays = backoff(*ROUND_RETRY_SECONDS, jitter=0.2)
         while True:
             try:
                 await self.round()
-                delays = None
-                # An API server that ends each watch at once is not to be asked without a rest.
+                delays = backoff(*ROUND_RETRY_SECONDS, jitter=0.2)
+                # An API server may end each watch at once.
                 await asyncio.sleep(ROUND_RETRY_SECONDS[0])
             except Exception as error:
-                delays = delays or backoff(*ROUND_RETRY_SECONDS, jitter=0.2)
                 delay = next(delays)
-                log.warning("CertificateSigningRequests can't be watched: %s; tried again in %.0f s", error, delay)
+                log.warning("CertificateSigningRequests can't be watched: %s; next attempt in %.0f s", error, delay)
                 log.debug("approver", exc_info=True)
                 await asyncio.sleep(delay)
 
     async def round(self) -> None:
-        """List, decide, watch and decide until the watch ends. Raises what the client raises."""
-        listing = _decode_list(await self._client.request("GET", CSR_PATH, query=self._selector))
+        """List and decide, then watch and decide until the watch ends. Raises the client's errors."""
+        listing = objects.decode_page(await self._client.request("GET", CSR_PATH, query=_SELECTOR))
         for item in listing.items or ():
             await self.decide(item)
         query = {
-            **self._selector,
+            **_SELECTOR,
             "watch": "true",
             "resourceVersion": listing.metadata.resource_version,
             "timeoutSeconds": str(deadlines.APPROVER_WATCH_SECONDS),
         }
-        # The API server's own limit does not help where the connection is dead.
+        # The API server's own limit does not end a dead connection.
         watch = contextlib.aclosing(self._client.lines(CSR_PATH, query))
         async with asyncio.timeout(deadlines.APPROVER_WATCH_SECONDS * 1.1), watch as lines:
             async for line in lines:
-                event = _decode_event(line)
+                event = objects.decode_event(line)
                 if event.type == "ERROR":
-                    log.info("the watch has ended, everything is listed again: %s", event.object.get("message"))
+                    log.info("%s; listing again", from_watch_event(bytes(event.object), request=f"watch of {CSR_PATH}"))
                     return
                 if event.type in ("ADDED", "MODIFIED"):
                     await self.decide(event.object)
 
-    async def decide(self, found: dict[str, Any]) -> None:
-        """Decide about one object and say so to the API server; gives up after five retries. Never raises."""
+    async def decide(self, item: bytes | msgspec.Raw) -> None:
+        """Decide about one object and update it at the API server, in up to TRIES attempts. Never raises."""
         delays = backoff(*RETRY_SECONDS, jitter=0.2)
         name = ""
         for attempt in range(1, TRIES + 1):
             try:
                 if name and attempt > 1:
-                    found = msgspec.json.decode(await self._client.request("GET", f"{CSR_PATH}/{name}"))
-                csr = msgspec.convert(found, CertificateSigningRequest)
+                    item = await self._client.request("GET", f"{CSR_PATH}/{name}")
+                csr = decode_request(item)
                 name = csr.metadata.name
-                verdict = judge(csr)
-                if isinstance(verdict, Ignore):
+                condition = judge(csr)
+                if condition is None:
                     return
-                body = msgspec.json.encode(_decided(found, name, verdict))
+                body = _with_condition(item, condition)
                 await self._client.request("PUT", f"{CSR_PATH}/{name}/approval", body=body)
-            except msgspec.ValidationError as error:
-                log.error(
-                    "CertificateSigningRequest %r is passed over, it is not as the API defines it: %s", name, error
-                )
+            except objects.DECODE_ERRORS as error:
+                log.error("CertificateSigningRequest %r is skipped, it does not match the API: %s", name, error)
                 return
             except Exception as error:
-                if getattr(error, "status", None) == 404:
+                if isinstance(error, KubeError) and error.status == 404:
                     return
                 log.warning("CertificateSigningRequest %s, attempt %d of %d: %s", name, attempt, TRIES, error)
                 if attempt < TRIES:
                     await asyncio.sleep(next(delays))
             else:
-                _report(csr, verdict)
+                level = logging.INFO if condition.type == "Approved" else logging.WARNING
+                verdict = f"{condition.type.lower()}: {condition.message}"
+                log.log(level, "CertificateSigningRequest %s of %a %s", name, csr.spec.username, verdict)
                 return
         log.error("CertificateSigningRequest %s is given up for now", name)
 
 
-async def run_approver(client: WatchClient) -> None:
-    """What `multus-daemon cert-approver` does, for ever."""
-    log.info("requests for per-node certificates of %s are approved from now on", USER_PREFIX + "<node>")
-    await Approver(client).run()
-
-
-class _ListMetadata(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-
-
-class _List(msgspec.Struct):
-    metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
-    items: list[dict[str, Any]] | None = None
-
-
-class _Event(msgspec.Struct):
-    type: str
-    object: dict[str, Any]
-
-
-_decode_list: Final = msgspec.json.Decoder(_List).decode
-_decode_event: Final = msgspec.json.Decoder(_Event).decode
-
-
-def _decided(found: Mapping[str, Any], name: str, verdict: Approve | Deny) -> dict[str, Any]:
-    """The object with the condition that tells the verdict."""
-    if isinstance(verdict, Approve):
-        condition = {"type": "Approved", "reason": "AutoApproved", "message": f"{name} is node {verdict.node}'s own"}
-    else:
-        condition = {"type": "Denied", "reason": "CSRDenied", "message": verdict.reason}
-    return {
-        **found,
-        "apiVersion": "certificates.k8s.io/v1",
-        "kind": "CertificateSigningRequest",
-        "status": {**(found.get("status") or {}), "conditions": [{**condition, "status": "True"}]},
-    }
-
-
-def _report(csr: CertificateSigningRequest, verdict: Approve | Deny) -> None:
-    name, user = csr.metadata.name, csr.spec.username
-    match verdict:
-        case Approve(node):
-            log.info("CertificateSigningRequest %s of %s approved for node %s", name, user, node)
-        case Deny(reason):
-            log.warning("CertificateSigningRequest %s of %a denied: %s", name, user, reason)
+def _with_condition(item: bytes | msgspec.Raw, condition: Condition) -> bytes:
+    fields = msgspec.json.decode(item)
+    fields |= {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest"}
+    fields["status"] = {**(fields.get("status") or {}), "conditions": [condition]}
+    return msgspec.json.encode(fields)

@@ -1,96 +1,98 @@
-"""From the settings to a client of the API server, and to the store on it: whose credentials, for which node."""
+"""Make the client of the API server from the settings, and find the name of this node in the cluster."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
+from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig, Source
-from multus_daemon.cluster.kube.errors import ConfigurationError
-from multus_daemon.cluster.kube.node import VARIABLE, resolve_node_name
+from multus_daemon.cluster.kube.errors import ConfigurationError, KubeError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import KubernetesSettings, PerNodeCertificate
+from multus_daemon.spec.nad import names
 
 if TYPE_CHECKING:
-    from multus_daemon.cluster.kube.certs import CertificateManager, Connect
+    from multus_daemon.cluster.kube.certificate import CertificateManager
 
 log = logging.getLogger(__name__)
 
+VARIABLE: Final = "MULTUS_NODE_NAME"
+_REMEDY: Final = f"set {VARIABLE} (fieldRef spec.nodeName in the DaemonSet)"
+
+
+class NodeNameError(Exception):
+    """The node's name is not known; the message says what to set."""
+
 
 class Connection:
-    """The client that the settings ask for. `run` keeps its credentials good and is a root task."""
+    """The client that the settings ask for. `run` renews its credentials and is a root task."""
 
     def __init__(self, settings: KubernetesSettings, gates: Gates, environ: Mapping[str, str]) -> None:
-        """Touches nothing. Raises ConfigurationError where the settings contradict each other."""
+        """Do no I/O. Raises ConfigurationError for contradictory settings."""
         self._settings = settings
         self._environ = environ
         self._manager: CertificateManager | None = None
         certificate = settings.per_node_certificate
         if certificate is not None and certificate.enabled:
-            self._manager = self._certificate_manager(certificate, gates)
-            bootstrap = Path(certificate.bootstrap_kubeconfig)
-            self.client = ApiClient(
-                Kubeconfig(bootstrap, self._manager.files.current), on_unauthorized=self._manager.rejected
-            )
+            manager = self._manager = self._certificate_manager(certificate, gates)
+            source = Kubeconfig(Path(certificate.bootstrap_kubeconfig), manager.files.current)
+            self.client = ApiClient(source, on_unauthorized=manager.rejected)
         else:
             self.client = ApiClient(source_of(settings))
 
-    def _certificate_manager(self, found: PerNodeCertificate, gates: Gates) -> CertificateManager:
-        for key, value in (("bootstrapKubeconfig", found.bootstrap_kubeconfig), ("certDir", found.cert_dir)):
+    def _certificate_manager(self, settings: PerNodeCertificate, gates: Gates) -> CertificateManager:
+        for key, value in (("bootstrapKubeconfig", settings.bootstrap_kubeconfig), ("certDir", settings.cert_dir)):
             if not value:
-                raise ConfigurationError(f"perNodeCertificate.{key}: must be set where perNodeCertificate is enabled")
-        node = self._environ.get(VARIABLE)
-        if not node:
+                raise ConfigurationError(f"perNodeCertificate.{key}: must be set if perNodeCertificate is enabled")
+        if not (node := self._environ.get(VARIABLE)):
             raise ConfigurationError(f"perNodeCertificate: needs the node's name, set {VARIABLE}")
         try:
-            # The library behind them is large, and is not installed where no certificates are asked for.
+            # Both need `cryptography`, which is large and not always installed.
             from multus_daemon.cluster.kube.approver import certificate_seconds
-            from multus_daemon.cluster.kube.certificate_files import CertificateFiles
-            from multus_daemon.cluster.kube.certs import CertificateManager
+            from multus_daemon.cluster.kube.certificate import CertificateFiles, CertificateManager
 
-            seconds = certificate_seconds(found.cert_duration)
+            seconds = certificate_seconds(settings.cert_duration)
         except ImportError as error:
             raise ConfigurationError(f"perNodeCertificate: {error}; install multus-daemon[certificates]") from error
         except ValueError as error:
             raise ConfigurationError(f"perNodeCertificate.certDuration: {error}") from error
+
         return CertificateManager(
             node=node,
-            files=CertificateFiles(Path(found.cert_dir)),
-            connect=_connector(Path(found.bootstrap_kubeconfig)),
-            on_renewed=lambda _path: self.client.reload(),
+            files=CertificateFiles(Path(settings.cert_dir)),
+            # Each request has a client of its own: the bootstrap kubeconfig or its CA may have been replaced.
+            connect=lambda certificate: ApiClient(Kubeconfig(Path(settings.bootstrap_kubeconfig), certificate)),
+            on_renewed=lambda: self.client.reload(),
             gates=gates,
             seconds=seconds,
         )
 
     async def load(self) -> None:
-        """Read what says how to reach the API server, so that what is wrong with it shows now.
-
-        A certificate of the node's own need not be there yet. Raises ConfigurationError.
-        """
+        """Read the credentials now, unless the node has its own certificate. Raises ConfigurationError."""
         if self._manager is None:
             await self.client.load()
 
     async def node_name(self) -> str:
-        """The name under which the cluster knows this node. Raises NodeNameError."""
+        """Return the node's name in the cluster. Raises NodeNameError."""
         return await resolve_node_name(self.client, self._environ, socket.gethostname())
 
     @property
     def certificate_expires(self) -> float | None:
-        """When this node's own certificate ends, Unix time; None where there is none. May be read in any thread."""
+        """The end of this node's own certificate, Unix time; None without one. Safe in any thread."""
         return self._manager.expires if self._manager else None
 
     async def publish_kubeconfig(self, target: Path) -> None:
-        """Write a kubeconfig that names the node's own certificate, once there is one, and stay. For other programs.
+        """Write a kubeconfig for the node's own certificate as soon as there is one, then wait for ever.
 
-        The file with the certificate is replaced when it is renewed, the kubeconfig is not. Raises ConfigurationError,
-        OSError.
+        A renewal replaces the certificate's file, not the kubeconfig. Raises ConfigurationError, OSError.
         """
         settings = self._settings.per_node_certificate
         assert self._manager is not None and settings is not None, "needs perNodeCertificate"  # noqa: PT018
@@ -101,7 +103,7 @@ class Connection:
         await asyncio.Event().wait()
 
     async def run(self) -> None:
-        """Renew what has to be renewed, for ever."""
+        """Renew the node's own certificate for ever, if there is one."""
         if self._manager is None:
             await asyncio.Event().wait()
         else:
@@ -109,15 +111,24 @@ class Connection:
 
 
 def source_of(settings: KubernetesSettings) -> Source:
-    """Where the credentials are read: a kubeconfig, or the pod's service account."""
+    """Return the source of the credentials: a kubeconfig, or the pod's service account."""
     return Kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else InCluster()
 
 
-def _connector(bootstrap: Path) -> Connect:
-    @contextlib.asynccontextmanager
-    async def connect(certificate: Path | None) -> AsyncIterator[ApiClient]:
-        # A client for each request: the bootstrap kubeconfig, and the CA in it, may have been replaced.
-        async with ApiClient(Kubeconfig(bootstrap, certificate)) as client:
-            yield client
-
-    return connect
+async def resolve_node_name(client: ApiClient, environ: Mapping[str, str], hostname: str) -> str:
+    """Return MULTUS_NODE_NAME, or `hostname` if the API server has a node of that name. Raises NodeNameError."""
+    if value := environ.get(VARIABLE):
+        if problem := names.subdomain_problem(value):
+            raise NodeNameError(f"{VARIABLE}: {value!r} {problem}")
+        return value
+    # The kubelet's default is the host's name in lower case.
+    name = hostname.strip().lower()
+    if names.subdomain_problem(name):
+        raise NodeNameError(f"the host's name {hostname!r} can't be a node's: {_REMEDY}")
+    try:
+        await client.request("GET", f"/api/v1/nodes/{quote(name, safe='')}", timeout=deadlines.NODE_READ_SECONDS)
+    except KubeError as error:
+        if error.status == 404:
+            raise NodeNameError(f"the API server has no node with the host's name {name}: {_REMEDY}") from error
+        raise NodeNameError(f"cannot determine whether {name} is this node's name ({error}): {_REMEDY}") from error
+    return name

@@ -1,4 +1,4 @@
-"""What can go wrong with the API server. Branch on the type or on `status`, never on the message."""
+"""Errors of the API server. Branch on the type or on `status`, never on the message."""
 
 from __future__ import annotations
 
@@ -7,44 +7,41 @@ from typing import Final
 
 import msgspec
 
+from multus_daemon.cluster.kube.objects import DECODE_ERRORS
+
 _MESSAGE_MAX: Final = 1000
 
 
 class KubeError(Exception):
-    """The root of this package's errors; no message has a credential in it."""
+    """The base of this package's errors; no message contains a credential."""
 
-    status: int | None = None
-    """The HTTP status, where there was an answer."""
+    status: int | None = None  # HTTP's; None without an answer
+    retry_after: float | None = None  # the seconds that the server asks to wait
 
 
 class ConfigurationError(KubeError):
-    """How to reach the API server is not to be learned; the message names the file or variable."""
+    """The configuration for the API server can't be used; the message names the file or variable."""
 
 
 class ApiError(KubeError):
-    """The API server refused the request, and would again."""
+    """The API server refused the request and would refuse it again."""
 
     def __init__(self, status: int, reason: str, message: str, *, request: str, fields: tuple[str, ...] = ()) -> None:
-        """`reason`: the machine-readable one, such as NotFound; `fields`: paths in the object that are at fault."""
+        """`reason` is machine-readable, such as NotFound; `fields` are the paths of the object's faulty fields."""
         super().__init__(f"{request}: {status} {reason}: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.fields = fields
+        self.status, self.reason, self.message, self.fields = status, reason, message, fields
 
 
 class GoneError(ApiError):
-    """410: the asked-for resourceVersion, or the list's next page, is no longer to be had: list again."""
+    """410: the resourceVersion or the list's next page has expired. List again."""
 
 
 class ApiUnavailableError(KubeError):
-    """No answer, or one that says to come back: connection, deadline, 429, 5xx."""
+    """There is no answer, or the answer asks to come back later (429, 5xx)."""
 
     def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
-        """`retry_after`: seconds that the server asks to wait, where it did."""
         super().__init__(message)
-        self.status = status
-        self.retry_after = retry_after
+        self.status, self.retry_after = status, retry_after
 
 
 class NoAnswerError(ApiUnavailableError):
@@ -52,6 +49,8 @@ class NoAnswerError(ApiUnavailableError):
 
 
 class _Cause(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
     field: str = ""
 
 
@@ -59,46 +58,51 @@ class _Details(msgspec.Struct):
     causes: list[_Cause] | None = None
 
 
-class _Status(msgspec.Struct):
+class Status(msgspec.Struct):
     """meta/v1 Status."""
 
+    status: str = ""
     code: int = 0
     reason: str = ""
     message: str = ""
     details: _Details | None = None
 
+    @property
+    def causes(self) -> list[_Cause]:
+        """meta/v1 StatusCauses of the details."""
+        return (self.details.causes if self.details else None) or []
 
-_decode_status: Final = msgspec.json.Decoder(_Status).decode
+
+decode_status: Final = msgspec.json.Decoder(Status).decode
 
 
 def from_answer(
     status: int, phrase: str, body: bytes, headers: Mapping[str, str] | None = None, *, request: str
 ) -> ApiError | ApiUnavailableError:
-    """The error that an answer with `status` is; `phrase` is HTTP's reason, `request` names what was asked."""
+    """Return the error for an answer; `phrase` is HTTP's reason phrase, `request` names the request."""
     try:
-        found = _decode_status(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = _Status(message=body[:200].decode("utf-8", "replace"))
-    reason, message = found.reason or phrase, found.message[:_MESSAGE_MAX].strip()
+        answer = decode_status(body)
+    except DECODE_ERRORS:
+        answer = Status(message=body[:200].decode("utf-8", "replace"))
+    reason, message = answer.reason or phrase, answer.message[:_MESSAGE_MAX].strip()
     if status == 429 or status >= 500:
         return ApiUnavailableError(
-            f"{request}: {status} {reason}: {message}", status=status, retry_after=_seconds(headers or {})
+            f"{request}: {status} {reason}: {message}", status=status, retry_after=_retry_after(headers or {})
         )
-    causes = (found.details.causes if found.details else None) or []
-    fields = tuple(cause.field for cause in causes if cause.field)
+    fields = tuple(cause.field for cause in answer.causes if cause.field)
     return (GoneError if status == 410 else ApiError)(status, reason, message, request=request, fields=fields)
 
 
 def from_watch_event(status_object: bytes, *, request: str) -> ApiError | ApiUnavailableError:
-    """The error that a watch's ERROR event carries."""
+    """Return the error in a watch's ERROR event."""
     try:
-        code = _decode_status(status_object).code
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        code = decode_status(status_object).code
+    except DECODE_ERRORS:
         code = 0
     return from_answer(code or 500, "watch error", status_object, request=request)
 
 
-def _seconds(headers: Mapping[str, str]) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     try:
         return max(0.0, float(headers["Retry-After"]))
     except (KeyError, ValueError):

@@ -1,14 +1,12 @@
-"""What this package takes of kubernetes_asyncio, without the 860 modules that are generated from the API's definition.
+"""Import what this package needs of kubernetes_asyncio, without its 860 modules generated from the API's definition.
 
-`kubernetes_asyncio` and `kubernetes_asyncio.client` import all of them: a model for each type, a class for each API
-group. None is used here, and they take 34 MB and half of the daemon's time to start. So these two packages are not
-executed: each becomes a module that knows its directory, and submodules are imported from there. The same is done to
-urllib3, which `client.configuration` imports for a method that nobody calls here, and to `kubernetes_asyncio.config`:
-what reads kubeconfigs is only for those who have one.
+`kubernetes_asyncio` and `kubernetes_asyncio.client` import all of these modules: 34 MB, and half of the daemon's start.
+So both packages are not executed: each becomes a module that knows its directory, and submodules are imported from
+there. The same is done to urllib3, which `client.configuration` imports for an unused method, and to
+`kubernetes_asyncio.config`, whose kubeconfig loader is imported only for a kubeconfig.
 
-Such a module executes itself on the first access to a name that it does not have, and is complete from then on: a
-version of the library that needs more than this one works as well, and only takes the memory. An ImportWarning tells of
-it, which Python does not show by default; in tests it is an error.
+Such a module executes itself on the first access to a missing name: a version of the library that needs more still
+works and only takes the memory. It issues an ImportWarning, which Python hides by default and tests treat as an error.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def defer(name: str, known: Mapping[str, Any] | None = None) -> ModuleType:
-    """Put the module into `sys.modules`; it is executed when it is asked for a name that is not in `known`."""
+    """Put the module into `sys.modules`; access to a name that is not in `known` executes it."""
     if (loaded := sys.modules.get(name)) is not None:
         return loaded
     spec = importlib.util.find_spec(name)
@@ -34,7 +32,7 @@ def defer(name: str, known: Mapping[str, Any] | None = None) -> ModuleType:
     module, loader = importlib.util.module_from_spec(spec), spec.loader
 
     def complete(attribute: str) -> Any:
-        # Whatever looks through all modules (inspect, unittest) asks for names like these, and can do without.
+        # Code that inspects all modules (inspect, unittest) asks for dunder names and does not need them.
         if not attribute.startswith("__"):
             warnings.warn(f"{name} is loaded whole, for its {attribute}", ImportWarning, stacklevel=2)
             # From here on the module is like any other, also for its own code.
@@ -56,7 +54,7 @@ def defer(name: str, known: Mapping[str, Any] | None = None) -> ModuleType:
 
 
 def _api_client(*arguments: Any, **options: Any) -> Any:
-    """Stand for `kubernetes_asyncio.client.ApiClient`, which `kube_config` imports for functions not called here."""
+    """Stand in for `kubernetes_asyncio.client.ApiClient`, which `kube_config` imports for functions not called here."""
     from kubernetes_asyncio.client.api_client import ApiClient
 
     return ApiClient(*arguments, **options)
@@ -67,12 +65,12 @@ defer("kubernetes_asyncio")
 defer("kubernetes_asyncio.config")
 _client = defer("kubernetes_asyncio.client", {"ApiClient": _api_client})
 
-# Only now: the order of these lines is what saves the memory.
+# NB: these imports must follow the calls above; the order saves the memory.
 from kubernetes_asyncio.client.configuration import Configuration  # noqa: E402
 
 vars(_client).setdefault("Configuration", Configuration)
 
-# The HTTP library that kubernetes_asyncio brings along.
+# The HTTP library that kubernetes_asyncio depends on.
 from kubernetes_asyncio.client.rest import aiohttp  # type: ignore[attr-defined]  # noqa: E402
 from kubernetes_asyncio.config.config_exception import ConfigException  # noqa: E402
 from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
@@ -93,7 +91,7 @@ __all__ = [
 
 
 def kubeconfig_loader() -> type[KubeConfigLoader]:
-    """Import what reads a kubeconfig, yaml too."""
+    """Import the kubeconfig loader, and yaml with it."""
     from kubernetes_asyncio.config.kube_config import KubeConfigLoader
 
     return KubeConfigLoader

@@ -1,4 +1,4 @@
-"""Pods and NetworkAttachmentDefinitions as the API sends them: only what is needed is decoded, nothing else is kept."""
+"""Pods and NetworkAttachmentDefinitions as the API sends them. Only the needed fields are decoded and kept."""
 
 from __future__ import annotations
 
@@ -17,42 +17,34 @@ from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 
 T = TypeVar("T")
 
-Key = tuple[str, str]
-"""Namespace and name."""
-
+Key = tuple[str, str]  # namespace and name
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what was expected."""
-
-_NOT_KEPT: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
-"""Annotations that repeat the whole object, and that nothing here reads."""
+"""The exceptions that msgspec raises for malformed input."""
+# Repeats the whole object and is not kept.
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_API: Final = f"/apis/{definition.GROUP}/{definition.VERSION}"
 
 
 class Metadata(msgspec.Struct, rename="camel"):
-    """meta/v1 ObjectMeta."""
+    """meta/v1 ObjectMeta and ListMeta."""
 
     name: str = ""
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
     annotations: dict[str, str] | None = None
+    continue_: str = msgspec.field(default="", name="continue")
 
     def kept_annotations(self) -> dict[str, str]:
-        """The annotations, each name one object for the whole process."""
-        found = self.annotations or {}
-        return {sys.intern(key): value for key, value in found.items() if key not in _NOT_KEPT}
-
-
-class ListMetadata(msgspec.Struct, rename="camel"):
-    """meta/v1 ListMeta."""
-
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
+        """Return the annotations with interned names."""
+        annotations = self.annotations or {}
+        return {sys.intern(key): value for key, value in annotations.items() if key != _LAST_APPLIED}
 
 
 class Page(msgspec.Struct):
-    """A list, or a part of one. The items refer to the answer's bytes: not to be kept."""
+    """A list or one page of it. Don't keep the items: they refer to the bytes of the whole answer."""
 
-    metadata: ListMetadata
+    metadata: Metadata
     items: list[msgspec.Raw] | None = None
 
 
@@ -64,13 +56,13 @@ class WatchEvent(msgspec.Struct):
 
 
 class Versioned(msgspec.Struct):
-    """Of an object that is of no use otherwise."""
+    """The metadata of any object."""
 
     metadata: Metadata = msgspec.field(default_factory=Metadata)
 
 
 class _Claim(msgspec.Struct, rename="camel"):
-    """core/v1 PodResourceClaim, or PodResourceClaimStatus: there for claims that are made from a template."""
+    """core/v1 PodResourceClaim, or PodResourceClaimStatus for a claim made from a template."""
 
     name: str
     resource_claim_name: str | None = None
@@ -93,12 +85,12 @@ class _Pod(msgspec.Struct):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
     def claims(self) -> dict[str, tuple[str, ...]]:
-        """Names of ResourceClaims by the one in the pod's own specification, and by their template's."""
-        wanted = self.spec.resource_claims or ()
-        found = [*wanted, *(self.status.resource_claim_statuses or ())]
-        own = {claim.name: (claim.resource_claim_name,) for claim in found if claim.resource_claim_name}
+        """Return the names of ResourceClaims by their name in the pod's spec and by their template's name."""
+        declared = self.spec.resource_claims or ()
+        claims = [*declared, *(self.status.resource_claim_statuses or ())]
+        own = {claim.name: (claim.resource_claim_name,) for claim in claims if claim.resource_claim_name}
         by_template: dict[str, tuple[str, ...]] = {}
-        for claim in wanted:
+        for claim in declared:
             if (template := claim.resource_claim_template_name) and claim.name in own:
                 by_template[template] = (*by_template.get(template, ()), *own[claim.name])
         return by_template | own
@@ -121,8 +113,8 @@ _decode_network: Final = msgspec.json.Decoder(_Network).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
-    """One object, and the resourceVersion that it came with."""
+class Item(Generic[T]):
+    """One object and its resourceVersion."""
 
     key: Key
     version: str
@@ -131,23 +123,20 @@ class Found(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[T]):
-    """One kind of object that is listed and watched."""
+    """A kind of object that is listed and watched."""
 
-    name: str
-    """`pods` or `networks`, for messages, gates and metrics."""
+    name: str  # for messages, gates and metrics
     path: str
-    """Of the list over all namespaces."""
-    decode: Callable[[bytes | msgspec.Raw], Found[T]]
-    """Raises one of `DECODE_ERRORS`."""
+    decode: Callable[[bytes | msgspec.Raw], Item[T]]  # raises one of DECODE_ERRORS
     uid: Callable[[T], str]
-    """What tells two objects of the same name apart; empty where nothing has to."""
+    """Distinguishes objects of the same name; empty if they need not be distinguished."""
     query: Mapping[str, str] = field(default_factory=dict)
     first_version: str = ""
-    """resourceVersion of the first list: `0` takes what the API server has in memory, empty the newest in pages."""
+    """resourceVersion of the first list: `0` reads the API server's memory; empty reads the newest state, in pages."""
 
 
-def decode_pod(data: bytes | msgspec.Raw) -> Found[Pod]:
-    """A core/v1 Pod. Raises one of `DECODE_ERRORS`."""
+def decode_pod(data: bytes | msgspec.Raw) -> Item[Pod]:
+    """Decode a core/v1 Pod. Raises one of `DECODE_ERRORS`."""
     item = _decode_pod(data)
     meta = item.metadata
     pod = Pod(
@@ -159,50 +148,35 @@ def decode_pod(data: bytes | msgspec.Raw) -> Found[Pod]:
         item.claims(),
         sys.intern(item.status.phase),
     )
-    return Found((pod.namespace, pod.name), meta.resource_version, pod)
+    return Item((pod.namespace, pod.name), meta.resource_version, pod)
 
 
-def decode_network(data: bytes | msgspec.Raw) -> Found[NetworkAttachmentDefinition]:
-    """A k8s.cni.cncf.io/v1 NetworkAttachmentDefinition. Raises one of `DECODE_ERRORS`."""
+def decode_network(data: bytes | msgspec.Raw) -> Item[NetworkAttachmentDefinition]:
+    """Decode a k8s.cni.cncf.io/v1 NetworkAttachmentDefinition. Raises one of `DECODE_ERRORS`."""
     item = _decode_network(data)
     meta = item.metadata
     config = (item.spec.config if item.spec else None) or ""
     network = NetworkAttachmentDefinition(sys.intern(meta.namespace), meta.name, config, meta.kept_annotations())
-    return Found((network.namespace, network.name), meta.resource_version, network)
+    return Item((network.namespace, network.name), meta.resource_version, network)
 
 
 def pods_of(node: str) -> Resource[Pod]:
-    """The pods that are bound to `node`.
-
-    The first list comes from the API server's memory, by its index: from etcd it would read every pod of the cluster,
-    for every node.
-    """
-    return Resource(
-        "pods",
-        "/api/v1/pods",
-        decode_pod,
-        uid=lambda pod: pod.uid,
-        query={"fieldSelector": f"spec.nodeName={node}"},
-        first_version="0",
-    )
+    """Return the resource of the pods bound to `node`."""
+    # The API server's memory has an index by node. From etcd, each node's list would read all pods of the cluster.
+    query = {"fieldSelector": f"spec.nodeName={node}"}
+    return Resource("pods", "/api/v1/pods", decode_pod, uid=lambda pod: pod.uid, query=query, first_version="0")
 
 
 def networks() -> Resource[NetworkAttachmentDefinition]:
-    """All NetworkAttachmentDefinitions. In pages: a list from memory comes as one answer, of tens of megabytes."""
-    return Resource(
-        "networks",
-        f"/apis/{definition.GROUP}/{definition.VERSION}/{definition.PLURAL}",
-        decode_network,
-        uid=lambda _: "",
-    )
+    """Return the resource of all NetworkAttachmentDefinitions, listed in pages: all are tens of megabytes."""
+    return Resource("networks", f"{_API}/{definition.PLURAL}", decode_network, uid=lambda _: "")
 
 
 def pod_path(namespace: str, name: str) -> str:
-    """Of one pod."""
+    """Return the path of one pod."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
 def network_path(namespace: str, name: str) -> str:
-    """Of one NetworkAttachmentDefinition."""
-    group = f"/apis/{definition.GROUP}/{definition.VERSION}"
-    return f"{group}/namespaces/{quote(namespace, safe='')}/{definition.PLURAL}/{quote(name, safe='')}"
+    """Return the path of one NetworkAttachmentDefinition."""
+    return f"{_API}/namespaces/{quote(namespace, safe='')}/{definition.PLURAL}/{quote(name, safe='')}"

@@ -1,9 +1,10 @@
-"""The cluster store on a cluster: pods and networks from informers, status and events to the API server."""
+"""The cluster store on Kubernetes: pods and networks from informers; status and Events go to the API server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final, TypeVar
@@ -28,18 +29,13 @@ from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, Sto
 
 T = TypeVar("T")
 
-ABSENT_SECONDS: Final = 1.0
-"""A network that the API server did not have is not asked for again so soon."""
+ABSENT_SECONDS: Final = 1.0  # without another request for a missing network
 ABSENT_MAX: Final = 1024
-
 _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
 
 
 class KubeStore:
-    """Implements `pod.portals.LoopStore`. Making one touches nothing; `run` is a root task.
-
-    Gates: `pods` and `networks`, each open once it has been listed.
-    """
+    """Implements `pod.portals.LoopStore`; `run` is a root task. Gates: `pods` and `networks`, for their first lists."""
 
     def __init__(
         self,
@@ -51,45 +47,45 @@ class KubeStore:
         pod_patience: float = deadlines.POD_EVENT_SECONDS,
         unsynced_patience: float = deadlines.UNSYNCED_SECONDS,
     ) -> None:
-        """`node`: the name under which the cluster knows this node; patience in seconds."""
+        """`node`: this node's name in the cluster; both patiences are in seconds."""
         self._client = client
         self._pod_patience = pod_patience
         self._unsynced_patience = min(pod_patience, unsynced_patience)
-        self.statuses = StatusWriter(client, metrics=metrics, on_written=self._answered)
-        self.events = EventRecorder(client, host=node, metrics=metrics)
-        self.pods = Informer(client, objects.pods_of(node), gates, metrics=metrics, on_connected=self._answered)
-        self.networks = Informer(client, objects.networks(), gates, metrics=metrics, on_connected=self._answered)
+        metrics = metrics or ClusterMetrics()
+        self.statuses = StatusWriter(client, metrics, self._answered)
+        self.events = EventRecorder(client, metrics, node)
+        self.pods = Informer(client, objects.pods_of(node), gates, metrics, self._answered)
+        self.networks = Informer(client, objects.networks(), gates, metrics, self._answered)
         self._absent: OrderedDict[Key, float] = OrderedDict()
         self._lookups = KeyedLock()
+        # Methods of `ports.ClusterStore` that the parts implement.
+        self.event = self.events.event
+        self.node_event = self.events.node_event
+        self.write_network_status = self.statuses.write
 
     async def run(self) -> None:
-        """Watch, write and post for ever; ends only by cancellation, or with the failure of one of its tasks."""
+        """Watch, write and post for ever; ends with the first failure of one of these tasks."""
         async with asyncio.TaskGroup() as group:
-            for name, work in (
-                ("pods", self.pods.run()),
-                ("networks", self.networks.run()),
-                ("statuses", self.statuses.run()),
-                ("events", self.events.run()),
-            ):
-                group.create_task(work, name=name)
+            group.create_task(self.pods.run(), name="pods")
+            group.create_task(self.networks.run(), name="networks")
+            group.create_task(self.statuses.run(), name="statuses")
+            group.create_task(self.events.run(), name="events")
 
     async def drain(self, timeout: float) -> None:
-        """Write and post what still waits, for `timeout` seconds at most; for a daemon that stops, after `run`."""
+        """Write pending statuses and Events for at most `timeout` seconds, after the end of `run`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await asyncio.gather(self.statuses.flush(), self.events.flush())
 
-    # --- portals.LoopStore ---
-
     def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
-        """See `pod.portals.LoopStore`."""
-        found = self.pods.get((namespace, name))
-        return found if found is not None and is_incarnation(found, uid) else None
+        """Return the pod if the informer has this incarnation."""
+        pod = self.pods.get((namespace, name))
+        return pod if pod is not None and is_incarnation(pod, uid) else None
 
     def asked_networks(self, args: KubernetesArgs) -> str:
-        """What the pod's annotations say of its networks, as text: the same for pods of one template.
+        """Return the pod's network annotations as one text, equal for pods of one template. Safe in any thread.
 
-        Empty where it says nothing, or is not known. From any thread.
+        Empty for an unknown pod or a pod without these annotations.
         """
         pod = self.known_pod(args.namespace, args.name, args.uid)
         annotations = pod.annotations if pod is not None else {}
@@ -97,65 +93,62 @@ class KubeStore:
         return "\n".join(annotations[key] for key in keys if key in annotations)
 
     def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
-        """See `pod.portals.LoopStore`."""
+        """Return the network if the informer has it."""
         return self.networks.get((namespace, name))
 
     def namespaces_with_network(self, name: str) -> list[str]:
-        """See `ports.ClusterStore`."""
-        return sorted(namespace for namespace, found in self.networks.names() if found == name)
+        """Return the namespaces with such a network, as far as the informer knows."""
+        return sorted(namespace for namespace, network in self.networks.known() if network == name)
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """See `ports.ClusterStore`. Waits for the watch's event, then asks the API server once."""
-        _check(f"pod {namespace}/{name}", namespace, name, PodNotFoundError)
+        """Wait for the watch's event, then ask the API server once. Raises as `ports.ClusterStore` says."""
+        _require_valid_name(f"pod {namespace}/{name}", namespace, name, PodNotFoundError)
         key = (namespace, name)
         deleted = self.pods.deleted_uid(key)
-        # Of a pod that has been seen to go nothing more is heard.
+        # There are no further events of a deleted pod.
         if deleted is None or (uid and deleted != uid):
             patience = self._pod_patience if self.pods.connected else self._unsynced_patience
-            found = await self.pods.wait_for(key, lambda pod: is_incarnation(pod, uid), patience)
-            if found is not None:
-                return found
-        with _asking(f"pod {namespace}/{name}", self.pods, PodNotFoundError):
-            body = await self._client.request(
-                "GET", objects.pod_path(namespace, name), timeout=deadlines.API_READ_SECONDS
-            )
-            self._answered()
-            return objects.decode_pod(body).value
+            pod = await self.pods.wait_for(key, lambda pod: is_incarnation(pod, uid), patience)
+            if pod is not None:
+                return pod
+        with _as_port_errors(f"pod {namespace}/{name}", self.pods, PodNotFoundError):
+            return objects.decode_pod(await self._get(objects.pod_path(namespace, name))).value
 
     async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        """See `ports.ClusterStore`. Asks the API server once for what the informer does not have."""
+        """Ask the API server once for a network that the informer lacks. Raises as `ports.ClusterStore` says."""
         what = f"NetworkAttachmentDefinition {namespace}/{name}"
         key = (namespace, name)
-        if (found := self.networks.get(key)) is not None:
-            return found
-        _check(what, namespace, name, NetworkNotFoundError)
+        if (network := self.networks.get(key)) is not None:
+            return network
+        _require_valid_name(what, namespace, name, NetworkNotFoundError)
         if not self.networks.synced.is_set():
-            found = await self.networks.wait_for(key, lambda _: True, self._unsynced_patience)
-            if found is not None:
-                return found
-        # Side by side, many pods may ask for the same network that is not there.
+            network = await self.networks.wait_for(key, lambda _: True, self._unsynced_patience)
+            if network is not None:
+                return network
+        # Many pods may ask for the same missing network at the same time.
         async with self._lookups.hold(f"{namespace}/{name}"):
-            if (found := self.networks.get(key)) is not None:
-                return found
-            if self._absent.get(key, float("-inf")) > _now():
+            if (network := self.networks.get(key)) is not None:
+                return network
+            if self._absent.get(key, float("-inf")) > time.monotonic():
                 raise NetworkNotFoundError(f"the API server has no {what}")
-            return await self._live_network(what, key)
+            try:
+                with _as_port_errors(what, self.networks, NetworkNotFoundError):
+                    return objects.decode_network(await self._get(objects.network_path(namespace, name))).value
+            except NetworkNotFoundError:
+                self._absent[key] = time.monotonic() + ABSENT_SECONDS
+                self._absent.move_to_end(key)
+                if len(self._absent) > ABSENT_MAX:
+                    self._absent.popitem(last=False)
+                raise
 
-    async def _live_network(self, what: str, key: Key) -> NetworkAttachmentDefinition:
-        try:
-            with _asking(what, self.networks, NetworkNotFoundError):
-                body = await self._client.request("GET", objects.network_path(*key), timeout=deadlines.API_READ_SECONDS)
-                self._answered()
-                return objects.decode_network(body).value
-        except NetworkNotFoundError:
-            self._absent[key] = _now() + ABSENT_SECONDS
-            self._absent.move_to_end(key)
-            if len(self._absent) > ABSENT_MAX:
-                self._absent.popitem(last=False)
-            raise
+    async def node_pods(self) -> list[Pod]:
+        """Return the informer's pods. Raises StoreUnavailableError while it does not receive changes."""
+        if not self.pods.synced.is_set() or not self.pods.connected:
+            raise StoreUnavailableError(f"pods of this node: {self.pods.problem}")
+        return list(self.pods.known().values())
 
     def report(self) -> dict[str, Any]:
-        """How well the cluster is known now; for `diagnosis.status`. From any thread."""
+        """Return the state of the informers and the status writer for `diagnosis.status`. Safe in any thread."""
         informers: dict[str, Informer[Any]] = {"pods": self.pods, "networks": self.networks}
         return {
             "kind": "kubernetes",
@@ -171,51 +164,36 @@ class KubeStore:
             "pendingStatuses": self.statuses.pending,
         }
 
-    async def node_pods(self) -> list[Pod]:
-        """See `ports.ClusterStore`. What the informer has, while it hears of changes."""
-        if not self.pods.synced.is_set() or not self.pods.connected:
-            raise StoreUnavailableError(f"pods of this node: {self.pods.problem}")
-        return self.pods.values()
-
-    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        """See `ports.ClusterStore`. One PATCH, repeated for 2 s at most, and then behind the scenes."""
-        await self.statuses.write(pod, value, keep_trying=keep_trying)
-
-    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`."""
-        self.events.event(pod, kind, reason, message)
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        """See `ports.ClusterStore`."""
-        self.events.node_event(kind, reason, message)
+    async def _get(self, path: str) -> bytes:
+        body = await self._client.request("GET", path, timeout=deadlines.API_READ_SECONDS)
+        self._answered()
+        return body
 
     def _answered(self) -> None:
-        """The API server has just answered: nobody needs to wait out a pause any more."""
+        """End all pauses: the API server has just answered."""
         self.statuses.kick()
         self.pods.poke()
         self.networks.poke()
 
 
 def is_incarnation(pod: Pod, uid: str) -> bool:
-    """Whether `uid`, which the runtime has from the kubelet, may be this pod's.
-
-    Of a static pod the API has the mirror, with a UID of its own; the kubelet's is in annotations of it.
-    """
+    """Return whether `uid`, which the runtime has from the kubelet, may be this pod's."""
+    # The API has the mirror of a static pod, with its own UID; the kubelet's UID is in its annotations.
     if not uid or uid == pod.uid or pod.is_static:
         return True
     return any(pod.annotations.get(key) == uid for key in _STATIC_UID_ANNOTATIONS)
 
 
-def _check(what: str, namespace: str, name: str, missing: type[LookupError]) -> None:
-    """A name that no object can have is not asked for: it would be part of a path. Raises `missing`."""
+def _require_valid_name(what: str, namespace: str, name: str, missing: type[LookupError]) -> None:
+    """Raise `missing` for an invalid name, which must not become part of a path."""
     problem = names.label_problem(namespace) or names.subdomain_problem(name)
     if problem:
         raise missing(f"{what}: the name {problem}")
 
 
 @contextlib.contextmanager
-def _asking(what: str, informer: Informer[T], missing: type[LookupError]) -> Iterator[None]:
-    """The edge at which errors of the API become the port's."""
+def _as_port_errors(what: str, informer: Informer[T], missing: type[LookupError]) -> Iterator[None]:
+    """Turn errors of the API into those of `ports.ClusterStore`."""
     try:
         yield
     except ApiError as error:
@@ -226,8 +204,4 @@ def _asking(what: str, informer: Informer[T], missing: type[LookupError]) -> Ite
         behind = "" if informer.synced.is_set() else f"; {informer.problem}"
         raise StoreUnavailableError(f"{what}: the API server can't be asked: {error}{behind}") from error
     except objects.DECODE_ERRORS as error:
-        raise StoreUnavailableError(f"{what}: the API server's answer is no such object: {error}") from error
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+        raise StoreUnavailableError(f"{what}: the API server's answer is not such an object: {error}") from error

@@ -1,1 +1,1 @@
-"""The embedded default: pods and networks from a directory of manifests, no cluster needed."""
+"""The embedded default: pods and networks from a directory of manifests, without a cluster."""

@@ -1,11 +1,11 @@
-"""Kubernetes manifests as `kubectl apply` takes them, reduced to the pods and networks in them. No I/O."""
+"""Parse the pods and networks of Kubernetes manifests in the format of `kubectl apply`. No I/O."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import yaml
 
@@ -16,14 +16,12 @@ from multus_daemon.spec.nad import definition
 from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 
-T = TypeVar("T")
-
 DEFAULT_NAMESPACE: Final = "default"
 OBJECTS_MAX: Final = 2000
 NESTING_MAX: Final = 100
 _UID_SPACE: Final = uuid.UUID("0d5b8a3e-52f4-5d0c-9a3e-6c7f1c1d2b90")
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# What PyYAML's constructors let through besides its own errors, for values like `!!bool x` and `!!timestamp x`.
+# PyYAML's constructors raise more than its own errors, for values such as `!!bool x` and `!!timestamp x`.
 _YAML_ERRORS: Final = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 
 
@@ -33,22 +31,16 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """What one file declares."""
+    """The content of one file."""
 
-    pods: tuple[Pod, ...] = ()
-    networks: tuple[NetworkAttachmentDefinition, ...] = ()
-    passed_over: tuple[str, ...] = ()
-    """Objects of other kinds, `apiVersion/kind`."""
+    pods: list[Pod] = field(default_factory=list)
+    networks: list[NetworkAttachmentDefinition] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)  # `apiVersion/kind` of objects of other kinds
 
 
 def parse(data: bytes, *, is_json: bool = False) -> Manifests:
-    """The objects of a file: one JSON value, or any number of YAML documents; lists are opened. Raises ManifestError.
-
-    All or nothing: an object that can't be used fails the file.
-    """
-    pods: list[Pod] = []
-    networks: list[NetworkAttachmentDefinition] = []
-    passed_over: list[str] = []
+    """Parse one JSON value, or any number of YAML documents; lists are opened. Raises ManifestError."""
+    content = Manifests()
     try:
         for index, item in enumerate(_objects(_documents(data, is_json))):
             if index >= OBJECTS_MAX:
@@ -56,17 +48,20 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
             version, kind = gojson.get_str(item, "apiVersion"), gojson.get_str(item, "kind")
             if not version or not kind:
                 raise ManifestError(f"object {index}: apiVersion and kind are needed")
-            if (version, kind) == ("v1", "Pod"):
-                pods.append(_in_place(index, item, _pod))
-            elif (version, kind) == (f"{definition.GROUP}/{definition.VERSION}", definition.KIND):
-                networks.append(_in_place(index, item, _network))
-            else:
-                passed_over.append(f"{version}/{kind}")
+            try:
+                if (version, kind) == ("v1", "Pod"):
+                    content.pods.append(_pod(item))
+                elif (version, kind) == (f"{definition.GROUP}/{definition.VERSION}", definition.KIND):
+                    content.networks.append(_network(item))
+                else:
+                    content.passed_over.append(f"{version}/{kind}")
+            except ValueError as error:
+                raise ManifestError(f"object {index} ({kind}): {error}") from error
     except gojson.JsonError as error:
         raise ManifestError(str(error)) from error
     except RecursionError as error:
-        raise ManifestError("lists in lists, too many of them") from error
-    return Manifests(tuple(pods), tuple(networks), tuple(passed_over))
+        raise ManifestError("lists are nested too deep") from error
+    return content
 
 
 def _documents(data: bytes, is_json: bool) -> list[Any]:
@@ -82,9 +77,9 @@ def _documents(data: bytes, is_json: bool) -> list[Any]:
 
 
 def refuse_depth(data: bytes | str) -> None:
-    """Raises ManifestError, and what PyYAML raises.
+    """Check the nesting depth. Raises ManifestError and PyYAML's errors.
 
-    NB: PyYAML's C loader composes nested nodes by recursion without a limit; deep nesting ends the process.
+    NB: PyYAML's C loader composes nested nodes by recursion without a limit; deep nesting crashes the process.
     """
     depth = 0
     for event in yaml.parse(data, Loader=_Loader):
@@ -97,27 +92,20 @@ def refuse_depth(data: bytes | str) -> None:
 
 
 def _objects(documents: list[Any]) -> Iterator[dict[str, Any]]:
-    """The objects in `documents`, those of `kind: List` and of typed lists one by one; empty documents are none."""
+    """Yield the objects in `documents` and in lists of them; empty documents are skipped."""
     for document in documents:
         if document is None:
             continue
         if not isinstance(document, dict):
             raise ManifestError(f"an object is needed, not {gojson.kind_of(document)}")
-        # YAML's keys may be anything; those of Kubernetes are strings.
+        # YAML allows keys of any type.
         if not all(isinstance(key, str) for key in document):
-            raise ManifestError("a key is no string")
+            raise ManifestError("a key is not a string")
         kind = document.get("kind")
         if isinstance(kind, str) and kind.endswith("List"):
             yield from _objects(gojson.get_list(document, "items") or [])
         else:
             yield document
-
-
-def _in_place(index: int, item: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
-    try:
-        return read(item)
-    except ValueError as error:
-        raise ManifestError(f"object {index} ({item['kind']}): {error}") from error
 
 
 def _pod(item: dict[str, Any]) -> Pod:
@@ -152,16 +140,16 @@ def _names(metadata: dict[str, Any]) -> tuple[str, str]:
 
 
 def _annotations(metadata: dict[str, Any]) -> Mapping[str, str]:
-    found = _mapping(metadata, "annotations")
-    for key, value in found.items():
+    annotations = _mapping(metadata, "annotations")
+    for key, value in annotations.items():
         if not isinstance(value, str):
             raise ManifestError(f"annotation {key}: a string is needed, not {gojson.kind_of(value)}: put it in quotes")
-    return found
+    return annotations
 
 
 def _mapping(fields: dict[str, Any], key: str) -> dict[str, Any]:
-    """The object at `key`, empty where there is none."""
-    found = gojson.get_object(fields, key) or {}
-    if not all(isinstance(name, str) for name in found):
-        raise ManifestError(f"{key}: a key is no string")
-    return found
+    """Return the object at `key`, empty if it is missing."""
+    value = gojson.get_object(fields, key) or {}
+    if not all(isinstance(name, str) for name in value):
+        raise ManifestError(f"{key}: a key is not a string")
+    return value

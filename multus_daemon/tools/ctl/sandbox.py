@@ -17,7 +17,7 @@ import msgspec
 import multus_shim
 from multus_daemon import deadlines
 from multus_daemon.cluster.standalone import status_file
-from multus_daemon.cluster.standalone.folder import Folder
+from multus_daemon.cluster.standalone.store import Folder
 from multus_daemon.runtime import fs
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import args, errors, gojson

@@ -105,7 +105,7 @@ def test_a_file_that_is_json_but_no_usable_network_is_no_hindrance_for_others(tm
 @pytest.mark.conformance("pods-15", "pods-23")
 @pytest.mark.parametrize("directory", ["/etc/\0", "/dev/null"])
 def test_what_is_no_directory(directory: str) -> None:
-    with pytest.raises(CniError, match=r"is no path|can't be listed"):
+    with pytest.raises(CniError, match=r"is not a path|can't be listed"):
         NodeConfFiles().by_name(directory, "a")
 
 
@@ -172,7 +172,7 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
 
 
 def test_a_path_with_a_nul_byte() -> None:
-    with pytest.raises(InvalidNetworkConfigError, match="is no path"):
+    with pytest.raises(InvalidNetworkConfigError, match="is not a path"):
         NodeConfFiles().at_path("/etc/\0")
 
 
@@ -258,7 +258,7 @@ def test_a_folder_with_too_many_plugins(tmp_path: Path, monkeypatch: pytest.Monk
         write(tmp_path / "net" / f"{name}.conf", {"type": name})
     assert types(at_path(path)) == ["a", "b", "c"]
     write(tmp_path / "net" / "d.conf", {"type": "d"})
-    with pytest.raises(InvalidNetworkConfigError, match="net: 3 plugins, and at most 2"):
+    with pytest.raises(InvalidNetworkConfigError, match="net: 3 plugins, but a chain has at most 2"):
         at_path(path)
 
 
@@ -269,7 +269,7 @@ def test_a_folders_name_is_a_networks_name(tmp_path: Path, name: str) -> None:
 
 
 def test_plugins_beside_no_path() -> None:
-    with pytest.raises(InvalidNetworkConfigError, match="is no path"):
+    with pytest.raises(InvalidNetworkConfigError, match="is not a path"):
         NodeConfFiles().plugins_beside("/etc/\0/x", "chain")
 
 

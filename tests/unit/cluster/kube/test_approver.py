@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from multus_daemon.cluster.kube import approver
-from multus_daemon.cluster.kube.approver import Approve, Approver, CertificateSigningRequest, Deny, Ignore, judge
+from multus_daemon.cluster.kube.approver import Approver, CertificateSigningRequest, Condition, judge
+from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 ORG, CN, OU = NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
@@ -51,7 +52,7 @@ def csr(request: bytes | None = b"", *, status: Any = None, name: str = "r", **s
     return {"metadata": metadata, "spec": spec, "status": status or {}}
 
 
-def verdict(found: dict[str, Any]) -> Approve | Deny | Ignore:
+def verdict(found: dict[str, Any]) -> Condition | None:
     return judge(msgspec.convert(found, CertificateSigningRequest))
 
 
@@ -70,13 +71,15 @@ def verdict(found: dict[str, Any]) -> Approve | Deny | Ignore:
     ],
 )
 def test_approved(found: dict[str, Any]) -> None:
-    assert verdict(found) == Approve("n1")
+    assert verdict(found) == Condition("Approved", "True", "AutoApproved", "r is node n1's own")
 
 
 def test_a_long_node_name_with_dots() -> None:
     node = "gke-a-cluster-with-a-long-name-pool-1-0123abcd-xyz1." + "a" * 60 + ".internal"
     request = pem(((ORG, "system:multus"), (CN, f"system:multus:{node}")))
-    assert verdict(csr(request, username=f"system:node:{node}")) == Approve(node)
+    judged = verdict(csr(request, username=f"system:node:{node}"))
+    assert judged
+    assert (judged.type, judged.message) == ("Approved", f"r is node {node}'s own")
 
 
 @pytest.mark.parametrize(
@@ -126,10 +129,11 @@ def test_a_long_node_name_with_dots() -> None:
 )
 def test_denied(found: dict[str, Any], reason: str) -> None:
     judged = verdict(found)
-    assert isinstance(judged, Deny)
-    assert reason.replace("\\\\", "\\") in judged.reason
-    assert judged.reason.isprintable()
-    assert judged.reason.isascii()
+    assert judged
+    assert (judged.type, judged.status, judged.reason) == ("Denied", "True", "CSRDenied")
+    assert reason.replace("\\\\", "\\") in judged.message
+    assert judged.message.isprintable()
+    assert judged.message.isascii()
 
 
 def test_a_request_that_its_key_did_not_sign_is_denied() -> None:
@@ -137,7 +141,9 @@ def test_a_request_that_its_key_did_not_sign_is_denied() -> None:
     request[request.index(b"system:multus:n1") + 15] = ord("2")
     lines = base64.encodebytes(bytes(request))
     forged = b"-----BEGIN CERTIFICATE REQUEST-----\n" + lines + b"-----END CERTIFICATE REQUEST-----\n"
-    assert verdict(csr(forged, username="system:node:n2")) == Deny("its signature is not that of its key")
+    judged = verdict(csr(forged, username="system:node:n2"))
+    assert judged
+    assert (judged.type, judged.message) == ("Denied", "its signature is not that of its key")
 
 
 DECIDED = [{"type": "Approved", "status": "True"}]
@@ -169,13 +175,13 @@ DECIDED = [{"type": "Approved", "status": "True"}]
     ],
 )
 def test_ignored(found: dict[str, Any]) -> None:
-    assert verdict(found) == Ignore()
+    assert verdict(found) is None
 
 
 # --- the loop --------------------------------------------------------------------------------------------------------
 
 
-class ApiError(Exception):
+class ApiError(KubeError):
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
         self.status = status
@@ -232,6 +238,10 @@ class Api:
         return [(item["type"], item["status"]) for item in self.objects[name]["status"].get("conditions", [])]
 
 
+def approving(api: Any) -> Approver:
+    return Approver(api)
+
+
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     pauses: list[float] = []
@@ -247,7 +257,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 async def test_what_is_there_already_is_decided() -> None:
     api = Api(csr(name="good"), csr(name="bad", username="someone"), csr(name="other", signerName="x/y"))
-    await Approver(api).round()
+    await approving(api).round()
     assert api.conditions("good") == [("Approved", "True")]
     assert api.conditions("bad") == [("Denied", "True")]
     assert api.conditions("other") == []
@@ -257,7 +267,7 @@ async def test_what_is_there_already_is_decided() -> None:
 async def test_the_whole_object_is_sent_back_with_one_condition_more() -> None:
     api = Api(csr())
     before = json.loads(json.dumps(api.objects["r"]))
-    await Approver(api).round()
+    await approving(api).round()
     after = api.objects["r"]
     assert after["metadata"] == before["metadata"]
     assert after["spec"] == before["spec"]
@@ -282,7 +292,7 @@ async def test_what_comes_later_is_decided() -> None:
         {"type": "DELETED", "object": csr(name="gone")},
     ]
     listed, api.objects = api.objects, {}
-    approving = Approver(api)
+    judging = approving(api)
     # The list is empty; the objects are there when the events are.
     request = api.request
 
@@ -292,14 +302,14 @@ async def test_what_comes_later_is_decided() -> None:
         return answer
 
     api.request = after_the_list  # type: ignore[method-assign]  # of this object only
-    await approving.round()
+    await judging.round()
     assert api.conditions("new") == api.conditions("changed") == [("Approved", "True")]
     assert [path for method, path in api.requests if method == "PUT"] == ["/new/approval", "/changed/approval"]
 
 
 async def test_only_the_signers_requests_are_watched_from_where_the_list_ended() -> None:
     api = Api()
-    await Approver(api).round()
+    await approving(api).round()
     selector = {"fieldSelector": "spec.signerName=kubernetes.io/kube-apiserver-client"}
     assert api.queries == [
         selector,
@@ -311,7 +321,7 @@ async def test_an_error_event_ends_the_round() -> None:
     api = Api()
     late = csr(name="late")
     api.events = [{"type": "ERROR", "object": {"code": 410, "message": "too old"}}, {"type": "ADDED", "object": late}]
-    await Approver(api).round()
+    await approving(api).round()
     assert [method for method, _ in api.requests] == ["GET"]
 
 
@@ -323,7 +333,7 @@ async def test_a_conflict_is_judged_again(no_pauses: list[float]) -> None:
         api.objects["r"]["metadata"]["resourceVersion"] = "8"
 
     api.before_put = someone_denies
-    await Approver(api).round()
+    await approving(api).round()
     assert api.conditions() == [("Denied", "True")]
     assert [method for method, _ in api.requests] == ["GET", "PUT", "GET"]
 
@@ -339,19 +349,19 @@ async def test_five_retries_then_the_next_list(no_pauses: list[float], caplog: p
         return await request(method, path, **kwargs)
 
     api.request = unwritable  # type: ignore[method-assign]  # of this object only
-    await Approver(api).round()
+    await approving(api).round()
     assert [method for method, _ in api.requests].count("PUT") == 6
     assert len(no_pauses) == 5
     assert sorted(no_pauses) == no_pauses or no_pauses[-1] > no_pauses[0]
     assert "given up for now" in caplog.text
     api.request = request  # type: ignore[method-assign]  # of this object only
-    await Approver(api).round()
+    await approving(api).round()
     assert api.conditions() == [("Approved", "True")]
 
 
 async def test_one_that_is_gone_is_done(caplog: pytest.LogCaptureFixture) -> None:
     api = Api()
-    await Approver(api).decide(csr(name="gone"))
+    await approving(api).decide(json.dumps(csr(name="gone")).encode())
     assert [method for method, _ in api.requests] == ["PUT"]
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
@@ -371,18 +381,18 @@ async def test_a_misshapen_object_stops_nobody(found: dict[str, Any]) -> None:
     api = Api(csr())
     api.events = [{"type": "ADDED", "object": found}, {"type": "ADDED", "object": csr()}]
     api.objects, objects = {}, api.objects
-    approving = Approver(api)
-    await approving.decide(found)
+    judging = approving(api)
+    await judging.decide(json.dumps(found).encode())
     api.objects = objects
-    await approving.round()
+    await judging.round()
     assert api.conditions() == [("Approved", "True")]
 
 
 async def test_run_goes_on_through_an_api_server_that_is_away(no_pauses: list[float]) -> None:
     api = Api(csr())
-    api.errors = [OSError("connection refused"), ApiError(503), ApiError(403)]
+    api.errors = [NoAnswerError("connection refused"), ApiError(503), ApiError(403)]
     api.keep_watching = True
-    task = asyncio.create_task(approver.run_approver(api))
+    task = asyncio.create_task(approving(api).run())
     for _ in range(100):
         await asyncio.wait({task}, timeout=0.01)
         if api.conditions():
@@ -396,7 +406,7 @@ async def test_run_goes_on_through_an_api_server_that_is_away(no_pauses: list[fl
 
 async def test_run_rests_between_watches_that_end_at_once(no_pauses: list[float]) -> None:
     api = Api()
-    task = asyncio.create_task(approver.run_approver(api))
+    task = asyncio.create_task(approving(api).run())
     while len(no_pauses) < 3:
         await asyncio.wait({task}, timeout=0.01)
     task.cancel()
@@ -433,7 +443,7 @@ def test_a_duration_is_read_as_go_reads_it(text: str, seconds: float) -> None:
     "text", ["", "-", "10", "m", "10 m", "10m ", "1d", "1h-30m", "--1h", ".s", "1e3s", "10M", "1٣s"]
 )
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="no duration"):
+    with pytest.raises(ValueError, match="not a duration"):
         approver.parse_duration(text)
 
 

@@ -22,10 +22,11 @@ def write(path, user, cluster=None, **changes):
 # --- token files ---
 
 
-def test_token_is_read_again_when_it_is_old_or_when_asked(tmp_path):
+def test_token_is_read_again_when_it_is_old_or_when_asked(tmp_path, monkeypatch):
     path, now = tmp_path / "token", 0.0
+    monkeypatch.setattr("multus_daemon.cluster.kube.credentials.time.monotonic", lambda: now)
     path.write_text("one\n")
-    file = TokenFile(path, lambda: now)
+    file = TokenFile(path)
     assert file.token() == "one"
     path.write_text("two\n")
     assert file.token() == "one"
@@ -227,7 +228,7 @@ def test_a_program_for_credentials_is_relative_to_its_file(tmp_path):
     program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./login", "interactiveMode": "Never"}
     path = write(directory / "k", {"exec": program})
     other = write(tmp_path / "k", {"exec": {**program, "command": "login"}}, users=[])
-    found = Kubeconfig(path, others=(other,))._found()
+    found = Kubeconfig(path, others=(other,))._document()
     assert found["users"][0]["user"]["exec"]["command"] == str(directory / "login")
 
 

@@ -8,26 +8,33 @@ from typing import Any
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cluster.kube import informer as module
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
 from multus_daemon.cluster.kube.informer import Informer
+from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.spec.nad import definition
 from tests.counted import counted
 
 KEY = ("web", "web-1")
 
 
+@pytest.fixture(autouse=True)
+def retry(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.01, 0.05))
+
+
 @pytest.fixture
 def pods(client, gates, metrics):
-    return Informer(client, objects.pods_of("node-a"), gates, metrics=metrics, retry=(0.01, 0.05))
+    return Informer(client, objects.pods_of("node-a"), gates, metrics=metrics)
 
 
 @pytest.fixture
 def networks(client, gates, metrics):
-    return Informer(client, objects.networks(), gates, metrics=metrics, retry=(0.01, 0.05))
+    return Informer(client, objects.networks(), gates, metrics=metrics)
 
 
 # --- lists ---
@@ -104,7 +111,7 @@ async def test_an_answer_that_is_no_list(gates, answer):
             return answer.encode()
 
     with pytest.raises(ApiUnavailableError, match="not the API's"):
-        await Informer(Client(), objects.networks(), gates).sync_once()  # type: ignore[arg-type]  # it lists, as a client does
+        await Informer(Client(), objects.networks(), gates, ClusterMetrics()).sync_once()  # type: ignore[arg-type]  # it lists, as a client does
 
 
 # --- watches ---
@@ -230,8 +237,8 @@ async def test_a_restored_backup_lists_again(server, pods, running, until):
         await until(lambda: pods.get(KEY))
 
 
-async def test_a_silent_connection_is_given_up(server, client, gates, running, until):
-    pods = Informer(client, objects.pods_of("node-a"), gates, inactivity=0.05, retry=(0.01, 0.05))
+async def test_a_silent_connection_is_given_up(server, pods, running, until, monkeypatch):
+    monkeypatch.setattr(deadlines, "INFORMER_INACTIVITY_SECONDS", 0.05)
     async with running(pods.run()):
         await until(lambda: server.watches)
         server.silent = True
@@ -242,8 +249,8 @@ async def test_a_silent_connection_is_given_up(server, client, gates, running, u
         await until(lambda: pods.get(KEY))
 
 
-async def test_a_server_that_ends_each_watch_is_given_a_rest(server, client, gates, running, until):
-    pods = Informer(client, objects.pods_of("node-a"), gates, retry=(0.05, 0.1))
+async def test_a_server_that_ends_each_watch_is_given_a_rest(server, pods, running, until, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.05, 0.1))
     async with running(pods.run()):
         for _ in range(4):
             await until(lambda: server.watches)
@@ -280,7 +287,6 @@ async def test_api_down_at_the_start(tmp_path, server, gates, running, until, ca
             objects.pods_of("node-a"),
             gates,
             metrics=metrics,
-            retry=(0.01, 0.05),
             on_connected=lambda: connected.append(1),
         )
         assert pods.stale_seconds == float("inf")
@@ -303,6 +309,7 @@ async def test_api_down_at_the_start(tmp_path, server, gates, running, until, ca
 
 
 async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.5, 20.0))
     pauses: list[float] = []
 
     class Client(ListsOnly):
@@ -311,7 +318,7 @@ async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
                 "away", retry_after=12 if len(pauses) == 20 else 500 if len(pauses) > 20 else None
             )
 
-    informer = Informer(Client(), objects.networks(), gates)  # type: ignore[arg-type]  # as above
+    informer = Informer(Client(), objects.networks(), gates, ClusterMetrics())  # type: ignore[arg-type]  # as above
 
     async def pause(seconds):
         pauses.append(seconds)
@@ -328,9 +335,9 @@ async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
     assert pauses[21] >= 20
 
 
-async def test_poke_ends_a_pause(server, client, gates, running, until):
+async def test_poke_ends_a_pause(server, pods, running, until, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (30, 30))
     await server.stop()
-    pods = Informer(client, objects.pods_of("node-a"), gates, retry=(30, 30))
     async with running(pods.run()):
         await until(lambda: pods.problem.startswith("GET"))
         await server.start()
@@ -345,7 +352,7 @@ async def test_a_bug_is_not_swallowed(gates):
             raise TypeError("bug")
 
     with pytest.raises(TypeError):
-        await Informer(Client(), objects.networks(), gates).run()  # type: ignore[arg-type]  # as above
+        await Informer(Client(), objects.networks(), gates, ClusterMetrics()).run()  # type: ignore[arg-type]  # as above
 
 
 # --- waiting ---
@@ -422,7 +429,7 @@ async def test_who_waits_is_answered_once(gates, types, found):
                 metadata = {"namespace": "web", "name": "web-1", "uid": "u", "annotations": {"n": str(number)}}
                 yield json.dumps({"type": kind, "object": {"metadata": metadata}}).encode()
 
-    pods = Informer(Client(), objects.pods_of("node-a"), gates)
+    pods = Informer(Client(), objects.pods_of("node-a"), gates, ClusterMetrics())
     task = asyncio.create_task(pods.wait_for(KEY, lambda pod: True, 5))
     await asyncio.sleep(0)
     await pods.sync_once()

@@ -4,7 +4,10 @@ import time
 
 import pytest
 
+from multus_daemon import deadlines
+from multus_daemon.cluster.kube import status as module
 from multus_daemon.cluster.kube.status import StatusWriter
+from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.status import ANNOTATION
@@ -13,15 +16,28 @@ from tests.counted import counted
 
 
 @pytest.fixture
-def writer(client, metrics):
-    """Has more patience than a machine under load needs."""
-    return StatusWriter(client, metrics=metrics, patience=30, retry=(0.02, 0.1))
+def seconds(monkeypatch):
+    """Sets how long a `write` may take, and the pauses after it."""
+
+    def set_seconds(patience, retry=(0.02, 0.1)):
+        monkeypatch.setattr(deadlines, "NETWORK_STATUS_PATIENCE_SECONDS", patience)
+        monkeypatch.setattr(deadlines, "NETWORK_STATUS_RETRY_SECONDS", retry)
+
+    return set_seconds
 
 
 @pytest.fixture
-def impatient(client, metrics):
+def writer(client, metrics, seconds):
+    """Has more patience than a machine under load needs."""
+    seconds(30)
+    return StatusWriter(client, metrics)
+
+
+@pytest.fixture
+def impatient(client, metrics, seconds):
     """For a server that fails until the patience is over."""
-    return StatusWriter(client, metrics=metrics, patience=1, retry=(0.02, 0.1))
+    seconds(1)
+    return StatusWriter(client, metrics)
 
 
 def declare(server, name="web-1", **metadata):
@@ -78,9 +94,10 @@ async def test_a_slow_server(server, impatient):
     assert time.monotonic() - began < 10
 
 
-async def test_retry_after_is_heeded(server, client, metrics):
+async def test_retry_after_is_heeded(server, client, metrics, seconds):
     # Patience for a machine under load to get the first answer, and none for the pause that it asks for.
-    writer = StatusWriter(client, metrics=metrics, patience=2, retry=(0.02, 0.1))
+    seconds(2)
+    writer = StatusWriter(client, metrics)
     pod = declare(server)
     server.fail(429, times=5, headers={"Retry-After": "60"})
     with pytest.raises(StatusWriteError):
@@ -138,8 +155,9 @@ async def test_everything_is_written_when_the_api_is_back(server, impatient, met
     assert impatient.pending == 0
 
 
-async def test_kick_ends_a_pause(server, client, running, until):
-    writer = StatusWriter(client, patience=0.1, retry=(30, 30))
+async def test_kick_ends_a_pause(server, client, running, until, seconds):
+    seconds(0.1, (30, 30))
+    writer = StatusWriter(client, ClusterMetrics())
     pod = declare(server)
     server.fail(503, times=100)
     async with running(writer.run()):
@@ -188,8 +206,9 @@ async def test_the_newest_value_wins(server, impatient, running, until):
         assert written(server) == "new"
 
 
-async def test_a_newer_value_that_is_written_at_once_replaces_what_waits(server, client, running):
-    writer = StatusWriter(client, patience=2, retry=(0.02, 0.1))
+async def test_a_newer_value_that_is_written_at_once_replaces_what_waits(server, client, running, seconds):
+    seconds(2)
+    writer = StatusWriter(client, ClusterMetrics())
     pod = declare(server)
     server.fail(503, times=10_000)
     with pytest.raises(StatusWriteError):
@@ -202,8 +221,9 @@ async def test_a_newer_value_that_is_written_at_once_replaces_what_waits(server,
     assert writer.pending == 0
 
 
-async def test_a_newer_value_waits_for_the_older_one_in_flight(server, client, running, until):
-    writer = StatusWriter(client, patience=0.1, retry=(0.01, 0.01))
+async def test_a_newer_value_waits_for_the_older_one_in_flight(server, client, running, until, seconds):
+    seconds(0.1, (0.01, 0.01))
+    writer = StatusWriter(client, ClusterMetrics())
     pod = declare(server)
     server.fail(503, times=10_000)
     with pytest.raises(StatusWriteError):
@@ -232,8 +252,10 @@ async def test_a_caller_that_goes_away(server, writer):
         assert writer.pending == pending
 
 
-async def test_the_queue_is_bounded(server, client, metrics):
-    writer = StatusWriter(client, metrics=metrics, patience=0.05, pending_max=3)
+async def test_the_queue_is_bounded(server, client, metrics, seconds, monkeypatch):
+    seconds(0.05)
+    monkeypatch.setattr(module, "PENDING_MAX", 3)
+    writer = StatusWriter(client, metrics)
     server.fail(503, times=10_000)
     for number in range(5):
         with pytest.raises(StatusWriteError):

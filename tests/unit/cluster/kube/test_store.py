@@ -195,7 +195,7 @@ async def test_refusals(server, quick, status, match):
 
 async def test_an_object_that_is_none(server, quick):
     server.put("network-attachment-definitions", {"metadata": {"namespace": "web", "name": "n"}, "spec": {"config": 5}})
-    with pytest.raises(StoreUnavailableError, match="is no such object"):
+    with pytest.raises(StoreUnavailableError, match="is not such an object"):
         await quick.network("web", "n")
 
 

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.kubelet import checkpoint, podresources
+from multus_daemon.cluster.kubelet import podresources, source
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
@@ -92,7 +92,7 @@ async def test_two_pods_of_one_name_are_not_mixed(kubelet: FakeKubelet) -> None:
     kubelet.get = "unimplemented"
     for device in "ab":
         kubelet.add("p1", container("c", {VF: [device]}))
-    with kubelet, pytest.raises(DevicesUnavailableError, match="2 pods of the name web/p1"):
+    with kubelet, pytest.raises(DevicesUnavailableError, match="2 pods named web/p1"):
         await allocated(kubelet)
 
 
@@ -261,7 +261,7 @@ async def test_a_checkpoint_that_can_not_be_read(tmp_path: Path, content: str | 
 
 
 async def test_a_checkpoint_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "MAX_BYTES", 1000)
+    monkeypatch.setattr(source, "MAX_BYTES", 1000)
     path = write_checkpoint(tmp_path, [])
     path.write_bytes(path.read_bytes() + b" " * 1000)
     with pytest.raises(DevicesUnavailableError, match="larger than 1000 bytes"):
@@ -271,5 +271,5 @@ async def test_a_checkpoint_that_is_too_large(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.conformance("programs-11")
 async def test_a_pod_without_a_uid(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, [entry(["x"], uid="")])
-    with pytest.raises(DevicesUnavailableError, match="by their UID"):
+    with pytest.raises(DevicesUnavailableError, match="lists pods by UID"):
         await KubeletDevices(tmp_path).allocated(Pod(POD.namespace, POD.name, PodUid("")))

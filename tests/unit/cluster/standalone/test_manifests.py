@@ -28,7 +28,7 @@ def test_several_documents() -> None:
     assert [str(pod) for pod in found.pods] == ["default/a"]
     assert [str(network) for network in found.networks] == ["demo/storage"]
     assert found.networks[0].config == '{"type": "ptp"}\n'
-    assert found.passed_over == ("v1/Service",)
+    assert found.passed_over == ["v1/Service"]
 
 
 @pytest.mark.parametrize("kind", ["List", "PodList"])
@@ -71,7 +71,7 @@ def test_empty_files(data: str) -> None:
         ("a: !!bool x", "not YAML"),
         ("a: !!timestamp x", "not YAML"),
         ("just text", "an object is needed, not a string"),
-        ("1: 2", "a key is no string"),
+        ("1: 2", "a key is not a string"),
         ("kind: Pod", "apiVersion and kind are needed"),
         ("kind: [Pod]\napiVersion: v1", "kind: a string is needed"),
         ("apiVersion: v1\nkind: List\nitems: [1]", "an object is needed, not a number"),
@@ -80,7 +80,7 @@ def test_empty_files(data: str) -> None:
         (POD.replace("name: a", "name: ../x"), "'../x' must consist of"),
         (POD.replace("name: a", "name: a, namespace: a/b"), "metadata.namespace 'a/b' must"),
         (POD.replace("name: a", "name: a, annotations: {x: 1}"), "annotation x: a string is needed, not a number"),
-        (POD.replace("name: a", "name: a, annotations: {1: x}"), "annotations: a key is no string"),
+        (POD.replace("name: a", "name: a, annotations: {1: x}"), "annotations: a key is not a string"),
         (f"{POD}---\n{NETWORK.replace('|', '{a: b} #').replace('    {', '#')}", "object 1 (NetworkAttachmentDef"),
         ("- " * 300_000, "nested deeper than 100"),
         ("[" * 300_000, "nested deeper than 100"),

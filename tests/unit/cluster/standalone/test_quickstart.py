@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from multus_daemon.cluster.standalone.folder import Folder
+from multus_daemon.cluster.standalone.store import Folder
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.nad import selection
 

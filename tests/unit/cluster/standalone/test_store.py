@@ -1,7 +1,10 @@
-"""The standalone store beyond the contract suite: misses, watching, files, events."""
+"""The standalone store beyond the contract suite: its directory, misses, watching, files, Events."""
 
 import asyncio
 import contextlib
+import json
+import logging
+import os
 import pathlib
 from collections.abc import AsyncIterator, Callable
 
@@ -9,7 +12,8 @@ import pytest
 import yaml
 
 from multus_daemon.cluster.standalone import status_file
-from multus_daemon.cluster.standalone.store import StandaloneStore
+from multus_daemon.cluster.standalone import store as module
+from multus_daemon.cluster.standalone.store import Folder, StandaloneStore
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
@@ -79,7 +83,7 @@ def test_misses_name_files_with_errors(tmp_path: pathlib.Path) -> None:
         pod(store, "a")
     with pytest.raises(NetworkNotFoundError, match=r"web/n; files with errors: bad\.yaml"):
         store.network("web", "n")
-    assert list(store.errors) == ["bad.yaml"]
+    assert list(store._view.errors) == ["bad.yaml"]
 
 
 def test_a_directory_that_can_not_be_read(tmp_path: pathlib.Path) -> None:
@@ -135,10 +139,11 @@ async def test_watch_follows_a_directory_that_is_replaced(
 
 
 async def test_watch_survives_a_directory_that_comes_later(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
     directory = tmp_path / "d"
-    store = StandaloneStore(directory, poll_seconds=0.05)
+    store = StandaloneStore(directory)
     async with watching(store):
         await asyncio.sleep(0.3)
         assert len([record for record in caplog.records if "is looked at every" in record.getMessage()]) == 1
@@ -152,7 +157,8 @@ async def test_watch_polls_where_there_is_no_watch(tmp_path: pathlib.Path, monke
         raise OSError(28, "inotify watch limit reached")
 
     monkeypatch.setattr("multus_daemon.runtime.watching.changes", refuse)
-    store = StandaloneStore(tmp_path, poll_seconds=0.05)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
+    store = StandaloneStore(tmp_path)
     async with watching(store):
         declare(tmp_path, "a")
         await until(lambda: ("web", "a") in store._view.pods)
@@ -162,7 +168,7 @@ def test_what_concerns_us_of_what_is_watched(tmp_path: pathlib.Path) -> None:
     store = StandaloneStore(tmp_path)
 
     def concerns(path: str) -> bool:
-        return store._concerns_us((tmp_path / path).parent, pathlib.Path(path).name)
+        return store._is_relevant((tmp_path / path).parent, pathlib.Path(path).name)
 
     assert concerns("a.yaml")
     assert concerns("sub")
@@ -195,7 +201,7 @@ def test_the_status_file_reads_like_a_pod(tmp_path: pathlib.Path) -> None:
     )
     assert path.stat().st_mode & 0o777 == 0o644
     store.refresh()
-    assert store.errors == {}  # it is not taken for a manifest
+    assert store._view.errors == {}  # it is not taken for a manifest
 
 
 def test_a_status_that_can_not_be_written(tmp_path: pathlib.Path) -> None:
@@ -246,14 +252,10 @@ def test_a_status_file_that_is_not_ours(tmp_path: pathlib.Path, text: str) -> No
         status_file.read(tmp_path, "web", "a")
 
 
-def test_events_are_kept_and_bounded(tmp_path: pathlib.Path) -> None:
+def test_events_are_logged(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     store = StandaloneStore(tmp_path)
-    declared = declare(tmp_path, "a")
-    for number in range(1001):
-        store.event(declared, "Normal", "AddedInterface", f"number {number}")
-    assert len(store.events) == 1000
-    assert store.events[-1].message == "number 1000"
-    assert store.events[0].pod == "web/a"
+    store.event(declare(tmp_path, "a"), "Warning", "NoNetworkFound", "no such network")
+    assert caplog.messages == ["event for web/a: NoNetworkFound: no such network"]
 
 
 def test_pods_of_the_node_need_every_manifest(tmp_path: pathlib.Path) -> None:
@@ -265,3 +267,142 @@ def test_pods_of_the_node_need_every_manifest(tmp_path: pathlib.Path) -> None:
     (tmp_path / "b.yaml").write_text("{")
     with pytest.raises(StoreUnavailableError, match=r"b\.yaml"):
         store.node_pods()
+
+
+# --- the directory as it changes -------------------------------------------------------------------------------------
+
+
+def manifest(name: str, note: str = "") -> str:
+    return f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, annotations: {{note: '{note}'}}}}\n"
+
+
+def names(folder: Folder) -> list[str]:
+    return sorted(name for _, name in folder.scan().pods)
+
+
+def test_which_files_count(tmp_path: pathlib.Path) -> None:
+    for path in ("a.yaml", "sub/deep/b.yml", "sub/status/c.yaml"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(manifest(pathlib.Path(path).stem))
+    (tmp_path / "d.json").write_text(json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "d"}}))
+    for path in (".hidden.yaml", ".git/x.yaml", "status/web/x.yaml", "x.txt", "x.yaml~", "yaml"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(manifest("x"))
+    folder = Folder(tmp_path)
+    assert names(folder) == ["a", "b", "c", "d"]
+    # The watched directories: not where our own status files are, of which each ADD makes one.
+    assert folder.directories.keys() == {tmp_path / path for path in ("", "sub", "sub/deep", "sub/status")}
+
+
+def test_a_mounted_config_map(tmp_path: pathlib.Path) -> None:
+    """Kubernetes mounts one as links through `..data`, and swaps that link."""
+    for revision in ("a", "b"):
+        (tmp_path / f"..{revision}").mkdir()
+        (tmp_path / f"..{revision}" / "pod.yaml").write_text(manifest(revision))
+    (tmp_path / "..data").symlink_to("..a")
+    (tmp_path / "pod.yaml").symlink_to("..data/pod.yaml")
+    folder = Folder(tmp_path)
+    assert names(folder) == ["a"]
+    (tmp_path / "..new").symlink_to("..b")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    assert names(folder) == ["b"]
+
+
+def test_a_link_to_a_directory_is_not_followed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert Folder(tmp_path).scan().errors == {}
+
+
+def test_changes_and_removals(tmp_path: pathlib.Path) -> None:
+    folder = Folder(tmp_path)
+    assert names(folder) == []
+    (tmp_path / "a.yaml").write_text(manifest("a", "old"))
+    assert names(folder) == ["a"]
+    (tmp_path / "a.yaml").write_text(manifest("a", "newer"))
+    assert folder.scan().pods["default", "a"].annotations["note"] == "newer"
+    (tmp_path / "a.yaml").unlink()
+    assert names(folder) == []
+
+
+def test_a_broken_file_keeps_its_last_good_content(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Folder(tmp_path)
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    (tmp_path / "b.yaml").write_text(manifest("b"))
+    folder.scan()
+    (tmp_path / "a.yaml").write_text("kind: [")
+    with caplog.at_level(logging.INFO):
+        first = folder.scan()
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        second = folder.scan()
+        assert sorted(first.pods) == sorted(second.pods) == [("default", "a"), ("default", "b")]
+        assert list(second.errors) == ["a.yaml"]
+        assert "not YAML" in second.errors["a.yaml"]
+        assert [record.levelname for record in caplog.records] == ["ERROR"]  # once, not with every scan
+        (tmp_path / "a.yaml").write_text(manifest("c"))
+        assert names(folder) == ["b", "c"]
+        assert folder.scan().errors == {}
+    assert "in order again" in caplog.records[-1].getMessage()
+
+
+def test_a_file_that_was_never_good_declares_nothing(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{manifest('a')}---\nkind: Pod\n")
+    view = Folder(tmp_path).scan()
+    assert view.pods == {}
+    assert "object 1: apiVersion" in view.errors["a.yaml"]
+
+
+def test_the_second_of_two_declarations_is_an_error(tmp_path: pathlib.Path) -> None:
+    for order in (("a", "b"), ("b", "a")):
+        for name in order:
+            (tmp_path / f"{name}.yaml").write_text(manifest("same", name))
+        view = Folder(tmp_path).scan()
+        assert view.pods["default", "same"].annotations["note"] == "a"
+        assert view.errors == {"b.yaml": "Pod default/same is declared in a.yaml already"}
+        for name in order:
+            (tmp_path / f"{name}.yaml").unlink()
+
+
+def test_twice_in_one_file(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{manifest('x', '1')}---\n{manifest('x', '2')}")
+    view = Folder(tmp_path).scan()
+    assert view.pods["default", "x"].annotations["note"] == "1"
+    assert "declared in a.yaml already" in view.errors["a.yaml"]
+
+
+def test_a_file_that_is_too_large(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.yaml").write_text("#" * (1024 * 1024 + 1))
+    assert "larger than 1048576 bytes" in Folder(tmp_path).scan().errors["a.yaml"]
+
+
+def test_what_is_no_file(tmp_path: pathlib.Path) -> None:
+    """A pipe would block whoever opens it to read; a directory and a dead link are errors or nothing."""
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "directory.yaml").mkdir()
+    (tmp_path / "dead.yaml").symlink_to("nowhere")
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    assert names(Folder(tmp_path)) == ["a"]
+
+
+def test_a_directory_that_is_missing(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Folder(tmp_path / "missing").scan()
+
+
+def test_unchanged_files_are_not_read_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    folder = Folder(tmp_path)
+    folder.scan()
+    monkeypatch.setattr("multus_daemon.runtime.fs.read_limited", lambda *_args, **_named: pytest.fail("read again"))
+    assert names(folder) == ["a"]
+
+
+def test_other_kinds_are_logged_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: Service\n")
+    folder = Folder(tmp_path)
+    with caplog.at_level(logging.INFO):
+        folder.scan()
+        folder.scan()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}/a.yaml: v1/Service is ignored: only pods and NetworkAttachmentDefinitions count"
+    ]

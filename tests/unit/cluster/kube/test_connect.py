@@ -1,6 +1,6 @@
 import pytest
 
-from multus_daemon.cluster.kube.node import NodeNameError, resolve_node_name
+from multus_daemon.cluster.kube.connect import NodeNameError, resolve_node_name
 
 
 async def test_the_variable_needs_no_request(server, client):
