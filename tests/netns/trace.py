@@ -140,7 +140,7 @@ def _daemon(directory: Path) -> Daemon:
 async def trace(netns: str, directory: Path) -> tuple[Trace, Trace]:
     """Trace one ADD and its DEL by a daemon that has served nothing yet."""
     (directory / "run").mkdir()
-    verbs = _daemon(directory)._api._verbs
+    verbs = _daemon(directory)._api._routes
     added, deleted = Trace(), Trace()
 
     def traced(found: Trace, work: Callable[[CniRequest], Any], verb: str) -> None:
@@ -149,8 +149,8 @@ async def trace(netns: str, directory: Path) -> tuple[Trace, Trace]:
         with found.running():
             work(request)
 
-    await portal.run(Deadline(), lambda: traced(added, verbs.add, "ADD"), name="ADD")
-    await portal.run(Deadline(), lambda: traced(deleted, verbs.delete, "DEL"), name="DEL")
+    await portal.run(Deadline(), lambda: traced(added, verbs["ADD"], "ADD"), name="ADD")
+    await portal.run(Deadline(), lambda: traced(deleted, verbs["DEL"], "DEL"), name="DEL")
     return added, deleted
 
 
