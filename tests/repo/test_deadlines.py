@@ -67,7 +67,7 @@ PHRASES: Final = [
     ("docs/configuration.md", f"primary file is gone | the daemon waits {d.PRIMARY_MISSING_SECONDS:g} s for it"),
     (
         "docs/configuration.md",
-        f"repeatedly after {FIRST_RESTORE:g} s, {2 * FIRST_RESTORE:g} s, ... up to {LAST_RESTORE:g} s",
+        f"if that goes on, after {FIRST_RESTORE:g} s, {2 * FIRST_RESTORE:g} s, ... up to {LAST_RESTORE:g} s",
     ),
     ("docs/configuration.md", f"network-status can't be written within {LIFE_OF_A_STATUS} s"),
     ("docs/configuration.md", f"| `{d.DELEGATE_SECONDS:g}` | How long one call of one plugin may take"),
