@@ -30,7 +30,7 @@ help:
 	@echo "make check   format, lint, types, import contracts, the documentation's links"
 	@echo "make site    the documentation as a site, in build/site"
 	@echo "make bench   measurements against their budgets (bench/); as root"
-	@echo "make compatibility   docs/compatibility.md with the tests that prove each row"
+	@echo "make compatibility   docs/compatibility.md and tests/conformance.md with the tests that prove each row"
 	@echo "make troubleshooting   docs/troubleshooting.md from what the tests of its situations see; as root"
 	@echo "make image IMAGE=NAME       the container image, for amd64 and arm64, by docker buildx or buildah; PUSH=1 pushes it"
 	@echo "make manifests IMAGE=NAME   puts the image's name into the manifests and the chart, and renders the plain file"

@@ -1,6 +1,6 @@
 """What the figures should be at most: one table, by bench and by the figure's key.
 
-A figure without an aim is recorded and shown, and judged by nobody. `bare` is the reference ptp and host-local,
+A figure without an aim is recorded and shown, but not judged. `bare` is the reference ptp and host-local,
 started directly, for a pod with ONE network and no Multus at all, whatever the number of networks on our side.
 """
 
@@ -59,10 +59,10 @@ AIMS: Final[dict[str, dict[str, Aim]]] = {
     },
     "asking": {
         "ADD 1 at a time asked/quiet": Aim(
-            1.05, "ADD, 1 at a time, while `multusctl` asks each second, against ADD while nobody does"
+            1.05, "ADD, 1 at a time, while `multusctl` asks each second, against without"
         ),
         "ADD 16 at a time asked/quiet": Aim(
-            1.05, "ADD, 16 at a time, while `multusctl` asks each second, against ADD while nobody does"
+            1.05, "ADD, 16 at a time, while `multusctl` asks each second, against without"
         ),
     },
     "shim": {"ours time": Aim(2.0, "the shim alone, start to exit")},

@@ -1,9 +1,9 @@
-"""What questions cost pods: ADD while `multusctl` asks, against ADD while nobody does.
+"""What questions cost pods: ADD while `multusctl` asks, against ADD without.
 
     python -m bench.asking [--quick] [--block 1000] [--record FOLDER]
 
 One daemon, with 8 pods that stay. 1 and 16 workers attach and delete pods of the cluster network only, one after the
-other, for `--block` milliseconds in each turn: once while nobody asks, once while a command begins each second, each of
+other, for `--block` milliseconds in each turn: once without questions, once while a command begins each second, each of
 COMMANDS in its turn. A quotient is of the medians of a round. The commands run on this machine, too: what they take of
 its processors is in the figures, as on a node. Then: how long each command takes meanwhile. Without an API server.
 Needs root and iproute2.

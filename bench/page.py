@@ -136,20 +136,6 @@ def _more(size: int | str) -> str:
     return "dual-stack" if size == DUAL else "cluster network only" if size == 0 else f"{size} more"
 
 
-def ratios_table(found: Recordings) -> str:
-    """Against one bare network."""
-    names = [side for side in ("ours", "binaries", "base", "bare") if _get(found, "verbs", f"ADD 1 {side}/bare")]
-    rows = [
-        [
-            f"{verb}, {_more(size)}",
-            *(shown(_get(found, "verbs", f"{verb} {size} {name}/bare"), interval=True) for name in names),
-        ]
-        for verb in ("ADD", "CHECK", "DEL")
-        for size in (*SIZES, DUAL)
-    ]
-    return table(("x one bare network", *names), rows)
-
-
 def stages_table(found: Recordings) -> str:
     """By the daemon's own histograms."""
     stages = ("shim and socket", "request in the daemon", "plugins")
@@ -208,27 +194,6 @@ def burst_table(found: Recordings) -> str:
                 row.append(text + (f"; {failed.value:.0f} failed" if failed else ""))
             rows.append(row)
     return table(("pods a second; ADD median, p99", *names), rows)
-
-
-def _burst_verb(verb: str) -> Callable[[Recordings], str]:
-    def make(found: Recordings) -> str:
-        cells = [f"{size} networks {count} at a time" for size in SIZES for count in AT_ONCE]
-        names = _sides(found, "burst", [f"pods {cell}" for cell in cells])
-        rows = []
-        for size in SIZES:
-            for count in AT_ONCE:
-                cell = f"{size} networks {count} at a time"
-                pairs = [
-                    (_get(found, "burst", f"{verb} {cell} {name}"), _get(found, "burst", f"{verb} p99 {cell} {name}"))
-                    for name in names
-                ]
-                texts = [
-                    f"{number(one.value)}, {number(worst.value)} ms" if one and worst else "–" for one, worst in pairs
-                ]
-                rows.append([f"{_more(size)}, {count} at a time", *texts])
-        return table((f"{verb} median, p99", *names), rows)
-
-    return make
 
 
 def memory_table(found: Recordings) -> str:
@@ -323,15 +288,12 @@ TABLES: Final[Mapping[str, Callable[[Recordings], str]]] = {
     "aims": aims_table,
     "runs": runs_table,
     "verbs": _by_size("verbs", ("ADD", "CHECK", "DEL"), (*SIZES, DUAL)),
-    "ratios": ratios_table,
     "processor": _by_size("verbs", ("processor", "total"), SIZES),
     "stages": stages_table,
     "peer": _by_size("peer", ("ADD", "CHECK", "DEL", "total"), SIZES),
     "peer-ratios": peer_ratios_table,
     "requests": requests_table,
     "burst": burst_table,
-    "burst-check": _burst_verb("CHECK"),
-    "burst-del": _burst_verb("DEL"),
     "memory": memory_table,
     "growth": growth_table,
     "asking": asking_table,

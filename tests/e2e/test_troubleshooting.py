@@ -23,7 +23,7 @@ from tests.e2e.exec_kubelet import ExecKubelet
 from tests.e2e.node import Node
 from tests.e2e.test_doctor import program_for
 from tests.e2e.test_kubernetes import Cluster
-from tests.e2e.troubleshooting import COLUMNS, Section
+from tests.e2e.troubleshooting import COLUMNS, Section, shortened
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
@@ -147,45 +147,41 @@ class Broken(Cluster):
         advice: str,
         *commands: Callable[[Failed], tuple[str, str]],
         event: Callable[[Failed], str] | None = None,
+        shows: int = 0,
     ) -> None:
         """An ADD of `pod` fails: all ways name the cause, a pattern, and one of the commands has the advice, a text.
 
-        `commands`: what is asked on the node, beside `why` from anywhere; `explain` where nothing is said. `event`:
-        where the Event is another's than the pod's own.
+        `commands`: the commands on the node, beside `why` from anywhere; default: `explain`. `event`: the Event if it
+        is not the pod's own. `shows`: the command that the page shows; 0 is `why`.
         """
         code, answer, logged = self.add(pod)
         assert code == 1, "the situation is not broken"
         failed = Failed(pod, answer, first_problem(logged, f"{self.namespace}/{pod}"))
         told = (event or self.event)(failed)
         asked = [ask(failed) for ask in (self.why, *(commands or (self.explain,)))]
-        self.are_told(cause, advice, told, failed.logged, *asked, answer=answer)
+        self.are_told(cause, advice, told, failed.logged, *asked, answer=answer, shows=shows)
 
     def are_told(
-        self, cause: str, advice: str, event: str, log: str, *asked: tuple[str, str], answer: str = ""
+        self, cause: str, advice: str, event: str, log: str, *asked: tuple[str, str], answer: str = "", shows: int = 0
     ) -> None:
-        """Every way names the cause; one of the commands advises. All of it is shown."""
+        """Every way names the cause; one of the commands advises. The page shows the Event and one command."""
         ways = {"event": event, "log": log, **dict(asked), **({"answer": answer} if answer else {})}
         silent = {way: text for way, text in ways.items() if not re.search(cause, text)}
         assert not silent, f"{cause} is not told by: {silent}"
         assert any(advice in text for _, text in asked), f"{advice!r} is not in {asked}"
-        self.section.say("The Event, and the first line of the log:")
         self.section.show(event)
-        self.section.show(log)
-        for command, output in asked:
-            self.section.show(output, command)
+        command, output = asked[shows]
+        self.section.show(shortened(output), command)
 
     def starts(self, pod: str, cure: str) -> None:
-        """What is advised was done, `cure` in words: the runtime removes what has failed, and the pod starts."""
+        """Show `cure`, which was done: the runtime removes what has failed, and the pod starts."""
         for number in range(1, self._containers + 1):
             assert self.cni("DEL", pod, self.netns, f"c0ffee{number:02}", stdin=self.stdin).code == 0
         code, answer, _ = self.add(pod)
         assert code == 0, answer
         assert self.asked_from_anywhere(pod)[0] == 0
-        self.section.say(f"{cure} Then the pod starts:")
-        words = ("attachments", f"{self.namespace}/{pod}")
-        status, found = multusctl(self.node, *words)
-        assert status == 0
-        self.section.show(found, " ".join(("multusctl", *words)))
+        assert multusctl(self.node, "attachments", f"{self.namespace}/{pod}")[0] == 0
+        self.section.say(cure)
         self.section.close()
 
     def again(self, pod: str, networks: str | None) -> None:
@@ -217,7 +213,7 @@ def broken(request: pytest.FixtureRequest, api_server: ApiServer, make_node: Cal
 def test_bad_json(broken: Broken) -> None:
     """Bad JSON in a NetworkAttachmentDefinition.
 
-    A comma is missing in `spec.config`.
+    A comma is missing in `spec.config`. Line and column are those of the text in `spec.config`.
     """
     broken.definition("storage", '{\n  "cniVersion": "1.0.0",\n  "name": "storage"\n  "type": "ptp"\n}')
     broken.pod("web", "storage")
@@ -228,13 +224,13 @@ def test_bad_json(broken: Broken) -> None:
         "correct spec.config of the NetworkAttachmentDefinition bad-json/storage",
     )
     broken.network("storage", "10.86.0.0/16")
-    broken.starts("web", "Correct it (`kubectl -n bad-json edit net-attach-def storage`).")
+    broken.starts("web", "Fix: correct it (`kubectl -n bad-json edit net-attach-def storage`).")
 
 
 def test_missing_network(broken: Broken) -> None:
     """A network that does not exist.
 
-    The pod's annotation names a NetworkAttachmentDefinition that is not there.
+    The pod's annotation names a NetworkAttachmentDefinition that does not exist.
     """
     broken.pod("web", "archive")
     broken.node.start()
@@ -244,7 +240,7 @@ def test_missing_network(broken: Broken) -> None:
         "create it, or correct the pod's annotation",
     )
     broken.network("archive", "10.86.0.0/16")
-    broken.starts("web", "Create the network.")
+    broken.starts("web", "Fix: create the network, or correct the annotation in the pod's template.")
 
 
 RESULT = '{"cniVersion": "1.0.0", "interfaces": [], "ips": []}'
@@ -254,20 +250,22 @@ RESULT = '{"cniVersion": "1.0.0", "interfaces": [], "ips": []}'
 def test_missing_plugin(broken: Broken) -> None:
     """A plugin that is not on the node.
 
-    The network is of a plugin whose binary nobody has installed.
+    The network uses a plugin whose binary is not installed.
     """
     broken.definition("storage", json.dumps({"cniVersion": "1.0.0", "name": "storage", "type": "fabric"}))
     broken.pod("web", "storage")
     broken.node.start()
     broken.fails("web", r'failed to find plugin "fabric" in path \[\S*/bin\]', "install the plugin on the node")
     broken.node.plugin("fabric", f"echo '{RESULT}'")
-    broken.starts("web", "Install the plugin.")
+    broken.starts(
+        "web", "Fix: install the plugin on the node. `kubectl multus networks NETWORK` lists the nodes that lack it."
+    )
 
 
 def test_foreign_plugin(broken: Broken) -> None:
     """A plugin for another architecture.
 
-    The binary is there, and is a program for another machine.
+    The binary was built for another architecture than the node's.
     """
     broken.definition("storage", json.dumps({"cniVersion": "1.0.0", "name": "storage", "type": "fabric"}))
     binary = broken.node.bin_dir / "fabric"
@@ -284,13 +282,15 @@ def test_foreign_plugin(broken: Broken) -> None:
         broken.doctor,
     )
     broken.node.plugin("fabric", f"echo '{RESULT}'")
-    broken.starts("web", "Install the plugin of the node's architecture.")
+    broken.starts(
+        "web", "Fix: install the plugin for the node's architecture. `multusctl doctor` lists every such binary."
+    )
 
 
 def test_no_addresses(broken: Broken) -> None:
     """No addresses left.
 
-    Every address of the network's range is some container's.
+    Containers hold all addresses of the network's range.
     """
     broken.network("storage", "10.86.0.0/30")
     broken.pod("db", "storage")
@@ -303,18 +303,21 @@ def test_no_addresses(broken: Broken) -> None:
         r"no IP addresses available in range set: 10\.86\.0\.1-10\.86\.0\.2",
         "delete pods, or give the network a larger range",
     )
-    command = ("attachments",)
-    broken.section.show(multusctl(broken.node, *command)[1], "multusctl attachments")
+    assert "10.86.0.2/30" in multusctl(broken.node, "attachments")[1], "who holds the address"
     broken.server.delete_pod("db", broken.namespace)
     assert broken.cni("DEL", "db", netns, "c0ffee90").code == 0
-    broken.starts("web", "Delete a pod that nobody needs, or give the network a larger range.")
+    broken.starts(
+        "web",
+        "Fix: give the network a larger range, or delete pods. `multusctl attachments` shows which pod holds which "
+        "address.",
+    )
 
 
 def test_api_server_down(broken: Broken) -> None:
     """The API server is away.
 
-    The daemon has started while the API server is away, so it knows no pods. The Event is the kubelet's, which has the
-    error from the runtime, and is sent when the API server is there again.
+    The daemon started without the API server, so it does not know the pods of the node. The kubelet has the first text
+    from the runtime; it sends its Event when the API server answers again.
     """
     broken.pod("web")
     broken.server.stop()
@@ -326,11 +329,12 @@ def test_api_server_down(broken: Broken) -> None:
         broken.explain,
         broken.doctor,
         event=lambda failed: failed.answer,
+        shows=2,
     )
     assert broken.asked_from_anywhere("web")[1].startswith("kubectl-multus: the API server can't be asked: GET ")
     broken.server.start()
     broken.node.wait_until(lambda: broken.node.get("/readyz")[0] == 200, "the daemon has found the API server")
-    broken.starts("web", "Bring the API server back.")
+    broken.starts("web", "Fix: bring the API server back, or the node's route to it. The kubelet tries the pod again.")
 
 
 class WithRuntimesDirectory:
@@ -354,8 +358,9 @@ class WithRuntimesDirectory:
 def test_wrong_primary(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster network's configuration is wrong.
 
-    `10-cluster.conflist`, the file that the cluster network's agent writes, has no plugins. The runtime is given no
-    configuration, so the kubelet says of each pod that the CNI plugin is not initialized.
+    The agent of the cluster network writes `10-cluster.conflist`. Here the file has no list of plugins. The daemon
+    writes no configuration for the runtime, and the kubelet reports `cni plugin not initialized`. The Event is the
+    node's.
     """
     directory = WithRuntimesDirectory(broken)
     directory.put("10-cluster.conflist", plugins="none")
@@ -376,13 +381,13 @@ def test_wrong_primary(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.put("10-cluster.conflist")
     broken.node.wait_until(lambda: broken.node.get("/readyz")[0] == 200, "the daemon has found the configuration")
     monkeypatch.setattr(Broken, "stdin", (directory.path / "00-multus.conf").read_bytes())
-    broken.starts("web", "Correct the file, or have the cluster network's agent do it.")
+    broken.starts("web", "Fix: correct the file, or the agent that writes it. `multusctl doctor` names the file.")
 
 
 def test_isolation(broken: Broken) -> None:
     """A network of another namespace, under namespaceIsolation.
 
-    The pod names a network of a namespace that it may not use.
+    The pod names a network of another namespace, and `namespaceIsolation` is on.
     """
     broken.node.settings["namespaceIsolation"] = True
     broken.server.create_namespace("private")
@@ -395,7 +400,7 @@ def test_isolation(broken: Broken) -> None:
     )
     broken.network("storage", "10.86.0.0/16")
     broken.again("web", "storage")
-    broken.starts("web", "Declare the network in the pod's namespace, and name that one in the annotation.")
+    broken.starts("web", "Fix: declare the network in the pod's namespace, and name it in the annotation.")
 
 
 def test_duplicate_interface(broken: Broken) -> None:
@@ -413,13 +418,13 @@ def test_duplicate_interface(broken: Broken) -> None:
         "give each an interface of its own in the pod's annotation, NETWORK@INTERFACE, or leave it out",
     )
     broken.again("web", "storage@net1,backup@net2")
-    broken.starts("web", "Give each an interface of its own: `storage@net1,backup@net2`.")
+    broken.starts("web", "Fix: give each network its own interface: `storage@net1,backup@net2`.")
 
 
 def test_hung_plugin(broken: Broken) -> None:
     """A plugin that does not end.
 
-    The plugin waits for its own agent, which does not run (`delegateTimeoutSeconds` is 1 here; 120 if nothing is said).
+    The plugin waits for its own agent, which does not run. Here `delegateTimeoutSeconds` is 1; the default is 120.
     """
     broken.node.settings["delegateTimeoutSeconds"] = 1
     broken.definition("storage", json.dumps({"cniVersion": "1.0.0", "name": "storage", "type": "fabric"}))
@@ -434,7 +439,10 @@ def test_hung_plugin(broken: Broken) -> None:
         "what it waits for is in its stderr",
     )
     agent.touch()
-    broken.starts("web", "Start what the plugin waits for.")
+    broken.starts(
+        "web",
+        "Fix: start the agent that the plugin waits for. The plugin's stderr, which the error shows, may name it.",
+    )
 
 
 @pytest.fixture
@@ -451,7 +459,7 @@ def small_disk(broken: Broken) -> Iterator[Path]:
 def test_full_disk(broken: Broken, small_disk: Path) -> None:
     """The disk is full.
 
-    The record of a container can't be written, without which its networks could not be detached later.
+    The daemon cannot write the record of the container. A later DEL would need it, so the ADD fails.
     """
     broken.pod("web")
     broken.node.start()
@@ -465,14 +473,14 @@ def test_full_disk(broken: Broken, small_disk: Path) -> None:
         broken.doctor,
     )
     filler.unlink()
-    broken.starts("web", "Make room.")
+    broken.starts("web", "Fix: free space on the file system of `cniDir`. `multusctl doctor` shows what is free.")
 
 
 def test_record_that_stays(broken: Broken) -> None:
     """A record that can't be deleted.
 
-    A pod was deleted, and its plugin could not free what it had taken: DEL fails, is answered as done after
-    `deleteTries` so that the pod can go, and what is left stays on record. Its successor finds the port taken.
+    The plugin could not free the port of a deleted pod. After `deleteTries` failing DELs the daemon answers with
+    success, so that the pod terminates, and keeps the record. The next pod finds the port in use.
     """
     broken.node.settings["deleteTries"] = 2
     broken.definition("storage", json.dumps({"cniVersion": "1.0.0", "name": "storage", "type": "fabric"}))
@@ -503,15 +511,16 @@ def test_record_that_stays(broken: Broken) -> None:
     refused, why = multusctl(broken.node, *forget)
     assert refused == 1
     assert "can't be forgotten: its network namespace" in why
-    broken.section.say("As long as the network namespace is there, the runtime may still ask for the DEL:")
+    broken.section.say(
+        "Fix: remove the cause; the daemon repeats the DEL. Or free by hand what the plugin holds (here the port),\n"
+        "then forget the container. `multusctl` refuses that while the container's network namespace exists:"
+    )
     broken.section.show(why, " ".join(("multusctl", *forget)))
     port.unlink()
     broken.node.remove_netns(netns)
     status, done = multusctl(broken.node, *forget)
     assert status == 0, done
-    broken.section.say(
-        "Once it is gone, free by hand what the plugin has taken, the port here, and forget the container:"
-    )
+    broken.section.say("When the namespace is gone:")
     broken.section.show(done, " ".join(("multusctl", *forget)))
     assert "nothing is left over" in broken.leaks()[1]
-    broken.starts("web", "Nothing is left over.")
+    broken.starts("web", "Then the next pod starts.")

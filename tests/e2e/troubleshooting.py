@@ -31,20 +31,22 @@ COLUMNS: Final = 100
 INTRODUCTION: Final = """\
 # Troubleshooting
 
-A pod hangs in ContainerCreating. Begin with `kubectl multus why NS/POD`, from wherever you have kubectl: it asks the
-API server and the daemon of the pod's node, and names the cause and what to do
-([kubectl-multus.md](kubectl-multus.md)). Where you may not run commands in the daemon's pods, the pod's Events
-(`kubectl describe pod`) name the same cause.
+If a pod hangs in ContainerCreating, run `kubectl multus why NS/POD` ([kubectl-multus.md](kubectl-multus.md)). It asks
+the API server and the daemon of the pod's node, and prints the cause and the fix. If you may not run commands in the
+daemon's pods, read the pod's Events (`kubectl describe pod`): they name the same cause.
 
-On the node itself, as root or in the daemon's pod (`kubectl -n kube-system exec DAEMON -- multusctl ...`, see
+On the node, as root or in the daemon's pod (`kubectl -n kube-system exec DAEMON -- multusctl ...`, see
 [multusctl.md](multusctl.md)):
 
-- `multusctl explain NS/POD`: a pod does not start.
-- `multusctl doctor`: many pods of one node do not start.
-- `multusctl attachments --leaks`: a pod does not go, or what it had is not free.
+| symptom | command |
+| --- | --- |
+| a pod does not start | `multusctl explain NS/POD` |
+| many pods of a node do not start | `multusctl doctor` |
+| a pod does not terminate, or its address or device stays in use | `multusctl attachments --leaks` |
 
-What follows are situations as the tests have seen them, with the real output: `make troubleshooting` writes this page
-anew. Of `multusctl doctor` only the findings about the situation are shown, of the log the first line about it.
+Each situation below has the cause, the Warning Event, a command with the lines of its output that matter, and the fix.
+The kubelet's own Event and the daemon's log (`CNI ADD failed`) name the same cause. The output comes from tests:
+`make troubleshooting` writes this page.
 """
 
 _ALWAYS: Final = (
@@ -60,6 +62,8 @@ _ALWAYS: Final = (
     (r"mlt\d+n\d+-\d+", "cni-0001"),
     (r" +$", ""),
 )
+_DETAIL: Final = re.compile(r"  (ok|no) |  \d{4}-\d\d-\d\d")
+"""A step of `why`, a request or an Event, each of which repeats the cause."""
 
 
 def normalised(text: str, node: Node) -> str:
@@ -88,6 +92,11 @@ def wrapped(line: str) -> list[str]:
         line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )
     return pieces if len(line) > COLUMNS else [line]
+
+
+def shortened(output: str) -> str:
+    """The output without the steps and the requests that a command lists below its cause and its advice."""
+    return "\n".join(line for line in output.splitlines() if not _DETAIL.match(line))
 
 
 class Section:

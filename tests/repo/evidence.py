@@ -1,9 +1,9 @@
-"""Find the tests that are the evidence for a row of `docs/compatibility.md`.
+"""Find the tests that are the evidence for a row of `docs/compatibility.md` or `tests/conformance.md`.
 
-The document names no tests: a marker above a test names the rows that it shows. Markers are read from the source of the
+The documents name no tests: a marker above a test names the rows that it shows. Markers are read from the source of the
 test modules, which are not imported. A marker counts only as a decorator of a test, or of a class of tests.
 
-    python -m tests.repo.evidence                    the document with the tests of every row
+    python -m tests.repo.evidence                    the documents with the tests of every row
     python -m tests.repo.evidence npwg 3.2a 7.3      the tests of these rows, one per line, as pytest takes them
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeGuard
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-DOCUMENT: Final = ROOT / "docs" / "compatibility.md"
+DOCUMENTS: Final = (ROOT / "docs" / "compatibility.md", ROOT / "tests" / "conformance.md")
 
 SECTIONS: Final = {
     "The weak spots of upstream": "weak_spot",
@@ -60,6 +60,11 @@ class Mark(NamedTuple):
     def key(self) -> tuple[str, str]:
         """What the `Row` has as its `key`."""
         return self.marker, self.row
+
+
+def documents() -> str:
+    """Both documents, one after the other."""
+    return "\n".join(path.read_text() for path in DOCUMENTS)
 
 
 def rows(document: str) -> list[Row]:
@@ -154,18 +159,20 @@ def _named(decorator: ast.Call) -> list[tuple[str, str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the document with its tests, or the tests of some rows."""
-    parser = argparse.ArgumentParser(prog="python -m tests.repo.evidence", description="Tests of compatibility.md.")
-    parser.add_argument("marker", nargs="?", choices=list(SECTIONS.values()), help="without it, the whole document")
+    """Print the documents with their tests, or the tests of some rows."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.repo.evidence", description="Tests of the rows of compatibility.md."
+    )
+    parser.add_argument("marker", nargs="?", choices=list(SECTIONS.values()), help="without it, all documents")
     parser.add_argument("rows", nargs="*", metavar="ROW", help="first cells of rows; without any, all of the marker's")
     wanted = parser.parse_args(arguments)
-    document = DOCUMENT.read_text()
+    document = documents()
     if wanted.marker is None:
         print(with_tests(document, marks(ROOT)), end="")
         return
     known = {row.cells[0]: row for row in rows(document) if row.marker == wanted.marker}
     if unknown := [name for name in wanted.rows if name not in known]:
-        parser.error(f"{DOCUMENT.name} has no row {', '.join(unknown)} of {wanted.marker}")
+        parser.error(f"no row {', '.join(unknown)} of {wanted.marker}")
     names = wanted.rows or list(known)
     for name in names:
         if known[name].reason:

@@ -44,3 +44,18 @@ def test_lines_are_broken_as_the_terminal_is_wide() -> None:
     assert all(len(piece) <= troubleshooting.COLUMNS and piece.startswith("  ") for piece in pieces)
     assert " ".join(" ".join(pieces).split()) == line.strip()
     assert troubleshooting.wrapped("short") == ["short"]
+
+
+def test_the_page_has_the_cause_and_the_advice_of_an_output_only() -> None:
+    output = """\
+a/web on node n: bad
+  -> correct it
+  lacks a/storage
+  left over of container c: its DEL failed
+    -> remove the cause
+  ok pod: found
+  no networks: bad
+  2026-01-01 12:00:00 ADD: bad
+  2026-01-01T12:00:00Z Event InvalidNetwork: bad
+"""
+    assert troubleshooting.shortened(output).splitlines() == output.splitlines()[:5]

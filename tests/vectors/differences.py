@@ -2,7 +2,7 @@
 
 The rows are applied in their order to what upstream showed; what comes out is what we must show. So a row says exactly
 what becomes of upstream's text, a row without effect is found, and a difference that goes away fails its record.
-`docs/compatibility.md` has the same table for readers.
+`docs/compatibility.md` sums them up for readers.
 """
 
 from __future__ import annotations
