@@ -103,7 +103,7 @@ def _planned(
         steps.fail("readiness indicator", _refusal(reason))
     try:
         stdin = configuration()
-        net_conf = load(stdin, engine.overlay)
+        net_conf = load(stdin, engine.policy.overlay)
         steps.take("configuration", f"cluster network {net_conf.cluster_network or _first(net_conf)}")
     except CniError as error:
         steps.fail("configuration", error)
@@ -122,7 +122,7 @@ def _planned(
         steps.fail("networks", inputs.refusal.with_context(f"pod {pod}"))
         return []
     steps.take("networks", ", ".join(item.name for item in inputs.networks))
-    plan = plan_pod(_request(pod, stdin), inputs, engine.runner, engine.device_files)
+    plan = plan_pod(_request(pod, stdin), inputs, engine.runner, engine.devices.files)
     if not plan.networks and plan.refusal:
         steps.fail("interfaces and devices", plan.refusal)
         return []
@@ -143,7 +143,7 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
     attachment = network.attachment
     calls = engine.runner.invocations(Sandbox(_CONTAINER, ""), attachment)
     types = [plugin_type for plugin_type, _ in calls]
-    requests = {key: attachment.capability_args.get(key) for key in sorted(attachment.asked)}
+    requests = {key: attachment.capability_args.get(key) for key in sorted(network.asked)}
     return {
         "network": attachment.name,
         "interface": attachment.ifname,
@@ -159,7 +159,7 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
         ],
         "requests": requests,
         "unsupported": [
-            f"{item.problem}; {item.advice}" for item in undeclared(attachment, attachment.asked & KEYS.keys())
+            f"{item.problem}; {item.advice}" for item in undeclared(attachment, network.asked & KEYS.keys())
         ],
     }
 
@@ -180,10 +180,10 @@ def _request(pod: Pod, configuration: bytes) -> CniRequest:
 def _on_record(engine: Engine, pod: str) -> str:
     """The container of the pod that is on record as attached; the newest, empty where there is none."""
     newest = (0.0, "")
-    for container_id in engine.store.containers(foreign=False):
+    for container_id in engine.records.store.containers(foreign=False):
         # What can't be read is told by `attachments`.
         with contextlib.suppress(CorruptRecordError):
-            record = engine.store.load(container_id)
+            record = engine.records.store.load(container_id)
             if record is not None and record.pod == pod and record.complete:
                 newest = max(newest, (record.created, container_id))
     return newest[1]

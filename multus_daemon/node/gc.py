@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.pod import aside, detach, schedule
+from multus_daemon.pod import quarantine, schedule
+from multus_daemon.pod.delete import detach, held_if_free, is_elsewhere, joined
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.networks import default_networks, of_every_pod
-from multus_daemon.pod.records import held_if_free, is_elsewhere, read, read_all
+from multus_daemon.pod.gather import Lookup
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import ContainerRecord
 from multus_daemon.spec.cni.conf import NetworkConfig
@@ -80,20 +80,20 @@ def gc(engine: Engine, stdin: bytes) -> None:
     One at a time. One failure does not stop the others; what the time does not suffice for is left to the next GC.
     Raises CniError: the first failure with its code, the others in the details.
     """
-    net_conf = engine.net_conf(stdin)
+    net_conf = engine.policy.net_conf(stdin)
     if net_conf.valid_attachments is None:
         log.info("GC without a list of valid attachments: cannot determine which attachments are stale")
         return
     listed = frozenset(ContainerId(container_id) for container_id, _ in net_conf.valid_attachments)
     run = _Run(listed, time.monotonic())
     try:
-        with engine.adds.watched(engine.locks), engine.gc_lock.hold("GC"):
+        with engine.gc.watched(engine.locks), engine.gc.lock.hold("GC"):
             _sweep(engine, run)
             _ask_networks(engine, run, net_conf)
     finally:
         _tell(run)
     if run.failures:
-        raise detach.joined(run.failures)
+        raise joined(run.failures)
 
 
 # --- containers --------------------------------------------------------------------------------------------------
@@ -102,11 +102,11 @@ def gc(engine: Engine, stdin: bytes) -> None:
 def _sweep(engine: Engine, run: _Run) -> None:
     """Delete the stale containers: ours, then what another daemon left."""
     try:
-        known = engine.store.containers(foreign=False)
+        known = engine.records.store.containers(foreign=False)
         for start in range(0, len(known), _BATCH):
-            _batch(engine, run, read(engine, known[start : start + _BATCH]))
+            _batch(engine, run, engine.records.read(known[start : start + _BATCH]))
         seen: set[ContainerId] = set()
-        while found := engine.store.leftovers(seen, _LEFTOVERS_BATCH):
+        while found := engine.records.store.leftovers(seen, _LEFTOVERS_BATCH):
             if run.left(deadlines.GC_SWEEP_SECONDS) <= 0:
                 run.unknown_because = "there was no time to look at everything that another daemon left"
                 break
@@ -130,13 +130,13 @@ def _batch(engine: Engine, run: _Run, found: Found) -> None:
         run.note(record)
         if container_id not in run.listed and not _in_flight(engine, container_id):
             # Whoever lives in another namespace at its path does not live in its own.
-            unlisted.append(record.in_netns("") if is_elsewhere(engine, record, record.sandbox.netns) else record)
+            unlisted.append(record.in_netns("") if is_elsewhere(engine.links, record, record.sandbox.netns) else record)
     in_use = engine.links.netns_in_use({record.sandbox.netns for record in unlisted})
     to_delete: list[ContainerRecord] = []
     for record in unlisted:
         if record.sandbox.netns in in_use:
             run.in_use.append(record)
-            engine.count_collected("left", len(record.attachments))
+            engine.metrics.collected("left", len(record.attachments))
         else:
             to_delete.append(record)
     schedule.side_by_side(to_delete, functools.partial(_delete_in_turn, engine, run))
@@ -156,7 +156,7 @@ def _unreadable(engine: Engine, run: _Run, container_id: ContainerId) -> None:
 
 
 def _in_flight(engine: Engine, container_id: ContainerId) -> bool:
-    return container_id in engine.adds or container_id in engine.locks.keys
+    return engine.gc.may_be_added(container_id) or container_id in engine.locks.keys
 
 
 def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
@@ -165,20 +165,20 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
     if seconds <= 0:
         run.put_off.append(container_id)
         return
-    with held_if_free(engine, container_id) as is_ours:
+    with held_if_free(engine.locks, container_id) as is_ours:
         # An ADD may also have come and gone since the record was read.
-        if not is_ours or container_id in engine.adds:
+        if not is_ours or engine.gc.may_be_added(container_id):
             return
         log.info("GC: container %s of pod %s is deleted: the runtime has it no more", container_id, record.pod)
         try:
-            detach.detach(engine, record, engine.links.open(record.sandbox.netns), seconds=seconds)
+            detach(engine, record, engine.links.open(record.sandbox.netns), seconds=seconds)
         except CniError as error:
-            if not aside.set_aside_if_due(engine, container_id, error):
+            if not quarantine.quarantine_if_due(engine, container_id, error):
                 run.failures.append(error)
-            engine.count_collected("failed", len(record.attachments))
+            engine.metrics.collected("failed", len(record.attachments))
         else:
             run.foreign.pop(container_id, None)
-            engine.count_collected("collected", len(record.attachments))
+            engine.metrics.collected("collected", len(record.attachments))
 
 
 # --- networks ----------------------------------------------------------------------------------------------------
@@ -204,14 +204,15 @@ def _ask_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
 
 def _declared(engine: Engine, net_conf: NetConf) -> tuple[str, dict[str, NetworkConfig]]:
     """The cluster network's name, and by name what can be resolved of what every pod gets."""
+    networks = Lookup(engine.cluster, engine.files, net_conf)
     found: list[NetworkConfig] = []
     name = ""
     try:
-        found = of_every_pod(engine, net_conf)
+        found = networks.of_every_pod()
         name = found[0].name
     except CniError as error:
         log.warning("GC: the cluster network is asked only as far as records know it: %s", error)
-    found += default_networks(engine, net_conf)
+    found += networks.default_networks()
     return name, {config.name: config for config in found}
 
 
@@ -220,7 +221,7 @@ def _ask(
 ) -> None:
     """GC of one network's plugins. An ADD that is not on record yet waits until they are done. Raises CniError."""
     try:
-        with engine.barriers.closed(config.name), deadline.within(seconds):
+        with engine.gc.barriers.closed(config.name), deadline.within(seconds):
             records = _records(engine, run)
             valid = {
                 (container_id, attachment.ifname)
@@ -243,7 +244,7 @@ def _ask(
 def _records(engine: Engine, run: _Run) -> dict[ContainerId, ContainerRecord]:
     """Every record as it is now, and what stays of another daemon's. Raises IoFailureError."""
     try:
-        own = read_all(engine)
+        own = engine.records.read_all()
     except OSError as error:
         raise IoFailureError(f"records of containers can't be read: {error}") from error
     return run.foreign | {container_id: record for container_id, record in own.items() if record is not None}

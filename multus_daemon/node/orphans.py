@@ -19,9 +19,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from multus_daemon.pod import aside, detach
+from multus_daemon.pod import quarantine
+from multus_daemon.pod.delete import detach, held_if_free, is_elsewhere
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.records import held_if_free, is_elsewhere, is_of, read, read_all, without_followed
+from multus_daemon.pod.records import is_of, without_followed
 from multus_daemon.spec.attachment import ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId
@@ -71,7 +72,7 @@ class Findings:
 def look(engine: Engine) -> Findings:
     """What there is now; touches nothing. Raises OSError where records or processes can't be listed."""
     # First: a pod that comes later is in neither, one that is on record is known by then.
-    records = read_all(engine)
+    records = engine.records.read_all()
     pods: _Pods | None = None
     unknown_because = ""
     try:
@@ -89,7 +90,7 @@ def look(engine: Engine) -> Findings:
             if orphan.record.sandbox.netns in in_use
         },
         tuple(container_id for container_id, record in records.items() if record is None),
-        len(engine.store.aside()),
+        len(engine.records.store.aside()),
         _unattached(engine, pods, readable) if pods else (),
         unknown_because,
     )
@@ -110,7 +111,7 @@ def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: _Pods 
             found.append(Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True))
         elif netns and not (placed := without_followed(record, by_netns[netns])).sandbox.netns:
             found.append(Orphan(placed, "its network namespace is another container's now", is_certain=True))
-        elif netns and is_elsewhere(engine, record, netns):
+        elif netns and is_elsewhere(engine.links, record, netns):
             found.append(Orphan(record.in_netns(""), "its network namespace is another one now", is_certain=True))
         elif record.given_up:
             found.append(Orphan(record, "its DEL was given up", is_certain=True))
@@ -123,19 +124,19 @@ def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
     """Detach it; False where it is none any more. What fails stays on record, for a day. Raises CniError, OSError."""
     container_id = orphan.record.sandbox.container_id
     netns = orphan.record.sandbox.netns
-    with held_if_free(engine, container_id) as is_ours:
+    with held_if_free(engine.locks, container_id) as is_ours:
         if not is_ours:
             return False
-        [present] = read(engine, [container_id]).values() or [None]
+        [present] = engine.records.read([container_id]).values() or [None]
         if present is None or present.created != orphan.record.created:
             return False
         if netns and netns in engine.links.netns_in_use([netns]):
             return False
         log.info("container %s of pod %s is deleted: %s", container_id, present.pod, orphan.reason)
         try:
-            detach.detach(engine, present, engine.links.open(netns), seconds=seconds)
+            detach(engine, present, engine.links.open(netns), seconds=seconds)
         except CniError as error:
-            if not aside.set_aside_if_due(engine, container_id, error):
+            if not quarantine.quarantine_if_due(engine, container_id, error):
                 raise
             return False
         return True
@@ -169,7 +170,7 @@ def _left_by_others(engine: Engine) -> list[ContainerRecord]:
     """What another daemon has attached. Raises OSError."""
     seen: set[ContainerId] = set()
     records: list[ContainerRecord] = []
-    while found := engine.store.leftovers(seen, _LEFTOVERS_BATCH):
+    while found := engine.records.store.leftovers(seen, _LEFTOVERS_BATCH):
         records += [record for record in found.values() if record is not None]
         seen |= found.keys()
     return records

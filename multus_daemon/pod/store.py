@@ -29,8 +29,7 @@ from typing import Final
 import msgspec
 
 from multus_daemon.plugins.cache import Entry, ResultCache, is_complete
-from multus_daemon.pod import record as record_format
-from multus_daemon.pod import upstream
+from multus_daemon.pod import records, upstream
 from multus_daemon.runtime import cached, fs
 from multus_daemon.spec.attachment import ContainerRecord, SetAside
 from multus_daemon.spec.cni import gojson, names
@@ -119,8 +118,8 @@ class FileStore:
                 fs.remove(path)
                 continue
             try:
-                record = record_format.decode(fs.read_limited(path, follow=False))
-            except (record_format.RecordFormatError, FileNotFoundError):
+                record = records.decode(fs.read_limited(path, follow=False))
+            except (records.RecordFormatError, FileNotFoundError):
                 fs.remove(path)
                 continue
             place = self._own_path(record.sandbox.container_id)
@@ -165,13 +164,13 @@ class FileStore:
         """
         own = self._own_path(container_id)
         try:
-            record = record_format.decode(fs.read_limited(own, follow=False))
+            record = records.decode(fs.read_limited(own, follow=False))
             if record.sandbox.container_id != container_id:
-                raise record_format.RecordFormatError(f"it is about container {record.sandbox.container_id}")
+                raise records.RecordFormatError(f"it is about container {record.sandbox.container_id}")
             return record
         except FileNotFoundError:
             return self._left_by_upstream(container_id, ())
-        except record_format.RecordFormatError as error:
+        except records.RecordFormatError as error:
             raise CorruptRecordError(f"record can't be read: {own}: {error}") from error
         except OSError as error:
             # A symbolic link (ELOOP), no file (EINVAL), one too large (EFBIG): not ours. Others pass.
@@ -183,8 +182,8 @@ class FileStore:
         """See `ports.DelegateStore`: where the kernel has our own record in memory."""
         data = cached.read(self._own_path(container_id))
         try:
-            record = None if data is None else record_format.decode(data)
-        except record_format.RecordFormatError:
+            record = None if data is None else records.decode(data)
+        except records.RecordFormatError:
             return None
         return record if record and record.sandbox.container_id == container_id else None
 
@@ -237,7 +236,7 @@ class FileStore:
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
         """See `ports.DelegateStore`. Raises OSError, InvalidEnvironmentError for an id that is none."""
         path = self._own_path(record.sandbox.container_id)
-        data = record_format.encode(record) + b"\n"
+        data = records.encode(record) + b"\n"
         # What `load` would refuse must not come to be: its networks could not be detached.
         if len(data) + (0 if durable else os.stat(path).st_size) > fs.DEFAULT_READ_LIMIT:
             raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
@@ -283,7 +282,7 @@ class FileStore:
             record = replace(record, attachments=(*more, *record.attachments))
         fs.ensure_private_directory(self._aside)
         head = msgspec.json.encode(_Head(since, why[:_WHY_MAX]))
-        fs.write_atomic(path, head + b"\n" + record_format.encode(record) + b"\n")
+        fs.write_atomic(path, head + b"\n" + records.encode(record) + b"\n")
         self.remove(record.sandbox.container_id)
 
     def aside(self) -> list[SetAside]:
@@ -296,8 +295,8 @@ class FileStore:
         try:
             first, _, rest = fs.read_limited(path, follow=False).partition(b"\n")
             head = _decode_head(first)
-            return SetAside(container_id, head.since, head.why, record_format.decode(rest))
-        except (OSError, msgspec.MsgspecError, record_format.RecordFormatError) as error:
+            return SetAside(container_id, head.since, head.why, records.decode(rest))
+        except (OSError, msgspec.MsgspecError, records.RecordFormatError) as error:
             return SetAside(container_id, 0.0, f"can't be read: {path}: {error}", None)
 
     def forget(self, container_id: ContainerId) -> bool:
@@ -353,10 +352,10 @@ class FileStore:
 def _is_newer(record: ContainerRecord, place: str) -> bool:
     """Whether the record in `place` is missing, or of an earlier ADD. Raises OSError."""
     try:
-        return record_format.decode(fs.read_limited(place, follow=False)).created < record.created
+        return records.decode(fs.read_limited(place, follow=False)).created < record.created
     except FileNotFoundError:
         return True
-    except record_format.RecordFormatError:
+    except records.RecordFormatError:
         return False
 
 

@@ -21,7 +21,7 @@ from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.recursion import ProgramFiles
 from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import BINARY, Dispatcher
-from multus_daemon.pod import networks, plan
+from multus_daemon.pod import gather, plan
 from multus_daemon.runtime import jsontext
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox, ToolExit
@@ -127,7 +127,7 @@ def check(
         return None
     before = report.count("error")
     _check_version(report, config, located, subject)
-    config = networks.with_list_version(config)
+    config = gather.with_list_version(config)
     paths: list[Path] = [("plugins", index) for index in range(len(config.plugins))] if config.is_list else [()]
     cleaned = []
     for plugin, path in zip(config.plugins, _spelt(located.value, paths), strict=True):
@@ -150,7 +150,6 @@ def asked_of(network: Network, element: NetworkSelection, ifname: IfName) -> Att
         ifname=ifname,
         capability_args=element.capability_args(),
         cni_args=_cni_args(plan.deprecated_args(element, network.config)),
-        asked=frozenset(element.capability_args()),
     )
 
 
@@ -188,7 +187,7 @@ def _spelt(value: Mapping[str, Any], paths: Sequence[Path]) -> list[Path]:
 
 def _check_version(report: Report, config: NetworkConfig, located: Located, subject: str) -> None:
     if not config.cni_version:
-        taken = networks.with_list_version(config).cni_version or versions.IMPLIED
+        taken = gather.with_list_version(config).cni_version or versions.IMPLIED
         report.add(
             "warning", "cni-version", subject, located, f"cniVersion is missing: plugins are called with {taken}",
             f'write "cniVersion": "{versions.CURRENT}", or what your plugins know',

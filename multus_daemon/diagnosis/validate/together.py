@@ -12,7 +12,7 @@ from multus_daemon.diagnosis.validate.objects import Objects
 from multus_daemon.diagnosis.validate.pods import Element
 from multus_daemon.diagnosis.validate.report import Report, Severity, innermost
 from multus_daemon.plugins.builtin.host_local.config import Range
-from multus_daemon.pod import networks, plan, unsupported
+from multus_daemon.pod import gather, plan, unsupported
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf
@@ -58,8 +58,8 @@ def _check_interfaces(report: Report, elements: Sequence[Element]) -> None:
     cluster = next((element for element in elements if element.is_default), None)
     rest = [element for element in elements if not element.is_default]
     config = conf.parse(b'{"cniVersion": "1.0.0", "name": "cluster-network", "type": "passthru"}')
-    chosen = [networks.Network(str(element.selection), config, element.selection) for element in rest]
-    chosen.insert(0, networks.Network("the cluster network", config, cluster.selection if cluster else None))
+    chosen = [gather.Network(str(element.selection), config, element.selection) for element in rest]
+    chosen.insert(0, gather.Network("the cluster network", config, cluster.selection if cluster else None))
     try:
         plan.interface_names(_IFNAME, chosen)
     except CniError as error:
@@ -113,7 +113,7 @@ def _check_request(report: Report, plugins: Plugins, element: Element, network: 
         _tell(report, "error", "request", element, problem, error.details, error.msg)
         return
     wanted = unsupported.KEYS.keys() if strict else unsupported.KEYS.keys() - _taken_from_args(attachment)
-    for found in unsupported.undeclared(attachment, wanted):
+    for found in unsupported.undeclared(attachment, wanted & attachment.capability_args.keys()):
         severity: Severity = "error" if strict else "warning"
         _tell(report, severity, "request", element, found.problem, found.advice, found.key)
 
