@@ -164,7 +164,10 @@ def attach(
     timeline.note("planned and recorded")
     # The record comes first, the plugins after: so GC of a network sees each attachment, or is over.
     engine.gc.barriers.passed(attachment.config.name for attachment in plan.attachments)
-    errors = schedule.in_order(work.add, plan.before, here=plan.here, patience=deadlines.SETTLE_SECONDS)
+    at_once = engine.policy.networks_at_once
+    errors = schedule.in_order(
+        work.add, plan.before, at_once=at_once, here=plan.here, patience=deadlines.SETTLE_SECONDS
+    )
     for error in list(errors.values())[1:]:
         log.error("another network of pod %s has failed too: %s", base.pod, error)
     if errors:

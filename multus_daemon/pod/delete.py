@@ -158,7 +158,7 @@ def detach(
     try:
         with own_netns(engine, record, netns, links) as own:
             work = functools.partial(delete_network, engine, record, own, backwards, outcomes, share, {})
-            schedule.in_order(work, before, here=here)
+            schedule.in_order(work, before, at_once=engine.policy.networks_at_once, here=here)
     except Interrupted:
         with contextlib.suppress(CniError):
             engine.records.save_without(record, _done(backwards, outcomes))

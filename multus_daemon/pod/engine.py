@@ -79,6 +79,9 @@ class Policy:
     delete_tries: int = 0
     """Number of the failed DEL that is answered as done, so that the pod can go; 0: every failure is reported."""
 
+    networks_at_once: int = 4
+    """Networks of one pod that are attached, or detached, at once, after its cluster network. Not a setting."""
+
     def net_conf(self, stdin: bytes) -> NetConf:
         """Return the configuration of a request, with the daemon's own keys over it. Raises CniError."""
         return load(stdin, self.overlay) if len(stdin) > _REMEMBERED_MAX_BYTES else self._remembered(stdin)

@@ -27,8 +27,6 @@ T = TypeVar("T")
 AT_ONCE: Final = 4
 """Containers to delete at once: a DEL that hangs must not stop the others; more would slow down ADDs of a starting
 node."""
-NETWORKS_AT_ONCE: Final = 4
-"""Networks of one pod that are attached, or detached, at once, after its cluster network."""
 SERIAL: Final = "multus.io/serial"
 """A key of a network's configuration, or of one of its plugin objects: if true, nothing runs beside the network."""
 
@@ -92,20 +90,19 @@ def in_order(
     work: Callable[[int], None],
     before: Sequence[Collection[int]],
     *,
-    at_once: int | None = None,
+    at_once: int,
     here: Collection[int] = (),
     patience: float | None = None,
 ) -> dict[int, Exception]:
     """Run `work` for each number, each after those `before` it; return their exceptions by number, in order.
 
-    At most `at_once` (None: NETWORKS_AT_ONCE) run together; the lowest number that can begin does. Numbers in `here`,
+    At most `at_once` (from 1) run together; the lowest number that can begin does. Numbers in `here`,
     and one with nothing beside it, run in the calling thread, one after the other; each other one in its own thread.
     With `patience`, nothing begins after a failure, and the other threads are interrupted after so many seconds; an
     interrupted one is not in the answer. Without it, a failure stops no other.
 
     Returns, or raises Interrupted, only when all threads have ended. An exception that is not an Exception is raised.
     """
-    at_once = at_once or NETWORKS_AT_ONCE
     group = _Group()
     waiting = list(range(len(before)))
     try:

@@ -8,7 +8,7 @@ since pods of today rely on starting; with `strictRequests` it is the error of t
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,7 +63,7 @@ class Notice:
     """The key of the capability arg that is not supported; empty for another notice."""
 
 
-def before_add(pod: Pod, networks: Iterable[tuple[Attachment, Collection[str]]], *, strict: bool) -> tuple[Notice, ...]:
+def before_add(pod: Pod, networks: Iterable[tuple[Attachment, Set[str]]], *, strict: bool) -> tuple[Notice, ...]:
     """Return the capability args that no plugin of the network can take; with each attachment those of the pod.
 
     Raises UnsupportedArgError (2) if `strict`.
@@ -73,7 +73,7 @@ def before_add(pod: Pod, networks: Iterable[tuple[Attachment, Collection[str]]],
     return _notices(pod, args, strict)
 
 
-def after_add(pod: Pod, networks: Iterable[tuple[Attachment, Collection[str]]], *, strict: bool) -> tuple[Notice, ...]:
+def after_add(pod: Pod, networks: Iterable[tuple[Attachment, Set[str]]], *, strict: bool) -> tuple[Notice, ...]:
     """Return the capability args that the results do not show; arguments and exceptions as `before_add`."""
     return _notices(pod, (arg for attachment, asked in networks for arg in not_shown(attachment, asked)), strict)
 
