@@ -184,9 +184,9 @@ class FakeDelegateRunner(Chain):
 
     `fail`: (verb, attachment name) to what it raises each time; `fail_at`: the number of a call, from 1, to what it
     raises; verbs are PLAN, ADD, DEL, CHECK and REMEMBER, numbers count ADD, DEL and CHECK. `attached` is what (name,
-    interface) has had an ADD and no DEL since, `remembered` and `networks` what `remember` was called with, `most_at_once` the
-    largest number of calls under way together. What is in `built_in`, by attachment name, runs in the calling thread. STATUS
-    and GC are in `network_calls`, not counted, and fail by the network's name.
+    interface) has had an ADD and no DEL since, `remembered` and `networks` what `remember` was called with,
+    `most_at_once` the largest number of calls under way together. What is in `built_in`, by attachment name, runs in
+    the calling thread. STATUS and GC are in `network_calls`, not counted, and fail by the network's name.
     """
 
     def __init__(self, results: Mapping[str, Result] | None = None, *, pause: float = 0.0) -> None:

@@ -252,14 +252,14 @@ class TestDelete:
 class TestNeverAttached:
     """A DEL that failed of what only an interface can be left of, and that of what may be more."""
 
-    def failing(self, chain, runner, plugin, added, deleted, *, known=True):
+    def failing(self, chain, runner, plugin, added, deleted):
         """The error of a DEL after an ADD that has failed, by `plugin`."""
         one, progress = plan_one(chain, SANDBOX, attachment()), Progress()
         runner.answers |= {(plugin, "ADD"): added, (plugin, "DEL"): deleted}
         with pytest.raises(CniError):
             chain.add(SANDBOX, one, NETNS, progress)
         with pytest.raises(CniError) as caught:
-            chain.delete(SANDBOX, one, NETNS, progress if known else None)
+            chain.delete(SANDBOX, one, NETNS, progress)
         return caught.value
 
     def test_it_failed_as_its_add_did(self, chain, runner):
