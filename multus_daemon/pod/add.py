@@ -39,10 +39,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
     network-status.
     """
     container_id = request.container_id
-    with (
-        engine.locks.hold(container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
+    with engine.serving(request) as netns:
         engine.gc.add_begins(container_id)
         record = engine.records.find(container_id, search=False)
         hot_plugged: tuple[Attachment, ...] = ()

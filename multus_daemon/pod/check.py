@@ -31,10 +31,7 @@ _NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unkn
 
 def check(engine: Engine, request: CniRequest) -> None:
     """Compare each attachment of the container with the kernel, in order. Raises CniError: the first failure."""
-    with (
-        engine.locks.hold(request.container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
+    with engine.serving(request) as netns:
         record = engine.records.find(request.container_id, search=True)
         if record is None:
             raise UnknownContainerError(
@@ -51,17 +48,14 @@ def check(engine: Engine, request: CniRequest) -> None:
 
 
 def announced(record: ContainerRecord) -> list[Attachment]:
-    """Return the attachments that a client knows of.
-
-    A crash can have cut off the ADD of a network to the running container: no client learned that it is there.
-    """
+    """Return the attachments that a client knows of: no client knows of a hot-plug that a crash cut off."""
     return [item for item in record.attachments if item.result is not None or not item.hot_plugged]
 
 
 def check_some(
     engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: PodNetns, *, strict: bool
 ) -> None:
-    """Check these `attachments` of the record. `strict`: an error of a plugin is one of CHECK. Raises CniError."""
+    """Check these `attachments`; `strict`: fail if only a plugin fails. Raises CniError."""
     for failure in failures(engine, record, attachments, netns):
         if strict or failure.is_certain:
             raise failure.error

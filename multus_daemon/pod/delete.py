@@ -35,10 +35,7 @@ NEVER_ATTACHED: Final = "NetworkNeverAttached"
 def delete(engine: Engine, request: CniRequest) -> None:
     """Detach the networks on the container's record; without a record there is nothing to do. Raises CniError."""
     container_id, records = request.container_id, engine.records
-    with (
-        engine.locks.hold(container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
+    with engine.serving(request) as netns:
         try:
             record = records.find(container_id, search=True)
         except CniError as error:
@@ -58,9 +55,8 @@ def delete(engine: Engine, request: CniRequest) -> None:
             detach(engine, record, netns, counts=True)
         except CniError as error:
             failed = records.count_failed_delete(container_id, record.deletes_failed)
-            if not 0 < engine.policy.delete_tries <= failed and not _is_only_of_hot_plugs(engine, container_id):
+            if not _is_given_up(engine, container_id, error, failed, is_news=not record.given_up):
                 raise
-            _give_up(engine, container_id, error, failed, is_news=not record.given_up)
         else:
             records.forget_failed_deletes(container_id)
 
@@ -83,32 +79,32 @@ def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bo
 # --- failures that repeat --------------------------------------------------------------------------------------------
 
 
-def _is_only_of_hot_plugs(engine: Engine, container_id: ContainerId) -> bool:
-    """Return True if only networks are left whose hot-plug failed: no client learned that the pod has them."""
-    try:
-        rest = engine.records.find(container_id, search=False)
-    except CniError:
-        return False
-    return rest is not None and all(item.hot_plugged and item.result is None for item in rest.attachments)
+def _is_given_up(engine: Engine, container_id: ContainerId, error: CniError, failed: int, *, is_news: bool) -> bool:
+    """Return True if the failed DEL is answered as done; the rest stays on record.
 
-
-def _give_up(engine: Engine, container_id: ContainerId, error: CniError, failed: int, *, is_news: bool) -> None:
-    """Answer the failed DEL as done; the rest stays on record."""
+    That is after `delete_tries`, or if only networks are left whose hot-plug failed: no client learned of them.
+    """
+    is_done = 0 < engine.policy.delete_tries <= failed
     times = f"{failed} times" if failed > 1 else "once"
     text = f"DEL failed {times} and is answered as done; what is left is deleted later: {error}"
     try:
         rest = engine.records.find(container_id, search=False)
         if rest is None:
-            return
+            return is_done
+        is_done = is_done or all(item.hot_plugged and item.result is None for item in rest.attachments)
+        if not is_done:
+            return False
         engine.records.save_without(replace(rest, given_up=True), ())
     except CniError as damage:
-        # The pod must go nevertheless. That its namespace is gone shows later that the rest is an orphan.
-        log.error("container %s: %s; %s", container_id, text, damage)
-        return
+        # The pod must go nevertheless. That its namespace is gone marks the rest as an orphan.
+        if is_done:
+            log.error("container %s: %s; %s", container_id, text, damage)
+        return is_done
     log.error("container %s of pod %s: %s", container_id, rest.pod, text)
     if is_news:
         engine.metrics.deletes.given_up.inc()
         publish.about_record(engine.cluster, rest, NOT_RELEASED, text)
+    return True
 
 
 def _unreadable_failed(engine: Engine, container_id: ContainerId, error: CniError) -> None:

@@ -17,6 +17,7 @@ from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.run import Chain
 from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.records import Records
+from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.threads import Barriers, KeyedLock
 from multus_daemon.spec.cni.names import ContainerId
@@ -144,11 +145,19 @@ class Engine:
     policy: Policy
     metrics: Metrics
     locks: KeyedLock = field(default_factory=KeyedLock)
-    """Locks of containers by id, and of network namespaces by path. Shared with another daemon of the node.
+    """Locks of containers by id, and of network namespaces by path; shared with another daemon of the node.
 
-    A request that changes a container holds its lock, then the lock of the namespace: a late DEL of an old container
-    never meets the ADD of the next one at the same path.
+    A change holds the container's lock, then the namespace's: a late DEL never meets the next ADD at the same path.
     """
     gc: GcState = field(default_factory=GcState)
     clock: Callable[[], float] = time.time
     """Unix time in seconds."""
+
+    @contextlib.contextmanager
+    def serving(self, request: CniRequest) -> Iterator[PodNetns]:
+        """Hold the lock of the request's container for the duration of the block; yield the network namespace."""
+        with (
+            self.locks.hold(request.container_id),
+            self.links.open(request.netns, may_be_own=request.netns_override) as netns,
+        ):
+            yield netns

@@ -45,10 +45,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
     have: a client that repeats such a request would get one interface more each time.
     """
     container_id = request.container_id
-    with (
-        engine.locks.hold(container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
+    with engine.serving(request) as netns:
         engine.gc.add_begins(container_id)
         # The request's configuration is the network's own: our keys are in the daemon's.
         net_conf = engine.policy.net_conf(b"{}")
@@ -64,26 +61,20 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
         for present in record.attachments if record else ():
             wanted = present.config.name == request.network and request.ifname in ("", present.ifname)
             if wanted and present.result and add.interfaces_live(netns, [present]):
-                return _stored_result(request, present)
-            if wanted and not _is_removable(present):
-                raise InvalidNetworkConfigError(
-                    f"network {present.name} is the {_kind(present)} of {_of(request)}", "it comes with the pod"
-                )
+                if not request.ifname:
+                    raise InvalidNetworkConfigError(
+                        f"network {request.network} is attached as {present.ifname!r} already, and the request names "
+                        f"no interface ({_of(request)})",
+                        "name the interface for one more attachment",
+                    )
+                log.info("network %s is attached as %s: the stored result is returned", present.name, present.ifname)
+                return present.result
+            if wanted:
+                _refuse_own(present, request, "it comes with the pod")
             cut_off = present.hot_plugged and present.result is None and present.ifname == request.ifname
             if wanted or cut_off:
                 leftovers.append(present)
         return _add(engine, request, netns, record, leftovers, net_conf)
-
-
-def _stored_result(request: DelegateRequest, present: Attachment) -> Result:
-    if not request.ifname:
-        raise InvalidNetworkConfigError(
-            f"network {request.network} is attached as {present.ifname!r} already, and the request names no "
-            f"interface ({_of(request)})",
-            "name the interface for one more attachment",
-        )
-    log.info("network %s is attached as %s: the stored result is returned", present.name, present.ifname)
-    return present.result or Result()
 
 
 def _add(
@@ -102,13 +93,10 @@ def _add(
         if record and leftovers:
             log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))
             record = detach(engine, record, netns, leftovers)
-        base = record or replace(
-            # Never complete, so no ADD or CHECK takes it for the pod's own.
-            _unknown(request),
-            pod_namespace=pod.namespace,
-            pod_name=pod.name,
-            pod_uid=request.args.uid or pod.uid,
-            created=engine.clock(),
+        # A new record is never complete, so no ADD or CHECK takes it for the pod's own.
+        sandbox, uid = Sandbox(request.container_id, request.netns), request.args.uid or pod.uid
+        base = record or ContainerRecord(
+            sandbox, _CLUSTER_IFNAME, pod.namespace, pod.name, uid, (), created=engine.clock()
         )
         ifname = request.ifname or _free_name(request, base, netns)
         inputs = Inputs(pod, net_conf, programs=engine.runner.programs((config,)))
@@ -131,14 +119,9 @@ def _add(
     return done.result or Result()
 
 
-def _unknown(request: DelegateRequest) -> ContainerRecord:
-    named, sandbox = request.args, Sandbox(request.container_id, request.netns)
-    return ContainerRecord(sandbox, _CLUSTER_IFNAME, named.namespace, named.name, named.uid, ())
-
-
 def _free_name(request: DelegateRequest, record: ContainerRecord, netns: PodNetns) -> IfName:
     """Return the first `net<N>` that neither the record nor the namespace has. Raises CniError."""
-    used = {record.ifname, *(attachment.ifname for attachment in record.attachments)}
+    used = {record.ifname, *(item.ifname for item in record.attachments)}
     names = [name for number in range(1, _NAMES_MAX + 1) if (name := IfName(f"net{number}")) not in used]
     for start in range(0, len(names), _NAMES_AT_ONCE):
         asked = names[start : start + _NAMES_AT_ONCE]
@@ -157,20 +140,14 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
     Otherwise no plugin runs, and the DEL is treated as success: a client takes back the ADDs that were refused, and may
     name another pod's namespace by mistake.
     """
-    with (
-        engine.locks.hold(request.container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
+    with engine.serving(request) as netns:
         if not request.ifname:
             log.warning("DEL of network %s of %s names no interface: done", request.network, _of(request))
             return
         found = engine.records.find(request.container_id, search=True)
         record = _adopted(found) if found else None
         if record and (present := _present(record, request)):
-            if not _is_removable(present):
-                raise InvalidNetworkConfigError(
-                    f"network {present.name} is the {_kind(present)} of {_of(request)}", "it goes with the pod"
-                )
+            _refuse_own(present, request, "it goes with the pod")
             detach(engine, record, netns, [present])
         else:
             # A plugin would remove any interface of that name from any namespace that the request names.
@@ -182,10 +159,7 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
 
 def check_network(engine: Engine, request: DelegateRequest) -> None:
     """CHECK the network against its stored result. Raises CniError, UnknownContainerError (3) if not attached."""
-    with (
-        engine.locks.hold(request.container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
+    with engine.serving(request) as netns:
         found = engine.records.find(request.container_id, search=True)
         present = _present(found, request) if found else None
         if found is None or present is None or present.result is None:
@@ -197,24 +171,16 @@ def check_network(engine: Engine, request: DelegateRequest) -> None:
         check.check_some(engine, found, [present], netns, strict=strict)
 
 
-def _is_removable(attachment: Attachment) -> bool:
-    """Return False for a network that the pod has for as long as it lives."""
-    return not attachment.cluster_network and not attachment.auxiliary
-
-
-def _kind(attachment: Attachment) -> str:
-    return "auxiliary chain" if attachment.auxiliary else "cluster network"
+def _refuse_own(attachment: Attachment, request: DelegateRequest, advice: str) -> None:
+    """Refuse to change a network that the pod has for as long as it lives. Raises InvalidNetworkConfigError (7)."""
+    if attachment.cluster_network or attachment.auxiliary:
+        kind = "auxiliary chain" if attachment.auxiliary else "cluster network"
+        raise InvalidNetworkConfigError(f"network {attachment.name} is the {kind} of {_of(request)}", advice)
 
 
 def _present(record: ContainerRecord, request: DelegateRequest) -> Attachment | None:
-    return next(
-        (
-            attachment
-            for attachment in record.attachments
-            if attachment.ifname == request.ifname and attachment.config.name == request.network
-        ),
-        None,
-    )
+    wanted = (request.ifname, request.network)
+    return next((item for item in record.attachments if (item.ifname, item.config.name) == wanted), None)
 
 
 def _adopted(record: ContainerRecord) -> ContainerRecord:
@@ -225,15 +191,14 @@ def _adopted(record: ContainerRecord) -> ContainerRecord:
     if not record.foreign:
         return record
     attachments = record.attachments
-    cluster = next((attachment for attachment in attachments if attachment.cluster_network), None)
+    cluster = next((item for item in attachments if item.cluster_network), None)
     if cluster is None:
-        attachments = tuple(replace(attachment, hot_plugged=True) for attachment in attachments)
+        attachments = tuple(replace(item, hot_plugged=True) for item in attachments)
     complete = cluster is not None and cluster.result is not None
     return replace(record, attachments=attachments, complete=complete, foreign=False)
 
 
 def _of(request: DelegateRequest) -> str:
     """Name the pod; the container if the request names no pod."""
-    if not request.args.has_pod:
-        return f"container {request.container_id}"
-    return f"pod {request.args.namespace}/{request.args.name}"
+    args = request.args
+    return f"pod {args.namespace}/{args.name}" if args.has_pod else f"container {request.container_id}"
