@@ -47,8 +47,7 @@ def delete(engine: Engine, request: CniRequest) -> None:
         timeline.note(f"on record: {', '.join(item.name for item in record.attachments)}")
         if request.spooled and _is_overtaken(engine, record, request.spooled):
             log.warning(
-                "spooled DEL of container %s is dropped: the container has been added since, and lives",
-                container_id,
+                "spooled DEL of container %s is dropped: the container has been added since, and lives", container_id
             )
             return
         try:

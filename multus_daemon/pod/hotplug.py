@@ -20,12 +20,7 @@ from multus_daemon.pod.plan import plan_network
 from multus_daemon.pod.request import DelegateRequest
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
-from multus_daemon.spec.cni.errors import (
-    CniError,
-    InvalidNetnsError,
-    InvalidNetworkConfigError,
-    UnknownContainerError,
-)
+from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.netconf.model import NetConf

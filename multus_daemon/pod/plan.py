@@ -108,11 +108,7 @@ def plan_network(
 
 
 def _with_plugins(
-    request: CniRequest,
-    inputs: Inputs,
-    runner: Chain,
-    networks: Sequence[PlannedNetwork],
-    notices: tuple[Notice, ...],
+    request: CniRequest, inputs: Inputs, runner: Chain, networks: Sequence[PlannedNetwork], notices: tuple[Notice, ...]
 ) -> PodPlan:
     """Return the plan of the networks, with the plugins that serve each, and their order."""
     refusal: CniError | None = None

@@ -102,9 +102,7 @@ def encode(record: ContainerRecord) -> bytes:
     netns_id, _, netns_cookie = record.netns_id.partition(COOKIE_MARK)
     attachments = [
         _Attachment(
-            config=item.config.raw,
-            cni_version=item.config.cni_version,
-            **{name: getattr(item, name) for name in _SAME},
+            config=item.config.raw, cni_version=item.config.cni_version, **{name: getattr(item, name) for name in _SAME}
         )
         for item in record.attachments
     ]

@@ -69,13 +69,15 @@ def before_add(pod: Pod, networks: Iterable[tuple[Attachment, Set[str]]], *, str
     Raises UnsupportedArgError (2) if `strict`.
     """
     wanted = KEYS.keys() if strict else KEYS.keys() - _SHOWN
-    args = (arg for attachment, asked in networks for arg in undeclared(attachment, wanted & asked))
+    args = (arg for attachment, asked in networks if asked for arg in undeclared(attachment, wanted & asked))
     return _notices(pod, args, strict)
 
 
 def after_add(pod: Pod, networks: Iterable[tuple[Attachment, Set[str]]], *, strict: bool) -> tuple[Notice, ...]:
     """Return the capability args that the results do not show; arguments and exceptions as `before_add`."""
-    return _notices(pod, (arg for attachment, asked in networks for arg in not_shown(attachment, asked)), strict)
+    return _notices(
+        pod, (arg for attachment, asked in networks if asked for arg in not_shown(attachment, asked)), strict
+    )
 
 
 def _notices(pod: Pod, args: Iterable[UnsupportedArg], strict: bool) -> tuple[Notice, ...]:
