@@ -70,20 +70,20 @@ def add(engine: Engine, request: CniRequest) -> Result:
         )
         try:
             with engine.locks.hold(netns.path), contextlib.ExitStack() as undo:
-                made = attach(engine, base, plan, netns, undo, completes=True)
-                asked = zip(made.new, (network.asked for network in plan.networks), strict=True)
+                attaching = attach(engine, base, plan, netns, undo, completes=True)
+                asked = zip(attaching.new, (network.asked for network in plan.networks), strict=True)
                 notices = unsupported.after_add(pod, asked, strict=net_conf.strict_requests)
-                keep(engine, made)
+                keep(engine, attaching)
                 timeline.note("results recorded")
-                publish.required_status(engine, pod, made.record)
+                publish.required_status(engine, pod, attaching.record)
                 undo.pop_all()
         except CniError as error:
             publish.failure(engine, pod, error, publish.FAILED)
             raise
         publish.notices(engine, pod, notices)
-        publish.attached(engine, pod, made.record)
+        publish.attached(engine, pod, attaching.record)
         timeline.note("network-status handed over")
-        return _cluster_result(made.record)
+        return _cluster_result(attaching.record)
 
 
 def _lives(record: ContainerRecord, netns: PodNetns, ifname: str) -> bool:
@@ -121,18 +121,6 @@ def _cluster_result(record: ContainerRecord) -> Result:
     return (cluster and cluster.result) or Result()
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """The networks that `attach` attached."""
-
-    record: ContainerRecord
-    """The record with every result."""
-    new: tuple[Attachment, ...]
-    """The networks of the plan, with their results."""
-    changed: tuple[Attachment, ...]
-    """The attachments whose result libcni's cache lacks, or has as it was before."""
-
-
 def attach(
     engine: Engine,
     base: ContainerRecord,
@@ -141,7 +129,7 @@ def attach(
     undo: contextlib.ExitStack,
     *,
     completes: bool,
-) -> Made:
+) -> Attaching:
     """Run ADD for each network of the plan. The caller keeps the result, or has `undo` take everything back.
 
     Independent networks run side by side (`pod.schedule`); the record has the order of the plan. The caller holds the
@@ -155,36 +143,37 @@ def attach(
     failed.
     """
     netns_id = _require_room(engine.links, base, plan.attachments, netns)
-    work = _Work(engine, replace(base, netns_id=base.netns_id or netns_id), plan, netns, list(plan.attachments))
-    undo.callback(work.undo)
-    engine.records.save(replace(work.base, attachments=(*base.attachments, *plan.attachments)))
+    attaching = Attaching(
+        engine, replace(base, netns_id=base.netns_id or netns_id), plan, netns, list(plan.attachments)
+    )
+    undo.callback(attaching.undo)
+    engine.records.save(replace(attaching.base, attachments=(*base.attachments, *plan.attachments)))
     timeline.note("planned and recorded")
     # The record comes first, the plugins after: so GC of a network sees each attachment, or is over.
     engine.gc.barriers.passed(attachment.config.name for attachment in plan.attachments)
-    at_once = engine.policy.networks_at_once
-    errors = schedule.in_order(
-        work.add, plan.before, at_once=at_once, here=plan.here, patience=deadlines.SETTLE_SECONDS
-    )
+    at_once, patience = engine.policy.networks_at_once, deadlines.SETTLE_SECONDS
+    errors = schedule.in_order(attaching.add, plan.before, at_once=at_once, here=plan.here, patience=patience)
     for error in list(errors.values())[1:]:
         log.error("another network of pod %s has failed too: %s", base.pod, error)
     if errors:
         raise next(iter(errors.values()))
     known = len(base.attachments)
-    before = present = (*base.attachments, *work.made)
+    before = present = (*base.attachments, *attaching.made)
     if completes and any(item.default_route for item in present):
         present = gateway.move(netns, base.pod, present)
-        work.base = replace(work.base, attachments=present[:known])
+        attaching.base = replace(attaching.base, attachments=present[:known])
     later = {known + number for number in plan.here}
-    changed = tuple(now for at, now in enumerate(present) if now is not before[at] or at in later)
+    attaching.changed = [now for at, now in enumerate(present) if now is not before[at] or at in later]
     first = 0 if completes else known
     present = (*present[:first], *_observed(netns, base.pod, present[first:]))
-    record = replace(work.base, attachments=present, complete=base.complete or completes)
-    return Made(record, present[known:], changed)
+    attaching.new = present[known:]
+    attaching.record = replace(attaching.base, attachments=present, complete=base.complete or completes)
+    return attaching
 
 
 @dataclass(slots=True)
-class _Work:
-    """The ADDs of one plan, and their undo."""
+class Attaching:
+    """The ADDs of one plan: their results, and their undo."""
 
     engine: Engine
     base: ContainerRecord
@@ -192,9 +181,15 @@ class _Work:
     plan: PodPlan
     netns: PodNetns
     made: list[Attachment]
-    """The networks of the plan, with the results so far."""
+    """The networks of the plan, with the results of their plugins."""
     progress: dict[int, Progress] = field(default_factory=dict)
-    """By number, for each ADD that has begun."""
+    """For each ADD that has begun, by number."""
+    changed: list[Attachment] = field(default_factory=list)
+    """The attachments whose result libcni's cache lacks, or has as it was before."""
+    new: tuple[Attachment, ...] = ()
+    """The networks of the plan as they go on record; set when all have succeeded, as is `record`."""
+    record: ContainerRecord = field(init=False)
+    """The record with every result."""
 
     def add(self, number: int) -> None:
         """Run ADD for one network; put its result into `made`. Raises CniError."""
@@ -281,11 +276,11 @@ def _observed(netns: PodNetns, pod: str, made: Sequence[Attachment]) -> Sequence
     return [item if item.result is None else replace(item, observed=next(observed)) for item in made]
 
 
-def keep(engine: Engine, made: Made) -> None:
+def keep(engine: Engine, attaching: Attaching) -> None:
     """Store the results of `attach`. Raises IoFailureError (5)."""
-    record = made.record
+    record = attaching.record
     try:
-        for attachment in made.changed:
+        for attachment in attaching.changed:
             engine.runner.remember(record.sandbox, attachment, len(record.attachments))
     except CniError as error:
         raise error.with_context(f"pod {record.pod}") from error

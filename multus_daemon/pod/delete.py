@@ -75,9 +75,6 @@ def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bo
     return spooled > engine.clock() and netns in engine.links.netns_in_use([netns])
 
 
-# --- failures that repeat --------------------------------------------------------------------------------------------
-
-
 def _is_given_up(engine: Engine, container_id: ContainerId, error: CniError, failed: int, *, is_news: bool) -> bool:
     """Return True if the failed DEL is answered as done; the rest stays on record.
 
@@ -116,9 +113,6 @@ def _unreadable_failed(engine: Engine, container_id: ContainerId, error: CniErro
     if failed == tries:
         engine.metrics.deletes.given_up.inc()
         engine.cluster.node_event("Warning", NOT_RELEASED, text[:EVENT_MESSAGE_MAX])
-
-
-# --- networks --------------------------------------------------------------------------------------------------------
 
 
 def detach(
@@ -269,9 +263,6 @@ def joined(failures: Sequence[CniError]) -> CniError:
         return first
     details = " / ".join([*([first.details] if first.details else []), *map(str, others)])
     return from_code(first.code, first.msg, details)
-
-
-# --- the namespace and the lock --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -38,9 +38,6 @@ FORMAT: Final = 1
 _FAILED_DELETES_MAX: Final = 1024
 
 
-# --- the format ------------------------------------------------------------------------------------------------------
-
-
 class RecordFormatError(ValueError):
     """The bytes are not a record that this version can read; the message says why."""
 
@@ -157,9 +154,6 @@ def _decode_attachment(fields: _Attachment) -> Attachment:
     if config.cni_version != fields.cni_version:
         config = conf.with_version(config, fields.cni_version)
     return Attachment(config=config, **{name: getattr(fields, name) for name in _SAME})
-
-
-# --- the records -----------------------------------------------------------------------------------------------------
 
 
 class Records:

@@ -111,9 +111,6 @@ def _record(
     )
 
 
-# --- the way back ----------------------------------------------------------------------------------------------------
-
-
 def to_delegates(record: ContainerRecord) -> bytes:
     """Return the delegate cache file of the container for an upstream daemon; empty without a cluster network.
 
@@ -155,9 +152,6 @@ def _raw(config: NetworkConfig) -> bytes:
         return config.raw
     fields = gojson.with_keys(gojson.loads_object(config.raw), {"cniVersion": config.cni_version})
     return gojson.dumps(fields, sort_keys=False)
-
-
-# --- one network -----------------------------------------------------------------------------------------------------
 
 
 def _element(index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) -> tuple[Attachment, Entry | None]:
