@@ -54,7 +54,7 @@ class BinaryRunner(Protocol):
         ...
 
     def refuse_multus(self, plugin_type: str, path: str) -> None:
-        """Raise CniError if the file, which `locate` found, is a program of Multus. `run` checks a file that it finds."""
+        """Raise CniError if the file, which `locate` found, is a program of Multus. `run` checks what it looks up."""
         ...
 
     def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
