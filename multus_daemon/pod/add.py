@@ -11,7 +11,7 @@ from multus_daemon import deadlines
 from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import gateway, publish, schedule, statuses, unsupported
-from multus_daemon.pod.delete import delete_network, detach_leftover
+from multus_daemon.pod.delete import Deletes, detach_leftover
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine, LinkOps
 from multus_daemon.pod.gather import find_pod, gather
 from multus_daemon.pod.plan import PodPlan, plan_pod
@@ -214,16 +214,14 @@ class Attaching:
     def undo(self) -> None:
         """Run DEL for each ADD that has begun, in reverse; then write `base` again, unless a DEL failed."""
         engine, base = self.engine, self.base
-        outcomes: dict[int, CniError | None] = {}
+        work = Deletes(engine, base, self.netns, self.made, lambda: deadlines.UNDO_SECONDS, self.progress)
         for number in sorted(self.progress, reverse=True):
             # A deadline of its own, whatever the request's is.
             with deadline.given(Deadline()):
-                delete_network(
-                    engine, base, self.netns, self.made, outcomes, lambda: deadlines.UNDO_SECONDS, self.progress, number
-                )
-            if error := outcomes[number]:
+                work.delete(number)
+            if error := work.failures.get(number):
                 log.error("undoing %s of pod %s failed: %s", _describe(self.made[number]), base.pod, error)
-        if any(outcomes.values()):
+        if work.failures:
             return
         try:
             if base.attachments:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from multus_daemon import deadlines
@@ -142,30 +141,24 @@ def detach(
     here = [number for number, item in enumerate(backwards) if engine.runner.runs_here(item, "DEL")]
     # Only links that built-ins made: a binary may want to see its own, and one of that name may not be ours.
     links = [backwards[number].ifname for number in here if backwards[number].has_interface]
-    outcomes: dict[int, CniError | None] = {}
-    share = _shares(len(backwards), seconds)
+    work = Deletes(engine, record, netns, backwards, _shares(len(backwards), seconds))
     try:
-        with own_netns(engine, record, netns, links) as own:
-            work = functools.partial(delete_network, engine, record, own, backwards, outcomes, share, {})
-            schedule.in_order(work, before, at_once=engine.policy.networks_at_once, here=here)
+        with own_netns(engine, record, netns, links) as work.netns:
+            schedule.in_order(work.delete, before, at_once=engine.policy.networks_at_once, here=here)
     except Interrupted:
         with contextlib.suppress(CniError):
-            engine.records.save_without(record, _done(backwards, outcomes))
+            engine.records.save_without(record, work.done)
         raise
-    failures = [error for _, error in sorted(outcomes.items()) if error]
+    failures = [error for _, error in sorted(work.failures.items())]
     if failures and not record.failing_since:
         record = replace(record, failing_since=engine.clock())
     try:
-        rest = engine.records.save_without(record, _done(backwards, outcomes))
+        rest = engine.records.save_without(record, work.done)
     except CniError as error:
         raise joined([*failures, error]) from error
     if failures:
         raise joined(failures)
     return rest
-
-
-def _done(attachments: Sequence[Attachment], outcomes: Mapping[int, CniError | None]) -> list[Attachment]:
-    return [attachments[number] for number, error in outcomes.items() if error is None]
 
 
 def _shares(number: int, seconds: float) -> Callable[[], float]:
@@ -179,45 +172,53 @@ def _shares(number: int, seconds: float) -> Callable[[], float]:
     return share
 
 
-def delete_network(
-    engine: Engine,
-    record: ContainerRecord,
-    netns: PodNetns,
-    attachments: Sequence[Attachment],
-    outcomes: dict[int, CniError | None],
-    share: Callable[[], float],
-    progress: Mapping[int, Progress],
-    number: int,
-) -> None:
-    """Run DEL for `attachments[number]` within `share()` seconds; put its failure, or None, into `outcomes`.
+@dataclass(slots=True)
+class Deletes:
+    """DELs of networks of one container."""
 
-    A network that was never attached has nothing to detach: without an interface, a refusal is treated as success.
-    `progress` is that of a failed ADD, by number, if this undoes one.
-    """
-    attachment, pod, seconds = attachments[number], record.pod, share()
-    failure: CniError | None = None
-    with netns.of_thread() as own:
-        try:
-            with deadline.within(seconds):
-                sandbox = Sandbox(record.sandbox.container_id, own.path)
-                engine.runner.delete(sandbox, attachment, own, progress.get(number))
-                engine.devices.remove(attachment)
-        except NeverAttachedError as error:
-            if _may_have_interface(attachment, own):
+    engine: Engine
+    record: ContainerRecord
+    netns: PodNetns
+    """The container's namespace; empty path: none may be touched."""
+    attachments: Sequence[Attachment]
+    share: Callable[[], float]
+    """Returns how many seconds the next DEL may take."""
+    progress: Mapping[int, Progress] = field(default_factory=dict)
+    """By number of the attachment, if a failed ADD is undone."""
+    done: list[Attachment] = field(default_factory=list)
+    failures: dict[int, CniError] = field(default_factory=dict)
+
+    def delete(self, number: int) -> None:
+        """Run DEL for the attachment of that number; note it in `done`, or its failure.
+
+        A network that was never attached has nothing to detach: without an interface, a refusal is treated as success.
+        """
+        engine, attachment, pod, seconds = self.engine, self.attachments[number], self.record.pod, self.share()
+        failure: CniError | None = None
+        with self.netns.of_thread() as own:
+            try:
+                with deadline.within(seconds):
+                    sandbox = Sandbox(self.record.sandbox.container_id, own.path)
+                    engine.runner.delete(sandbox, attachment, own, self.progress.get(number))
+                    engine.devices.remove(attachment)
+            except NeverAttachedError as error:
+                if _may_have_interface(attachment, own):
+                    failure = error.with_context(f"pod {pod}")
+                else:
+                    _report_never_attached(engine, self.record, attachment, error)
+                    engine.devices.remove(attachment)
+            except CniError as error:
                 failure = error.with_context(f"pod {pod}")
-            else:
-                _report_never_attached(engine, record, attachment, error)
-                engine.devices.remove(attachment)
-        except CniError as error:
-            failure = error.with_context(f"pod {pod}")
-        except deadline.ExpiredError:
-            failure = TryAgainLaterError(
-                f"DEL of network {attachment.name} did not end within {seconds:.3g} s", f"pod {pod}"
-            )
-        except Exception as error:
-            log.error("DEL of network %s of pod %s", attachment.name, pod, exc_info=error)
-            failure = InternalError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
-    outcomes[number] = failure
+            except deadline.ExpiredError:
+                text = f"DEL of network {attachment.name} did not end within {seconds:.3g} s"
+                failure = TryAgainLaterError(text, f"pod {pod}")
+            except Exception as error:
+                log.error("DEL of network %s of pod %s", attachment.name, pod, exc_info=error)
+                failure = InternalError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
+        if failure:
+            self.failures[number] = failure
+        else:
+            self.done.append(attachment)
 
 
 def detach_leftover(engine: Engine, record: ContainerRecord, netns: PodNetns) -> tuple[Attachment, ...]:

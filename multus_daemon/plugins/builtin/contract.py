@@ -45,7 +45,7 @@ class Call:
         return self.invocation.fields
 
     def once(self, read: Callable[[Call], T]) -> T:
-        """Return what `read` makes of the call's configuration."""
+        """Return `read(self)`."""
         return read(self)
 
     def on_host(self, path: str) -> Path:
