@@ -43,7 +43,7 @@ class Entry:
     result: Mapping[str, Any] | None = None
     """The result object, with its cniVersion."""
     networks: int = 0
-    """How many entries the container has with this one; 0 if not known, as in libcni's files."""
+    """Number of entries that the container has with this one; 0 if not known, as in libcni's files."""
 
     def encode(self) -> bytes:
         """Return the file's content."""

@@ -131,7 +131,7 @@ def _missing(attachment: Attachment, netns: PodNetns) -> str:
 
 
 def _is_ours(attachment: Attachment) -> bool:
-    """Report whether built-ins alone served this ADD and those of the pod's other networks."""
+    """Return True if built-ins alone served this ADD and those of the pod's other networks."""
     return attachment.is_built_in and attachment.observed is None
 
 

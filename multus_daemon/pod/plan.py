@@ -41,7 +41,7 @@ class PlannedNetwork:
     asked: frozenset[str] = frozenset()
     """The keys of `capability_args` that the pod asks for; the others are the runtime's."""
     refusal: CniError | None = None
-    """Why its plugins cannot attach it."""
+    """The error of its plugins, if they cannot attach it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class PodPlan:
     notices: tuple[Notice, ...] = ()
     """Warnings for the pod's author, although nothing fails."""
     refusal: CniError | None = None
-    """Why nothing is attached."""
+    """The error that ADD raises; None if the plan can be executed."""
     is_invalid: bool = False
     """True if the annotations or the networks are refused, not the plugins."""
 

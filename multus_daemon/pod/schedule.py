@@ -96,10 +96,10 @@ def in_order(
 ) -> dict[int, Exception]:
     """Run `work` for each number, each after those `before` it; return their exceptions by number, in order.
 
-    At most `at_once` (from 1) run together; the lowest number that can begin does. Numbers in `here`,
-    and one with nothing beside it, run in the calling thread, one after the other; each other one in its own thread.
-    With `patience`, nothing begins after a failure, and the other threads are interrupted after so many seconds; an
-    interrupted one is not in the answer. Without it, a failure stops no other.
+    At most `at_once` (from 1) run together, lower numbers first. Numbers in `here`, and one with nothing beside it, run
+    in the calling thread, one after the other; each other one in its own thread. With `patience`, nothing begins after
+    a failure, and the other threads are interrupted after that many seconds; an interrupted one is not in the answer.
+    Without it, a failure stops no other.
 
     Returns, or raises Interrupted, only when all threads have ended. An exception that is not an Exception is raised.
     """

@@ -199,7 +199,7 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class ToolExit:
-    """How a program of the host ended."""
+    """Exit of a program of the host."""
 
     status: int
     """Exit status; if negative, the signal that ended it."""
