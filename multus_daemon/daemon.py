@@ -39,7 +39,9 @@ from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.plugins.tools import ToolRunner
 from multus_daemon.pod import portals, statuses
-from multus_daemon.pod.engine import LOCKS, Engine
+from multus_daemon.pod.devices import Devices
+from multus_daemon.pod.engine import LOCKS, Engine, Policy
+from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threads, timeline
@@ -57,8 +59,6 @@ from multus_daemon.spec.ports import ClusterStore
 log = logging.getLogger(__name__)
 
 _STDOUT = 1
-_ATTACH_CONCURRENCY = 4
-"""Networks of one pod that are attached, or detached, at once, after its cluster network."""
 
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
@@ -251,27 +251,18 @@ class Daemon:
             log.error("%s", error)
         cache = ResultCache(cni_dir)
         self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records)
+        source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way)
         return Engine(
             self._cluster,
             NodeConfFiles(),
             Chain(dispatcher, cache, paths.bin_dir),
-            self._store,
+            Records(self._store),
             KernelLinks(),
+            Devices(source, NodeDeviceFiles(Path(paths.chroot_dir or "/"))),
+            self._gates,
+            Policy(self._settings.overlay, self._settings.kubernetes.status_write, self._settings.deletes.tries),
+            self._metrics,
             locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / LOCKS),
-            devices=portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way),
-            device_files=NodeDeviceFiles(Path(paths.chroot_dir or "/")),
-            gates=self._gates,
-            overlay=self._settings.overlay,
-            status_write=self._settings.kubernetes.status_write,
-            count_unsupported_arg=self._metrics.unmet_request,
-            count_collected=self._metrics.collected,
-            attach_concurrency=_ATTACH_CONCURRENCY,
-            delete_tries=self._settings.deletes.tries,
-            count_check_failed=self._metrics.check_failed,
-            count_given_up=self._metrics.deletes.given_up.inc,
-            count_never_attached=self._metrics.deletes.never_attached.inc,
-            count_set_aside=self._metrics.deletes.set_aside.inc,
-            count_replaced_netns=self._metrics.deletes.replaced_namespaces.inc,
         )
 
     def _log_binaries(self, dispatcher: Dispatcher) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.plugin import PluginRunner
-from multus_daemon.pod.engine import DelegateRunner
+from multus_daemon.plugins.run import Chain, Progress
 from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni.result import Result
 
@@ -15,19 +15,19 @@ def run(runner: PluginRunner, plugin_type: str, invocation: Invocation) -> Resul
         return runner.run(plugin_type, invocation, netns)
 
 
-def add(runner: DelegateRunner, sandbox: Sandbox, attachment: Attachment) -> Result:
+def add(runner: Chain, sandbox: Sandbox, attachment: Attachment, progress: Progress | None = None) -> Result:
     """ADD of one attachment. Raises CniError."""
     with PodNetns(sandbox.netns) as netns:
-        return runner.add(sandbox, attachment, netns)
+        return runner.add(sandbox, attachment, netns, progress)
 
 
-def delete(runner: DelegateRunner, sandbox: Sandbox, attachment: Attachment) -> None:
+def delete(runner: Chain, sandbox: Sandbox, attachment: Attachment, progress: Progress | None = None) -> None:
     """DEL of one attachment. Raises CniError."""
     with PodNetns(sandbox.netns) as netns:
-        runner.delete(sandbox, attachment, netns)
+        runner.delete(sandbox, attachment, netns, progress)
 
 
-def check(runner: DelegateRunner, sandbox: Sandbox, attachment: Attachment) -> None:
+def check(runner: Chain, sandbox: Sandbox, attachment: Attachment) -> None:
     """CHECK of one attachment. Raises CniError."""
     with PodNetns(sandbox.netns) as netns:
         runner.check(sandbox, attachment, netns)

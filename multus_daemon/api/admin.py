@@ -19,11 +19,11 @@ from multus_daemon import deadlines
 from multus_daemon.api.cni import to_cni_error
 from multus_daemon.diagnosis import attachments, explain, status
 from multus_daemon.node import orphans
-from multus_daemon.pod import aside
+from multus_daemon.pod import quarantine
 from multus_daemon.pod.check import announced, failures
+from multus_daemon.pod.delete import held_if_free
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import find_pod
-from multus_daemon.pod.records import held_if_free
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.threads import NoThreadError
@@ -185,7 +185,7 @@ class Answers:
 
     def _status(self, _asked: Asked) -> Mapping[str, Any]:
         try:
-            containers = len(self._engine.store.containers(foreign=False))
+            containers = len(self._engine.records.store.containers(foreign=False))
         except OSError as error:
             raise IoFailureError(f"records can't be listed: {error}") from error
         return status.of(self._parts(), self._timelines, containers=containers, spooled=status.entries_in(self._spool))
@@ -194,7 +194,7 @@ class Answers:
         leaks = asked.flag("leaks")
         try:
             return attachments.of(
-                self._engine.store,
+                self._engine.records.store,
                 self._engine.links,
                 source="daemon",
                 pod=asked.pod(),
@@ -232,16 +232,16 @@ class Answers:
             raise InvalidEnvironmentError("no container is named", "container=ID")
         if problem := names.container_id_problem(container_id):
             raise InvalidEnvironmentError(f"container is {container_id[:SHOWN]!r}: {problem}")
-        record = aside.forget(self._engine, container_id)
+        record = quarantine.forget(self._engine, container_id)
         return attachments.forgotten(container_id, record)
 
     def _checked(self, record: ContainerRecord) -> str:
         """Return the error that CHECK would have; empty if none."""
-        with held_if_free(self._engine, record.sandbox.container_id) as is_ours:
+        with held_if_free(self._engine.locks, record.sandbox.container_id) as is_ours:
             if not is_ours:
                 return "not checked: another request is at work on it"
             try:
-                strict = self._engine.net_conf(b"{}").strict_check
+                strict = self._engine.policy.net_conf(b"{}").strict_check
                 with self._engine.links.open(record.sandbox.netns) as netns:
                     for failure in failures(self._engine, record, announced(record), netns):
                         if strict or failure.is_certain:
@@ -255,7 +255,7 @@ class Answers:
             raise InvalidEnvironmentError("no pod is named", "pod=NAMESPACE/POD")
         namespace, _, name = asked.pod().partition("/")
         pod = KubernetesArgs(Namespace(namespace), PodName(name), PodUid(""), "", ())
-        return self._explained(lambda: find_pod(self._engine, pod), asked.pod())
+        return self._explained(lambda: find_pod(self._engine.cluster, pod), asked.pod())
 
     def _explain_manifest(self, asked: Asked) -> Mapping[str, Any]:
         # Imported here: a standalone daemon does not load Kubernetes otherwise.

@@ -97,7 +97,7 @@ def _planned(
         steps.fail("readiness indicator", CniError(reason, "no pod is attached until it is there", code=11))
     try:
         stdin = configuration()
-        net_conf = load(stdin, engine.overlay)
+        net_conf = load(stdin, engine.policy.overlay)
         first = net_conf.delegates[0].name if net_conf.delegates else "(none)"
         steps.take("configuration", f"cluster network {net_conf.cluster_network or first}")
     except CniError as error:
@@ -119,7 +119,7 @@ def _planned(
     steps.take("networks", ", ".join(item.name for item in inputs.networks))
     args = KubernetesArgs(pod.namespace, pod.name, pod.uid, _CONTAINER, ())
     request = CniRequest("ADD", _CONTAINER, "", _IFNAME, args, stdin)
-    plan = plan_pod(request, inputs, engine.runner, engine.device_files)
+    plan = plan_pod(request, inputs, engine.runner, engine.devices.files)
     if not plan.networks and plan.refusal:
         steps.fail("interfaces and devices", plan.refusal)
         return []
@@ -153,9 +153,9 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
         "calls": [
             {"type": name, "servedBy": where} for name, where in attachment.served_by.items() if name not in types
         ],
-        "requests": {key: attachment.capability_args.get(key) for key in sorted(attachment.asked)},
+        "requests": {key: attachment.capability_args.get(key) for key in sorted(network.asked)},
         "unsupported": [
-            f"{item.problem}; {item.advice}" for item in undeclared(attachment, attachment.asked & KEYS.keys())
+            f"{item.problem}; {item.advice}" for item in undeclared(attachment, network.asked & KEYS.keys())
         ],
     }
 
@@ -163,10 +163,10 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
 def _on_record(engine: Engine, pod: str) -> str:
     """Return the newest container of the pod that is attached; empty if there is none."""
     newest = (0.0, "")
-    for container_id in engine.store.containers(foreign=False):
+    for container_id in engine.records.store.containers(foreign=False):
         # `attachments` shows damaged records.
         with contextlib.suppress(CorruptRecordError):
-            record = engine.store.load(container_id)
+            record = engine.records.store.load(container_id)
             if record is not None and record.pod == pod and record.complete:
                 newest = max(newest, (record.created, container_id))
     return newest[1]

@@ -19,10 +19,10 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.node.orphans import left_by_others
-from multus_daemon.pod import aside, detach, schedule
+from multus_daemon.pod import quarantine, schedule
+from multus_daemon.pod.delete import detach, held_if_free, is_elsewhere, joined
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.networks import default_networks, of_every_pod
-from multus_daemon.pod.records import held_if_free, is_elsewhere, read, read_all
+from multus_daemon.pod.gather import Lookup
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord
 from multus_daemon.spec.cni.conf import NetworkConfig
@@ -76,28 +76,28 @@ def gc(engine: Engine, stdin: bytes) -> None:
     Runs one at a time, continues after failures, and leaves to the next GC what takes too long. Raises CniError: the
     first failure with its code, the others in the details.
     """
-    net_conf = engine.net_conf(stdin)
+    net_conf = engine.policy.net_conf(stdin)
     if net_conf.valid_attachments is None:
         log.info("GC without a list of valid attachments: cannot determine which attachments are stale")
         return
     listed = frozenset(ContainerId(container_id) for container_id, _ in net_conf.valid_attachments)
     run = _Run(listed, time.monotonic())
     try:
-        with engine.adds.watched(engine.locks), engine.gc_lock.hold("GC"):
+        with engine.gc.watched(engine.locks), engine.gc.lock.hold("GC"):
             _sweep(engine, run)
             _collect_networks(engine, run, net_conf)
     finally:
         _log_kept(run)
     if run.failures:
-        raise detach.joined(run.failures)
+        raise joined(run.failures)
 
 
 def _sweep(engine: Engine, run: _Run) -> None:
     """Delete stale containers: ours, then those of another daemon."""
     try:
-        known = engine.store.containers(foreign=False)
+        known = engine.records.store.containers(foreign=False)
         for start in range(0, len(known), _BATCH):
-            _batch(engine, run, read(engine, known[start : start + _BATCH]))
+            _batch(engine, run, engine.records.read(known[start : start + _BATCH]))
         for found in left_by_others(engine):
             if run.left(deadlines.GC_SWEEP_SECONDS) <= 0:
                 run.unknown_because = "there was no time to look at everything that another daemon left"
@@ -125,16 +125,16 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
             if not record.attachments:
                 continue
         run.note(record)
-        is_in_flight = container_id in engine.adds or container_id in engine.locks.keys
+        is_in_flight = engine.gc.may_be_added(container_id) or container_id in engine.locks.keys
         if container_id not in run.listed and not is_in_flight:
             # Processes in another namespace at the same path do not keep this container.
-            unlisted.append(record.in_netns("") if is_elsewhere(engine, record, record.sandbox.netns) else record)
+            unlisted.append(record.in_netns("") if is_elsewhere(engine.links, record, record.sandbox.netns) else record)
     in_use = engine.links.netns_in_use({record.sandbox.netns for record in unlisted})
     to_delete: list[ContainerRecord] = []
     for record in unlisted:
         if record.sandbox.netns in in_use:
             run.in_use.append(record)
-            engine.count_collected("left", len(record.attachments))
+            engine.metrics.collected("left", len(record.attachments))
         else:
             to_delete.append(record)
     schedule.side_by_side(to_delete, functools.partial(_delete_in_turn, engine, run))
@@ -150,34 +150,35 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
     if seconds <= 0:
         run.put_off.append(container_id)
         return
-    with held_if_free(engine, container_id) as is_ours:
+    with held_if_free(engine.locks, container_id) as is_ours:
         # An ADD may have begun or ended since the record was read.
-        if not is_ours or container_id in engine.adds:
+        if not is_ours or engine.gc.may_be_added(container_id):
             return
         log.info(
             "GC: container %s of pod %s is deleted: the runtime does not have it any more", container_id, record.pod
         )
         try:
-            detach.detach(engine, record, engine.links.open(record.sandbox.netns), seconds=seconds)
+            detach(engine, record, engine.links.open(record.sandbox.netns), seconds=seconds)
         except CniError as error:
-            if not aside.set_aside_if_due(engine, container_id, error):
+            if not quarantine.quarantine_if_due(engine, container_id, error):
                 run.failures.append(error)
-            engine.count_collected("failed", len(record.attachments))
+            engine.metrics.collected("failed", len(record.attachments))
         else:
             run.foreign.pop(container_id, None)
-            engine.count_collected("collected", len(record.attachments))
+            engine.metrics.collected("collected", len(record.attachments))
 
 
 def _collect_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
     """Run GC of every network that is declared for all pods, or that a record mentioned before the sweep."""
+    lookup = Lookup(engine.cluster, engine.files, net_conf)
     declared: list[NetworkConfig] = []
     cluster_network = ""
     try:
-        declared = of_every_pod(engine, net_conf)
+        declared = lookup.of_every_pod()
         cluster_network = declared[0].name
     except CniError as error:
         log.warning("GC: the cluster network is collected only if a record mentions it: %s", error)
-    declared += default_networks(engine, net_conf)
+    declared += lookup.default_networks()
     if run.unknown_because:
         log.warning("GC: plugins are not asked to free anything: %s", run.unknown_because)
         return
@@ -198,7 +199,7 @@ def _collect(
 ) -> None:
     """Run GC of one network's plugins. New ADDs of the network wait for it. Raises CniError."""
     try:
-        with engine.barriers.closed(config.name), deadline.within(seconds):
+        with engine.gc.barriers.closed(config.name), deadline.within(seconds):
             records = _records(engine, run)
             valid = {
                 (container_id, attachment.ifname)
@@ -221,7 +222,7 @@ def _collect(
 def _records(engine: Engine, run: _Run) -> dict[ContainerId, ContainerRecord]:
     """Return every record as it is now, and those that remain of another daemon. Raises IoFailureError."""
     try:
-        own = read_all(engine)
+        own = engine.records.read_all()
     except OSError as error:
         raise IoFailureError(f"records of containers can't be read: {error}") from error
     return run.foreign | {container_id: record for container_id, record in own.items() if record is not None}

@@ -19,9 +19,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from multus_daemon.pod import aside, detach
+from multus_daemon.pod import quarantine
+from multus_daemon.pod.delete import detach, held_if_free, is_elsewhere
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.records import held_if_free, is_elsewhere, is_of, read, read_all, without_followed
+from multus_daemon.pod.records import is_of, without_followed
 from multus_daemon.spec.attachment import ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId
@@ -72,7 +73,7 @@ class Findings:
 def look(engine: Engine) -> Findings:
     """Compare the records with the node; nothing is changed. Raises OSError if records or processes can't be listed."""
     # Records before pods: a pod that comes in between has no record yet, and the pod of each record is known.
-    records = read_all(engine)
+    records = engine.records.read_all()
     pods: dict[str, Pod] | None = None
     unknown_because = ""
     try:
@@ -86,7 +87,7 @@ def look(engine: Engine) -> Findings:
         {name: orphan for name, orphan in suspects.items() if orphan.record.sandbox.netns not in in_use},
         {name: orphan.record for name, orphan in suspects.items() if orphan.record.sandbox.netns in in_use},
         tuple(container_id for container_id, record in records.items() if record is None),
-        len(engine.store.aside()),
+        len(engine.records.store.aside()),
         _unattached(engine, pods.values(), readable) if pods else (),
         unknown_because,
     )
@@ -104,7 +105,7 @@ def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: Mappin
             yield Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True)
         elif netns and not (placed := without_followed(record, by_netns[netns])).sandbox.netns:
             yield Orphan(placed, "its network namespace is another container's now", is_certain=True)
-        elif netns and is_elsewhere(engine, record, netns):
+        elif netns and is_elsewhere(engine.links, record, netns):
             yield Orphan(record.in_netns(""), "its network namespace is another one now", is_certain=True)
         elif record.given_up:
             yield Orphan(record, "its DEL was given up", is_certain=True)
@@ -116,19 +117,19 @@ def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
     """Detach the container; False if it is no orphan any more, or was set aside. Raises CniError, OSError."""
     container_id = orphan.record.sandbox.container_id
     netns = orphan.record.sandbox.netns
-    with held_if_free(engine, container_id) as is_ours:
+    with held_if_free(engine.locks, container_id) as is_ours:
         if not is_ours:
             return False
-        [present] = read(engine, [container_id]).values() or [None]
+        [present] = engine.records.read([container_id]).values() or [None]
         if present is None or present.created != orphan.record.created:
             return False
         if netns and netns in engine.links.netns_in_use([netns]):
             return False
         log.info("container %s of pod %s is deleted: %s", container_id, present.pod, orphan.reason)
         try:
-            detach.detach(engine, present, engine.links.open(netns), seconds=seconds)
+            detach(engine, present, engine.links.open(netns), seconds=seconds)
         except CniError as error:
-            if not aside.set_aside_if_due(engine, container_id, error):
+            if not quarantine.quarantine_if_due(engine, container_id, error):
                 raise
             return False
         return True
@@ -137,7 +138,7 @@ def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
 def left_by_others(engine: Engine) -> Iterator[Mapping[ContainerId, ContainerRecord | None]]:
     """Yield the records of another daemon in batches. Raises OSError."""
     seen: set[ContainerId] = set()
-    while batch := engine.store.leftovers(seen, _LEFTOVERS_BATCH):
+    while batch := engine.records.store.leftovers(seen, _LEFTOVERS_BATCH):
         yield batch
         seen |= batch.keys()
 

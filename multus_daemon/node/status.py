@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from multus_daemon import deadlines
-from multus_daemon.pod import networks
 from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.gather import Lookup
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.cni.errors import CniError, PluginNotAvailableError
 
@@ -14,7 +14,7 @@ def status(engine: Engine, stdin: bytes) -> None:
 
     Raises CniError: 50 (PluginNotAvailableError), or that of a plugin.
     """
-    net_conf = engine.net_conf(stdin)
+    net_conf = engine.policy.net_conf(stdin)
     if closed := engine.gates.closed:
         raise PluginNotAvailableError(
             "the daemon is not ready: " + ", ".join(f"{name}: {reason}" for name, reason in closed.items())
@@ -22,7 +22,7 @@ def status(engine: Engine, stdin: bytes) -> None:
     try:
         with deadline.within(deadlines.STATUS_PLUGINS_SECONDS):
             try:
-                config = networks.of_every_pod(engine, net_conf)[0]
+                config = Lookup(engine.cluster, engine.files, net_conf).of_every_pod()[0]
             except CniError as error:
                 raise PluginNotAvailableError(f"{error.msg} (STATUS)", error.details) from error
             engine.runner.status(config)

@@ -1,8 +1,8 @@
-"""libcni's result cache: what each ADD was given and what came of it, in `<cniDir>/results`.
+"""libcni's result cache: the arguments and the result of each ADD, in `<cniDir>/results`.
 
 Format: containernetworking/cni `libcni/api.go` ("cniCacheV1"), compact JSON in the struct's order, files 0600 in a
-directory 0700, named `<network>-<container>-<interface>`. Readable by an upstream daemon and by libcni, and theirs by
-us; other than theirs it is never half written. All methods block.
+directory 0700, named `<network>-<container>-<interface>`. An upstream daemon and libcni can read our files, and we can
+read theirs; ours are never half written. All methods block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from multus_daemon.spec.cni.result import Result
 log = logging.getLogger(__name__)
 
 KIND: Final = "cniCacheV1"
-# libcni passes over keys that it does not know.
+# libcni ignores unknown keys.
 _NETWORKS: Final = "multusNetworks"
 
 
@@ -43,10 +43,10 @@ class Entry:
     result: Mapping[str, Any] | None = None
     """The result object, with its cniVersion."""
     networks: int = 0
-    """How many entries the container has with this one; 0 where nobody said so, as libcni does not."""
+    """Number of entries that the container has with this one; 0 if not known, as in libcni's files."""
 
     def encode(self) -> bytes:
-        """The file's content."""
+        """Return the file's content."""
         fields: dict[str, Any] = {
             "kind": KIND,
             "containerId": self.container_id,
@@ -54,10 +54,7 @@ class Entry:
             "ifName": self.ifname,
             "networkName": self.network,
         }
-        optional = {
-            "netns": self.netns,
-            "cniArgs": [list(pair) for pair in self.cni_args],
-        }
+        optional = {"netns": self.netns, "cniArgs": [list(pair) for pair in self.cni_args]}
         fields |= {key: value for key, value in optional.items() if value}
         # Go writes maps in the order of their keys, and the struct in that of its fields.
         maps = {"capabilityArgs": self.capability_args, "result": self.result, _NETWORKS: self.networks}
@@ -66,7 +63,7 @@ class Entry:
 
 
 def decode(data: bytes) -> Entry:
-    """The entry in a file's content. Raises gojson.JsonError for anything but a complete entry of our kind."""
+    """Return the entry in a file's content. Raises gojson.JsonError unless it is a complete entry of our kind."""
     fields = gojson.loads_object(data)
     if (kind := gojson.get_str(fields, "kind")) != KIND:
         raise gojson.JsonError(f"kind: {KIND!r} is needed, not {kind!r}")
@@ -93,12 +90,12 @@ def decode(data: bytes) -> Entry:
 
 
 def is_complete(entries: Sequence[Entry]) -> bool:
-    """True where the entries of a container are known to be all that it has."""
+    """Return True if the container is known to have no other entries."""
     return 0 < max((entry.networks for entry in entries), default=0) == len(entries)
 
 
 def name_problem(network: str, container_id: str, ifname: str) -> str:
-    """Why the network's result can't be cached for the container: its name is too long; empty if it can be."""
+    """Return why the network's name is too long for a file of the cache; empty if it is not."""
     length, rest = (len(text.encode("utf-8", "surrogatepass")) for text in (network, f"-{container_id}-{ifname}"))
     room = FILE_NAME_MAX_BYTES - rest
     return f"network name is too long: {length} bytes, and {room} is the most here" if length > room else ""
@@ -111,7 +108,7 @@ class ResultCache:
         self._directory = f"{cni_dir}/results"
 
     def sweep(self, *, own: bool = True) -> None:
-        """Remove what writers left that were killed in the middle; `own` as in `fs.temporary_files`. Raises OSError."""
+        """Remove temporary files of killed writers; `own` as in `fs.temporary_files`. Raises OSError."""
         fs.sweep(Path(self._directory), own=own)
 
     def _path(self, network: str, container_id: str, ifname: str) -> str:
@@ -123,10 +120,9 @@ class ResultCache:
         return f"{self._directory}/{'-'.join(parts)}"
 
     def write(self, entry: Entry) -> None:
-        """Put the entry in its place. Raises InvalidNetworkConfigError for an empty name, OSError.
+        """Write the entry, without fsync (0.6 ms less): the store's record has it too. Raises OSError.
 
-        Without fsync (0.6 ms less): after a power loss, which leaves no container alive, the store's record has all
-        that the entry has.
+        Raises InvalidNetworkConfigError for an empty name.
         """
         path = self._path(entry.network, entry.container_id, entry.ifname)
         data = entry.encode()
@@ -136,15 +132,15 @@ class ResultCache:
         fs.write_atomic(path, data, fsync=False)
 
     def remove(self, network: str, container_id: str, ifname: str) -> None:
-        """Forget the entry; absent is done. Raises as `write` does."""
+        """Remove the entry if it exists. Raises as `write` does."""
         if name_problem(network, container_id, ifname):
             return
         fs.remove(self._path(network, container_id, ifname))
 
     def read_result(self, network: str, container_id: str, ifname: str, implied_version: str) -> Result | None:
-        """The result of the ADD; None where there is none that can be read.
+        """Return the result of the ADD; None if there is none that can be read.
 
-        A file of no kind is a result by itself, as libcni before 0.8 wrote it.
+        A file without a kind is a result by itself, as libcni before 0.8 wrote it.
         """
         if name_problem(network, container_id, ifname):
             return None
@@ -164,10 +160,10 @@ class ResultCache:
             return None
 
     def entries(self, container_id: str) -> list[Entry]:
-        """The entries of one container, sorted by file name; what can't be read is passed over with a warning.
+        """Return the entries of one container, sorted by file name; unreadable files are logged.
 
         Names and ids may hold `-`, so the file's name only chooses candidates and its content decides. Raises OSError
-        where the directory is there and can't be listed.
+        if the directory exists and cannot be listed.
         """
         needle = f"-{container_id}-"
         try:
@@ -189,17 +185,17 @@ class ResultCache:
         return found
 
     def of_containers(self, wanted: Collection[str], passed_over: Set[str], more: int) -> dict[str, list[Entry]]:
-        """The entries of the containers `wanted`, and of up to `more` others, by container; those of `passed_over` not.
+        """Return, by container, the entries of those `wanted` and of up to `more` others that are not `passed_over`.
 
-        One listing, however many containers: so it is where there are hundreds of thousands of files. What can't be
-        read is passed over and counted in the log. Raises OSError where the directory is there and can't be listed.
+        Lists the directory once: there may be hundreds of thousands of files. Unreadable files are counted in the log.
+        Raises OSError if the directory exists and cannot be listed.
         """
         found: dict[str, list[Entry]] = {container_id: [] for container_id in wanted}
         room, unreadable = len(found) + more, 0
         try:
             with os.scandir(self._directory) as listed:
                 for item in listed:
-                    # Once there is no room for others, only the files of those that are in are read.
+                    # Without room for others, only files of known containers are read.
                     candidates = found if len(found) >= room else None
                     if item.name[0] == "." or not _may_be_of(item.name, candidates, passed_over):
                         continue
@@ -222,7 +218,7 @@ class ResultCache:
 
 
 def _may_be_of(name: str, candidates: Container[str] | None, passed_over: Set[str]) -> bool:
-    """Whether a file's name allows for a container of `candidates` (None: any), and for none of `passed_over`."""
+    """Return True if the file may be of a container of `candidates` (None: any), and of none of `passed_over`."""
     parts = name.split("-")
     # Networks, ids and interfaces may hold `-` themselves; each of the three has at least one part.
     ids = ["-".join(parts[start:end]) for start in range(1, len(parts) - 1) for end in range(start + 1, len(parts))]

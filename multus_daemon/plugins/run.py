@@ -1,21 +1,21 @@
 """Runs the plugins of one attachment by the rules of libcni: order, prevResult, runtimeConfig, cached result.
 
-Rules: CNI SPEC section 3, libcni `libcni/api.go`. On purpose different: a DEL goes on past a plugin that fails, CHECK
-below 0.4.0 is the engine's, and the first words of an error are its cause, followed by whose it is.
+Rules: CNI SPEC section 3, libcni `libcni/api.go`. Differences on purpose: a DEL continues past a plugin that fails, the
+engine does CHECK below 0.4.0, and an error begins with its cause, followed by the place.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
 from multus_daemon.plugins.plugin import NeverAttachedError, Program
 from multus_daemon.plugins.select import Dispatcher
-from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Progress, Sandbox
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import args, conf, errors, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import (
@@ -31,22 +31,30 @@ from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 
-# Plugins that make an interface and ask what `ipam.type` names, with the same configuration: themselves, then.
+# Plugins that make an interface and call `ipam.type` with the same configuration: they would call themselves.
 _NO_IPAM: Final = frozenset(
     {
         *("bridge", "dummy", "flannel", "host-device", "ipvlan", "loopback", "macvlan", "ptp", "tap", "vlan"),
         *("bandwidth", "firewall", "passthru", "portmap", "sbr", "tuning", "vrf"),
     }
 )
-
 # STATUS and GC are about no container.
 _NO_NETNS: Final = PodNetns("")
-
 _IPAM: Final = frozenset({"dhcp", "host-local", "static", "whereabouts"})
 
 
+@dataclass(slots=True)
+class Progress:
+    """Where the ADD of an attachment failed, for its undo."""
+
+    failed_at: int | None = None
+    """Position of the plugin whose ADD failed; the plugins behind it have never run."""
+    failure: str = ""
+    """The message of that plugin."""
+
+
 class Chain:
-    """The DelegateRunner over a ChoosingRunner. `bin_path` is CNI_PATH, directories joined by `:`."""
+    """Runs the plugins of attachments. `bin_path` is CNI_PATH, directories joined by `:`."""
 
     def __init__(self, runner: Dispatcher, cache: ResultCache, bin_path: str) -> None:
         self._runner = runner
@@ -54,7 +62,7 @@ class Chain:
         self._bin_path = bin_path
 
     def programs(self, configs: Iterable[NetworkConfig]) -> Mapping[str, Program]:
-        """See `ports.DelegateRunner`."""
+        """Look for the plugins that the configurations name, by type. Reads the disk."""
         return self._runner.programs(
             (plugin.type, self._without_container("ADD", config, plugin, {}))
             for config in configs
@@ -62,14 +70,13 @@ class Chain:
         )
 
     def plan(self, sandbox: Sandbox, attachment: Attachment, programs: Mapping[str, Program]) -> Attachment:
-        """See `ports.DelegateRunner`: names, version, and that every plugin and every IPAM plugin is to be had.
+        """Return the attachment with `served_by`; check names, version, and that every plugin is there. Pure.
 
-        Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name), IncompatibleVersionError, and what
-        a plugin has against its configuration.
+        `programs` are those of its configuration. Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface
+        name), IncompatibleVersionError, and the refusal of a plugin.
         """
         try:
             self._validate(sandbox, attachment)
-            attachment = replace(attachment, progress=Progress(tuple({} for _ in attachment.config.plugins)))
             served_by: dict[str, str] = {}
             for plugin in attachment.config.plugins:
                 served_by |= self._servers(sandbox, attachment, plugin, programs)
@@ -83,7 +90,7 @@ class Chain:
             raise InvalidNetworkConfigError(problem, config.name)
         if problem := names.ifname_problem(attachment.ifname):
             raise InvalidEnvironmentError(problem, attachment.ifname)
-        # Other than in the reference, whose ADD fails when every plugin is through.
+        # The reference fails after every plugin has run.
         if problem := name_problem(config.name, sandbox.container_id, attachment.ifname):
             raise InvalidNetworkConfigError(
                 problem,
@@ -95,7 +102,7 @@ class Chain:
                 f'unsupported CNI version "{config.cni_version}"', f"known are {', '.join(versions.SUPPORTED)}"
             )
         for plugin in config.plugins:
-            # Of an IPAM plugin alone, `ipam` is its own configuration.
+            # For an IPAM plugin alone, `ipam` is its own configuration.
             calls_itself = plugin.ipam_type == plugin.type and plugin.type not in _IPAM
             if calls_itself or plugin.ipam_type in _NO_IPAM:
                 raise InvalidNetworkConfigError(
@@ -112,7 +119,7 @@ class Chain:
         served_by = self._runner.choose(plugin.type, invocation, programs)
         needed = dict(served_by)
         if plugin.ipam_type and plugin.ipam_type not in needed:
-            # What a binary calls is its own choice, but must be there.
+            # A binary calls its own choice, but a plugin must be there.
             needed[plugin.ipam_type] = self._runner.chosen(plugin.ipam_type, programs)
         for name, where in needed.items():
             if not where:
@@ -124,22 +131,27 @@ class Chain:
         return served_by
 
     def invocations(self, sandbox: Sandbox, attachment: Attachment) -> Sequence[tuple[str, Invocation]]:
-        """See `ports.DelegateRunner`."""
+        """Return the calls of an ADD, in order, with the plugin type and without prevResult. Touches nothing."""
         plugins = attachment.config.plugins
         return [(plugin.type, self._invocation("ADD", sandbox, attachment, plugin, None)) for plugin in plugins]
 
     def runs_here(self, attachment: Attachment, verb: str) -> bool:
-        """See `ports.DelegateRunner`."""
+        """Return True if the calling thread should run the verb: all plugins are built in, and quick.
+
+        Other attachments wait, for processes or for addresses, and need a thread each to run side by side.
+        """
         served_by = attachment.served_by
         named = {name for plugin in attachment.config.plugins for name in (plugin.type, plugin.ipam_type) if name}
         if not named <= served_by.keys() or any(where != BUILT_IN for where in served_by.values()):
             return False
         return verb != "ADD" or not any(map(self._runner.waits, served_by))
 
-    def add(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
-        """ADD in the list's order, each plugin with the result of the one before. The first failure ends it.
+    def add(
+        self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+    ) -> Result:
+        """Run ADD in the list's order, each plugin with the previous result. The caller has `remember` keep it.
 
-        Raises CniError. What has been made until then is left for `delete`.
+        Raises CniError, the first failure; the caller undoes what was made, with `delete` and the same `progress`.
         """
         config = attachment.config
         previous: Result | None = None
@@ -150,27 +162,46 @@ class Chain:
                 current = self._runner.run(plugin.type, invocation, netns)
                 previous = _as_seen(current, config)
             except CniError as error:
-                if attachment.progress:
-                    attachment.progress.failed_at, attachment.progress.failure = position, error.msg
+                if progress:
+                    progress.failed_at, progress.failure = position, error.msg
                 raise _placed(error, plugin, attachment, "ADD") from error
         return current
 
-    def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        """Put the attachment's result into the cache. Raises IoFailureError (5)."""
+    def remember(self, sandbox: Sandbox, attachment: Attachment, networks: int = 0) -> None:
+        """Put the attachment's result into libcni's cache; `networks`: how many the container has.
+
+        Raises IoFailureError (5).
+        """
+        config = attachment.config
+        value = attachment.result or Result()
+        entry = Entry(
+            container_id=sandbox.container_id,
+            config=config.raw,
+            ifname=attachment.ifname,
+            network=config.name,
+            netns=sandbox.netns,
+            cni_args=attachment.cni_args,
+            capability_args=attachment.capability_args,
+            networks=networks,
+            # If the version cannot express it, the newest can: nothing is lost, and readers convert anyway.
+            result=_object(value, config) or result.to_object(value, versions.CURRENT),
+        )
         try:
-            self._cache.write(_entry(sandbox, attachment))
+            self._cache.write(entry)
         except OSError as error:
             raise IoFailureError(
                 f"the result could not be stored: {error}",
                 f"{_place(attachment)}, ADD; make room or repair the directory",
             ) from error
 
-    def delete(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
-        """DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
+    def delete(
+        self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+    ) -> None:
+        """Run DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
 
-        Every plugin is called, also after one has failed. Then the failures are raised as one CniError, with the code
-        of the first, and the cached result is kept for the next try; as NeverAttachedError where the ADD has no result
-        and each that failed can't have come past its configuration.
+        A failure stops no other plugin. The failures are raised as one CniError with the code of the first, and the
+        cached result stays for the next try. Raises NeverAttachedError if the ADD has no result and no plugin that
+        failed can have come past its configuration.
         """
         config = attachment.config
         previous: Result | None = None
@@ -179,7 +210,7 @@ class Chain:
             try:
                 previous = None if stored is None else _as_seen(stored, config)
             except IncompatibleVersionError as error:
-                # As libcni: a result that can't be converted must not be what keeps a network attached.
+                # As libcni: a result that cannot be converted must not keep a network attached.
                 log.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
         failures: list[CniError] = []
         may_be_attached = attachment.result is not None
@@ -192,7 +223,9 @@ class Chain:
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
             except CniError as error:
                 failures.append(_placed(error, plugin, attachment, "DEL"))
-                may_be_attached = may_be_attached or not self._has_done_nothing(attachment, position, invocation, error)
+                may_be_attached = may_be_attached or not self._has_done_nothing(
+                    plugin, position, invocation, error, progress or Progress()
+                )
         if failures:
             failure = _joined(failures, "DEL")
             if may_be_attached:
@@ -201,25 +234,26 @@ class Chain:
         try:
             self._cache.remove(config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
-            # The network is detached, which is what was asked for; the file alone does no harm.
+            # The network is detached; the file alone does no harm.
             log.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
 
-    def _has_done_nothing(self, attachment: Attachment, position: int, invocation: Invocation, error: CniError) -> bool:
-        """Whether an ADD by this plugin, whose DEL has failed, can't have left anything but an interface.
+    def _has_done_nothing(
+        self, plugin: PluginConfig, position: int, invocation: Invocation, error: CniError, progress: Progress
+    ) -> bool:
+        """Return True if an ADD by this plugin, whose DEL failed, can have left nothing but an interface.
 
-        It has never been run; or it refuses the configuration, or has failed with the same words, and holds nothing.
+        It never ran; or it refuses the configuration, or failed with the same words, and holds nothing.
         """
-        progress, plugin = attachment.progress, attachment.config.plugins[position]
-        if progress and progress.failed_at is not None and position >= progress.failed_at:
+        if progress.failed_at is not None and position >= progress.failed_at:
             if position > progress.failed_at:
                 return True
             if error.msg == progress.failure and not self._kept(plugin, invocation):
                 return True
-        as_added = replace(invocation, verb="ADD", prev_result=None, parsed=None)
+        as_added = replace(invocation, verb="ADD", prev_result=None)
         return self._runner.refuses(plugin.type, as_added) and not self._kept(plugin, invocation)
 
     def _kept(self, plugin: PluginConfig, invocation: Invocation) -> str:
-        """What the plugin and its IPAM plugin may hold on the node; empty: nothing."""
+        """Return what the plugin and its IPAM plugin may hold on the node; empty for nothing."""
         for name in filter(None, (plugin.type, plugin.ipam_type)):
             try:
                 if kept := self._runner.kept(name, invocation):
@@ -229,9 +263,9 @@ class Chain:
         return ""
 
     def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
-        """CHECK in the list's order, each plugin with the stored result. The first failure ends it.
+        """Run CHECK in the list's order, each plugin with the stored result. The first failure ends it.
 
-        Skipped where the configuration is older than 0.4.0, which has no such verb, or says `disableCheck`.
+        Skipped if the configuration is older than 0.4.0, which has no such verb, or says `disableCheck`.
         """
         config = attachment.config
         if config.disable_check or not versions.allows(config.cni_version, "CHECK"):
@@ -251,23 +285,22 @@ class Chain:
                 raise _placed(error, plugin, attachment, "CHECK") from error
 
     def status(self, config: NetworkConfig) -> None:
-        """STATUS in the list's order; the first failure ends it, with its code (50, 51 and any other).
+        """Run STATUS in the list's order; the first failure ends it, with its code (50, 51 and any other).
 
-        Skipped where the configuration is older than 1.1.0, which has no such verb.
+        Skipped if the configuration is older than 1.1.0, which has no such verb.
         """
-        if not versions.allows(config.cni_version, "STATUS"):
-            return
-        for plugin in config.plugins:
-            try:
-                self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}), _NO_NETNS)
-            except CniError as error:
-                raise _located(error, plugin, config, "STATUS") from error
+        if versions.allows(config.cni_version, "STATUS"):
+            for plugin in config.plugins:
+                try:
+                    self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}), _NO_NETNS)
+                except CniError as error:
+                    raise error.with_context(f'plugin type="{plugin.type}" network="{config.name}", STATUS') from error
 
     def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
-        """GC in the list's order, with `valid` under both names of its key; every plugin, also after one has failed.
+        """Run GC in the list's order, with `valid` under both names of its key. A failure stops no other plugin.
 
-        Then the failures are raised as one CniError, with the code of the first. Skipped below 1.1.0, and where the
-        configuration says `disableGC`. Unlike libcni's it deletes nothing by itself: what is stale is the caller's.
+        The failures are raised as one CniError with the code of the first. Skipped below 1.1.0, and if the
+        configuration says `disableGC`. Unlike libcni's it deletes nothing by itself.
         """
         if config.disable_gc or not versions.allows(config.cni_version, "GC"):
             return
@@ -279,7 +312,7 @@ class Chain:
             try:
                 self._runner.run(plugin.type, self._without_container("GC", config, plugin, extra), _NO_NETNS)
             except CniError as error:
-                failures.append(_located(error, plugin, config, "GC"))
+                failures.append(error.with_context(f'plugin type="{plugin.type}" network="{config.name}", GC'))
         if failures:
             raise _joined(failures, "GC")
 
@@ -319,23 +352,14 @@ class Chain:
             recorded=recorded,
             pod_namespace=next((value for key, value in attachment.cni_args if key == "K8S_POD_NAMESPACE"), ""),
             network=attachment.name,
-            parsed=_parsed(attachment, plugin),
             netns_override=netns is not None and netns.may_be_own,
         )
 
 
-def _parsed(attachment: Attachment, plugin: PluginConfig) -> dict[Any, Any] | None:
-    if attachment.progress is None:
-        return None
-    # By identity: a list may have the same plugin twice.
-    pairs = zip(attachment.config.plugins, attachment.progress.parsed, strict=True)
-    return next(parsed for item, parsed in pairs if item is plugin)
-
-
 def _as_seen(value: Result, config: NetworkConfig) -> Result | None:
-    """The result as plugins of the configuration's version see it; None where that version can't express it.
+    """Return the result as plugins of the configuration's version see it; None if that version cannot express it.
 
-    That is a result without addresses in 0.1.0 and 0.2.0. Such a plugin is no failure: the Go library, which hands
+    0.1.0 and 0.2.0 cannot express a result without addresses. Such a plugin does not fail: the Go library, which passes
     results on as they were printed, never converts there.
     """
     if not versions.at_least(config.cni_version, "0.3.0") and _object(value, config) is None:
@@ -344,7 +368,7 @@ def _as_seen(value: Result, config: NetworkConfig) -> Result | None:
 
 
 def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:
-    """As `_as_seen`, as a JSON object."""
+    """Return the result of `_as_seen` as a JSON object."""
     try:
         return result.to_object(value, config.cni_version)
     except IncompatibleVersionError:
@@ -353,35 +377,13 @@ def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:
         return None
 
 
-def _entry(sandbox: Sandbox, attachment: Attachment) -> Entry:
-    config = attachment.config
-    value = attachment.result or Result()
-    return Entry(
-        container_id=sandbox.container_id,
-        config=config.raw,
-        ifname=attachment.ifname,
-        network=config.name,
-        netns=sandbox.netns,
-        cni_args=attachment.cni_args,
-        capability_args=attachment.capability_args,
-        networks=attachment.networks,
-        # Where the version can't express it, the newest can: nothing is lost, and readers convert anyway.
-        result=_object(value, config) or result.to_object(value, versions.CURRENT),
-    )
-
-
 def _place(attachment: Attachment) -> str:
     return f'network="{attachment.name}" interface="{attachment.ifname}"'
 
 
 def _placed(error: CniError, plugin: PluginConfig, attachment: Attachment, verb: str) -> CniError:
-    """The plugin's error with its code and details, its words first and then where it happened."""
+    """Return the plugin's error with its code and details, its words first and then the place."""
     return error.with_context(f'plugin type="{plugin.type}" {_place(attachment)}, {verb}')
-
-
-def _located(error: CniError, plugin: PluginConfig, config: NetworkConfig, verb: str) -> CniError:
-    """As `_placed`, for a verb that is about no container."""
-    return error.with_context(f'plugin type="{plugin.type}" network="{config.name}", {verb}')
 
 
 def _joined(failures: list[CniError], verb: str) -> CniError:
@@ -390,6 +392,6 @@ def _joined(failures: list[CniError], verb: str) -> CniError:
     msg = "; ".join(error.msg for error in failures)
     details = "; ".join(error.details for error in failures if error.details)
     joined = errors.from_code(failures[0].code, msg, details)
-    # The single ones with their causes stay to be seen in a traceback.
+    # A traceback still shows the single failures with their causes.
     joined.__cause__ = ExceptionGroup(verb, failures)
     return joined

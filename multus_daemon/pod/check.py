@@ -1,8 +1,7 @@
-"""CHECK for networks of a container: is what ADD made still there?
+"""CHECK for networks of a container: the kernel must have what ADD left.
 
-The kernel decides, compared with what ADD left. Plugins are asked too, but one whose CHECK fails right after a good
-ADD must not stop a pod that starts: CRI-O calls CHECK in every pod start, and plugins such as sbr move routes that the
-CHECK of an earlier plugin misses.
+The plugins are asked too, but one whose CHECK fails right after a good ADD must not stop a pod that starts: CRI-O calls
+CHECK in every pod start, and plugins such as sbr move routes that the CHECK of an earlier plugin misses.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.pod import aside, records
+from multus_daemon.pod import publish
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
@@ -26,20 +25,14 @@ from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsE
 log = logging.getLogger(__name__)
 
 EVENT: Final = "NetworkCheckFailed"
-# CNI has no error code for it. whereabouts, and the skeletons of plugins that know no CHECK.
+# CNI has no error code for it. The words of whereabouts, and of the skeletons of plugins without CHECK.
 _NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unknown CNI_COMMAND", re.IGNORECASE)
 
 
 def check(engine: Engine, request: CniRequest) -> None:
-    """Compare each attachment of the container with the kernel, in order; the first that fails ends it.
-
-    Raises CniError.
-    """
-    with (
-        engine.locks.hold(request.container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
-        record = records.find(engine, request.container_id, search=True)
+    """Compare each attachment of the container with the kernel, in order. Raises CniError: the first failure."""
+    with engine.serving(request) as netns:
+        record = engine.records.find(request.container_id, search=True)
         if record is None:
             raise UnknownContainerError(
                 f"container {request.container_id} has no networks here",
@@ -50,22 +43,19 @@ def check(engine: Engine, request: CniRequest) -> None:
                 f"pod {record.pod}: ADD of container {request.container_id} never finished",
                 "delete the container and add it anew",
             )
-        strict = engine.net_conf(request.stdin).strict_check
+        strict = engine.policy.net_conf(request.stdin).strict_check
         check_some(engine, record, announced(record), netns, strict=strict)
 
 
 def announced(record: ContainerRecord) -> list[Attachment]:
-    """Return the attachments that a client knows of.
-
-    A crash can have cut off the ADD of a network to the running container: no client learned that it is there.
-    """
+    """Return the attachments that a client knows of: no client knows of a hot-plug that a crash cut off."""
     return [item for item in record.attachments if item.result is not None or not item.hot_plugged]
 
 
 def check_some(
     engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: PodNetns, *, strict: bool
 ) -> None:
-    """Check these `attachments` of the record. `strict`: an error of a plugin is one of CHECK. Raises CniError."""
+    """Check these `attachments`; `strict`: fail if only a plugin fails. Raises CniError."""
     for failure in failures(engine, record, attachments, netns):
         if strict or failure.is_certain:
             raise failure.error
@@ -74,8 +64,8 @@ def check_some(
             f"that ADD left is missing, so the pod goes on: {failure.error}"
         )
         log.warning("container %s of pod %s: %s", record.sandbox.container_id, record.pod, text)
-        engine.count_check_failed()
-        aside.tell(engine, record, EVENT, text)
+        engine.metrics.check_failed()
+        publish.about_record(engine.cluster, record, EVENT, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +110,7 @@ def failures(
 
 
 def _missing(attachment: Attachment, netns: PodNetns) -> str:
-    """Return what the kernel has no more of what ADD left; empty if that is all there."""
+    """Return the part of the ADD's result that the kernel lacks; empty if everything is there."""
     expected = attachment.observed or attachment.result
     if expected is None:
         return ""
@@ -129,7 +119,7 @@ def _missing(attachment: Attachment, netns: PodNetns) -> str:
         return ""
     if attachment.observed is None and not attachment.is_built_in:
         if attachment.device_id:
-            # A device in user space has no interface that could be looked for.
+            # A device in user space has no interface.
             return ""
         # Another daemon, or an older one, ran the ADD: the plugins may have moved the routes of the result on purpose.
         if versions.allows(attachment.config.cni_version, "CHECK"):
@@ -141,7 +131,7 @@ def _missing(attachment: Attachment, netns: PodNetns) -> str:
 
 
 def _is_ours(attachment: Attachment) -> bool:
-    """Report whether built-ins alone served this ADD and those of the pod's other networks."""
+    """Return True if built-ins alone served this ADD and those of the pod's other networks."""
     return attachment.is_built_in and attachment.observed is None
 
 

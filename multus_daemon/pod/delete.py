@@ -1,33 +1,42 @@
-"""DEL of a container: as the runtime asks for it, as the spool repeats it, and its end where it never succeeds."""
+"""DEL of a container, and of single networks: from the record alone, past every error, repeatable."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from multus_daemon.pod import aside, detach, records
-from multus_daemon.pod.engine import Engine
+from multus_daemon import deadlines
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.plugin import NeverAttachedError
+from multus_daemon.plugins.run import Progress
+from multus_daemon.pod import publish, schedule
+from multus_daemon.pod.engine import Engine, LinkOps
 from multus_daemon.pod.request import CniRequest
-from multus_daemon.runtime import timeline
-from multus_daemon.spec.attachment import ContainerRecord
-from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.runtime import deadline, timeline
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.runtime.threads import KeyedLock
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError, from_code
+from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
 
 log = logging.getLogger(__name__)
 
-EVENT: Final = "NetworkNotReleased"
+NOT_RELEASED: Final = "NetworkNotReleased"
+NEVER_ATTACHED: Final = "NetworkNeverAttached"
 
 
 def delete(engine: Engine, request: CniRequest) -> None:
-    """Detach what the record of the container names; a container without one is done. Raises CniError."""
-    container_id = request.container_id
-    with (
-        engine.locks.hold(container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
+    """Detach the networks on the container's record; without a record there is nothing to do. Raises CniError."""
+    container_id, records = request.container_id, engine.records
+    with engine.serving(request) as netns:
         try:
-            record = records.find(engine, container_id, search=True)
+            record = records.find(container_id, search=True)
         except CniError as error:
             _unreadable_failed(engine, container_id, error)
             return
@@ -37,78 +46,277 @@ def delete(engine: Engine, request: CniRequest) -> None:
         timeline.note(f"on record: {', '.join(item.name for item in record.attachments)}")
         if request.spooled and _is_overtaken(engine, record, request.spooled):
             log.warning(
-                "spooled DEL of container %s is dropped: the container has been added since, and lives",
-                container_id,
+                "spooled DEL of container %s is dropped: the container has been added since, and lives", container_id
             )
             return
         try:
-            detach.detach(engine, record, netns, counts=True)
+            detach(engine, record, netns, counts=True)
         except CniError as error:
-            failed = engine.failed_deletes.count(container_id, record.deletes_failed)
-            if not _is_last(engine, failed) and not _is_only_of_hot_plugs(engine, container_id):
+            failed = records.count_failed_delete(container_id, record.deletes_failed)
+            if not _is_given_up(engine, container_id, error, failed, is_news=not record.given_up):
                 raise
-            _give_up(engine, container_id, error, failed, is_news=not record.given_up)
         else:
-            engine.failed_deletes.forget(container_id)
+            records.forget_failed_deletes(container_id)
 
 
 def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bool:
-    """True where the container was added anew after the DEL was written down, and lives.
+    """Return True if the container was added anew after the DEL was written to the spool, and lives.
 
-    Clocks jump: what the namespace shows counts more than times. Where it is gone nothing can be harmed; where the
-    DEL is of the future, its time says nothing, and a namespace in which processes run is let be. What is dropped
-    in error the comparison of records with what lives finds again.
+    Clocks jump: the namespace counts more than times. If it is gone, the DEL harms nothing. If the DEL is from the
+    future, its time says nothing, and a namespace in which processes run is left alone. The comparison of records with
+    running containers finds a DEL that is dropped in error.
     """
     netns = record.sandbox.netns
-    if not engine.links.is_netns(netns) or records.is_elsewhere(engine, record, netns):
+    if not engine.links.is_netns(netns) or is_elsewhere(engine.links, record, netns):
         return False
     if record.created > spooled:
         return True
     return spooled > engine.clock() and netns in engine.links.netns_in_use([netns])
 
 
-# --- what never succeeds -----------------------------------------------------------------------------------------
+def _is_given_up(engine: Engine, container_id: ContainerId, error: CniError, failed: int, *, is_news: bool) -> bool:
+    """Return True if the failed DEL is answered as done; the rest stays on record.
 
-
-def _is_last(engine: Engine, failed: int) -> bool:
-    return 0 < engine.delete_tries <= failed
-
-
-def _is_only_of_hot_plugs(engine: Engine, container_id: ContainerId) -> bool:
-    """Whether all that is left are networks whose hot-plug has failed: nobody was told that the pod has them."""
-    try:
-        rest = records.find(engine, container_id, search=False)
-    except CniError:
-        return False
-    return rest is not None and all(item.hot_plugged and item.result is None for item in rest.attachments)
-
-
-def _give_up(engine: Engine, container_id: ContainerId, error: CniError, failed: int, *, is_news: bool) -> None:
-    """The runtime is told that it is done; what is left stays on record."""
+    That is after `delete_tries`, or if only networks are left whose hot-plug failed: no client learned of them.
+    """
+    is_done = 0 < engine.policy.delete_tries <= failed
     times = f"{failed} times" if failed > 1 else "once"
     text = f"DEL failed {times} and is answered as done; what is left is deleted later: {error}"
     try:
-        rest = records.find(engine, container_id, search=False)
+        rest = engine.records.find(container_id, search=False)
         if rest is None:
-            return
-        detach.give_up(engine, rest)
+            return is_done
+        is_done = is_done or all(item.hot_plugged and item.result is None for item in rest.attachments)
+        if not is_done:
+            return False
+        engine.records.save_without(replace(rest, given_up=True), ())
     except CniError as damage:
-        # The pod must go nevertheless. That its namespace is gone will tell.
-        log.error("container %s: %s; %s", container_id, text, damage)
-        return
+        # The pod must go nevertheless. That its namespace is gone marks the rest as an orphan.
+        if is_done:
+            log.error("container %s: %s; %s", container_id, text, damage)
+        return is_done
     log.error("container %s of pod %s: %s", container_id, rest.pod, text)
     if is_news:
-        engine.count_given_up()
-        aside.tell(engine, rest, EVENT, text)
+        engine.metrics.deletes.given_up.inc()
+        publish.about_record(engine.cluster, rest, NOT_RELEASED, text)
+    return True
 
 
 def _unreadable_failed(engine: Engine, container_id: ContainerId, error: CniError) -> None:
-    """A DEL of a container whose record can't be read has failed. Raises `error`, but for the last try."""
-    failed = engine.failed_deletes.count(container_id)
-    if not _is_last(engine, failed):
+    """Count a failed DEL of a container whose record cannot be read. Raises `error`, but for the last try."""
+    tries, failed = engine.policy.delete_tries, engine.records.count_failed_delete(container_id)
+    if not 0 < tries <= failed:
         raise error
-    text = f"DEL of container {container_id} failed {engine.delete_tries} times and is answered as done: {error}"
+    text = f"DEL of container {container_id} failed {tries} times and is answered as done: {error}"
     log.error("%s", text)
-    if failed == engine.delete_tries:
-        engine.count_given_up()
-        engine.cluster.node_event("Warning", EVENT, text[:EVENT_MESSAGE_MAX])
+    if failed == tries:
+        engine.metrics.deletes.given_up.inc()
+        engine.cluster.node_event("Warning", NOT_RELEASED, text[:EVENT_MESSAGE_MAX])
+
+
+def detach(
+    engine: Engine,
+    record: ContainerRecord,
+    netns: PodNetns,
+    leaving: Sequence[Attachment] | None = None,
+    *,
+    seconds: float = deadlines.DETACH_SECONDS,
+    counts: bool = False,
+) -> ContainerRecord | None:
+    """Run DEL for the attachments that are `leaving` (None: all), in the reverse order of their ADDs.
+
+    They run in the namespace `netns`; an empty path, or a namespace that is not the record's, counts as gone.
+    Independent networks run side by side (`pod.schedule`). A failure stops no other network, nor does one that hangs:
+    each may take its share of `seconds`, with the time that the ones before it left. Successful detaches are recorded
+    even if others fail or the call is interrupted; `counts` records the failure as one of the runtime's DELs.
+
+    Returns the record of the rest, as stored; None if nothing is left. Raises CniError: the first failure with its
+    code, the others in the details.
+    """
+    if leaving is None:
+        leaving = record.attachments
+        record = replace(record, complete=False, deletes_failed=record.deletes_failed + counts)
+    backwards = leaving[::-1]
+    before = schedule.backwards(schedule.predecessors(leaving))
+    here = [number for number, item in enumerate(backwards) if engine.runner.runs_here(item, "DEL")]
+    # Only links that built-ins made: a binary may want to see its own, and one of that name may not be ours.
+    links = [backwards[number].ifname for number in here if backwards[number].has_interface]
+    work = Deletes(engine, record, netns, backwards, _shares(len(backwards), seconds))
+    try:
+        with own_netns(engine, record, netns, links) as work.netns:
+            schedule.in_order(work.delete, before, at_once=engine.policy.networks_at_once, here=here)
+    except Interrupted:
+        with contextlib.suppress(CniError):
+            engine.records.save_without(record, work.done)
+        raise
+    failures = [error for _, error in sorted(work.failures.items())]
+    if failures and not record.failing_since:
+        record = replace(record, failing_since=engine.clock())
+    try:
+        rest = engine.records.save_without(record, work.done)
+    except CniError as error:
+        raise joined([*failures, error]) from error
+    if failures:
+        raise joined(failures)
+    return rest
+
+
+def _shares(number: int, seconds: float) -> Callable[[], float]:
+    """Return a function that deals each of `number` callers an equal share of the time that is left."""
+    end, guard, waiting = time.monotonic() + seconds, threading.Lock(), list(range(1, number + 1))
+
+    def share() -> float:
+        with guard:
+            return max(0.0, end - time.monotonic()) / waiting.pop()
+
+    return share
+
+
+@dataclass(slots=True)
+class Deletes:
+    """DELs of networks of one container."""
+
+    engine: Engine
+    record: ContainerRecord
+    netns: PodNetns
+    """The container's namespace; empty path: none may be touched."""
+    attachments: Sequence[Attachment]
+    share: Callable[[], float]
+    """Returns how many seconds the next DEL may take."""
+    progress: Mapping[int, Progress] = field(default_factory=dict)
+    """By number of the attachment, if a failed ADD is undone."""
+    done: list[Attachment] = field(default_factory=list)
+    failures: dict[int, CniError] = field(default_factory=dict)
+
+    def delete(self, number: int) -> None:
+        """Run DEL for the attachment of that number; note it in `done`, or its failure.
+
+        A network that was never attached has nothing to detach: without an interface, a refusal is treated as success.
+        """
+        engine, attachment, pod, seconds = self.engine, self.attachments[number], self.record.pod, self.share()
+        failure: CniError | None = None
+        with self.netns.of_thread() as own:
+            try:
+                with deadline.within(seconds):
+                    sandbox = Sandbox(self.record.sandbox.container_id, own.path)
+                    engine.runner.delete(sandbox, attachment, own, self.progress.get(number))
+                    engine.devices.remove(attachment)
+            except NeverAttachedError as error:
+                if _may_have_interface(attachment, own):
+                    failure = error.with_context(f"pod {pod}")
+                else:
+                    _report_never_attached(engine, self.record, attachment, error)
+                    engine.devices.remove(attachment)
+            except CniError as error:
+                failure = error.with_context(f"pod {pod}")
+            except deadline.ExpiredError:
+                text = f"DEL of network {attachment.name} did not end within {seconds:.3g} s"
+                failure = TryAgainLaterError(text, f"pod {pod}")
+            except Exception as error:
+                log.error("DEL of network %s of pod %s", attachment.name, pod, exc_info=error)
+                failure = InternalError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
+        if failure:
+            self.failures[number] = failure
+        else:
+            self.done.append(attachment)
+
+
+def detach_leftover(engine: Engine, record: ContainerRecord, netns: PodNetns) -> tuple[Attachment, ...]:
+    """Undo the rest of an ADD that never finished, or whose container is gone, in the namespace that it was in.
+
+    Returns the hot-plugged networks of the container that runs in `netns`: they stay. Raises CniError.
+    """
+    log.warning(
+        "container %s of pod %s has an unfinished or outdated record: undone first",
+        record.sandbox.container_id,
+        record.pod,
+    )
+    lives = record.sandbox.netns == netns.path and netns.exists and not netns.is_elsewhere(record.netns_id)
+    leaving = [item for item in record.attachments if not (lives and item.hot_plugged and item.result)]
+    rest = detach(engine, replace(record, complete=False), netns.at(record.sandbox.netns), leaving)
+    return rest.attachments if rest else ()
+
+
+def _may_have_interface(attachment: Attachment, netns: PodNetns) -> bool:
+    # An auxiliary chain works on the cluster network's interface.
+    if attachment.auxiliary or not netns.path or not netns.exists:
+        return False
+    try:
+        return bool(netns.existing([attachment.ifname]))
+    except OSError:
+        return netns.exists
+
+
+def _report_never_attached(engine: Engine, record: ContainerRecord, attachment: Attachment, error: CniError) -> None:
+    text = (
+        f"network {attachment.name}, interface {attachment.ifname!r}, was never attached, so that its DEL failed "
+        f"counts as done: {error}"
+    )
+    log.warning("container %s of pod %s: %s", record.sandbox.container_id, record.pod, text)
+    engine.metrics.deletes.never_attached.inc()
+    publish.about_record(engine.cluster, record, NEVER_ATTACHED, text)
+
+
+def joined(failures: Sequence[CniError]) -> CniError:
+    """Return the first of `failures` with its code, the others in its details."""
+    first, *others = failures
+    if not others:
+        return first
+    details = " / ".join([*([first.details] if first.details else []), *map(str, others)])
+    return from_code(first.code, first.msg, details)
+
+
+@contextlib.contextmanager
+def own_netns(
+    engine: Engine, record: ContainerRecord, netns: PodNetns, leaving: Collection[IfName]
+) -> Iterator[PodNetns]:
+    """Yield the container's namespace, opened anew: at the path of `netns`, or at the path on record.
+
+    Its path is empty if another container, or nothing, is at both: plugins must touch no namespace then. The locks of
+    both paths are held for the duration of the block, so no ADD begins there. `leaving`: see `PodNetns`. Raises
+    IoFailureError (5).
+    """
+    known = record.sandbox.netns
+    with contextlib.ExitStack() as stack:
+        for path in sorted({netns.path, known} - {""}) if netns.path else ():
+            stack.enter_context(engine.locks.hold(path))
+        own = stack.enter_context(netns.at(netns.path, leaving))
+        if own.path and own.is_elsewhere(record.netns_id):
+            own = stack.enter_context(netns.at(known, leaving))
+            is_known = record.netns_id and own.exists and not own.is_elsewhere(record.netns_id)
+            own = own if is_known else stack.enter_context(netns.at(""))
+        if own.path and engine.records.is_followed(record, own.path):
+            own = stack.enter_context(netns.at(""))
+        if netns.path and not own.path:
+            log.warning(
+                "container %s of pod %s: %s is not its network namespace any more; what it has on the host is deleted",
+                record.sandbox.container_id,
+                record.pod,
+                netns.path,
+            )
+            engine.metrics.deletes.replaced_namespaces.inc()
+        yield own
+
+
+def is_elsewhere(links: LinkOps, record: ContainerRecord, path: str) -> bool:
+    """Return True if another container's namespace is certainly at the path."""
+    if not links.is_netns(path):
+        return False
+    with links.open(path) as netns:
+        return netns.is_elsewhere(record.netns_id)
+
+
+@contextlib.contextmanager
+def held_if_free(locks: KeyedLock, container_id: ContainerId) -> Iterator[bool]:
+    """Hold the container's lock for the duration of the block; yield False, without waiting, if another holds it.
+
+    The holder is about to add or delete the container, and may take long.
+    """
+    with contextlib.ExitStack() as stack:
+        is_free = True
+        try:
+            with deadline.within(0):
+                stack.enter_context(locks.hold(container_id))
+        except deadline.ExpiredError:
+            is_free = False
+        yield is_free

@@ -1,8 +1,8 @@
 """The pod's default routes, where a network selection names gateways (NPWG multi-network SPEC 4.1.2.1.9).
 
-Done once, after every ADD, for each address family of which a gateway is named; the other family is left alone, and an
-empty list asks for nothing. Of several gateways of a family the first is preferred. What the kernel is told, the
-results of all attachments are made to say too, so that CHECK, the status and whoever reads the result agree with it.
+Done once, after every ADD, for each address family with a gateway; the other family stays, and an empty list asks for
+nothing. The first of several gateways of a family is preferred. The results of all attachments are changed as the
+kernel is, so that CHECK, the status and readers of the result agree with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multus_daemon.spec.cni.result import Route
 
 log = logging.getLogger(__name__)
 
-# What the kernel gives a route that names no metric; the next gateways come behind.
+# The kernel's metric of a route without one; the next gateways come behind.
 _FIRST_METRIC: Final = {4: 0, 6: 1024}
 _ANYWHERE: Final = {4: "0.0.0.0/0", 6: "::/0"}
 _MAIN_TABLES: Final = (None, 0, 254)
@@ -30,7 +30,7 @@ _NO_SUCH_HOP: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL)
 
 
 def routes_of(attachment: Attachment) -> tuple[Route, ...]:
-    """The default routes that the attachment asks for, in its order; metrics beyond the kernel's first are named."""
+    """Return the requested default routes, in order; the metric is set from the second on."""
     routes: list[Route] = []
     behind = {4: 0, 6: 0}
     for text in attachment.default_route or ():
@@ -44,15 +44,12 @@ def routes_of(attachment: Attachment) -> tuple[Route, ...]:
     return tuple(routes)
 
 
-def moved(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
-    """`attachments`, those of the whole container, after the default routes have come to the one that asked for them.
+def move(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
+    """Move the default routes to the attachment that asks for them; return all attachments with their new results.
 
-    The same objects where nothing has changed, and nothing is looked at where none asks. Raises CniError; the routes
-    are as they were then.
+    Unchanged attachments are the same objects. Raises CniError, and leaves the routes as they were.
     """
-    chosen = next((item for item in attachments if item.default_route), None)
-    if chosen is None:
-        return attachments
+    chosen = next(item for item in attachments if item.default_route)
     routes = routes_of(chosen)
     try:
         netns.move_default_routes(chosen.ifname, routes)
@@ -63,7 +60,7 @@ def moved(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tup
 
 
 def _with_routes(attachment: Attachment, own: Sequence[Route], all_routes: Sequence[Route]) -> Attachment:
-    """The attachment with `own` as the default routes of its result in the families of `all_routes`."""
+    """Return the attachment with `own` as the default routes of its result, in the families of `all_routes`."""
     if attachment.result is None:
         return attachment
     families = {route.is_ipv4 for route in all_routes}

@@ -1,53 +1,52 @@
-"""ADD, DEL and CHECK of one network of a container that runs (hot-plug), as clients of `/delegate` ask for them.
+"""ADD, DEL and CHECK of one network of a running container (hot-plug), as clients of `/delegate` ask for them.
 
-What is added goes into the container's record, so that the pod's DEL takes it out, CHECK checks it and GC knows
-it. Nothing of the daemon's own configuration gets into the network's, its CNI version is its own.
+The network is added to the container's record, so that the pod's DEL, CHECK and GC cover it. Nothing of the daemon's
+own configuration is added to the network's; its CNI version is its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 from typing import Final
 
 from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.pod import add, check, detach, networks, publish, records, unsupported
+from multus_daemon.pod import add, check, publish, unsupported
+from multus_daemon.pod.delete import detach
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.gather import Inputs, find_pod
+from multus_daemon.pod.gather import Inputs, find_pod, refuse_too_many
 from multus_daemon.pod.plan import plan_network
 from multus_daemon.pod.request import DelegateRequest
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
-from multus_daemon.spec.cni.errors import InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
+from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.netconf.model import NetConf
 
 log = logging.getLogger(__name__)
 
-# Of the container's own interface, where nobody has told us: every Kubernetes runtime calls it so.
+# Name of the container's own interface if unknown: every Kubernetes runtime calls it so.
 _CLUSTER_IFNAME: Final = IfName("eth0")
 _NAMES_MAX: Final = 256
 _NAMES_AT_ONCE: Final = 16
 
 
 def add_network(engine: Engine, request: DelegateRequest) -> Result:
-    """Attach the network; its result, the stored one if it is attached already. Raises CniError.
+    """Attach the network; return its result, the stored one if it is attached already. Raises CniError.
 
-    Without an interface name in the request, the next free `net<N>`; only for a network that the container does
-    not have, since a client that repeats such a request would get one interface more each time.
+    A request without an interface name gets the next free `net<N>`, only for a network that the container does not
+    have: a client that repeats such a request would get one interface more each time.
     """
     container_id = request.container_id
-    with (
-        engine.locks.hold(container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
-        engine.adds.begins(container_id)
-        # The request's configuration is the network's own: what is ours can only be the daemon's.
-        net_conf = engine.net_conf(b"{}")
+    with engine.serving(request) as netns:
+        engine.gc.add_begins(container_id)
+        # The request's configuration is the network's own: our keys are in the daemon's.
+        net_conf = engine.policy.net_conf(b"{}")
         if problem := engine.links.netns_problem(netns.path):
             raise InvalidNetnsError(f"{netns.path} {problem}", _of(request))
-        found = records.find(engine, container_id, search=True)
+        found = engine.records.find(container_id, search=True)
         record = _adopted(found) if found else None
         if record and netns.is_elsewhere(record.netns_id):
             raise InvalidNetnsError(
@@ -57,26 +56,20 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
         for present in record.attachments if record else ():
             wanted = present.config.name == request.network and request.ifname in ("", present.ifname)
             if wanted and present.result and add.interfaces_live(netns, [present]):
-                return _stored_result(request, present)
-            if wanted and not _is_removable(present):
-                raise InvalidNetworkConfigError(
-                    f"network {present.name} is the {_kind(present)} of {_of(request)}", "it comes with the pod"
-                )
+                if not request.ifname:
+                    raise InvalidNetworkConfigError(
+                        f"network {request.network} is attached as {present.ifname!r} already, and the request names "
+                        f"no interface ({_of(request)})",
+                        "name the interface for one more attachment",
+                    )
+                log.info("network %s is attached as %s: the stored result is returned", present.name, present.ifname)
+                return present.result
+            if wanted:
+                _refuse_own(present, request, "it comes with the pod")
             cut_off = present.hot_plugged and present.result is None and present.ifname == request.ifname
             if wanted or cut_off:
                 leftovers.append(present)
         return _add(engine, request, netns, record, leftovers, net_conf)
-
-
-def _stored_result(request: DelegateRequest, present: Attachment) -> Result:
-    if not request.ifname:
-        raise InvalidNetworkConfigError(
-            f"network {request.network} is attached as {present.ifname!r} already, and the request names no "
-            f"interface ({_of(request)})",
-            "name the interface for one more attachment",
-        )
-    log.info("network %s is attached as %s: the stored result is returned", present.name, present.ifname)
-    return present.result or Result()
 
 
 def _add(
@@ -87,47 +80,43 @@ def _add(
     leftovers: list[Attachment],
     net_conf: NetConf,
 ) -> Result:
-    strict = net_conf.strict_requests
-    pod = find_pod(engine, request.args)
-    with publish.telling_of_failure(engine, pod, publish.FAILED):
+    pod = find_pod(engine.cluster, request.args)
+    try:
         config = conf.parse_written(request.stdin)
         # Before the leftovers are undone: a request that is refused changes nothing.
-        networks.refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
+        refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
         if record and leftovers:
             log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))
-            record = detach.detach_some(engine, record, leftovers, netns)
-        base = record or _new_record(engine, request, pod)
+            record = detach(engine, record, netns, leftovers)
+        # A new record is never complete, so no ADD or CHECK takes it for the pod's own.
+        sandbox, uid = Sandbox(request.container_id, request.netns), request.args.uid or pod.uid
+        base = record or ContainerRecord(
+            sandbox, _CLUSTER_IFNAME, pod.namespace, pod.name, uid, (), created=engine.clock()
+        )
         ifname = request.ifname or _free_name(request, base, netns)
         inputs = Inputs(pod, net_conf, programs=engine.runner.programs((config,)))
         plan = plan_network(request, config, ifname, inputs, engine.runner)
         publish.notices(engine, pod, plan.notices)
         if plan.refusal:
             raise plan.refusal
-        with add.attached(engine, base, plan, netns, completes=False) as made:
-            done = made.record.attachments[-1]
-            notices = unsupported.after_add(pod, (done,), strict=strict)
+        with engine.locks.hold(netns.path), contextlib.ExitStack() as undo:
+            made = add.attach(engine, base, plan, netns, undo, completes=False)
+            (done,) = made.new
+            asked = plan.networks[0].asked
+            notices = unsupported.after_add(pod, [(done, asked)], strict=net_conf.strict_requests)
             add.keep(engine, made)
+            undo.pop_all()
+    except CniError as error:
+        publish.failure(engine, pod, error, publish.FAILED)
+        raise
     publish.notices(engine, pod, notices)
-    publish.added(engine, pod, done)
+    publish.added(engine.cluster, pod, done)
     return done.result or Result()
 
 
-def _new_record(engine: Engine, request: DelegateRequest, pod: Pod) -> ContainerRecord:
-    """For a container of which nothing is known: never complete, so no ADD or CHECK takes it for the pod's own."""
-    uid = request.args.uid or pod.uid
-    return replace(
-        _unknown(request), pod_namespace=pod.namespace, pod_name=pod.name, pod_uid=uid, created=engine.clock()
-    )
-
-
-def _unknown(request: DelegateRequest) -> ContainerRecord:
-    named = request.args
-    return ContainerRecord(request.sandbox, _CLUSTER_IFNAME, named.namespace, named.name, named.uid, ())
-
-
 def _free_name(request: DelegateRequest, record: ContainerRecord, netns: PodNetns) -> IfName:
-    """The first `net<N>` that neither the record nor the namespace has. Raises CniError."""
-    used = {record.ifname, *(attachment.ifname for attachment in record.attachments)}
+    """Return the first `net<N>` that neither the record nor the namespace has. Raises CniError."""
+    used = {record.ifname, *(item.ifname for item in record.attachments)}
     names = [name for number in range(1, _NAMES_MAX + 1) if (name := IfName(f"net{number}")) not in used]
     for start in range(0, len(names), _NAMES_AT_ONCE):
         asked = names[start : start + _NAMES_AT_ONCE]
@@ -141,28 +130,22 @@ def _free_name(request: DelegateRequest, record: ContainerRecord, netns: PodNetn
 
 
 def remove_network(engine: Engine, request: DelegateRequest) -> None:
-    """Detach the network, by the record if it is in there; asks nobody about the pod. Raises CniError.
+    """Detach the network if the container's record has it. Raises CniError.
 
-    What is not on record for that container is done, and no plugin runs: a client takes back the ADDs that were
-    refused, with a DEL like any other, and may name another pod's namespace by mistake.
+    Otherwise no plugin runs, and the DEL is treated as success: a client takes back the ADDs that were refused, and may
+    name another pod's namespace by mistake.
     """
-    with (
-        engine.locks.hold(request.container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
+    with engine.serving(request) as netns:
         if not request.ifname:
             log.warning("DEL of network %s of %s names no interface: done", request.network, _of(request))
             return
-        found = records.find(engine, request.container_id, search=True)
+        found = engine.records.find(request.container_id, search=True)
         record = _adopted(found) if found else None
         if record and (present := _present(record, request)):
-            if not _is_removable(present):
-                raise InvalidNetworkConfigError(
-                    f"network {present.name} is the {_kind(present)} of {_of(request)}", "it goes with the pod"
-                )
-            detach.detach_some(engine, record, [present], netns)
+            _refuse_own(present, request, "it goes with the pod")
+            detach(engine, record, netns, [present])
         else:
-            # A plugin would take whatever is called so out of whatever namespace the request names.
+            # A plugin would remove any interface of that name from any namespace that the request names.
             log.warning(
                 "DEL of network %s of %s: container %s has no such network on %s: nothing is touched",
                 request.network, _of(request), request.container_id, request.ifname,
@@ -171,59 +154,46 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
 
 def check_network(engine: Engine, request: DelegateRequest) -> None:
     """CHECK the network against its stored result. Raises CniError, UnknownContainerError (3) if not attached."""
-    with (
-        engine.locks.hold(request.container_id),
-        engine.links.open(request.netns, may_be_own=request.netns_override) as netns,
-    ):
-        found = records.find(engine, request.container_id, search=True)
+    with engine.serving(request) as netns:
+        found = engine.records.find(request.container_id, search=True)
         present = _present(found, request) if found else None
         if found is None or present is None or present.result is None:
             raise UnknownContainerError(
                 f"network {request.network} is not attached as {request.ifname!r}",
                 f"{_of(request)}: no ADD is on record",
             )
-        # The request's configuration is the network's own: what is ours can only be the daemon's.
-        strict = engine.net_conf(b"{}").strict_check
+        strict = engine.policy.net_conf(b"{}").strict_check
         check.check_some(engine, found, [present], netns, strict=strict)
 
 
-def _is_removable(attachment: Attachment) -> bool:
-    """False for what is the pod's own for as long as it lives."""
-    return not attachment.cluster_network and not attachment.auxiliary
-
-
-def _kind(attachment: Attachment) -> str:
-    return "auxiliary chain" if attachment.auxiliary else "cluster network"
+def _refuse_own(attachment: Attachment, request: DelegateRequest, advice: str) -> None:
+    """Refuse to change a network that the pod has for as long as it lives. Raises InvalidNetworkConfigError (7)."""
+    if attachment.cluster_network or attachment.auxiliary:
+        kind = "auxiliary chain" if attachment.auxiliary else "cluster network"
+        raise InvalidNetworkConfigError(f"network {attachment.name} is the {kind} of {_of(request)}", advice)
 
 
 def _present(record: ContainerRecord, request: DelegateRequest) -> Attachment | None:
-    return next(
-        (
-            attachment
-            for attachment in record.attachments
-            if attachment.ifname == request.ifname and attachment.config.name == request.network
-        ),
-        None,
-    )
+    wanted = (request.ifname, request.network)
+    return next((item for item in record.attachments if (item.ifname, item.config.name) == wanted), None)
 
 
 def _adopted(record: ContainerRecord) -> ContainerRecord:
-    """A record of another daemon, as ours: its container runs, or nobody would add a network to it.
+    """Return a record of another daemon as ours: its container runs, or no client would add a network to it.
 
-    Where the cluster network is not among what is known, nothing of it may pass for the runtime's ADD.
+    Without a cluster network in it, nothing of it may pass for the runtime's ADD.
     """
     if not record.foreign:
         return record
     attachments = record.attachments
-    cluster = next((attachment for attachment in attachments if attachment.cluster_network), None)
+    cluster = next((item for item in attachments if item.cluster_network), None)
     if cluster is None:
-        attachments = tuple(replace(attachment, hot_plugged=True) for attachment in attachments)
+        attachments = tuple(replace(item, hot_plugged=True) for item in attachments)
     complete = cluster is not None and cluster.result is not None
     return replace(record, attachments=attachments, complete=complete, foreign=False)
 
 
 def _of(request: DelegateRequest) -> str:
-    """The container and, where it is named, the pod."""
-    if not request.args.has_pod:
-        return f"container {request.container_id}"
-    return f"pod {request.args.namespace}/{request.args.name}"
+    """Name the pod; the container if the request names no pod."""
+    args = request.args
+    return f"pod {args.namespace}/{args.name}" if args.has_pod else f"container {request.container_id}"

@@ -1,22 +1,21 @@
 """The plan of an ADD: a value. ADD executes it, hot-plug too, `explain` shows it, tests compare it.
 
-Pure: from what `gather` found to interface names, devices, requests and the plugins that serve them. Planning sends
+Pure: from the `gather`ed inputs to interface names, devices, requests and the plugins that serve them. Planning sends
 nothing, counts nothing, logs nothing and waits for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from multus_daemon.pod import devices, networks, schedule, unsupported
-from multus_daemon.pod.engine import DelegateRunner
-from multus_daemon.pod.gather import Inputs
-from multus_daemon.pod.networks import Network
+from multus_daemon.plugins.run import Chain
+from multus_daemon.pod import schedule, unsupported
+from multus_daemon.pod.gather import DEVICE_ID, Inputs, Network, device_fields, with_list_version
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.pod.unsupported import Notice
-from multus_daemon.spec.attachment import Attachment, Pod, Sandbox
+from multus_daemon.spec.attachment import INFO_FILE, Attachment, Pod, Sandbox
 from multus_daemon.spec.cni import args, conf, gojson
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
@@ -26,8 +25,9 @@ from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.ports import DeviceFiles
 
 REQUEST_MAX_BYTES: Final = 64 * 1024
-"""What one request may ask of its networks, as JSON, `cni-args` once for each plugin: the container's record keeps it,
-and a pod's author writes it."""
+"""Maximum size of the requests of one pod, as JSON; `cni-args` count once for each plugin. The pod's author writes
+them, and the container's record keeps them."""
+_SHOWN_NAMES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,138 +37,153 @@ class PlannedNetwork:
     attachment: Attachment
     """The attachment that goes on record, without a result."""
     why: str = ""
-    """Who asks for it, for people."""
+    """The source of the network, for people."""
+    asked: frozenset[str] = frozenset()
+    """The keys of `capability_args` that the pod asks for; the others are the runtime's."""
     refusal: CniError | None = None
-    """Why its plugins cannot attach it."""
+    """The error of its plugins, if they cannot attach it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodPlan:
-    """What an ADD attaches, in which order, by which plugins; or why it is refused."""
+    """The networks that an ADD attaches, their order and their plugins; or the reason of a refusal."""
 
     pod: Pod
     networks: tuple[PlannedNetwork, ...] = ()
     before: tuple[frozenset[int], ...] = ()
     """For each network the numbers of those that must be attached when it begins."""
     here: frozenset[int] = frozenset()
-    """The numbers of those that the request's own thread runs (`ports.DelegateRunner.runs_here`)."""
+    """The numbers of those that the request's own thread runs (`Chain.runs_here`)."""
     notices: tuple[Notice, ...] = ()
-    """What the pod's author should know although nothing fails."""
+    """Warnings for the pod's author, although nothing fails."""
     refusal: CniError | None = None
-    """Why nothing is attached."""
+    """The error that ADD raises; None if the plan can be executed."""
     is_invalid: bool = False
-    """The refusal is about the annotations or the networks, and not about plugins."""
+    """True if the annotations or the networks are refused, not the plugins."""
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        """Those of the networks."""
+        """The attachments of the networks."""
         return tuple(network.attachment for network in self.networks)
 
 
-def plan_pod(request: CniRequest, inputs: Inputs, runner: DelegateRunner, device_files: DeviceFiles) -> PodPlan:
+def plan_pod(request: CniRequest, inputs: Inputs, runner: Chain, files: DeviceFiles) -> PodPlan:
     """Return the plan of the pod's ADD. Never raises CniError: see `PodPlan.refusal`."""
-    pod = inputs.pod
-    notices = unsupported.unknown_keys(pod, inputs.elements)
-    if inputs.refusal:
-        return _refused(pod, notices, inputs.refusal)
+    notices = unsupported.unknown_keys(inputs.pod, inputs.elements)
     try:
-        attachments = _attachments(request, inputs, device_files)
-    except CniError as error:
-        return _refused(pod, notices, error)
-    refusal: CniError | None = None
-    try:
-        notices += unsupported.before_add(pod, attachments, strict=inputs.net_conf.strict_requests)
-    except CniError as error:
-        refusal = error
-    planned = tuple(
-        _with_plugins(runner, inputs, request.sandbox, item, _why(inputs, network, number))
-        for number, (network, item) in enumerate(zip(inputs.networks, attachments, strict=True))
-    )
-    refusal = refusal or next((network.refusal for network in planned if network.refusal), None)
-    return _in_order(PodPlan(pod, planned, notices=notices, refusal=refusal), runner)
-
-
-def plan_network(
-    request: DelegateRequest, config: NetworkConfig, ifname: IfName, inputs: Inputs, runner: DelegateRunner
-) -> PodPlan:
-    """Return the plan of a hot-plug: one network more for a pod that runs. Never raises CniError."""
-    pod = inputs.pod
-    notices: tuple[Notice, ...] = ()
-    try:
-        attachment = _hot_plugged(request, config, pod.namespace, ifname)
-        notices = unsupported.before_add(pod, (attachment,), strict=inputs.net_conf.strict_requests)
-    except CniError as error:
-        return PodPlan(pod, notices=notices, refusal=error)
-    planned = _with_plugins(runner, inputs, request.sandbox, attachment, "asked for by /delegate")
-    return _in_order(PodPlan(pod, (planned,), notices=notices, refusal=planned.refusal), runner)
-
-
-def _refused(pod: Pod, notices: tuple[Notice, ...], error: CniError) -> PodPlan:
-    context = error.with_context(f"pod {pod}")
-    context.__cause__ = error
-    return PodPlan(pod, notices=notices, refusal=context, is_invalid=True)
-
-
-def _in_order(plan: PodPlan, runner: DelegateRunner) -> PodPlan:
-    if plan.refusal:
-        return plan
-    attachments = plan.attachments
-    here = frozenset(number for number, item in enumerate(attachments) if runner.runs_here(item, "ADD"))
-    return replace(plan, before=schedule.predecessors(attachments), here=here)
-
-
-def _with_plugins(
-    runner: DelegateRunner, inputs: Inputs, sandbox: Sandbox, attachment: Attachment, why: str
-) -> PlannedNetwork:
-    try:
-        return PlannedNetwork(runner.plan(sandbox, attachment, inputs.programs), why)
+        if inputs.refusal:
+            raise inputs.refusal
+        networks = _networks(request, inputs, files)
     except CniError as error:
         refusal = error.with_context(f"pod {inputs.pod}")
         refusal.__cause__ = error
-        return PlannedNetwork(attachment, why, refusal)
+        return PodPlan(inputs.pod, notices=notices, refusal=refusal, is_invalid=True)
+    return _with_plugins(request, inputs, runner, networks, notices)
 
 
-def _attachments(request: CniRequest, inputs: Inputs, device_files: DeviceFiles) -> tuple[Attachment, ...]:
-    """Return what to attach, in order; the cluster network first. Raises CniError whose first words are the cause."""
-    chosen = inputs.networks
-    ifnames = interface_names(request.ifname, chosen)
-    device_ids = devices.deal(inputs.pod, chosen, inputs.devices)
-    made: list[Attachment] = []
+def plan_network(
+    request: DelegateRequest, config: NetworkConfig, ifname: IfName, inputs: Inputs, runner: Chain
+) -> PodPlan:
+    """Return the plan of a hot-plug: one network more for a pod that runs. Never raises CniError."""
+    namespace = inputs.pod.namespace
+    element = NetworkSelection(
+        namespace=namespace, name=config.name, ips=request.ips, mac=request.mac, cni_args=request.cni_args
+    )
+    # Clients do not say it; the runtime's ADD was called with it.
+    pod = replace(request.args, infra_container_id=request.args.infra_container_id or request.container_id)
+    try:
+        _room_after(element, config, REQUEST_MAX_BYTES)
+        attachment = Attachment(
+            name=str(element) if namespace else config.name,
+            config=conf.with_plugin_fields(with_list_version(config), {}, element.cni_args or {}),
+            ifname=ifname,
+            capability_args=element.capability_args(),
+            cni_args=args.for_delegate(pod, deprecated_args(element, config)),
+            hot_plugged=True,
+        )
+    except CniError as error:
+        return PodPlan(inputs.pod, refusal=error)
+    network = PlannedNetwork(attachment, "asked for by /delegate", frozenset(element.capability_args()))
+    return _with_plugins(request, inputs, runner, [network], ())
+
+
+def _with_plugins(
+    request: CniRequest, inputs: Inputs, runner: Chain, networks: Sequence[PlannedNetwork], notices: tuple[Notice, ...]
+) -> PodPlan:
+    """Return the plan of the networks, with the plugins that serve each, and their order."""
+    refusal: CniError | None = None
+    try:
+        asked = [(network.attachment, network.asked) for network in networks]
+        notices += unsupported.before_add(inputs.pod, asked, strict=inputs.net_conf.strict_requests)
+    except CniError as error:
+        refusal = error
+    planned: list[PlannedNetwork] = []
+    sandbox = Sandbox(request.container_id, request.netns)
+    for network in networks:
+        try:
+            served = runner.plan(sandbox, network.attachment, inputs.programs)
+            planned.append(replace(network, attachment=served))
+        except CniError as error:
+            problem = error.with_context(f"pod {inputs.pod}")
+            problem.__cause__ = error
+            planned.append(replace(network, refusal=problem))
+            refusal = refusal or problem
+    plan = PodPlan(inputs.pod, tuple(planned), notices=notices, refusal=refusal)
+    if refusal:
+        return plan
+    here = frozenset(number for number, item in enumerate(plan.attachments) if runner.runs_here(item, "ADD"))
+    return replace(plan, before=schedule.predecessors(plan.attachments), here=here)
+
+
+def _networks(request: CniRequest, inputs: Inputs, files: DeviceFiles) -> list[PlannedNetwork]:
+    """Return the networks to attach, in order; the cluster network first. Raises CniError with the cause first."""
+    planned: list[PlannedNetwork] = []
+    dealt: set[tuple[str, str]] = set()
     room = REQUEST_MAX_BYTES
-    for network, ifname, device_id in zip(chosen, ifnames, device_ids, strict=True):
-        element = network.request
+    for network, ifname in zip(inputs.networks, interface_names(request.ifname, inputs.networks), strict=True):
+        element, given = network.request, {**network.capability_args}
         room = _room_after(element, network.config, room)
-        # What has no capability goes under `args.cni`.
+        device_id = given.get(DEVICE_ID)
+        if network.resource_name:
+            device_id = _next_device(network, inputs, dealt)
+        device_id = device_id if isinstance(device_id, str) else ""
+        if device_id:
+            given[DEVICE_ID] = device_id
+        given.pop(INFO_FILE, None)
+        # An argument without a capability goes under `args.cni`.
         attachment = Attachment(
             name=network.name,
             config=conf.with_plugin_fields(
-                network.config, devices.fields(device_id), (element and element.cni_args) or {}
+                network.config, device_fields(device_id) if device_id else {}, (element and element.cni_args) or {}
             ),
             ifname=ifname,
-            cluster_network=not made,
-            capability_args={**network.capability_args, **({devices.DEVICE_ID: device_id} if device_id else {})},
+            cluster_network=not planned,
+            capability_args=given,
             cni_args=args.for_delegate(request.args, deprecated_args(element, network.config)),
             auxiliary=network.auxiliary,
             default_route=element.default_route if element else None,
             resource_name=network.resource_name,
             device_id=device_id,
-            asked=frozenset(element.capability_args() if element else ()),
         )
-        made.append(devices.with_info_file(device_files, attachment, request.container_id))
-    return tuple(made)
+        if device_id or INFO_FILE in attachment.config.capabilities:
+            path = files.path(attachment, request.container_id)
+            attachment = replace(attachment, capability_args={**given, INFO_FILE: path})
+        asked = frozenset(element.capability_args() if element else ())
+        planned.append(PlannedNetwork(attachment, _why(inputs, network, len(planned)), asked))
+    return planned
 
 
-def interface_names(cluster_ifname: IfName, chosen: Sequence[Network]) -> list[IfName]:
-    """`eth0` for the cluster network, `net<position>` for the others, but what a selection asks for comes first.
+def interface_names(cluster_ifname: IfName, networks: Sequence[Network]) -> list[IfName]:
+    """Name the interfaces: `eth0` for the cluster network, `net<position>` for the others, unless a selection has one.
 
-    The auxiliary chain gets the cluster network's interface; upstream gives it a `net<N>` of its own, which no plugin
-    ever makes.
+    The auxiliary chain gets the cluster network's interface; upstream names a `net<N>` for it that no plugin makes.
+    Raises InvalidNetworkConfigError (7).
     """
     names: list[IfName] = []
     taken: dict[str, str] = {}
-    for position, network in enumerate(chosen):
+    for position, network in enumerate(networks):
         if network.auxiliary:
-            if network.config.name == chosen[0].config.name:
+            if network.config.name == networks[0].config.name:
                 raise InvalidNetworkConfigError(
                     f"auxiliary chain {network.name!r} has the name of the cluster network",
                     "its folder completes the cluster network already; give the chain a folder of its own",
@@ -187,23 +202,36 @@ def interface_names(cluster_ifname: IfName, chosen: Sequence[Network]) -> list[I
     return names
 
 
-def _hot_plugged(request: DelegateRequest, config: NetworkConfig, namespace: str, ifname: IfName) -> Attachment:
-    """Return the attachment that a hot-plug request describes; `namespace` is the pod's. Raises CniError."""
-    element = NetworkSelection(
-        namespace=namespace, name=config.name, ips=request.ips, mac=request.mac, cni_args=request.cni_args
+def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) -> str:
+    """Deal the next device of the network's resource (NPWG multi-network SPEC 3.3).
+
+    The n-th network of a resource gets its n-th device. A requested device id counts if the resource has no more.
+    `dealt` holds resource or claim, and device, of the pod's other networks. Raises InvalidNetworkConfigError (7).
+    """
+    asked = network.capability_args.get(DEVICE_ID)
+    resource, allocated = network.resource_name, inputs.devices
+    # A pod with a claim from a template knows it by the name in its own spec, or by that of the template; the object's
+    # name is generated.
+    keys: Sequence[str] = (resource,) if resource in allocated else inputs.pod.claims.get(resource, ())
+    devices = [(key, device) for key in keys for device in allocated.get(key, ())]
+    for device in devices:
+        if device not in dealt:
+            dealt.add(device)
+            return device[1]
+    if isinstance(asked, str) and asked and asked not in (device for _, device in devices):
+        return asked
+    has = f"has {len(devices)} of them, and network {network.name} is number {len(devices) + 1} that needs one"
+    if not devices:
+        has = f"has none, and network {network.name} needs one"
+    raise InvalidNetworkConfigError(
+        f"not enough devices of {resource}: the pod {has}",
+        f"its containers must ask for them; they have devices of: {_shown(allocated)}",
     )
-    _room_after(element, config, REQUEST_MAX_BYTES)
-    # Clients do not say it, and it is what the runtime's ADD was called with.
-    pod = replace(request.args, infra_container_id=request.args.infra_container_id or request.container_id)
-    return Attachment(
-        name=str(element) if namespace else config.name,
-        config=conf.with_plugin_fields(networks.with_list_version(config), {}, element.cni_args or {}),
-        ifname=ifname,
-        capability_args=element.capability_args(),
-        asked=frozenset(element.capability_args()),
-        cni_args=args.for_delegate(pod, deprecated_args(element, config)),
-        hot_plugged=True,
-    )
+
+
+def _shown(allocated: Mapping[str, Sequence[str]]) -> str:
+    names = sorted(allocated)
+    return ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "") or "nothing"
 
 
 def _why(inputs: Inputs, network: Network, number: int) -> str:
@@ -220,12 +248,12 @@ def _why(inputs: Inputs, network: Network, number: int) -> str:
 
 
 def _room_after(element: NetworkSelection | None, config: NetworkConfig, room: int) -> int:
-    """How much of `room`, in bytes, is left for what else is asked. Raises InvalidNetworkConfigError."""
+    """Return how much of `room`, in bytes, the element leaves. Raises InvalidNetworkConfigError (7)."""
     if element is None:
         return room
     if element.cni_args:
         room -= len(gojson.dumps(element.cni_args)) * len(config.plugins)
-    # Port mappings have a bound of their own (`maxPortMappings`), and nothing in one can be long.
+    # Port mappings have a bound of their own (`maxPortMappings`), and each of them is short.
     if asked := {key: value for key, value in element.capability_args().items() if key != "portMappings"}:
         room -= len(gojson.dumps(asked))
     if room < 0:
@@ -238,14 +266,14 @@ def _room_after(element: NetworkSelection | None, config: NetworkConfig, room: i
 
 
 def deprecated_args(element: NetworkSelection | None, config: NetworkConfig) -> list[tuple[str, str]]:
-    """MAC and IP in CNI_ARGS too: plugins of before capabilities read them only there (upstream does the same).
+    """Return MAC and IP for CNI_ARGS too, as upstream: plugins from before capabilities read them only there.
 
-    Several addresses stand there only for a network that has no other way to get them: host-local, which takes one in
-    CNI_ARGS and any number in runtimeConfig, refuses to work at all with a list there.
+    Several addresses are there only if the network has no other way to get them: host-local, which takes one in
+    CNI_ARGS and any number in runtimeConfig, refuses a list there.
     """
     if element is None:
         return []
-    found = [("MAC", element.mac)] if element.mac else []
+    pairs = [("MAC", element.mac)] if element.mac else []
     if not element.ips or (len(element.ips) > 1 and "ips" in config.capabilities):
-        return found
-    return [*found, ("IP", ",".join(element.ips))]
+        return pairs
+    return [*pairs, ("IP", ",".join(element.ips))]

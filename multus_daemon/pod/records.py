@@ -1,211 +1,368 @@
-"""The records of containers: reading them, writing what is left of one, and the lock of a container that is free."""
+"""The records of containers: the format of the file, what is in memory of them, and reading them.
+
+A file holds lines of JSON, `{"format":1,"sha256":"<hex>","record":{...}}`; the sum is over the bytes of `record`, from
+`{` to `}`. Configurations are in base64, byte for byte; results in the form of the newest CNI version. Each line is the
+whole record as it was at a time, the last one that is whole counts; the first one is always whole (`pod.store`).
+
+A newer daemon raises `FORMAT` only if an older one would misread the record; unknown keys are ignored.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
+import hashlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Any, Final
 
-from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.pod.engine import Engine
-from multus_daemon.runtime import deadline
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
-from multus_daemon.spec.cni.errors import IoFailureError
+import msgspec
+
+from multus_daemon import deadlines
+from multus_daemon.kernel.netns import COOKIE_MARK
+from multus_daemon.runtime.threads import Reads
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.names import ContainerId, IfName
-from multus_daemon.spec.ports import CorruptRecordError
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 log = logging.getLogger(__name__)
 
+FORMAT: Final = 1
+_FAILED_DELETES_MAX: Final = 1024
 
-def find(engine: Engine, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
-    """The container's record; `search`: what another daemon left too, where it takes a search through its files.
 
-    Raises IoFailureError (5) where what there is can't be read: nothing may be lost then.
-    """
+class RecordFormatError(ValueError):
+    """The bytes are not a record that this version can read; the message says why."""
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    format: int
+    sha256: str
+    record: msgspec.Raw
+
+
+class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    name: str
+    config: bytes
+    ifname: IfName
+    cni_version: str
+    """The version that the plugins were called with; differs from that in the configuration if it was overridden."""
+    cluster_network: bool = False
+    capability_args: dict[str, Any] = {}
+    cni_args: tuple[tuple[str, str], ...] = ()
+    result: Result | None = None
+    observed: Result | None = None
+    hot_plugged: bool = False
+    auxiliary: bool = False
+    default_route: tuple[str, ...] | None = None
+    resource_name: str = ""
+    device_id: str = ""
+    served_by: dict[str, str] = {}
+
+
+class _Record(msgspec.Struct, frozen=True, rename="camel"):
+    container_id: ContainerId
+    netns: str
+    ifname: IfName
+    pod_namespace: str
+    pod_name: str
+    pod_uid: str
+    complete: bool
+    created: float
+    attachments: list[_Attachment]
+    deletes_failed: int = 0
+    given_up: bool = False
+    failing_since: float = 0.0
+    netns_id: str = ""
+    netns_cookie: str = ""
+    """Not part of `netns_id`: a daemon that knows no cookies compares that as a whole."""
+
+
+_SAME: Final = tuple(set(_Attachment.__struct_fields__) - {"config", "cni_version"})
+_SAME_OF_RECORD: Final = tuple(
+    set(_Record.__struct_fields__) - {"container_id", "netns", "attachments", "netns_id", "netns_cookie"}
+)
+# Not made where they are used: msgspec lays a type out at its first use, which several threads cannot share.
+_decode_envelope: Final = msgspec.json.Decoder(_Envelope).decode
+_decode_record: Final = msgspec.json.Decoder(_Record).decode
+
+
+def encode(record: ContainerRecord) -> bytes:
+    """Return one state of the container, as a line without its end."""
+    netns_id, _, netns_cookie = record.netns_id.partition(COOKIE_MARK)
+    attachments = [
+        _Attachment(
+            config=item.config.raw, cni_version=item.config.cni_version, **{name: getattr(item, name) for name in _SAME}
+        )
+        for item in record.attachments
+    ]
+    body = msgspec.json.encode(
+        _Record(
+            container_id=record.sandbox.container_id,
+            netns=record.sandbox.netns,
+            attachments=attachments,
+            netns_id=netns_id,
+            netns_cookie=netns_cookie,
+            **{name: getattr(record, name) for name in _SAME_OF_RECORD},
+        )
+    )
+    return msgspec.json.encode(_Envelope(FORMAT, hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
+
+
+def decode(data: bytes) -> ContainerRecord:
+    """Return the last whole state in a file's content. Raises RecordFormatError, for the first, if there is none."""
+    first, *later = data.split(b"\n")
+    for line in reversed(later):
+        # A crash cut the line off, before any client got an answer, or the container is gone.
+        with contextlib.suppress(RecordFormatError):
+            return _decode_state(line)
+    return _decode_state(first)
+
+
+def _decode_state(data: bytes) -> ContainerRecord:
     try:
-        damage: CorruptRecordError | None = None
-        record: ContainerRecord | None = None
+        envelope = _decode_envelope(data)
+        if envelope.format > FORMAT:
+            raise RecordFormatError(
+                f"written by a newer version of the daemon: format {envelope.format}, this one reads up to {FORMAT}"
+            )
+        if envelope.format < 1:
+            raise RecordFormatError(f"format {envelope.format} has never been one")
+        body = bytes(envelope.record)
+        if hashlib.sha256(body).hexdigest() != envelope.sha256:
+            raise RecordFormatError("its checksum does not fit its content")
+        fields = _decode_record(body)
+        return ContainerRecord(
+            sandbox=Sandbox(fields.container_id, fields.netns),
+            attachments=tuple(map(_decode_attachment, fields.attachments)),
+            netns_id=f"{fields.netns_id}{COOKIE_MARK}{fields.netns_cookie}" if fields.netns_cookie else fields.netns_id,
+            **{name: getattr(fields, name) for name in _SAME_OF_RECORD},
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, CniError) as error:
+        raise RecordFormatError(str(error)) from error
+
+
+def _decode_attachment(fields: _Attachment) -> Attachment:
+    config = conf.parse(fields.config)
+    if config.cni_version != fields.cni_version:
+        config = conf.with_version(config, fields.cni_version)
+    return Attachment(config=config, **{name: getattr(fields, name) for name in _SAME})
+
+
+class Records:
+    """The records in a store, and what the daemon remembers of them."""
+
+    def __init__(self, store: DelegateStore) -> None:
+        self.store = store
+        self.occupants = Occupants()
+        self.reads = Reads(deadlines.RECORD_READ_SECONDS)
+        self._guard = threading.Lock()
+        self._failed_deletes: collections.OrderedDict[ContainerId, int] = collections.OrderedDict()
+
+    def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
+        """Return the container's record; with `search` also what another daemon left, if that takes a search.
+
+        Raises IoFailureError (5) if a record is there and cannot be read: nothing may be lost then.
+        """
         try:
-            # An ADD will write there, and waits for the disk as long as it may. A DEL may have nothing to write, so it
-            # reads in a thread beside its own, where the disk is needed for it: that thread is 0.5 ms.
-            load = functools.partial(engine.store.load, container_id)
-            if search:
-                record = engine.store.load_at_once(container_id) or engine.reads.of(container_id, load)
-            else:
-                record = load()
+            damage: CorruptRecordError | None = None
+            record: ContainerRecord | None = None
+            try:
+                # An ADD will write there, and waits for the disk as long as it may. A DEL may have nothing to write, so
+                # it reads in a thread beside its own if the disk is needed: that thread is 0.5 ms.
+                if search:
+                    record = self.store.load_at_once(container_id)
+                    record = record or self.reads.of(container_id, self.store.load, container_id)
+                else:
+                    record = self.store.load(container_id)
+            except CorruptRecordError as error:
+                damage = error
+            if damage or (record.foreign if record else search):
+                record = self.reads.of(container_id, self.store.recover, container_id) or record
+            if damage and record is None:
+                raise damage
         except CorruptRecordError as error:
-            damage = error
-        if damage or (record.foreign if record else search):
-            record = engine.reads.of(container_id, engine.store.recover, container_id) or record
-        if damage and record is None:
-            raise damage
-    except CorruptRecordError as error:
-        raise IoFailureError(
-            f"record of container {container_id} is damaged: {error}",
-            f"free by hand what it held, then: multusctl attachments forget {container_id}",
-        ) from error
-    except OSError as error:
-        raise IoFailureError(f"record of container {container_id} can't be read: {error}") from error
-    if damage:
-        log.warning("record of container %s is taken from elsewhere: %s", container_id, damage)
-    return record
+            raise IoFailureError(
+                f"record of container {container_id} is damaged: {error}",
+                f"free by hand what it held, then: multusctl attachments forget {container_id}",
+            ) from error
+        except OSError as error:
+            raise IoFailureError(f"record of container {container_id} can't be read: {error}") from error
+        if damage:
+            log.warning("record of container %s is taken from elsewhere: %s", container_id, damage)
+        return record
 
-
-def without(engine: Engine, record: ContainerRecord, done: Collection[Attachment]) -> ContainerRecord | None:
-    """Write the record without what of it is `done`, or remove it with the last. Raises IoFailureError (5)."""
-    # The same objects: to compare what they hold, each with each, takes minutes where a pod has many.
-    gone = {id(item) for item in done}
-    rest = replace(record, attachments=tuple(item for item in record.attachments if id(item) not in gone))
-    try:
-        if rest.attachments:
-            engine.store.save(rest)
-            return rest
-        remove(engine, record.sandbox.container_id)
-        return None
-    except OSError as error:
-        raise IoFailureError(
-            f"record of container {record.sandbox.container_id} can't be "
-            f"{'written' if rest.attachments else 'removed'}: {error}"
-        ) from error
-
-
-def remove(engine: Engine, container_id: ContainerId) -> None:
-    """Remove the container's record. Raises OSError."""
-    engine.store.remove(container_id)
-    engine.occupants.leave(container_id)
-
-
-def read(engine: Engine, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
-    """Our own records of the containers; of a damaged one, what is known from elsewhere, None if nothing. Blocks.
-
-    Raises OSError.
-    """
-    found: dict[ContainerId, ContainerRecord | None] = {}
-    for container_id in container_ids:
+    def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
+        """Write the record of an ADD. Raises IoFailureError (5)."""
+        self.occupants.enter(record.sandbox.netns, record.sandbox.container_id)
         try:
-            record = engine.store.load(container_id)
-        except CorruptRecordError as damage:
-            log.debug("%s", damage)
-            found[container_id] = _recovered(engine, container_id)
-        else:
-            if record is not None and not record.foreign:
-                found[container_id] = record
-    return found
+            self.store.save(record, durable=durable)
+        except OSError as error:
+            raise IoFailureError(
+                f"record of container {record.sandbox.container_id} can't be written: {error} (pod {record.pod})",
+                "check free space and permissions of the daemon's cniDir",
+            ) from error
+
+    def save_without(self, record: ContainerRecord, done: Collection[Attachment]) -> ContainerRecord | None:
+        """Write the record without those that are `done`, or remove it with the last one. Raises IoFailureError (5)."""
+        # The same objects: to compare what they hold, each with each, takes minutes for a pod that has many.
+        gone = {id(item) for item in done}
+        rest = replace(record, attachments=tuple(item for item in record.attachments if id(item) not in gone))
+        try:
+            if rest.attachments:
+                self.store.save(rest)
+                return rest
+            self.remove(record.sandbox.container_id)
+            return None
+        except OSError as error:
+            raise IoFailureError(
+                f"record of container {record.sandbox.container_id} can't be "
+                f"{'written' if rest.attachments else 'removed'}: {error}"
+            ) from error
+
+    def remove(self, container_id: ContainerId) -> None:
+        """Remove the container's record. Raises OSError."""
+        self.store.remove(container_id)
+        self.occupants.leave(container_id)
+
+    def read(self, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
+        """Return our own records of the containers; for a damaged one what is known from elsewhere, or None. Blocks.
+
+        Raises OSError.
+        """
+        found: dict[ContainerId, ContainerRecord | None] = {}
+        for container_id in container_ids:
+            try:
+                record = self.store.load(container_id)
+            except CorruptRecordError as damage:
+                log.debug("%s", damage)
+                found[container_id] = None
+                with contextlib.suppress(CorruptRecordError):
+                    found[container_id] = self.store.recover(container_id)
+            else:
+                if record is not None and not record.foreign:
+                    found[container_id] = record
+        return found
+
+    def read_all(self) -> dict[ContainerId, ContainerRecord | None]:
+        """Return the result of `read` for every container of ours. Raises OSError."""
+        return self.read(self.store.containers(foreign=False))
+
+    def is_followed(self, record: ContainerRecord, path: str) -> bool:
+        """Return True if a newer container uses the namespace at the path. Raises IoFailureError (5)."""
+        try:
+            if not self.occupants.is_complete:
+                list_ids = functools.partial(self.store.containers, foreign=False)
+                self.reads.of(("occupants",), self.occupants.fill, list_ids, self._netns_of)
+            others = [key for key in sorted(self.occupants.at(path)) if key != record.sandbox.container_id]
+            found = self.reads.of(("occupants",), self.read, others) if others else {}
+        except OSError as error:
+            raise IoFailureError(f"records of containers can't be read: {error}") from error
+        return bool(others) and not without_followed(record.in_netns(path), filter(None, found.values())).sandbox.netns
+
+    def _netns_of(self, container_id: ContainerId) -> str:
+        # Nearly always the kernel has the record in memory.
+        record = self.store.load_at_once(container_id) or self.read([container_id]).get(container_id)
+        return record.sandbox.netns if record else ""
+
+    def count_failed_delete(self, container_id: ContainerId, on_record: int = 0) -> int:
+        """Count one more failed DEL of the container; return how many there are.
+
+        Counted in memory too, beside the count `on_record`: the record may be what cannot be written.
+        """
+        with self._guard:
+            failed = max(self._failed_deletes.pop(container_id, 0), on_record) + 1
+            self._failed_deletes[container_id] = failed
+            if len(self._failed_deletes) > _FAILED_DELETES_MAX:
+                self._failed_deletes.popitem(last=False)
+            return failed
+
+    def forget_failed_deletes(self, container_id: ContainerId) -> None:
+        """Note that a DEL of the container succeeded."""
+        with self._guard:
+            self._failed_deletes.pop(container_id, None)
 
 
-def read_all(engine: Engine) -> dict[ContainerId, ContainerRecord | None]:
-    """As `read`, of every container of ours."""
-    return read(engine, engine.store.containers(foreign=False))
+class Occupants:
+    """Index of the containers on record by the path of their network namespace.
 
+    Runtimes and people reuse the names of namespaces. DEL asks here whether a newer container uses the path of an old
+    one. ADD enters a container before its record is written; records of earlier daemons are read from the disk. A
+    predecessor serves its last requests while this daemon already runs: for that time every question looks for records
+    that the index lacks; after it the index is complete and no question reads the disk.
+    """
 
-def _recovered(engine: Engine, container_id: ContainerId) -> ContainerRecord | None:
-    try:
-        return engine.store.recover(container_id)
-    except CorruptRecordError:
-        return None
+    def __init__(self) -> None:
+        self.is_complete = False
+        """True if `at` needs no `fill`."""
+        self._guard = threading.Lock()
+        self._containers: dict[str, set[ContainerId]] = {}
+        self._paths: dict[ContainerId, str] = {}
+        self._settled_at = time.monotonic() + deadlines.PREDECESSOR_SECONDS
+
+    def at(self, path: str) -> frozenset[ContainerId]:
+        """Return the containers that were entered at the path. Call `fill` first unless `is_complete`."""
+        with self._guard:
+            return frozenset(self._containers.get(path, ()))
+
+    def fill(self, list_ids: Callable[[], Iterable[ContainerId]], netns_of: Callable[[ContainerId], str]) -> None:
+        """Enter each container on disk that the index lacks; `netns_of` returns its path, empty if unknown. Blocks.
+
+        Raises what the two functions raise; the index is not complete then.
+        """
+        settled = time.monotonic() >= self._settled_at
+        with self._guard:
+            known = set(self._paths)
+        for container_id in list_ids():
+            if container_id not in known and (path := netns_of(container_id)):
+                self.enter(path, container_id, replace=False)
+        self.is_complete = settled
+
+    def enter(self, path: str, container_id: ContainerId, *, replace: bool = True) -> None:
+        """Note that the container is, or is about to be, attached at the path. A container has one path."""
+        with self._guard:
+            if replace or container_id not in self._paths:
+                self._leave(container_id)
+                self._paths[container_id] = path
+                self._containers.setdefault(path, set()).add(container_id)
+
+    def leave(self, container_id: ContainerId) -> None:
+        """Note that the container has no record any more."""
+        with self._guard:
+            self._leave(container_id)
+
+    def _leave(self, container_id: ContainerId) -> None:
+        path = self._paths.pop(container_id, "")
+        if containers := self._containers.get(path):
+            containers.discard(container_id)
+            if not containers:
+                del self._containers[path]
 
 
 def is_of(record: ContainerRecord, pod: Pod) -> bool:
-    """Whether the record is the pod's. Of a static pod the API has a UID of its own."""
+    """Return True if the record is the pod's. The API has a UID of its own for a static pod."""
     if (record.pod_namespace, record.pod_name) != (pod.namespace, pod.name):
         return False
     return not record.pod_uid or record.pod_uid == pod.uid or pod.is_static
 
 
-def is_elsewhere(engine: Engine, record: ContainerRecord, path: str) -> bool:
-    """Report whether it is certain that another container's namespace is at the path."""
-    if not engine.links.is_netns(path):
-        return False
-    with engine.links.open(path) as netns:
-        return netns.is_elsewhere(record.netns_id)
+def without_followed(record: ContainerRecord, others: Iterable[ContainerRecord]) -> ContainerRecord:
+    """Return the record, without its namespace if one of `others` is of a newer container that uses the same one.
 
-
-@contextlib.contextmanager
-def own_netns(
-    engine: Engine, record: ContainerRecord, netns: PodNetns, leaving: Collection[IfName]
-) -> Iterator[PodNetns]:
-    """Yield the container's namespace, opened anew: at the path of `netns`, or at the path on record.
-
-    Its path is empty if another container, or nothing, is at both: plugins must touch no namespace then. The locks of
-    both paths are held for the duration of the block, so no ADD begins there. `leaving`: see `PodNetns`. Raises
-    IoFailureError (5).
+    A DEL in a reused namespace would strip the newer container. That one has an interface of the same name: its ADD
+    would have been refused had the older one still been there.
     """
-    known = record.sandbox.netns
-    with contextlib.ExitStack() as stack:
-        for path in sorted({netns.path, known} - {""}) if netns.path else ():
-            stack.enter_context(engine.locks.hold(path))
-        own = stack.enter_context(netns.at(netns.path, leaving))
-        if own.path and own.is_elsewhere(record.netns_id):
-            own = stack.enter_context(netns.at(known, leaving))
-            is_known = record.netns_id and own.exists and not own.is_elsewhere(record.netns_id)
-            own = own if is_known else stack.enter_context(netns.at(""))
-        if own.path and _is_followed(engine, record, own.path):
-            own = stack.enter_context(netns.at(""))
-        if netns.path and not own.path:
-            log.warning(
-                "container %s of pod %s: %s is not its network namespace any more; what it has on the host is deleted",
-                record.sandbox.container_id,
-                record.pod,
-                netns.path,
-            )
-            engine.count_replaced_netns()
-        yield own
-
-
-def _is_followed(engine: Engine, record: ContainerRecord, path: str) -> bool:
-    """Report whether a newer container uses the namespace at the path. Raises IoFailureError (5)."""
-    occupants = engine.occupants
-    try:
-        if not occupants.is_complete:
-            engine.reads.of(("occupants",), lambda: _fill(engine))
-        others = [key for key in sorted(occupants.at(path)) if key != record.sandbox.container_id]
-        found = engine.reads.of(("occupants",), functools.partial(read, engine, others)) if others else {}
-    except OSError as error:
-        raise IoFailureError(f"records of containers can't be read: {error}") from error
-    return not without_followed(record.in_netns(path), filter(None, found.values())).sandbox.netns
-
-
-def _fill(engine: Engine) -> None:
-    def netns_of(container_id: ContainerId) -> str:
-        # Nearly always the kernel has the record in memory.
-        record = engine.store.load_at_once(container_id) or read(engine, [container_id]).get(container_id)
-        return record.sandbox.netns if record else ""
-
-    engine.occupants.fill(lambda: engine.store.containers(foreign=False), netns_of)
-
-
-def without_followed(record: ContainerRecord, records: Iterable[ContainerRecord]) -> ContainerRecord:
-    """The record, without its namespace where one of `records` is of a container that has taken its place there.
-
-    Names of namespaces are used again by who chooses them; a DEL in it would strip the newer container. That one has an
-    interface of the same name: its ADD would have been refused had the older one still been there.
-    """
-    own = _ifnames(record)
-    for other in records:
+    own = {item.ifname for item in record.attachments if not item.auxiliary}
+    for other in others:
         is_other = other.sandbox.container_id != record.sandbox.container_id
         is_newer = other.sandbox.netns == record.sandbox.netns and other.created > record.created
-        if is_other and is_newer and own & _ifnames(other):
+        if is_other and is_newer and any(item.ifname in own for item in other.attachments if not item.auxiliary):
             return record.in_netns("")
     return record
-
-
-def _ifnames(record: ContainerRecord) -> set[str]:
-    return {attachment.ifname for attachment in record.attachments if not attachment.auxiliary}
-
-
-@contextlib.contextmanager
-def held_if_free(engine: Engine, container_id: ContainerId) -> Iterator[bool]:
-    """Hold the container's lock for the duration of the block, without waiting for it; False where it is not free.
-
-    Whoever has it is about to add or delete the container, which is then no business of ours, and may take long.
-    """
-    with contextlib.ExitStack() as stack:
-        is_free = True
-        try:
-            with deadline.within(0):
-                stack.enter_context(engine.locks.hold(container_id))
-        except deadline.ExpiredError:
-            is_free = False
-        yield is_free

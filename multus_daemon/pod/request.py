@@ -1,4 +1,4 @@
-"""A call on the socket, typed: what `api.wire` makes of the JSON and the verbs take."""
+"""A call on the socket, typed: `api.wire` makes it of the JSON, and the verbs take it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from multus_daemon.spec.attachment import Sandbox
 from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.names import ContainerId, IfName
 
@@ -25,15 +24,9 @@ class CniRequest:
     stdin: bytes
     """The network configuration that the runtime gave, byte for byte."""
     spooled: float = field(default=0.0, kw_only=True)
-    """Of a DEL that the daemon was not there for: when it was written down, Unix time in seconds. Else 0."""
-
+    """Unix time in seconds at which a DEL from the spool was written; 0 for any other request."""
     netns_override: bool = field(default=False, kw_only=True)
     """CNI_NETNS_OVERRIDE: `netns` may be the daemon's own namespace."""
-
-    @property
-    def sandbox(self) -> Sandbox:
-        """The container as the delegates see it."""
-        return Sandbox(self.container_id, self.netns)
 
 
 @dataclass(frozen=True, slots=True)

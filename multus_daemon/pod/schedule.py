@@ -1,8 +1,8 @@
-"""Which networks of a pod may be attached side by side, and the running of what may.
+"""The order in which the networks of a pod are attached: which of them may run side by side, and running them.
 
 Plugins of one pod meet in its namespace, where the order of the list counts: a bond takes the interfaces that came
-before it, and of two routes to the same place the kernel prefers by the order of their making. So networks go one
-after another, in the order of the list, where their configurations tell that one touches what is the other's.
+before it, and of two routes to the same place the kernel prefers the older one. So two networks run one after the
+other, in the order of the list, if their configurations show that one touches a thing of the other.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from multus_daemon.spec.cni.conf import PluginConfig
 T = TypeVar("T")
 
 AT_ONCE: Final = 4
-"""Containers to delete: a DEL that hangs must not keep the others waiting; more at once would slow down the ADDs of a
-starting node."""
+"""Containers to delete at once: a DEL that hangs must not stop the others; more would slow down ADDs of a starting
+node."""
 SERIAL: Final = "multus.io/serial"
 """A key of a network's configuration, or of one of its plugin objects: if true, nothing runs beside the network."""
 
-# Keys, in lower case, that name what a plugin makes or uses, and another one may make or use too.
+# Keys, in lower case, of things that a plugin makes or uses, and another one may make or use too.
 _SHARED: Final = frozenset({"master", "bridge", "link", "device", "deviceid", "pcibusid", "vrfname"})
-# What it is for these plugins where the key is absent or empty.
+# The thing that these plugins use if the key is absent or empty.
 _IMPLIED: Final = {"bridge": ("bridge", "cni0"), "macvlan": ("master", ""), "ipvlan": ("master", "")}
 # They take the first routing table of the namespace that is free: two at once may take the same one.
 _TABLE_TAKERS: Final = frozenset({"sbr"})
-# What a plugin object is called, not what it is about.
+# Names of a plugin object, not of a thing that it uses.
 _LABELS: Final = frozenset({"name", "type", "cniversion"})
 _WORD: Final = re.compile(r"[\w.-]+")
 _PREFIX_MAX: Final = 64
@@ -45,22 +45,22 @@ _PREFIX_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """What is known of an attachment before it is made."""
+    """The properties of an attachment that decide the order."""
 
     alone: bool
-    """True where nothing may run beside it; the rest is not looked for then."""
+    """True if nothing may run beside it; the other fields are empty then."""
     shares: frozenset[tuple[str, str]]
-    """What it uses and another may use too: kind and name."""
+    """Things that it uses and another may use too: kind and name."""
     words: frozenset[str]
     """Every string of its plugin objects, keys included, and the words in it."""
 
 
 def predecessors(attachments: Sequence[Attachment]) -> tuple[frozenset[int], ...]:
-    """For each attachment the numbers of those before it in the list that must be attached when it begins.
+    """Return, for each attachment, the numbers of those that must be attached when it begins; only lower numbers.
 
-    The cluster network, the auxiliary chain and a network that says so (SERIAL) have nothing beside them. Two others
-    go one after the other where they have in common the network's name, a master, bridge or device, or a prefix (of
-    a route, subnet or address), and where one mentions the interface of the other anywhere in its configuration.
+    The cluster network, the auxiliary chain and a network with the key SERIAL run alone. Two others run one after the
+    other if they share the network's name, a master, bridge or device, or a prefix (of a route, subnet or address), or
+    if one mentions the interface of the other anywhere in its configuration.
     """
     traits = [_traits(attachment) for attachment in attachments]
 
@@ -78,7 +78,7 @@ def predecessors(attachments: Sequence[Attachment]) -> tuple[frozenset[int], ...
 
 
 def backwards(before: Sequence[Collection[int]]) -> tuple[frozenset[int], ...]:
-    """The same relation for the list in reverse: what came later goes first."""
+    """Return the same relation for the list in reverse."""
     last = len(before) - 1
     return tuple(
         frozenset(last - later for later in range(number + 1, last + 1) if number in before[later])
@@ -94,15 +94,14 @@ def in_order(
     here: Collection[int] = (),
     patience: float | None = None,
 ) -> dict[int, Exception]:
-    """Run `work` for each number, at most `at_once` (from 1) together, each after those `before` it; what they raised.
+    """Run `work` for each number, each after those `before` it; return their exceptions by number, in order.
 
-    Of those that can begin the lowest does; `before` names lower ones only. Those that are `here`, and one that has
-    nothing beside it, run in the calling thread, one after the other; the rest in a thread for each. `patience`:
-    nothing begins after a failure, and what is under way has so many seconds to come to its end, then it is
-    interrupted, but for what runs in the calling thread; None: a failure stops no other. The failures are by number, in
-    order, without what was interrupted.
+    At most `at_once` (from 1) run together, lower numbers first. Numbers in `here`, and one with nothing beside it, run
+    in the calling thread, one after the other; each other one in its own thread. With `patience`, nothing begins after
+    a failure, and the other threads are interrupted after that many seconds; an interrupted one is not in the answer.
+    Without it, a failure stops no other.
 
-    Returns, or raises Interrupted, only when all that began has ended. Raises what is raised and is no Exception.
+    Returns, or raises Interrupted, only when all threads have ended. An exception that is not an Exception is raised.
     """
     group = _Group()
     waiting = list(range(len(before)))
@@ -137,7 +136,7 @@ def in_order(
 
 
 def side_by_side(items: Iterable[T], work: Callable[[T], None]) -> None:
-    """`work` for each of the items, in their order, `AT_ONCE` at a time. What one raises ends the others."""
+    """Run `work` for each item, in order, `AT_ONCE` at a time. An exception ends the others and is raised."""
     rest = list(items)
     failures = in_order(lambda number: work(rest[number]), [()] * len(rest), at_once=AT_ONCE, patience=0.0)
     for error in failures.values():
@@ -154,37 +153,36 @@ class _Group:
         self.failures: dict[int, Exception] = {}
 
     def start(self, work: Callable[[int], None], number: int) -> bool:
-        """Begin the work of that number in a thread; False where there is none."""
-        # A word of its own, by which this one is stopped and no other.
+        """Begin the work of that number in a thread; return False if the system has no thread left."""
+        # A deadline of its own stops this thread alone.
         limit = Deadline(deadline.current().left)
         try:
             with deadline.given(limit):
                 self.running[threads.start(lambda: work(number), name=f"network {number}")] = number, limit
         except RuntimeError:
-            # The node, or the container's cgroup, has no thread left: slower in the calling one, but done.
             return False
         self.begun.add(number)
         return True
 
     def wait(self) -> None:
-        """Wait for one of those that run to end."""
+        """Wait until one of the threads ends."""
         deadline.current().wait(*self.running)
         self.collect()
 
     def finish(self, patience: float) -> None:
-        """Wait for all that run, `patience` seconds at most."""
+        """Wait for all threads, `patience` seconds at most."""
         with contextlib.suppress(deadline.ExpiredError), deadline.within(patience):
             while self.running:
                 self.wait()
 
     def end(self) -> None:
-        """Stop what still runs and wait for its end. What it raises is dropped."""
+        """Stop the threads and wait for their end. Their exceptions are dropped."""
         for _, limit in self.running.values():
             limit.stop()
         futures.wait(self.running)
 
     def collect(self) -> None:
-        """Note what has ended."""
+        """Note the threads that have ended."""
         for future in [running for running in self.running if running.done()]:
             number, _ = self.running.pop(future)
             self.over.add(number)
@@ -219,7 +217,7 @@ def _traits(attachment: Attachment) -> _Traits:
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every string in a JSON value, with the key, in lower case, that it stands under; each key too, under none."""
+    """Yield every string in a JSON value with its key in lower case, and each key with an empty one."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, list | tuple):
@@ -232,7 +230,7 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _unsaid(plugin: PluginConfig) -> set[tuple[str, str]]:
-    """What a plugin uses that its object does not name."""
+    """Return the things that a plugin uses and its object does not name."""
     found: set[tuple[str, str]] = set()
     if (implied := _IMPLIED.get(plugin.type)) and not gojson.get(plugin.fields, implied[0]):
         found.add(implied)
@@ -244,11 +242,11 @@ def _unsaid(plugin: PluginConfig) -> set[tuple[str, str]]:
 
 
 def _prefix(text: str) -> str:
-    """The network of an address or prefix with a length, in one spelling; empty for any other text."""
+    """Return the network of an address or prefix with a length, in one spelling; empty for any other text."""
     return _network(text) if "/" in text and len(text) <= _PREFIX_MAX else ""
 
 
-# Remembered: the same few subnets and routes, for every pod. Never by a long text: whoever writes networks writes it.
+# Remembered: every pod has the same few subnets and routes. Long texts are not, since users write them.
 @lru_cache(maxsize=512)
 def _network(text: str) -> str:
     try:

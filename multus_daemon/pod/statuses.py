@@ -1,17 +1,17 @@
-"""Network-statuses that say something else than the records: an ADD does not wait long for the API server, and what it
-leaves to be written later is lost with the daemon. The records have it all: each status is made from them again.
+"""Repair of network-statuses that differ from the records.
 
-By content, whoever wrote it and when: entries of interfaces that others have brought stay.
+An ADD does not wait long for the API server, and a status that is still to be written is lost with the daemon. Each
+status is made again from the records. Entries of interfaces that others have brought stay.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 from multus_daemon import deadlines
-from multus_daemon.pod import devices, publish, records
+from multus_daemon.pod import publish
 from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.records import is_of
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError
@@ -25,18 +25,18 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 
 
 def outdated(engine: Engine) -> list[ContainerId]:
-    """The containers of this node whose pods' network-status is missing or not what is on record. Touches nothing.
+    """Return the containers of this node whose pods' network-status is missing or outdated. Touches nothing.
 
-    Of a pod the newest container counts; what has no complete record of ours is left alone. Raises OSError where the
-    records can't be listed, StoreUnavailableError where it is not known which pods there are.
+    The newest container of a pod counts, if its record is ours and complete. Raises OSError if the records cannot be
+    listed, StoreUnavailableError if the pods are not known.
     """
     pods = {str(pod): pod for pod in engine.cluster.node_pods() if pod.phase not in _ENDED}
     newest: dict[str, ContainerRecord] = {}
-    for record in records.read_all(engine).values():
+    for record in engine.records.read_all().values():
         if record is None or not record.complete or record.pod not in pods:
             continue
         other = newest.get(record.pod)
-        if records.is_of(record, pods[record.pod]) and (other is None or other.created < record.created):
+        if is_of(record, pods[record.pod]) and (other is None or other.created < record.created):
             newest[record.pod] = record
     return [
         record.sandbox.container_id
@@ -46,18 +46,18 @@ def outdated(engine: Engine) -> list[ContainerId]:
 
 
 def bring_up_to_date(engine: Engine, container_id: ContainerId) -> bool:
-    """Write the network-status of the container's pod anew if it still has to be; False where it has not.
+    """Write the network-status of the container's pod if it is outdated; return False if it is not.
 
-    What can't be written now the store goes on with. Raises StatusWriteError, StoreUnavailableError, CniError
-    where the record can't be read, deadline.ExpiredError.
+    If the write fails, the store tries again later. Raises StatusWriteError, StoreUnavailableError, CniError if the
+    record cannot be read, deadline.ExpiredError.
     """
     with deadline.within(deadlines.STATUSES_POD_SECONDS), engine.locks.hold(container_id):
-        record = records.find(engine, container_id, search=False)
+        record = engine.records.find(container_id, search=False)
         return record is not None and record.complete and not record.foreign and _bring_up_to_date(engine, record)
 
 
 def after_repeated_add(engine: Engine, record: ContainerRecord) -> None:
-    """The same for a container whose lock the caller holds. What fails is for the log."""
+    """Write the network-status of a container whose lock the caller holds. A failure is logged."""
     try:
         with deadline.within(deadlines.NETWORK_STATUS_SECONDS):
             _bring_up_to_date(engine, record)
@@ -70,7 +70,7 @@ def _bring_up_to_date(engine: Engine, record: ContainerRecord) -> bool:
         pod = engine.cluster.pod(record.pod_namespace, record.pod_name, record.pod_uid)
     except PodNotFoundError:
         return False
-    wanted = _wanted(engine, pod, record) if records.is_of(record, pod) else None
+    wanted = _wanted(engine, pod, record) if is_of(record, pod) else None
     if wanted is None:
         return False
     log.info("network-status of pod %s is not what is attached: it is written anew", pod)
@@ -79,10 +79,10 @@ def _bring_up_to_date(engine: Engine, record: ContainerRecord) -> bool:
 
 
 def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:
-    """What the annotation has to be; None where it is that, or where the container's namespace can't be looked into."""
-    shown = [replace(item, device_info=devices.info(engine, item)) for item in publish.shown(record)]
-    own = publish.entries(item for item in shown if not item.hot_plugged)
-    hot_plugged = publish.entries(item for item in shown if item.hot_plugged)
+    """Return the right annotation; None if it is there, or if the container's namespace cannot be looked into."""
+    shown = publish.shown(record)
+    own = publish.entries(engine.devices, (item for item in shown if not item.hot_plugged))
+    hot_plugged = publish.entries(engine.devices, (item for item in shown if item.hot_plugged))
     if not own and not hot_plugged:
         return None
     try:

@@ -1,18 +1,17 @@
-"""The record of each container, in `<cniDir>/attachments/<containerID>.json`; what an upstream daemon left is read too.
+"""The record of each container, in `<cniDir>/attachments/<containerID>.json`; the files of upstream are read too.
 
-What could not be detached for a day is in `<cniDir>/aside/<containerID>.json`: a line `{"since":<Unix time>,"why":<last
-error>}`, then the line of the record.
+Quarantine: `<cniDir>/aside/<containerID>.json`, a line `{"since":<Unix time>,"why":<last error>}`, then the record.
 
-The record that an ADD begins with must survive a power failure: files of IPAM plugins do. What the ADD has made may be
-lost in one, for then there is no container any more, and the first record says all that a DEL needs. So it is appended
-as a further line, without fsync: a file put in the place of the first, some file systems would lose with the first.
-Each line is written with its end, so that the first has it on the disk, whatever bytes are behind it after the failure.
+The record that an ADD begins with must survive a power failure, as the files of IPAM plugins do. The results need not:
+after the failure the container is gone, and the first record says all that a DEL needs. So they are appended as a
+further line, without fsync: some file systems would lose a file put in the place of the first together with the first.
+Each line is written with its end, so that the first has its end on the disk.
 
-With `upstream_too` each durable record is written a second time, as an upstream daemon writes its own: for a roll-back.
+With `upstream_too` each durable record is written a second time, in upstream's format: for a roll-back.
 
-Files 0600 in a directory 0700, written with fsync and rename, no symbolic link followed. All methods block: `load` for
-a tenth of a millisecond, `save` and `remove` for as long as the disk takes, `recover` and `containers` for longer the
-more files there are.
+Files are 0600 in a directory 0700, written with fsync and rename; no symbolic link is followed. All methods block:
+`load` for a tenth of a millisecond, `save` and `remove` as long as the disk takes, `recover` and `containers` longer
+the more files there are.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from multus_daemon.plugins.cache import Entry, ResultCache, is_complete
-from multus_daemon.pod import record as record_format
-from multus_daemon.pod import upstream
+from multus_daemon.pod import records, upstream
 from multus_daemon.runtime import cached, fs
 from multus_daemon.spec.attachment import ContainerRecord, SetAside
 from multus_daemon.spec.cni import gojson, names
@@ -46,7 +45,7 @@ _WHY_MAX: Final = 4096
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """The first line of what is set aside; the second is the record's."""
+    """The first line of a file in quarantine; the second is the record."""
 
     since: float
     why: str
@@ -59,10 +58,7 @@ class FileStore:
     """The DelegateStore in a directory."""
 
     def __init__(self, cni_dir: Path, cache: ResultCache, *, upstream_too: bool = False) -> None:
-        """`cache`: the result cache in the same `cni_dir`, the last thing to know of a container.
-
-        `upstream_too`: an upstream daemon is to find the container too.
-        """
+        """`cache` is in the same `cni_dir`; `upstream_too`: upstream must find the container too."""
         self._cni_dir = cni_dir
         self._directory = cni_dir / "attachments"
         self._aside = cni_dir / "aside"
@@ -70,11 +66,10 @@ class FileStore:
         self._upstream_too = upstream_too
 
     def sweep(self) -> None:
-        """Make the directories safe, and remove what writers left that were killed in the middle.
+        """Make the directories safe, and remove the temporary files of writers that were killed.
 
-        `cniDir` itself may be a link and readable by all, not writable. A disk that takes no writes is no reason to
-        serve no DEL: what can't be put right there is logged. Raises OSError for a directory of ours that is a link or
-        another user's.
+        `cniDir` itself may be a link and readable by all, not writable. On a read-only disk the daemon must still serve
+        DELs: failures are logged. Raises OSError for a directory of ours that is a link or another user's.
         """
         self._refuse_writers()
         for directory in (self._directory, self._cni_dir / "results", self._aside):
@@ -94,9 +89,9 @@ class FileStore:
             log.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
 
     def tidy(self) -> None:
-        """Remove, while serving, what writers left that ended after `sweep`, or that the disk has kept. Raises OSError.
+        """Remove, while serving, temporary files of writers that ended after `sweep`. Raises OSError.
 
-        One such is the daemon that this one has relieved.
+        One such writer is the daemon before this one.
         """
         fs.remove_left()
         self._tidy(own=False)
@@ -108,23 +103,22 @@ class FileStore:
         fs.sweep(self._cni_dir, own=own)
 
     def _adopt(self, *, own: bool) -> None:
-        """Put the records in place that were written and not yet renamed; remove what else writers have left.
+        """Put the records in place that were written and not renamed; remove other temporary files. Raises OSError.
 
-        A power failure can lose a rename that nobody has waited for, and a removal before it: what is in place is then
-        of an earlier ADD of the same container. A rename of since the boot was not lost: it was not made, so nothing
-        has been attached that this record tells of first. Raises OSError.
+        A power failure can lose a rename without fsync, and a removal before it: the record in place is then of an
+        earlier ADD of the same container. A rename since the boot was not lost but never made, so that nothing has been
+        attached by this record.
         """
         for path, name in fs.temporary_files(self._directory, own=own).items():
             if f"-{fs.boot()}-" in path.name:
                 fs.remove(path)
                 continue
             try:
-                record = record_format.decode(fs.read_limited(path, follow=False))
-            except (record_format.RecordFormatError, FileNotFoundError):
+                record = records.decode(fs.read_limited(path, follow=False))
+            except (records.RecordFormatError, FileNotFoundError):
                 fs.remove(path)
                 continue
             place = self._own_path(record.sandbox.container_id)
-            # Not one that was cut.
             if name == os.path.basename(place) and _is_newer(record, place):
                 log.warning("record of container %s is put in place: it had not been", record.sandbox.container_id)
                 path.rename(place)
@@ -132,10 +126,9 @@ class FileStore:
                 fs.remove(path)
 
     def _remove_emptied(self) -> None:
-        """Remove upstream's files that a power failure has emptied, of containers of which nothing else is known.
+        """Remove upstream's files that a power failure emptied, of containers that are not known otherwise.
 
-        Neither daemon fsyncs them. None of these containers lives, and all that such a file does is to fail each GC.
-        Raises OSError.
+        Neither daemon fsyncs them. These containers are gone, and such a file would fail each GC. Raises OSError.
         """
         for name in _files(self._cni_dir):
             path = self._cni_dir / name
@@ -158,42 +151,41 @@ class FileStore:
             log.error("others can write to %s, and its mode can't be changed: %s", self._cni_dir, error)
 
     def load(self, container_id: ContainerId) -> ContainerRecord | None:
-        """Our own record; without one, what upstream's file of the container says. Looks at these two files only.
+        """Return our own record; without one, that of upstream's file. Reads these two files only.
 
-        Raises CorruptRecordError where one of them is there and not readable, InvalidEnvironmentError for an id that is
-        none, OSError.
+        Raises CorruptRecordError if one exists and is not readable, InvalidEnvironmentError for an invalid id, OSError.
         """
         own = self._own_path(container_id)
         try:
-            record = record_format.decode(fs.read_limited(own, follow=False))
+            record = records.decode(fs.read_limited(own, follow=False))
             if record.sandbox.container_id != container_id:
-                raise record_format.RecordFormatError(f"it is about container {record.sandbox.container_id}")
+                raise records.RecordFormatError(f"it is about container {record.sandbox.container_id}")
             return record
         except FileNotFoundError:
             return self._left_by_upstream(container_id, ())
-        except record_format.RecordFormatError as error:
+        except records.RecordFormatError as error:
             raise CorruptRecordError(f"record can't be read: {own}: {error}") from error
         except OSError as error:
-            # A symbolic link (ELOOP), no file (EINVAL), one too large (EFBIG): not ours. Others pass.
+            # A symbolic link (ELOOP), no file (EINVAL), one too large (EFBIG): not ours.
             if error.errno not in (errno.ELOOP, errno.EFBIG, errno.EINVAL):
                 raise
             raise CorruptRecordError(f"record can't be read: {own}: {error.strerror}") from error
 
     def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
-        """See `ports.DelegateStore`: where the kernel has our own record in memory."""
+        """Return our own record if the kernel has it in memory."""
         data = cached.read(self._own_path(container_id))
         try:
-            record = None if data is None else record_format.decode(data)
-        except record_format.RecordFormatError:
+            record = None if data is None else records.decode(data)
+        except records.RecordFormatError:
             return None
         return record if record and record.sandbox.container_id == container_id else None
 
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
-        """What upstream's file and libcni's result cache say together; None where neither knows the container.
+        """Return what upstream's file and libcni's result cache say together; None if neither knows the container.
 
-        Lists the whole result cache. Where there is a record of ours, which `load` could not read then, the cache must
-        be known to have all that was in it: what it lacks would never be deleted. Raises CorruptRecordError where there
-        is a file and nothing readable, or too little, OSError, InvalidEnvironmentError for an id that is none.
+        Lists the whole result cache. If there is a record of ours, which `load` could not read, the cache must be known
+        to be complete: a network that it lacks would never be detached. Raises CorruptRecordError if there is a file
+        and nothing readable, or too little, OSError, InvalidEnvironmentError for an invalid id.
         """
         own = self._own_path(container_id)
         if self._aside_path(container_id).exists():
@@ -212,7 +204,7 @@ class FileStore:
         return None if record is None else replace(record, foreign=True)
 
     def _is_all_in_upstreams(self, record: ContainerRecord) -> bool:
-        """True where upstream's file, which is written beside each record of ours, names all that `record` has."""
+        """Return True if upstream's file, which is written beside each record of ours, names as many networks."""
         try:
             listed = gojson.loads(fs.read_limited(self._cni_dir / record.sandbox.container_id, follow=False))
         except (OSError, gojson.JsonError):
@@ -220,7 +212,7 @@ class FileStore:
         return isinstance(listed, list) and len(listed) == len(record.attachments)
 
     def _left_by_upstream(self, container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
-        """What is in upstream's file, completed from `entries`. Raises CorruptRecordError, OSError."""
+        """Return the record of upstream's file, completed from `entries`. Raises CorruptRecordError, OSError."""
         path = f"{self._cni_dir}/{container_id}"
         try:
             # A directory can have the name of a container: `results`.
@@ -235,26 +227,23 @@ class FileStore:
         return replace(record, foreign=True)
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
-        """See `ports.DelegateStore`. Raises OSError, InvalidEnvironmentError for an id that is none."""
+        """Write the record; `durable`: so that it survives a power failure. Raises OSError, InvalidEnvironmentError."""
         path = self._own_path(record.sandbox.container_id)
-        data = record_format.encode(record) + b"\n"
-        # What `load` would refuse must not come to be: its networks could not be detached.
+        data = records.encode(record) + b"\n"
+        # `load` would refuse the file, and its networks could not be detached.
         if len(data) + (0 if durable else os.stat(path).st_size) > fs.DEFAULT_READ_LIMIT:
             raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
         if not durable:
             fs.append(path, data)
             return
         fs.ensure_private_directory(self._directory)
-        # Of a new one the rename may be lost: `sweep` finds what was to be renamed.
+        # The rename of a new file may be lost: `sweep` finds its temporary file.
         fs.write_atomic(path, data, fsync_name=os.path.exists(path))
         if self._upstream_too:
             self._save_for_upstream(record)
 
     def _save_for_upstream(self, record: ContainerRecord) -> None:
-        """Write the container down where an upstream daemon looks. Ours is there: what fails here is logged.
-
-        Without fsync, as upstream's: after a power failure no container is left alive.
-        """
+        """Write the container's file for an upstream daemon, without fsync, as upstream. A failure is logged."""
         path = self._cni_dir / record.sandbox.container_id
         try:
             if data := upstream.to_delegates(record):
@@ -263,7 +252,7 @@ class FileStore:
             log.error("an upstream daemon could not delete pod %s after a roll-back: %s: %s", record.pod, path, error)
 
     def remove(self, container_id: ContainerId) -> None:
-        """Forget our own record and upstream's; none is done. Raises OSError, InvalidEnvironmentError."""
+        """Remove our own record and upstream's, if they exist. Raises OSError, InvalidEnvironmentError."""
         own = self._own_path(container_id)
         path = f"{self._cni_dir}/{container_id}"
         try:
@@ -275,7 +264,7 @@ class FileStore:
         fs.remove(own)
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
-        """See `ports.DelegateStore`. What was set aside of the container before stays with it."""
+        """Move the record to quarantine, to what is there of the container already. Raises OSError."""
         path = self._aside_path(record.sandbox.container_id)
         before = self._read_aside(record.sandbox.container_id).record if path.exists() else None
         if before is not None:
@@ -283,25 +272,24 @@ class FileStore:
             record = replace(record, attachments=(*more, *record.attachments))
         fs.ensure_private_directory(self._aside)
         head = msgspec.json.encode(_Head(since, why[:_WHY_MAX]))
-        fs.write_atomic(path, head + b"\n" + record_format.encode(record) + b"\n")
+        fs.write_atomic(path, head + b"\n" + records.encode(record) + b"\n")
         self.remove(record.sandbox.container_id)
 
     def aside(self) -> list[SetAside]:
-        """See `ports.DelegateStore`."""
-        names_found = sorted(name.removesuffix(_SUFFIX) for name in _files(self._aside) if name.endswith(_SUFFIX))
-        return [self._read_aside(ContainerId(name)) for name in names_found if not names.container_id_problem(name)]
+        """Return the containers in quarantine, sorted. Raises OSError."""
+        return [self._read_aside(container_id) for container_id in _valid(_records_in(self._aside))]
 
     def _read_aside(self, container_id: ContainerId) -> SetAside:
         path = self._aside_path(container_id)
         try:
             first, _, rest = fs.read_limited(path, follow=False).partition(b"\n")
             head = _decode_head(first)
-            return SetAside(container_id, head.since, head.why, record_format.decode(rest))
-        except (OSError, msgspec.MsgspecError, record_format.RecordFormatError) as error:
+            return SetAside(container_id, head.since, head.why, records.decode(rest))
+        except (OSError, msgspec.MsgspecError, records.RecordFormatError) as error:
             return SetAside(container_id, 0.0, f"can't be read: {path}: {error}", None)
 
     def forget(self, container_id: ContainerId) -> bool:
-        """See `ports.DelegateStore`; the cached results go too, or it would pass for another daemon's leftover."""
+        """Forget the container; the cached results go too, or they would look like another daemon's leftover."""
         path = self._aside_path(container_id)
         entries = self._cache.entries(container_id)
         known = bool(entries) or path.exists() or container_id in self.containers()
@@ -315,48 +303,43 @@ class FileStore:
         return self._aside / os.path.basename(self._own_path(container_id))
 
     def containers(self, *, foreign: bool = True) -> list[ContainerId]:
-        """The ids of our own records and, with `foreign`, of upstream's, sorted; readable or not. Raises OSError."""
-        own = (name.removesuffix(_SUFFIX) for name in _files(self._directory) if name.endswith(_SUFFIX))
-        found = {*own, *(_files(self._cni_dir) if foreign else ())}
-        return sorted(ContainerId(name) for name in found if not names.container_id_problem(name))
+        """Return the ids of our own records and, with `foreign`, of upstream's, sorted. Raises OSError."""
+        return _valid({*_records_in(self._directory), *(_files(self._cni_dir) if foreign else ())})
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
-        """See `ports.DelegateStore`. Those of upstream's files first; each directory is listed once."""
-        own = {name.removesuffix(_SUFFIX) for name in (*_files(self._directory), *_files(self._aside))}
-        known = own | passed_over
-        listed = sorted(
-            name for name in _files(self._cni_dir) if name not in known and not names.container_id_problem(name)
-        )[:limit]
-        found: dict[ContainerId, ContainerRecord | None] = {}
-        for name, entries in self._cache.of_containers(listed, known, limit - len(listed)).items():
-            if not names.container_id_problem(name):
-                container_id = ContainerId(name)
-                found[container_id] = self._leftover(container_id, sorted(entries, key=lambda entry: entry.network))
-        return found
+        """Return up to `limit` containers of another daemon; those of upstream's files first. Raises OSError."""
+        known = {*_records_in(self._directory), *_records_in(self._aside), *passed_over}
+        listed = _valid(set(_files(self._cni_dir)) - known)[:limit]
+        found = self._cache.of_containers(listed, known, limit - len(listed))
+        return {
+            ContainerId(name): self._leftover(ContainerId(name), sorted(entries, key=attrgetter("network")))
+            for name, entries in found.items()
+            if not names.container_id_problem(name)
+        }
 
     def _leftover(self, container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
         try:
             record = self._left_by_upstream(container_id, entries)
         except (CorruptRecordError, OSError) as error:
-            log.warning("what was left of container %s: %s", container_id, error)
+            log.warning("leftover of container %s: %s", container_id, error)
             record = None
         record = record or upstream.from_entries(container_id, entries)
         return None if record is None else replace(record, foreign=True)
 
     def _own_path(self, container_id: ContainerId) -> str:
-        # The id becomes a path here; what the server has checked is checked where it counts.
+        # Checked again where the id becomes a path.
         if problem := names.container_id_problem(container_id):
             raise InvalidEnvironmentError(problem, repr(container_id))
         return f"{self._directory}/{container_id}{_SUFFIX}"
 
 
 def _is_newer(record: ContainerRecord, place: str) -> bool:
-    """Whether the record in `place` is missing, or of an earlier ADD. Raises OSError."""
+    """Return True if the record in `place` is missing, or of an earlier ADD. Raises OSError."""
     try:
-        return record_format.decode(fs.read_limited(place, follow=False)).created < record.created
+        return records.decode(fs.read_limited(place, follow=False)).created < record.created
     except FileNotFoundError:
         return True
-    except record_format.RecordFormatError:
+    except records.RecordFormatError:
         return False
 
 
@@ -366,3 +349,12 @@ def _files(directory: Path) -> list[str]:
             return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     except FileNotFoundError:
         return []
+
+
+def _records_in(directory: Path) -> list[str]:
+    return [name.removesuffix(_SUFFIX) for name in _files(directory) if name.endswith(_SUFFIX)]
+
+
+def _valid(found: Iterable[str]) -> list[ContainerId]:
+    """Return the names that are container ids, sorted."""
+    return sorted(ContainerId(name) for name in found if not names.container_id_problem(name))

@@ -1,14 +1,14 @@
-"""Unsupported capability args: what a pod asks for that no plugin can take, or that the result does not show.
+"""Unsupported capability args: requests of a pod that no plugin can take, or that the result does not show.
 
-By NPWG multi-network SPEC 4.1.2.1.3.2, .4.2, .7.2, .8.2 and .10.2 the attachment fails where no plugin of the network
-declares the capability. Upstream passes the request over in silence. Here it is an Event and a line in the log, since
-pods of today rely on starting; with `strictRequests` it is the error that the SPEC wants.
+NPWG multi-network SPEC 4.1.2.1.3.2, .4.2, .7.2, .8.2 and .10.2 demand that the attachment fails if no plugin of the
+network declares the capability. Upstream ignores the request in silence. Here it is an Event and a line in the log,
+since pods of today rely on starting; with `strictRequests` it is the error of the SPEC.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
 
 EVENT: Final = "RequestNotMet"
 UNKNOWN_KEY: Final = "UnknownKey"
-# Capability, as runtimeConfig has it, to the key of the selection element.
+# From the capability in runtimeConfig to the key of the selection element.
 KEYS: Final = {
     "ips": "ips",
     "mac": "mac",
@@ -29,7 +29,7 @@ KEYS: Final = {
     "bandwidth": "bandwidth",
     "portMappings": "portMappings",
 }
-# These travel in CNI_ARGS too, so a plugin may meet them that declares nothing; the result tells.
+# These travel in CNI_ARGS too, so a plugin that declares nothing may take them; the result shows whether it did.
 _SHOWN: Final = frozenset({"ips", "mac"})
 _SHOWN_CHARACTERS: Final = 200
 
@@ -39,7 +39,7 @@ class UnsupportedArg:
     """One capability arg of the pod that is not supported."""
 
     key: str
-    """As the selection element has it."""
+    """The key of the selection element."""
     problem: str
     advice: str
 
@@ -48,50 +48,55 @@ class UnsupportedArgError(UnsupportedFieldError):
     """A capability arg is not supported, and strictRequests makes that an error."""
 
     def __init__(self, arg: UnsupportedArg, pod: Pod) -> None:
-        """`arg` of the pod."""
         super().__init__(f"{arg.problem} (pod {pod})", arg.advice)
         self.key = arg.key
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A Warning about a pod that starts all the same."""
+    """A Warning about a pod that starts nevertheless."""
 
     reason: str
-    """Of the Event."""
+    """The Event's reason."""
     text: str
     key: str = ""
-    """The capability arg that is not supported, as the selection element has it; empty for another notice."""
+    """The key of the capability arg that is not supported; empty for another notice."""
 
 
-def before_add(pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> tuple[Notice, ...]:
-    """Return the capability args that no plugin of the network can take. Raises UnsupportedArgError (2) if `strict`."""
+def before_add(pod: Pod, networks: Iterable[tuple[Attachment, Set[str]]], *, strict: bool) -> tuple[Notice, ...]:
+    """Return the capability args that no plugin of the network can take; with each attachment those of the pod.
+
+    Raises UnsupportedArgError (2) if `strict`.
+    """
     wanted = KEYS.keys() if strict else KEYS.keys() - _SHOWN
-    return _notices(pod, (arg for attachment in attachments for arg in undeclared(attachment, wanted)), strict)
+    args = (arg for attachment, asked in networks if asked for arg in undeclared(attachment, wanted & asked))
+    return _notices(pod, args, strict)
 
 
-def after_add(pod: Pod, attachments: Sequence[Attachment], *, strict: bool) -> tuple[Notice, ...]:
-    """Return the capability args that the results do not show. Raises UnsupportedArgError (2) if `strict`."""
-    return _notices(pod, (arg for attachment in attachments for arg in not_shown(attachment)), strict)
+def after_add(pod: Pod, networks: Iterable[tuple[Attachment, Set[str]]], *, strict: bool) -> tuple[Notice, ...]:
+    """Return the capability args that the results do not show; arguments and exceptions as `before_add`."""
+    return _notices(
+        pod, (arg for attachment, asked in networks if asked for arg in not_shown(attachment, asked)), strict
+    )
 
 
 def _notices(pod: Pod, args: Iterable[UnsupportedArg], strict: bool) -> tuple[Notice, ...]:
-    found = []
+    notices = []
     for arg in args:
         if strict:
             raise UnsupportedArgError(arg, pod)
-        found.append(Notice(EVENT, f"{arg.problem} (pod {pod}); {arg.advice}", arg.key))
-    return tuple(found)
+        notices.append(Notice(EVENT, f"{arg.problem} (pod {pod}); {arg.advice}", arg.key))
+    return tuple(notices)
 
 
 def unknown_keys(pod: Pod, elements: Iterable[NetworkSelection]) -> tuple[Notice, ...]:
-    """Return the keys of the pod's annotations that mean nothing: a misspelt request would go unnoticed."""
-    found = [f"network {element}: {'; '.join(element.unknown)}" for element in elements if element.unknown]
-    return (Notice(UNKNOWN_KEY, f"{'; '.join(found)} (pod {pod})"[:EVENT_MESSAGE_MAX]),) if found else ()
+    """Return the keys of the pod's annotations that have no meaning: a misspelt request would go unnoticed."""
+    texts = [f"network {element}: {'; '.join(element.unknown)}" for element in elements if element.unknown]
+    return (Notice(UNKNOWN_KEY, f"{'; '.join(texts)} (pod {pod})"[:EVENT_MESSAGE_MAX]),) if texts else ()
 
 
-def undeclared(attachment: Attachment, capabilities: Collection[str]) -> list[UnsupportedArg]:
-    """Those requests, of `capabilities`, for which no plugin of the network declares the capability."""
+def undeclared(attachment: Attachment, asked: Collection[str]) -> list[UnsupportedArg]:
+    """Return the capability args, of those `asked`, that no plugin of the network declares."""
     return [
         UnsupportedArg(
             key,
@@ -100,28 +105,24 @@ def undeclared(attachment: Attachment, capabilities: Collection[str]) -> list[Un
             _advice(capability),
         )
         for capability, key in KEYS.items()
-        if capability in capabilities
-        and capability in attachment.asked
-        and capability not in attachment.config.capabilities
+        if capability in asked and capability not in attachment.config.capabilities
     ]
 
 
-def not_shown(attachment: Attachment) -> list[UnsupportedArg]:
-    """The requested hardware address and IP addresses that the result of the ADD does not have.
+def not_shown(attachment: Attachment, asked: Collection[str]) -> list[UnsupportedArg]:
+    """Return the hardware address and the IP addresses, if `asked`, that the result of the ADD does not have.
 
-    Not judged: a hardware address where the result has none in the sandbox, as all results before CNI 0.3.0.
+    A hardware address passes if the result has none in the sandbox, as all results before CNI 0.3.0.
     """
     result = attachment.result or Result()
-    found = []
-    for capability in sorted(_SHOWN):
-        if capability not in attachment.asked:
-            continue
+    missing = []
+    for capability in sorted(_SHOWN.intersection(asked)):
         wanted = attachment.capability_args[capability]
         shown = _macs(attachment, result) if capability == "mac" else [ip.address for ip in result.ips]
         if _is_met(capability, wanted, shown):
             continue
         declared = capability in attachment.config.capabilities
-        found.append(
+        missing.append(
             UnsupportedArg(
                 capability,
                 f"{capability} {_value(attachment, capability)} not met: {attachment.ifname} of network "
@@ -131,31 +132,31 @@ def not_shown(attachment: Attachment) -> list[UnsupportedArg]:
                 else _advice(capability),
             )
         )
-    return found
+    return missing
 
 
 def _is_met(capability: str, wanted: Any, shown: list[str]) -> bool:
     if capability == "mac":
         return not shown or _hex(wanted) in map(_hex, shown)
     # Both may be long, and a pod's author writes one of them: each is read once.
-    found = [ipaddress.ip_interface(text) for text in shown]
-    present = {(item.ip, bits) for item in found for bits in (None, item.network.prefixlen)}
+    interfaces = [ipaddress.ip_interface(text) for text in shown]
+    present = {(item.ip, bits) for item in interfaces for bits in (None, item.network.prefixlen)}
     return all(_address(text) in present for text in wanted)
 
 
 def _macs(attachment: Attachment, result: Result) -> list[str]:
-    """Hardware addresses of the attachment's interface; of all in the sandbox where none has its name."""
+    """Return the hardware addresses of the attachment's interface; of all in the sandbox if none has its name."""
     inside = [item for item in result.interfaces if item.sandbox and item.mac]
     return [item.mac for item in inside if item.name == attachment.ifname] or [item.mac for item in inside]
 
 
 def _hex(mac: str) -> str:
-    """A hardware address without the separators, of which there are several forms."""
+    """Return a hardware address without its separators, of which there are several forms."""
     return mac.lower().translate({ord(separator): None for separator in ":-."})
 
 
 def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int | None]:
-    """An address that was asked for, and its prefix length where that was."""
+    """Return a requested address and its prefix length; None without one."""
     host, slash, length = text.partition("/")
     ip, bits = ipaddress.ip_address(host), int(length or 0)
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:

@@ -1,9 +1,10 @@
-"""What an upstream daemon left about a container, read as a record, so that its pods can be deleted after a take-over.
+"""Upstream's files about a container, read as a record, so that its pods can be deleted after a take-over.
 
 Two sources, both of Multus v4: the delegate cache `<cniDir>/<containerID>`, a JSON array of its internal
 `DelegateNetConf`s in the order of their ADDs, and libcni's result cache (see `cache`). The first has the list and the
-order, the second has what each plugin was really called with. And the way back: a record as a delegate cache, so that
-an upstream daemon can delete our pods after a roll-back. Pure: bytes and entries in, a record out, or the other way.
+order, the second the arguments of each plugin. `to_delegates` writes a record as a delegate cache, so that an upstream
+daemon can delete our pods after a roll-back. Pure, but for the log: bytes and entries in, a record out, or the other
+way.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from multus_daemon.plugins.cache import Entry
@@ -32,11 +34,10 @@ ELEMENTS_MAX = 1024
 
 
 def from_delegates(container_id: ContainerId, data: bytes, entries: Sequence[Entry], created: float) -> ContainerRecord:
-    """The record of a delegate cache file, `entries` being what the result cache has for the container.
+    """Return the record of a delegate cache file; `entries` are those of the container in the result cache.
 
-    An element that can't be used is passed over with a warning, an entry that no element claims (a network that was
-    plugged into the running pod) comes behind. Raises gojson.JsonError where it is no array of objects, where it
-    has too many, or where none of them can be used.
+    An unusable element is logged; entries without an element (hot-plugged networks) come last. Raises gojson.JsonError
+    if the file is not an array of objects, has too many, or none of them is usable.
     """
     values = gojson.loads(data)
     elements: list[Any] = [] if values is None else values
@@ -46,7 +47,7 @@ def from_delegates(container_id: ContainerId, data: bytes, entries: Sequence[Ent
         raise gojson.JsonError(f"{len(elements)} elements, and no pod has more than {ELEMENTS_MAX} networks")
     unclaimed = list(entries)
     attachments: list[Attachment] = []
-    # The first has no interface name of its own and takes an entry that no other element lays claim to.
+    # The first has no interface name of its own and takes an entry that no other element claims.
     for index in [*range(1, len(elements)), *range(min(1, len(elements)))]:
         try:
             attachment, entry = _element(index, elements[index], unclaimed)
@@ -64,17 +65,15 @@ def from_delegates(container_id: ContainerId, data: bytes, entries: Sequence[Ent
 
 
 def from_entries(container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
-    """The record that the result cache alone amounts to; None where no entry can be used.
+    """Return the record of the result cache alone; None if no entry is usable.
 
-    The cluster network is taken to be the one on eth0; where there is none, no network is. It comes first, the
-    others follow in the order of their interfaces. With a result of the cluster network the record counts as complete:
-    what is damaged is the list, which upstream writes before the first ADD, and a pod that lives is not to be undone.
+    The network on eth0, if any, is the cluster network and comes first; the others follow in the order of their
+    interfaces. With a result of the cluster network the record is complete: the damaged file is the list, which
+    upstream writes before the first ADD, and a living pod must not be undone.
     """
-    attachments = [
-        attachment
-        for entry in sorted(entries, key=lambda entry: (entry.ifname != DEFAULT_IFNAME, _natural(entry.ifname)))
-        if (attachment := _of_entry(entry, cluster_network=entry.ifname == DEFAULT_IFNAME))
-    ]
+    ordered = sorted(entries, key=lambda entry: (entry.ifname != DEFAULT_IFNAME, _natural(entry.ifname)))
+    found = [_of_entry(entry, cluster_network=entry.ifname == DEFAULT_IFNAME) for entry in ordered]
+    attachments = [attachment for attachment in found if attachment]
     if not attachments:
         return None
     complete = attachments[0].cluster_network and attachments[0].result is not None
@@ -95,13 +94,11 @@ def _record(
     complete: bool,
 ) -> ContainerRecord:
     known = next((entry.cni_args for entry in entries if entry.cni_args), ())
-    # Where the failed ADD of a network left no entry, its DEL gets at least the pod.
+    # If the failed ADD of a network left no entry, its DEL gets at least the pod.
     pod_args = tuple(pair for pair in known if pair[0] in args.KUBERNETES_KEYS)
     pod = dict(pod_args)
-    with_args = [
-        attachment if attachment.cni_args else replace(attachment, cni_args=pod_args) for attachment in attachments
-    ]
-    cluster = next((attachment.ifname for attachment in attachments if attachment.cluster_network), DEFAULT_IFNAME)
+    with_args = [item if item.cni_args else replace(item, cni_args=pod_args) for item in attachments]
+    cluster = next((item.ifname for item in attachments if item.cluster_network), DEFAULT_IFNAME)
     return ContainerRecord(
         sandbox=Sandbox(container_id, next((entry.netns for entry in entries if entry.netns), "")),
         ifname=cluster,
@@ -114,19 +111,15 @@ def _record(
     )
 
 
-# --- the way back ----------------------------------------------------------------------------------------------------
-
-
 def to_delegates(record: ContainerRecord) -> bytes:
-    """The delegate cache file that an upstream daemon would have of the container; empty without a cluster network.
+    """Return the delegate cache file of the container for an upstream daemon; empty without a cluster network.
 
-    An upstream DEL runs `Bytes`, the first element on the runtime's interface. So `Bytes` is whole, also of a list from
-    a file, of which upstream's own has lost every key that its structs do not know, and `ConfList` has no more than
-    tells a list from a single plugin.
+    An upstream DEL runs `Bytes`, for the first element on the runtime's interface. So `Bytes` is complete, and
+    `ConfList` only shows whether it is a list or a single plugin.
     """
     if not any(attachment.cluster_network for attachment in record.attachments):
         return b""
-    ordered = sorted(record.attachments, key=lambda attachment: not attachment.cluster_network)
+    ordered = sorted(record.attachments, key=attrgetter("cluster_network"), reverse=True)
     return gojson.dumps([_delegate(attachment) for attachment in ordered], sort_keys=False)
 
 
@@ -154,24 +147,18 @@ def _delegate(attachment: Attachment) -> dict[str, Any]:
 
 
 def _raw(config: NetworkConfig) -> bytes:
-    """The bytes of the configuration, with the version that its plugins are really called with."""
+    """Return the bytes of the configuration, with the version that its plugins are really called with."""
     if conf.parse(config.raw).cni_version == config.cni_version:
         return config.raw
     fields = gojson.with_keys(gojson.loads_object(config.raw), {"cniVersion": config.cni_version})
     return gojson.dumps(fields, sort_keys=False)
 
 
-# --- one network -----------------------------------------------------------------------------------------------------
-
-
 def _element(index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) -> tuple[Attachment, Entry | None]:
-    """The attachment of an element, and the entry that belongs to it. Raises CniError, JsonError."""
+    """Return the attachment of an element, and its entry. Raises CniError, JsonError."""
     network = _network_name(fields)
     requested = gojson.get_str(fields, "ifnameRequest") or (f"net{index}" if index else "")
-    entry = next(
-        (entry for entry in entries if entry.network == network and requested in ("", entry.ifname)),
-        None,
-    )
+    entry = next((item for item in entries if item.network == network and requested in ("", item.ifname)), None)
     ifname = requested or (entry.ifname if entry else DEFAULT_IFNAME)
     if problem := names.ifname_problem(ifname):
         raise gojson.JsonError(f"ifnameRequest: {problem}")
@@ -190,13 +177,9 @@ def _element(index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) ->
         cni_args=entry.cni_args if entry else (),
         result=_result(entry, config) if entry else None,
         # Upstream has no built-ins.
-        served_by=dict.fromkeys(_types(config), BINARY),
+        served_by={name: BINARY for plugin in config.plugins for name in (plugin.type, plugin.ipam_type) if name},
     )
     return attachment, entry
-
-
-def _types(config: NetworkConfig) -> list[str]:
-    return [name for plugin in config.plugins for name in (plugin.type, plugin.ipam_type) if name]
 
 
 def _network_name(fields: Mapping[str, Any]) -> str:
@@ -207,10 +190,10 @@ def _network_name(fields: Mapping[str, Any]) -> str:
 
 
 def _config(fields: Mapping[str, Any]) -> NetworkConfig:
-    """The configuration as ADD had it.
+    """Return the configuration of the ADD. Raises CniError, JsonError.
 
-    A list that came from a file is in `CNINetworkConfigList`; its `Bytes` beside that has lost every key that
-    upstream's structs do not know (upstream issue 1449). All others were run from `Bytes`.
+    A list from a file is in `CNINetworkConfigList`; its `Bytes` has lost every key that upstream's structs do not know
+    (upstream issue 1449). All others were run from `Bytes`.
     """
     listed = gojson.get_object(fields, "CNINetworkConfigList") or {}
     whole = gojson.get_bytes(listed, "Bytes")
@@ -229,7 +212,7 @@ def _config(fields: Mapping[str, Any]) -> NetworkConfig:
 
 
 def _complete(raw: bytes, plugins: list[dict[str, Any]]) -> NetworkConfig:
-    """The list `raw`; with `plugins` for its own ones where they differ, as some came from a folder beside the file."""
+    """Return the list `raw` with `plugins`: some may be from a folder beside the file."""
     header = gojson.loads_object(raw)
     if not plugins or gojson.get_list(header, "plugins") == plugins:
         return conf.parse(raw)
@@ -244,7 +227,7 @@ def _bytes(fields: Mapping[str, Any]) -> bytes:
 
 
 def _requested_capabilities(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What the element itself says; portMappings and bandwidth are in the result cache only."""
+    """Return the capability args of the element; portMappings and bandwidth are in the result cache only."""
     wanted = {
         "ips": gojson.get_strings(fields, "ipRequest"),
         "mac": gojson.get_str(fields, "macRequest"),

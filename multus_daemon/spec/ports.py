@@ -1,10 +1,8 @@
 """What the engine needs from the world, as small Protocols, and the errors that they raise.
 
-Implementations: ClusterStore - kube, standalone; ConfFiles - delegates.conf_files; PluginRunner - delegates.process,
-delegates.dispatch and the built-in plugins; BuiltinPlugins - builtin.runner; HostTools - delegates.tools;
-DelegateRunner - delegates.chain; DelegateStore - delegates.store; LinkOps - netlink.ops; DeviceSource - kubelet;
-DeviceFiles - delegates.device_files. The contract of each is in its docstring; `tests/contract/` runs one suite over
-every implementation and the fakes.
+Implementations: ClusterStore - kube and standalone (`pod.portals`); ConfFiles - cluster.conf_files; DelegateStore -
+pod.store; DeviceSource - kubelet (`pod.portals`); DeviceFiles - cluster.device_files. The contract of each is in its
+docstring; `tests/contract/` runs one suite over every implementation and the fakes.
 """
 
 from __future__ import annotations

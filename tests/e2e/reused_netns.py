@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from multus_daemon.pod import record as record_format
+from multus_daemon.pod import records as record_format
 from multus_daemon.runtime import fs
 from tests.e2e.node import Node
 

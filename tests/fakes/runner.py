@@ -1,4 +1,4 @@
-"""Fakes of PluginRunner and DelegateRunner: they record calls, play back, and fail where they are told to."""
+"""Fakes of PluginRunner and Chain: they record calls, play back, and fail where they are told to."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.find import PluginNotFoundError
 from multus_daemon.plugins.plugin import Program
 from multus_daemon.plugins.recursion import PluginIsMultusError
+from multus_daemon.plugins.run import Chain, Progress
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
@@ -178,14 +179,14 @@ class NetworkCall:
     valid: tuple[tuple[str, str], ...]
 
 
-class FakeDelegateRunner:
+class FakeDelegateRunner(Chain):
     """`results`: attachment name to what its ADD returns (else an empty result).
 
     `fail`: (verb, attachment name) to what it raises each time; `fail_at`: the number of a call, from 1, to what it
     raises; verbs are PLAN, ADD, DEL, CHECK and REMEMBER, numbers count ADD, DEL and CHECK. `attached` is what (name,
-    interface) has had an ADD and no DEL since, `remembered` what `remember` was called with, `most_at_once` the largest
-    number of calls under way together. What is in `built_in`, by attachment name, runs in the calling thread. STATUS
-    and GC are in `network_calls`, not counted, and fail by the network's name.
+    interface) has had an ADD and no DEL since, `remembered` and `networks` what `remember` was called with,
+    `most_at_once` the largest number of calls under way together. What is in `built_in`, by attachment name, runs in
+    the calling thread. STATUS and GC are in `network_calls`, not counted, and fail by the network's name.
     """
 
     def __init__(self, results: Mapping[str, Result] | None = None, *, pause: float = 0.0) -> None:
@@ -198,6 +199,7 @@ class FakeDelegateRunner:
         self.built_in: set[str] = set()
         self.attached: set[tuple[str, str]] = set()
         self.remembered: list[Attachment] = []
+        self.networks: list[int] = []
         self.pause = pause
         self.most_at_once = 0
         self._running = 0
@@ -227,22 +229,27 @@ class FakeDelegateRunner:
     def runs_here(self, attachment: Attachment, verb: str) -> bool:
         return attachment.name in self.built_in
 
-    def add(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
+    def add(
+        self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+    ) -> Result:
         # As the real one: what a failed ADD has made stays.
         self.attached.add((attachment.name, attachment.ifname))
         self._call("ADD", sandbox, attachment, netns)
         return self.results.get(attachment.name, Result())
 
-    def delete(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+    def delete(
+        self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+    ) -> None:
         self._call("DEL", sandbox, attachment, netns)
         self.attached.discard((attachment.name, attachment.ifname))
 
     def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         self._call("CHECK", sandbox, attachment, netns)
 
-    def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def remember(self, sandbox: Sandbox, attachment: Attachment, networks: int = 0) -> None:
         with self._guard:
             self.remembered.append(attachment)
+            self.networks.append(networks)
         if error := self.fail.get(("REMEMBER", attachment.name)):
             raise error
 

@@ -21,7 +21,7 @@ from multus_daemon.cluster.kubelet.source import read_checkpoint
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.plugins import cache, failure
-from multus_daemon.pod import record, upstream
+from multus_daemon.pod import records, upstream
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import args, conf, gojson, result, versions
@@ -142,17 +142,17 @@ def _api_object(data: bytes) -> None:
 def _store_record(data: bytes) -> None:
     """The file as it is, and its bytes as a record whose sum is right."""
     try:
-        record.decode(data)
-    except record.RecordFormatError:
+        records.decode(data)
+    except records.RecordFormatError:
         pass
     total = hashlib.sha256(data).hexdigest()
-    found = record.decode(b'{"format":1,"sha256":"%s","record":%s}' % (total.encode(), data))
-    if record.decode(record.encode(found)) != found:
+    found = records.decode(b'{"format":1,"sha256":"%s","record":%s}' % (total.encode(), data))
+    if records.decode(records.encode(found)) != found:
         raise AssertionError("a record that was read is another when it has been written")
 
 
 def _upstream_cache(data: bytes) -> None:
-    record.encode(upstream.from_delegates(CONTAINER, data, (), 0.0))
+    records.encode(upstream.from_delegates(CONTAINER, data, (), 0.0))
 
 
 def _result_cache(data: bytes) -> None:
@@ -160,7 +160,7 @@ def _result_cache(data: bytes) -> None:
     cache.decode(entry.encode())
     for found in (upstream.from_entries(CONTAINER, [entry]), upstream.from_delegates(CONTAINER, b"[]", [entry], 0.0)):
         if found is not None:
-            record.encode(found)
+            records.encode(found)
 
 
 def _device_info(data: bytes) -> None:
@@ -198,7 +198,7 @@ TARGETS: dict[str, Target] = {
     "network_status": Target(_network_status, (CniError,)),
     "nad_config": Target(_nad_config, (CniError,)),
     "api_object": Target(_api_object, ()),
-    "store_record": Target(_store_record, (record.RecordFormatError,)),
+    "store_record": Target(_store_record, (records.RecordFormatError,)),
     "upstream_cache": Target(_upstream_cache, (gojson.JsonError,)),
     "result_cache": Target(_result_cache, (gojson.JsonError,)),
     "device_info": Target(_device_info, (CniError,)),

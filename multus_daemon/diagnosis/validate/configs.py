@@ -21,7 +21,7 @@ from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.recursion import ProgramFiles
 from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import BINARY, Dispatcher
-from multus_daemon.pod import networks, plan
+from multus_daemon.pod import gather, plan
 from multus_daemon.runtime import jsontext
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox, ToolExit
@@ -114,7 +114,7 @@ def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", def
         return None
     before = subject.report.count("error")
     _check_version(config, subject)
-    config = networks.with_list_version(config)
+    config = gather.with_list_version(config)
     # The key `plugins` may be written in any case.
     key = next((key for key in reversed(list(subject.located.value)) if key.lower() == "plugins"), "plugins")
     cleaned = []
@@ -140,7 +140,6 @@ def asked_of(network: Network, element: NetworkSelection, ifname: IfName) -> Att
         ifname=ifname,
         capability_args=element.capability_args(),
         cni_args=_cni_args(plan.deprecated_args(element, network.config)),
-        asked=frozenset(element.capability_args()),
     )
 
 
@@ -155,7 +154,7 @@ def _cni_args(extra: Sequence[tuple[str, str]]) -> args.Pairs:
 
 def _check_version(config: NetworkConfig, subject: Subject) -> None:
     if not config.cni_version:
-        taken = networks.with_list_version(config).cni_version or versions.IMPLIED
+        taken = gather.with_list_version(config).cni_version or versions.IMPLIED
         advice = f'write "cniVersion": "{versions.CURRENT}", or what your plugins know'
         subject.warn("cni-version", f"cniVersion is missing: plugins are called with {taken}", advice)
         return

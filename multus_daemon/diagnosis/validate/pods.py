@@ -11,7 +11,7 @@ from multus_daemon.diagnosis.validate import configs, known
 from multus_daemon.diagnosis.validate.configs import Network, Plugins
 from multus_daemon.diagnosis.validate.report import Severity, Subject, guessed, innermost
 from multus_daemon.diagnosis.validate.source import Place, object_at
-from multus_daemon.pod import networks, plan, unsupported
+from multus_daemon.pod import gather, plan, unsupported
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import Attachment
@@ -154,8 +154,8 @@ def check_interfaces(elements: Sequence[Element]) -> None:
     cluster = next((element for element in elements if element.is_default), None)
     rest = [element for element in elements if not element.is_default]
     config = conf.parse(b'{"cniVersion": "1.0.0", "name": "cluster-network", "type": "passthru"}')
-    chosen = [networks.Network(str(element.selection), config, element.selection) for element in rest]
-    chosen.insert(0, networks.Network("the cluster network", config, cluster.selection if cluster else None))
+    chosen = [gather.Network(str(element.selection), config, element.selection) for element in rest]
+    chosen.insert(0, gather.Network("the cluster network", config, cluster.selection if cluster else None))
     try:
         plan.interface_names(_IFNAME, chosen)
     except CniError as error:
@@ -207,7 +207,7 @@ def check_request(plugins: Plugins, element: Element, network: Network, *, stric
         return
     wanted = unsupported.KEYS.keys() if strict else unsupported.KEYS.keys() - _taken_from_args(attachment)
     severity: Severity = "error" if strict else "warning"
-    for item in unsupported.undeclared(attachment, wanted):
+    for item in unsupported.undeclared(attachment, wanted & attachment.capability_args.keys()):
         element.add(severity, "request", item.problem, item.advice, item.key)
 
 

@@ -45,8 +45,8 @@ class Call:
         return self.invocation.fields
 
     def once(self, read: Callable[[Call], T]) -> T:
-        """What `read` makes of the call's configuration; not read again where the planning of the ADD has."""
-        return self.invocation.once(read, lambda: read(self))
+        """Return `read(self)`."""
+        return read(self)
 
     def on_host(self, path: str) -> Path:
         """An absolute path of the configuration, as seen from here; links in it are followed inside of the host's root.

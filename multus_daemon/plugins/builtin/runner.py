@@ -213,8 +213,7 @@ class BuiltinRunner:
 def _checked(invocation: Invocation) -> skel.Configuration:
     """As `skel.checked`; not again where that was done for the same verb. Raises as it does."""
     verb, fields = invocation.verb, invocation.fields
-    key = (_checked, verb)
-    return conf.once(fields, key, lambda: invocation.once(key, lambda: skel.checked(verb, fields)))
+    return conf.once(fields, (_checked, verb), lambda: skel.checked(verb, fields))
 
 
 def _unsupported(plugin: Plugin, call: Call) -> str:

@@ -46,11 +46,9 @@ MISSPELT = '[{"name": "n1", "interfce": "data0", "bandwidth": {"ingressRate": 10
 def test_it_changes_nothing_and_announces_nothing(
     engine: Engine, annotation: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counted: list[str] = []
-    engine.count_unsupported_arg = counted.append
     engine.declare(annotation)
     explain(engine)
-    assert (engine.cluster.events, engine.cluster.statuses, counted) == ([], {}, [])
+    assert (engine.cluster.events, engine.cluster.statuses, engine.unsupported_args) == ([], {}, {})
     assert (engine.runner.calls, engine.store.saved) == ([], [])
     assert caplog.records == []
 

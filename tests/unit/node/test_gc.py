@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from multus_daemon import deadlines
 from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.node import orphans
+from multus_daemon.plugins.run import Progress
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
@@ -163,7 +164,7 @@ def test_a_del_that_hangs_does_not_keep_the_others_waiting(engine: Engine, monke
     engine.links.namespaces.clear()
     real = engine.runner.delete
 
-    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> None:
         if sandbox.container_id == "c0":
             deadline.pause(30)
         real(sandbox, attachment, netns)
@@ -202,7 +203,7 @@ class HeldAdd:
         self._running = Aside(engine.verbs.add, engine.request())
         assert self._reached.wait(30)
 
-    def _hang(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Any:
+    def _hang(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> Any:
         self._reached.set()
         assert self.may_end.wait(30)
         return self._add(sandbox, attachment, netns)
@@ -231,7 +232,9 @@ class Held:
         self._delete = engine.runner.delete
         engine.runner.delete = self._hang  # type: ignore[method-assign]  # of this object only
 
-    def _hang(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+    def _hang(
+        self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+    ) -> None:
         if sandbox.container_id == "stale":
             self.reached.set()
             assert self.may_end.wait(30)
@@ -247,9 +250,9 @@ class Held:
 
     def begin_another(self) -> Aside[None]:
         """A second GC, which is there and waits for the first one."""
-        assert self.engine.verbs.engine.adds.gcs == 1
+        assert self.engine.verbs.engine.gc.waiting == 1
         running = Aside(self.engine.verbs.gc, listing())
-        wait_until(lambda: self.engine.verbs.engine.adds.gcs == 2)
+        wait_until(lambda: self.engine.verbs.engine.gc.waiting == 2)
         return running
 
 
@@ -326,7 +329,7 @@ def test_a_del_that_is_a_little_earlier_is_not_waited_for(
             assert reached.wait(30)
         return real_hold(locks, key)
 
-    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> None:
         asked.append(sandbox.container_id)
         reached.set()
         assert may_end.wait(30)
@@ -355,7 +358,7 @@ def test_a_container_that_is_being_deleted_is_left_to_its_del(engine: Engine) ->
     engine.links.unused.add(netns_of("c1"))
     real, may_end, asked = engine.runner.delete, threading.Event(), []
 
-    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> None:
         asked.append(sandbox.container_id)
         assert may_end.wait(60)
         real(sandbox, attachment, netns)
@@ -580,11 +583,15 @@ class Node(RuleBasedStateMachine):
         """Keys are containers. Values are the network and interface of each attachment that was not deleted."""
         real_add, real_delete = self.engine.runner.add, self.engine.runner.delete
 
-        def note_add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Any:
+        def note_add(
+            sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+        ) -> Any:
             self.attached.setdefault(sandbox.container_id, set()).add((attachment.config.name, attachment.ifname))
             return real_add(sandbox, attachment, netns)
 
-        def note_delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+        def note_delete(
+            sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+        ) -> None:
             real_delete(sandbox, attachment, netns)
             self.attached.get(sandbox.container_id, set()).discard((attachment.config.name, attachment.ifname))
             if (left := self.engine.store.left.get(sandbox.container_id)) and left.attachments[0] == attachment:
@@ -651,7 +658,7 @@ class Node(RuleBasedStateMachine):
                 over.set()
 
         def add_meanwhile(container: str) -> None:
-            wait_until(lambda: verbs.engine.adds.gcs or over.is_set())
+            wait_until(lambda: verbs.engine.gc.waiting or over.is_set())
             verbs.add(self.engine.request(container=container, netns=netns_of(container)))
 
         work: list[Callable[[], None]] = [gc]

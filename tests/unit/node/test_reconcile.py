@@ -20,6 +20,7 @@ from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
+from multus_daemon.plugins.run import Progress
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
@@ -473,7 +474,9 @@ class Runner(FakeDelegateRunner):
         self.deleted_in: list[tuple[str, str]] = []
         self.broken: set[str] = set()
 
-    def add(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
+    def add(
+        self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+    ) -> Result:
         self.power.use()
         self.made.add((sandbox.container_id, attachment.name))
         self.power.use()
@@ -481,7 +484,9 @@ class Runner(FakeDelegateRunner):
             raise CniError("broken")
         return Result()
 
-    def delete(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+    def delete(
+        self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+    ) -> None:
         self.power.use()
         self.deleted_in.append((sandbox.container_id, sandbox.netns))
         if attachment.name in self.broken:

@@ -10,7 +10,7 @@ import pytest
 from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import NeverAttachedError
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import Chain, Progress
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf, errors
@@ -252,14 +252,14 @@ class TestDelete:
 class TestNeverAttached:
     """A DEL that failed of what only an interface can be left of, and that of what may be more."""
 
-    def failing(self, chain, runner, plugin, added, deleted, *, planned=True):
+    def failing(self, chain, runner, plugin, added, deleted):
         """The error of a DEL after an ADD that has failed, by `plugin`."""
-        one = plan_one(chain, SANDBOX, attachment()) if planned else attachment()
+        one, progress = plan_one(chain, SANDBOX, attachment()), Progress()
         runner.answers |= {(plugin, "ADD"): added, (plugin, "DEL"): deleted}
         with pytest.raises(CniError):
-            chain.add(SANDBOX, one, NETNS)
+            chain.add(SANDBOX, one, NETNS, progress)
         with pytest.raises(CniError) as caught:
-            chain.delete(SANDBOX, one, NETNS)
+            chain.delete(SANDBOX, one, NETNS, progress)
         return caught.value
 
     def test_it_failed_as_its_add_did(self, chain, runner):

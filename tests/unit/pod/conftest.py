@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from multus_daemon.api.verbs import Verbs
+from multus_daemon.metrics import COLLECTED, REQUESTS, Metrics
 from multus_daemon.pod import engine as product
-from multus_daemon.pod.engine import StatusWrite
+from multus_daemon.pod.devices import Devices
+from multus_daemon.pod.engine import Policy, StatusWrite
+from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
@@ -89,14 +91,8 @@ class Engine:
         self.devices = FakeDeviceSource()
         self.device_files = FakeDeviceFiles()
         self.gates = Gates()
-        self.count_unsupported_arg: Callable[[str], None] = product.count_nothing
-        self.collected: Counter[str] = Counter()
-        self._guard = threading.Lock()
-        self.given_up = 0
-        self.never_attached = 0
-        self.set_aside = 0
-        self.replaced_netns = 0
-        self.checks_failed = 0
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry, version="test")
         self.delete_tries = 0
         # Plugins are called in a known order. What is side by side is the matter of test_attach_together.
         self.attach_concurrency = 1
@@ -116,44 +112,52 @@ class Engine:
             self.cluster,
             self.files,
             self.runner,
-            self.store,
+            Records(self.store),
             self.links,
-            devices=self.devices,
-            device_files=self.device_files,
-            gates=self.gates,
-            overlay=self.overlay,
-            status_write=status_write,
+            Devices(self.devices, self.device_files),
+            self.gates,
+            Policy(self.overlay, status_write, self.delete_tries, self.attach_concurrency),
+            self.metrics,
             clock=lambda: self.clock,
-            count_unsupported_arg=lambda request: self.count_unsupported_arg(request),
-            count_collected=self._count_collected,
-            attach_concurrency=self.attach_concurrency,
-            delete_tries=self.delete_tries,
-            count_given_up=self._count_given_up,
-            count_check_failed=self._count_check_failed,
-            count_never_attached=self._count_never_attached,
-            count_set_aside=self._count_set_aside,
-            count_replaced_netns=self._count_replaced_netns,
         )
         return Verbs(core)
 
-    def _count_collected(self, outcome: str, attachments: int) -> None:
-        with self._guard:
-            self.collected[outcome] += attachments
+    def _count(self, name: str, **labels: str) -> int:
+        value = self.registry.get_sample_value(name, labels)
+        assert value is not None
+        return int(value)
 
-    def _count_check_failed(self) -> None:
-        self.checks_failed += 1
+    @property
+    def collected(self) -> dict[str, int]:
+        """Attachments that GC has come upon, by outcome."""
+        found = {outcome: self._count("multus_gc_attachments_total", outcome=outcome) for outcome in COLLECTED}
+        return {outcome: count for outcome, count in found.items() if count}
 
-    def _count_given_up(self) -> None:
-        self.given_up += 1
+    @property
+    def unsupported_args(self) -> dict[str, int]:
+        """Capability args that were not supported."""
+        found = {request: self._count("multus_requests_unmet_total", request=request) for request in REQUESTS}
+        return {request: count for request, count in found.items() if count}
 
-    def _count_never_attached(self) -> None:
-        self.never_attached += 1
+    @property
+    def checks_failed(self) -> int:
+        return self._count("multus_check_failures_total")
 
-    def _count_set_aside(self) -> None:
-        self.set_aside += 1
+    @property
+    def given_up(self) -> int:
+        return self._count("multus_deletes_given_up_total")
 
-    def _count_replaced_netns(self) -> None:
-        self.replaced_netns += 1
+    @property
+    def never_attached(self) -> int:
+        return self._count("multus_networks_never_attached_total")
+
+    @property
+    def set_aside(self) -> int:
+        return self._count("multus_containers_set_aside_total")
+
+    @property
+    def replaced_netns(self) -> int:
+        return self._count("multus_replaced_namespaces_total")
 
     def declare(self, networks: str | None = None, *, uid: str = "u1", annotations: Mapping[str, str] = {}) -> None:
         """The pod `web/p1`, asking for `networks`."""

@@ -11,6 +11,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.run import Progress
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, ContainerRecord, Pod, Sandbox
@@ -176,7 +177,7 @@ def test_cancelling_undoes_too(engine: Engine) -> None:
     hanging = threading.Event()
     real = engine.runner.add
 
-    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
+    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> Result:
         made = real(sandbox, attachment, netns)
         if attachment.name == "web/n1":
             hanging.set()
@@ -305,7 +306,7 @@ def test_two_containers_go_side_by_side(engine: Engine) -> None:
     both = threading.Barrier(2)
     real = engine.runner.add
 
-    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
+    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> Result:
         # Raises BrokenBarrierError where the other does not come.
         both.wait(30)
         return real(sandbox, attachment, netns)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.run import Progress
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, Sandbox
@@ -96,7 +97,7 @@ def test_what_is_built_in_runs_in_the_thread_of_the_request_beside_processes() -
     ran_in: dict[str, threading.Thread] = {}
     real = runner.add
 
-    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
+    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> Result:
         ran_in[attachment.name] = threading.current_thread()
         return real(sandbox, attachment, netns)
 

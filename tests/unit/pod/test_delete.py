@@ -9,7 +9,8 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.pod import detach
+from multus_daemon.plugins.run import Progress
+from multus_daemon.pod.delete import detach
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
@@ -76,10 +77,10 @@ def test_a_torn_container_does_not_pass_for_a_whole_one(engine: Engine) -> None:
 
 def test_one_that_hangs_leaves_the_others_their_share(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     add(engine)
-    monkeypatch.setattr(detach.detach, "__kwdefaults__", {"seconds": 0.3, "counts": False})
+    monkeypatch.setattr(detach, "__kwdefaults__", {"seconds": 0.3, "counts": False})
     real = engine.runner.delete
 
-    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> None:
         real(sandbox, attachment, netns)
         if attachment.name == "web/n2":
             deadline.pause(30)
@@ -97,10 +98,10 @@ def test_those_side_by_side_share_the_time_as_if_they_came_one_by_one(
     engine.attach_concurrency = 4
     engine.verbs = engine.make_verbs()
     add(engine)
-    monkeypatch.setattr(detach.detach, "__kwdefaults__", {"seconds": 12.0, "counts": False})
+    monkeypatch.setattr(detach, "__kwdefaults__", {"seconds": 12.0, "counts": False})
     shares, both, real = [], threading.Barrier(2), engine.runner.delete
 
-    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> None:
         shares.append(deadline.current().left)
         if attachment.name != "kube-system/cluster":
             both.wait(30)
@@ -118,7 +119,7 @@ def test_what_was_detached_is_on_record_when_the_call_is_cancelled(
     real = engine.runner.delete
     hanging = threading.Event()
 
-    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> None:
         real(sandbox, attachment, netns)
         if attachment.name == "web/n1":
             hanging.set()

@@ -13,7 +13,7 @@ import pytest
 
 from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import Chain, Progress
 from multus_daemon.pod import gateway
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
@@ -297,7 +297,9 @@ def test_a_namespace_that_has_gone_meanwhile_is_named(engine: Engine, monkeypatc
     engine.declare(asking("10.1.0.254"))
     add = engine.runner.add
 
-    def vanishing(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
+    def vanishing(
+        sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
+    ) -> Result:
         if attachment.name == "web/n1":
             engine.links.namespaces.clear()
         return add(sandbox, attachment, netns)
@@ -402,7 +404,7 @@ def test_the_cached_results_of_every_version_say_the_same(
         for name, ifname, asked in (("a", "eth0", None), ("b", "net1", ("10.1.0.9" if ipv4 else "fd01::9",)))
     )
     sandbox = Sandbox(ContainerId("c1"), NETNS)
-    for after in gateway.moved(FakeLinks({NETNS: []}).open(NETNS), "web/p1", attachments):
+    for after in gateway.move(FakeLinks({NETNS: []}).open(NETNS), "web/p1", attachments):
         runner.remember(sandbox, after)
     cached = {
         name: cache.read_result(name, "c1", ifname, version) for name, ifname in (("a", "eth0"), ("b", "net1"))

@@ -11,7 +11,7 @@ import pytest
 from multus_daemon import deadlines
 from multus_daemon.node import orphans
 from multus_daemon.plugins.plugin import NeverAttachedError
-from multus_daemon.pod import aside
+from multus_daemon.pod import quarantine
 from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
 from multus_daemon.spec.cni.names import ContainerId
 from tests.unit.pod.conftest import NETNS, Engine
@@ -169,7 +169,7 @@ def test_after_a_day_it_is_set_aside_told_of_and_tried_no_more(engine: Engine) -
     engine.clock += 1
     assert tried(engine)
     assert engine.store.records == {}
-    (item,) = engine.verbs.engine.store.aside()
+    (item,) = engine.verbs.engine.records.store.aside()
     assert (item.container_id, item.since) == ("c1", engine.clock)
     assert "no daemon of mine" in item.why
     assert item.record
@@ -190,7 +190,7 @@ def test_gc_sets_aside_what_reconcile_does_not_reach(engine: Engine) -> None:
     engine.clock += deadlines.SET_ASIDE_SECONDS
     gc(engine)
     assert engine.store.records == {}
-    assert [item.container_id for item in engine.verbs.engine.store.aside()] == ["c1"]
+    assert [item.container_id for item in engine.verbs.engine.records.store.aside()] == ["c1"]
 
 
 def test_one_that_fails_keeps_gc_from_no_other(engine: Engine) -> None:
@@ -233,22 +233,22 @@ def test_what_is_forgotten_is_gone(engine: Engine) -> None:
     engine.clock += deadlines.SET_ASIDE_SECONDS
     assert tried(engine)
     core = engine.verbs.engine
-    known = aside.forget(core, engine.request().container_id)
+    known = quarantine.forget(core, engine.request().container_id)
     assert known
     assert [item.name for item in known.attachments] == ["web/n1"]
-    assert core.store.aside() == []
+    assert core.records.store.aside() == []
     with pytest.raises(UnknownContainerError, match="nothing is known of container c1"):
-        aside.forget(core, engine.request().container_id)
+        quarantine.forget(core, engine.request().container_id)
 
 
 def test_a_record_that_fails_or_is_damaged_can_be_forgotten(engine: Engine) -> None:
     failing(engine)
     tried(engine)
     core = engine.verbs.engine
-    assert aside.forget(core, engine.request().container_id)
+    assert quarantine.forget(core, engine.request().container_id)
     assert engine.store.records == {}
     engine.store.corrupt.add("c2")
-    assert aside.forget(core, ContainerId("c2")) is None
+    assert quarantine.forget(core, ContainerId("c2")) is None
     assert engine.store.containers() == []
 
 
@@ -279,9 +279,9 @@ def test_while_its_namespace_exists_nothing_is_forgotten(engine: Engine, place: 
     place(engine)
     core = engine.verbs.engine
     with pytest.raises(CniError, match=f"container c1 can't be forgotten: its network namespace {NETNS} exists"):
-        aside.forget(core, engine.request().container_id)
+        quarantine.forget(core, engine.request().container_id)
     engine.links.namespaces.clear()
-    assert aside.forget(core, engine.request().container_id)
+    assert quarantine.forget(core, engine.request().container_id)
     assert (engine.store.containers(), engine.store.put_aside) == ([], {})
 
 
@@ -291,5 +291,5 @@ def test_a_namespace_that_is_another_containers_now_keeps_nothing(engine: Engine
     engine.store.records["c2"] = replace(
         old, sandbox=replace(old.sandbox, container_id=ContainerId("c2")), created=old.created + 1
     )
-    assert aside.forget(engine.verbs.engine, ContainerId("c1"))
+    assert quarantine.forget(engine.verbs.engine, ContainerId("c1"))
     assert set(engine.store.records) == {"c2"}

@@ -78,14 +78,6 @@ def ask(request: pytest.FixtureRequest, engine: Engine) -> Callable[..., Any]:
     return ways[request.param]
 
 
-@pytest.fixture
-def counted(engine: Engine) -> list[str]:
-    found: list[str] = []
-    engine.count_unsupported_arg = found.append
-    engine.verbs = engine.make_verbs()
-    return found
-
-
 def told(engine: Engine) -> list[str]:
     return [message for reason, message in engine.warnings if reason == unsupported.EVENT]
 
@@ -108,7 +100,7 @@ class TestCapability:
 
     @pytest.mark.parametrize(("ask", "key", "value", "capability"), CASES, indirect=["ask"])
     def test_that_nobody_declares_is_an_error_if_strict_before_anything_is_touched(
-        self, engine: Engine, ask: Callable[..., Any], counted: list[str], key: str, value: Any, capability: str
+        self, engine: Engine, ask: Callable[..., Any], key: str, value: Any, capability: str
     ) -> None:
         engine.overlay["strictRequests"] = True
         engine.cluster.put_network(network("n1"))
@@ -120,7 +112,7 @@ class TestCapability:
         assert all(words in text for words in ("web/n1", "web/p1", f'"{capability}": true')), text
         assert (engine.runner.calls, engine.store.saved) == ([], [])
         assert engine.warnings == [(unsupported.EVENT, text + MORE)]
-        assert counted == [key]
+        assert engine.unsupported_args == {key: 1}
 
     @pytest.mark.parametrize(
         ("ask", "key", "value", "capability"),
@@ -131,7 +123,6 @@ class TestCapability:
         self,
         engine: Engine,
         ask: Callable[..., Any],
-        counted: list[str],
         caplog: pytest.LogCaptureFixture,
         key: str,
         value: Any,
@@ -143,7 +134,7 @@ class TestCapability:
         [message] = told(engine)
         assert all(words in message for words in (key, "web/n1", "web/p1", f'"{capability}": true')), message
         assert [record.getMessage() for record in caplog.records] == [message]
-        assert counted == [key]
+        assert engine.unsupported_args == {key: 1}
         assert ("ADD", "web/n1") in engine.runner.order
 
     def test_what_the_runtime_wants_is_no_request_of_the_pod(self, engine: Engine) -> None:
@@ -193,7 +184,6 @@ class TestResult:
         self,
         engine: Engine,
         ask: Callable[..., Any],
-        counted: list[str],
         declared: bool,
         asked: dict[str, Any],
         result: Result,
@@ -204,13 +194,13 @@ class TestResult:
         engine.runner.results["web/n1"] = result
         ask(**asked)
         if not problem:
-            assert (told(engine), counted) == ([], [])
+            assert (told(engine), engine.unsupported_args) == ([], {})
             return
         [message] = told(engine)
         assert problem in message
         assert "pod web/p1" in message
         assert ("did not go by it" if declared else f'"{key}": true') in message
-        assert counted == [key]
+        assert engine.unsupported_args == {key: 1}
 
     @pytest.mark.parametrize("asked", [{"mac": MAC}, {"ips": ["10.1.0.7"]}])
     def test_a_difference_fails_and_undoes_the_add_if_strict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,8 +36,6 @@ class _Delegate:
     plugin_type: str
     stdin: bytes
     fields: Mapping[str, Any]
-    parsed: dict[Any, Any] = field(default_factory=dict)
-    """As `Invocation.parsed`, of this configuration."""
 
 
 def unsupported(call: Call) -> str:
@@ -115,7 +113,6 @@ def _invocation(call: Call, verb: str, composed: _Delegate) -> Invocation:
         fields=composed.fields,
         prev_result=None,
         raw=composed.stdin,
-        parsed=composed.parsed,
         recorded=recorded,
     )
 
