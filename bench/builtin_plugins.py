@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import verdict
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.plugins.select import Dispatcher, Mode
@@ -113,7 +114,8 @@ def _rounds(
                 if verb == "ADD":
                     programs = runners[side].programs([(plugin, call)])
                     served_by = runners[side].choose(plugin, call, programs)
-                runners[side].run(plugin, replace(call, served_by=served_by))
+                with PodNetns(call.netns) as pod:
+                    runners[side].run(plugin, replace(call, served_by=served_by), pod)
                 seconds = {verb: time.perf_counter() - start, f"{verb} CPU": _cpu_seconds() - cpu}
                 if number >= WARM_UP:
                     for what, value in seconds.items():

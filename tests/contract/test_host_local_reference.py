@@ -21,6 +21,7 @@ from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson, result
 from multus_daemon.spec.cni.errors import CniError
+from tests import calls as plugin_calls
 from tests.aside import together
 
 REFERENCE = Path("/usr/lib/cni/host-local")
@@ -70,7 +71,7 @@ def ours(verb, container_id, config, args="", *, runner=None):
     fields = gojson.loads_object(json.dumps(config).encode())
     invocation = Invocation(verb, container_id, "/nowhere", "eth0", args, "/usr/lib/cni", fields)
     try:
-        made = (runner or RUNNERS["one"]).run("host-local", invocation)
+        made = plugin_calls.run(runner or RUNNERS["one"], "host-local", invocation)
         return 0, result.to_stdout(made, config["cniVersion"]) if verb == "ADD" else b""
     except CniError as error:
         return 1, error.to_stdout()

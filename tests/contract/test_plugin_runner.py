@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -33,6 +34,7 @@ from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.result import Result
+from tests import calls
 from tests.contract.conftest import in_thread
 from tests.disks import hanging
 from tests.fakes.runner import FakePluginRunner
@@ -67,15 +69,22 @@ def _chrooted() -> BinaryRunner:
 
 
 def _dispatched() -> PluginRunner:
-    return Dispatcher(_process(), FakePluginRunner(missing={"loopback", "no-such"}), "fallback")
+    return Dispatcher(_process(), FakePluginRunner(missing={"loopback", "no-such"}).as_builtin, "fallback")
 
 
 def _builtin() -> PluginRunner:
     module = pytest.importorskip(
         "multus_daemon.plugins.builtin.runner", reason="multus_daemon.plugins.builtin.runner is not there"
     )
-    runner: PluginRunner = module.BuiltinRunner(Path("/"), ipam=_process())
+    runner: PluginRunner = module.BuiltinRunner(Path("/"), ipam=_dispatched())
     return runner
+
+
+def run(runner: BinaryRunner | PluginRunner, plugin_type: str, invocation: Invocation) -> Result:
+    """As the engine does it: a binary gets the path of its namespace only."""
+    if isinstance(runner, portals.Binaries):
+        return runner.run(plugin_type, invocation)
+    return calls.run(cast(PluginRunner, runner), plugin_type, invocation)
 
 
 @pytest.fixture(params=[_process, _chrooted, _dispatched, _builtin], ids=["process", "chroot", "dispatch", "built-in"])
@@ -104,22 +113,22 @@ class TestEveryRunner:
 
     async def test_unknown_plugin(self, runner):
         with pytest.raises(CniError):
-            await in_thread(runner.run, "no-such", invocation())
+            await in_thread(run, runner, "no-such", invocation())
 
     async def test_stdin_that_is_no_json(self, runner, netns):
         with pytest.raises(CniError) as caught:
-            await in_thread(runner.run, "loopback", invocation(stdin=b"garbage", netns=netns))
+            await in_thread(run, runner, "loopback", invocation(stdin=b"garbage", netns=netns))
         assert caught.value.code != 0
         assert caught.value.msg
 
     @needs_root
     async def test_loopback_comes_up_and_goes_down(self, runner, netns):
-        made = await in_thread(runner.run, "loopback", invocation(stdin=LOOPBACK, netns=netns))
+        made = await in_thread(run, runner, "loopback", invocation(stdin=LOOPBACK, netns=netns))
         assert [(found.name, found.sandbox) for found in made.interfaces] == [("lo", netns)]
         assert "127.0.0.1/8" in [found.address for found in made.ips]
         assert "UP" in _loopback_flags(netns)
         for _ in range(2):
-            assert await in_thread(runner.run, "loopback", invocation("DEL", stdin=LOOPBACK, netns=netns)) == Result()
+            assert await in_thread(run, runner, "loopback", invocation("DEL", stdin=LOOPBACK, netns=netns)) == Result()
             assert "UP" not in _loopback_flags(netns)
 
 

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.find import PluginNotFoundError
 from multus_daemon.plugins.plugin import Program
 from multus_daemon.plugins.recursion import PluginIsMultusError
+from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import result
@@ -56,7 +58,7 @@ class FakePluginRunner:
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not to be had.
     `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
     `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise, which `refuses`
-    says too; `holds`: to what `kept` says; `programs_of_multus`: paths that are refused. `paths` are
+    says too; `holds`: to what `kept` says; `programs_of_multus`: paths that are refused. `paths` and `namespaces` are
     those that were given with a call. To remove rules is a call of the plugin `rules`.
     """
 
@@ -80,7 +82,18 @@ class FakePluginRunner:
         self.holds: dict[str, str] = {}
         self.programs_of_multus: set[str] = set()
         self.paths: list[str] = []
+        self.namespaces: list[PodNetns | None] = []
         self._guard = threading.Lock()
+
+    @property
+    def as_dispatcher(self) -> Dispatcher:
+        """The fake where a chain wants its dispatcher."""
+        return cast(Dispatcher, self)
+
+    @property
+    def as_builtin(self) -> BuiltinRunner:
+        """The fake where a dispatcher wants the built-in plugins."""
+        return cast(BuiltinRunner, self)
 
     @property
     def order(self) -> list[tuple[str, str]]:
@@ -127,12 +140,13 @@ class FakePluginRunner:
         return {plugin_type: programs[plugin_type].path}
 
     def remove_rules(self, invocation: Invocation, netns: PodNetns) -> None:
-        self.run("rules", invocation)
+        self.run("rules", invocation, netns)
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns | None = None, path: str = "") -> Result:
         with self._guard:
             self.calls.append(PluginCall(plugin_type, invocation))
             self.paths.append(path)
+            self.namespaces.append(netns)
             number = len(self.calls)
         if error := self.fail_at.get(number):
             raise error
@@ -215,15 +229,15 @@ class FakeDelegateRunner:
     def add(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
         # As the real one: what a failed ADD has made stays.
         self.attached.add((attachment.name, attachment.ifname))
-        self._call("ADD", sandbox, attachment)
+        self._call("ADD", sandbox, attachment, netns)
         return self.results.get(attachment.name, Result())
 
     def delete(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
-        self._call("DEL", sandbox, attachment)
+        self._call("DEL", sandbox, attachment, netns)
         self.attached.discard((attachment.name, attachment.ifname))
 
     def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
-        self._call("CHECK", sandbox, attachment)
+        self._call("CHECK", sandbox, attachment, netns)
 
     def remember(self, sandbox: Sandbox, attachment: Attachment) -> None:
         with self._guard:
@@ -243,7 +257,10 @@ class FakeDelegateRunner:
         if error := self.fail.get((verb, config.name)):
             raise error
 
-    def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment) -> None:
+    def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+        assert netns.path == sandbox.netns, "the namespace of another path"
+        with netns.of_thread() as own:
+            assert netns is own, "the namespace of another thread"
         with self._guard:
             self.calls.append(DelegateCall(verb, sandbox, attachment))
             number = len(self.calls)

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.tools import ToolRunner
@@ -244,7 +245,7 @@ class StubIpam:
     def locate(self, plugin_type: str) -> str:
         return "stub"
 
-    def run(self, plugin_type: str, invocation: Invocation) -> Result:
+    def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         deadline.check()
         self.calls.append((plugin_type, invocation))
         if self.hook is not None:
@@ -302,6 +303,7 @@ def make_call(ipam: StubIpam, tools: HostTools) -> Callable[..., Call]:
             prev_result=None if previous is None else from_object(previous, fields["cniVersion"]),
             host_root=Path("/"),
             ipam=ipam,
+            netns=PodNetns(path),
             tools=tools,
         )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
-from multus_daemon.kernel import ops
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.contract import Call, Plugin
 from multus_daemon.spec.cni.result import Result
 
@@ -16,31 +16,31 @@ T = TypeVar("T")
 
 
 class Direct:
-    """The verbs of `plugin`, each call with a session of its own in the calling thread."""
+    """The verbs of `plugin`, each call with the namespace opened for it in the calling thread."""
 
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
 
     def add(self, call: Call) -> Result:
-        with ops.session(call.invocation.netns) as session:
-            return self._plugin.add(call, session)
+        with PodNetns(call.invocation.netns) as netns:
+            return self._plugin.add(replace(call, netns=netns), netns)
 
     def delete(self, call: Call) -> None:
-        with ops.session(call.invocation.netns) as session:
-            self._plugin.delete(call, session)
+        with PodNetns(call.invocation.netns) as netns:
+            self._plugin.delete(replace(call, netns=netns), netns)
 
     def check(self, call: Call) -> None:
-        with ops.session(call.invocation.netns) as session:
-            self._plugin.check(call, session)
+        with PodNetns(call.invocation.netns) as netns:
+            self._plugin.check(replace(call, netns=netns), netns)
 
     def status(self, call: Call) -> None:
         self._plugin.status(call)
 
 
-def in_pod(path: str, work: Callable[[Session], T]) -> T:
+def in_pod(path: str, work: Callable[[PodNetns], T]) -> T:
     """What `work` returns or raises, done inside the namespace at `path`."""
-    with ops.session(path) as session, session.inside():
-        return work(session)
+    with PodNetns(path) as netns, netns.inside():
+        return work(netns)
 
 
 def wait_for_removals() -> None:

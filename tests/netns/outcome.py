@@ -21,6 +21,7 @@ from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson, result, versions
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result
+from tests.calls import run
 from tests.netns import reference
 
 _ROOT = Path(__file__).parents[2]
@@ -77,7 +78,7 @@ def builtin(
     fields = gojson.loads_object(raw)
     invocation = Invocation(verb, container, path, ifname, args, str(reference.DIRECTORY), fields, raw=raw)
     try:
-        made = BuiltinRunner(host_root, ipam=ipam, tools=tools).run(plugin, invocation)
+        made = run(BuiltinRunner(host_root, ipam=ipam, tools=tools), plugin, invocation)
         return Outcome(_decoded(_printed(verb, made, invocation.cni_version or versions.IMPLIED)))
     except CniError as error:
         return Outcome(msg=error.msg, code=error.code)

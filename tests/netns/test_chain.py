@@ -23,6 +23,7 @@ from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
+from tests import calls
 from tests.planning import plan_one
 
 DEBIAN = "/usr/lib/cni"
@@ -108,7 +109,7 @@ def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
     (containernetworking/plugins issue 819). It is the last of the list: all others have succeeded then.
     """
     try:
-        chain.check(sandbox, whole)
+        calls.check(chain, sandbox, whole)
     except CniError as error:
         if not error.msg.startswith("could not check ipv6 dnat") or 'plugin type="portmap"' not in error.msg:
             raise
@@ -125,7 +126,7 @@ def test_add_check_delete(
     whole = plan_one(chain, sandbox, attachment(bridge, tmp_path, version, portmap=portmap))
     netns = os.path.basename(sandbox.netns)
     try:
-        result = chain.add(sandbox, whole)
+        result = calls.add(chain, sandbox, whole)
         chain.remember(sandbox, whole.with_result(result))
         [link] = ip("-n", netns, "addr", "show", "net1")
         assert [f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"] if item["family"] == "inet"] == [
@@ -140,21 +141,21 @@ def test_add_check_delete(
         if version != "0.3.1":
             subprocess.run(["ip", "-n", netns, "addr", "flush", "dev", "net1"], check=True)
             with pytest.raises(CniError, match=r'plugin type="bridge" network="web/n" interface="net1", CHECK'):
-                chain.check(sandbox, whole.with_result(result))
+                calls.check(chain, sandbox, whole.with_result(result))
     finally:
-        chain.delete(sandbox, whole)
+        calls.delete(chain, sandbox, whole)
     assert [link["ifname"] for link in ip("-n", netns, "link")] == ["lo"]
     assert leases(tmp_path, bridge) == []
     if portmap:
         assert not dnat_rules(sandbox)
     # Again, and without the namespace: done is done.
-    chain.delete(Sandbox(sandbox.container_id, ""), whole)
+    calls.delete(chain, Sandbox(sandbox.container_id, ""), whole)
 
 
 def test_a_failure_names_its_place(chain: Chain, sandbox: Sandbox, bridge: str, tmp_path: Path) -> None:
     whole = attachment(bridge, tmp_path, "1.0.0", portmap=False)
     with pytest.raises(CniError) as caught:
-        chain.add(Sandbox(sandbox.container_id, "/run/netns/none-such"), whole)
+        calls.add(chain, Sandbox(sandbox.container_id, "/run/netns/none-such"), whole)
     assert caught.value.msg.endswith('(plugin type="bridge" network="web/n" interface="net1", ADD)')
     assert "none-such" in str(caught.value)
-    chain.delete(sandbox, whole)
+    calls.delete(chain, sandbox, whole)

@@ -14,7 +14,7 @@ import pytest
 
 from multus_daemon.kernel import netns
 from multus_daemon.kernel.inet import Route
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.tools.ctl import inside, namespaces
 from tests.netns.direct import in_pod
 
@@ -66,7 +66,7 @@ def test_look(path: pathlib.Path) -> None:
     namespaces.create(path)
     name, peer = (f"t{kind}{os.getpid()}" for kind in "ab")
 
-    def make(session: Session) -> None:
+    def make(session: PodNetns) -> None:
         lo = session.pod.link("lo")
         assert lo.is_up
         session.pod.add_veth(name, peer, session.host_netns, mtu=1400)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from multus_daemon.kernel.netns import NamespaceError
-from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Route
 
@@ -50,7 +50,8 @@ def everything(netns: Any) -> list[str]:
 
 
 def move(netns: Any, *routes: Route, ifname: IfName = NET1) -> None:
-    KernelLinks().move_default_routes(netns.path, ifname, routes)
+    with PodNetns(netns.path) as pod:
+        pod.move_default_routes(ifname, routes)
 
 
 @pytest.mark.weak_spot(2)
@@ -245,6 +246,6 @@ def test_a_link_that_is_not_there_changes_nothing(netns: Any) -> None:
 
 
 def test_a_namespace_that_is_none() -> None:
-    with pytest.raises(NamespaceError) as caught:
-        KernelLinks().move_default_routes("/nonexistent", NET1, [V4])
+    with PodNetns("/nonexistent") as pod, pytest.raises(NamespaceError) as caught:
+        pod.move_default_routes(NET1, [V4])
     assert caught.value.is_absent

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from multus_daemon.kernel.netns import NamespaceError
-from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 
@@ -43,7 +43,8 @@ def netns(netns: Any) -> Any:
 
 
 def missing(netns: Any, result: Result) -> str:
-    return KernelLinks().first_missing(netns.path, NET1, result, observed=False)
+    with PodNetns(netns.path) as pod:
+        return pod.first_missing(NET1, result, observed=False)
 
 
 @pytest.mark.parametrize("result", [BY_INDEX, BY_NAME, Result()], ids=["by index", "by name", "nothing"])
@@ -78,20 +79,22 @@ def test_a_route_that_was_moved_to_another_table_is_there(netns: Any) -> None:
 
 
 def test_a_namespace_that_is_not_there(netns: Any) -> None:
-    with pytest.raises(NamespaceError):
-        KernelLinks().first_missing("/nonexistent", NET1, BY_NAME, observed=False)
+    with PodNetns("/nonexistent") as pod, pytest.raises(NamespaceError):
+        pod.first_missing(NET1, BY_NAME, observed=False)
 
 
 # --- what an ADD left ------------------------------------------------------------------------------------------------
 
 
 def observed(netns: Any, result: Result) -> Result:
-    (found,) = KernelLinks().observe(netns.path, [(NET1, result)])
+    with PodNetns(netns.path) as pod:
+        (found,) = pod.observe([(NET1, result)])
     return found
 
 
 def missing_of(netns: Any, result: Result) -> str:
-    return KernelLinks().first_missing(netns.path, NET1, result, observed=True)
+    with PodNetns(netns.path) as pod:
+        return pod.first_missing(NET1, result, observed=True)
 
 
 def test_an_interface_of_the_host_with_the_same_name_is_none_of_the_containers(netns: Any) -> None:

@@ -182,7 +182,7 @@ def test_a_stopped_add_is_undone(netns: Any, tmp_path: Path, make_call: MakeCall
         def locate(self, plugin_type: str) -> str:
             return "slow"
 
-        def run(self, plugin_type: str, invocation: Any) -> Result:
+        def run(self, plugin_type: str, invocation: Any, netns: Any) -> Result:
             deadline.check()
             self.verbs.append(invocation.verb)
             if invocation.verb == "ADD":

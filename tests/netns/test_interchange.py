@@ -22,6 +22,7 @@ from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
+from tests import calls
 from tests.netns import outcome, reference
 from tests.netns.test_differential import CASES, V4, V6
 from tests.planning import plan_one
@@ -139,7 +140,7 @@ def test_lists(case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_pa
 
     adding = chain(first)
     planned = plan_one(adding, sandbox, whole)
-    result = adding.add(sandbox, planned)
+    result = calls.add(adding, sandbox, planned)
     adding.remember(sandbox, planned.with_result(result))
     assert (set(planned.served_by.values()) - {str(reference.DIRECTORY / "portmap")} == {"built-in"}) is (
         first == "prefer"
@@ -150,7 +151,7 @@ def test_lists(case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_pa
     # The machine's state has to do: `whole` does not say who did the ADD.
     other = chain(then)
     check(other, sandbox, whole)
-    other.delete(sandbox, whole)
+    calls.delete(other, sandbox, whole)
     assert (addresses(leases), netns.links(), host.links() - before - {"br88"}) == ([], set(), set())
     # portmap leaves the chains that all its rules hang from.
     left = [line for line in reference.rules(host) if "18123" in line or "container1" in line or "testnet" in line]
@@ -163,7 +164,7 @@ def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
     It is the last of the list: all others have succeeded then.
     """
     try:
-        chain.check(sandbox, whole)
+        calls.check(chain, sandbox, whole)
     except CniError as error:
         if not (reference.is_old() and error.msg.startswith("could not check ipv6 dnat")):
             raise
@@ -216,7 +217,7 @@ def test_rules_of_an_interface_that_has_lost_its_address(
 
     adding = chain(adds)
     whole = plan_one(adding, sandbox, whole)
-    whole = replace(whole, result=adding.add(sandbox, whole))
+    whole = replace(whole, result=calls.add(adding, sandbox, whole))
     assert (set(whole.served_by.values()) == {"built-in"}) is (adds == "prefer")
     assert [line for line in reference.rules(host) if "container1" in line]
     netns.run("ip", "addr", "flush", "dev", "net1")
@@ -225,7 +226,7 @@ def test_rules_of_an_interface_that_has_lost_its_address(
     if has_another and adds == "off" and backend == "iptables":
         # The reference looks for the other's rule, and does not get rid of a chain that is in use; the next DEL comes.
         with pytest.raises(CniError, match="iptables"):
-            chain("fallback").delete(sandbox, whole)
-    chain("fallback").delete(sandbox, whole)
+            calls.delete(chain("fallback"), sandbox, whole)
+    calls.delete(chain("fallback"), sandbox, whole)
     assert [line for line in reference.rules(host) if "container1" in line or "CNI-" in line] == []
     assert (addresses(tmp_path / "leases"), netns.links()) == ([], set())

@@ -241,7 +241,7 @@ def test_a_stopped_add_leaves_nothing(netns: Any, call: MakeCall, ipam: Any) -> 
         def locate(self, plugin_type: str) -> str:
             return "slow"
 
-        def run(self, plugin_type: str, invocation: Any) -> Result:
+        def run(self, plugin_type: str, invocation: Any, netns: Any) -> Result:
             if invocation.verb == "ADD":
                 entered.set()
                 deadline.pause(PATIENCE)

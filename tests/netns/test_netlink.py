@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kernel import inet, ops, sysctl
+from multus_daemon.kernel import inet, sysctl
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.netns import NamespaceError
-from multus_daemon.kernel.ops import KernelLinks, Session
+from multus_daemon.kernel.ops import KernelLinks, PodNetns
 from multus_daemon.kernel.transport import Socket
 from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, Interrupted
@@ -116,13 +116,15 @@ def test_in_doubt_a_namespace_is_inhabited(netns: Any, monkeypatch: pytest.Monke
 
 
 def test_existing_links(netns: Any) -> None:
-    links = KernelLinks()
     netns.run("ip", "link", "add", "veth1", "type", "veth", "peer", "name", "veth0")
     asked = [IfName(name) for name in ("veth1", "eth0", "lo", "veth0")]
-    assert links.existing_links(netns.path, asked) == ["veth1", "lo", "veth0"]
-    assert links.existing_links(netns.path, []) == []
-    with pytest.raises(NamespaceError) as caught:
-        links.existing_links("/nonexistent", asked)
+    with PodNetns(netns.path) as pod:
+        assert pod.existing(asked) == ["veth1", "lo", "veth0"]
+        assert pod.absent == {"eth0"}
+        assert pod.existing([]) == []
+        assert pod.absent == frozenset()
+    with PodNetns("/nonexistent") as pod, pytest.raises(NamespaceError) as caught:
+        pod.existing(asked)
     assert caught.value.is_absent
     assert isinstance(caught.value, OSError)
 
@@ -130,7 +132,7 @@ def test_existing_links(netns: Any) -> None:
 def test_sysctls_and_sockets_are_of_their_side(host: Any, netns: Any) -> None:
     host.run("ip", "link", "add", "here0", "type", "veth", "peer", "name", "here1")
 
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         assert session.host.find_link("here0") is not None
         assert session.pod.find_link("here0") is None
         sysctl.write("ipv4", "conf", "all", "forwarding", value="1")
@@ -145,7 +147,7 @@ def test_sysctls_and_sockets_are_of_their_side(host: Any, netns: Any) -> None:
 
 
 def test_sysctl_refusals_name_the_file(netns: Any) -> None:
-    def work(_session: Session) -> None:
+    def work(_session: PodNetns) -> None:
         with pytest.raises(OSError, match="/proc/sys/net/ipv4/conf/eth9/forwarding"):
             sysctl.read("ipv4", "conf", "eth9", "forwarding")
         with pytest.raises(OSError, match="/proc/sys/net/ipv6/conf/lo/disable_ipv6"):
@@ -155,7 +157,7 @@ def test_sysctl_refusals_name_the_file(netns: Any) -> None:
 
 
 def test_many_addresses_are_read_whole(netns: Any) -> None:
-    def work(session: Session) -> int:
+    def work(session: PodNetns) -> int:
         lo = session.pod.link("lo")
         for number in range(1000):
             session.pod.add_address(lo.index, ipaddress.ip_interface(f"10.213.{number // 250}.{number % 250}/32"))
@@ -168,14 +170,14 @@ def test_many_addresses_are_read_whole(netns: Any) -> None:
 def test_a_dump_survives_changes_meanwhile(netns: Any) -> None:
     stop = threading.Event()
 
-    def change(session: Session) -> None:
+    def change(session: PodNetns) -> None:
         lo = session.pod.link("lo").index
         number = 0
         while not stop.is_set() and number < 3000:
             number += 1
             session.pod.add_address(lo, ipaddress.ip_interface(f"10.214.{number // 250 % 250}.{number % 250}/32"))
 
-    def read(session: Session) -> int:
+    def read(session: PodNetns) -> int:
         seen, end = 0, time.monotonic() + 1
         while time.monotonic() < end:
             # Addresses are only added: a shorter list than before would be a part of one. EINTR after 5 attempts is
@@ -193,7 +195,7 @@ def test_a_dump_survives_changes_meanwhile(netns: Any) -> None:
 
 
 def test_routes_are_read_as_they_were_added(netns: Any) -> None:
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         session.host.add_veth("veth1", "eth0", session.pod_netns, mtu=1400)
         link = session.pod.link("eth0")
         assert (link.mtu, link.kind, link.is_up) == (1400, "veth", False)
@@ -231,7 +233,7 @@ def test_routes_are_read_as_they_were_added(netns: Any) -> None:
     ],
 )
 def test_the_kernels_words_are_passed_on(arguments: tuple[str], code: int, words: str, netns: Any) -> None:
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         session.pod.add_veth("eth0", "veth1", session.host_netns)
         session.pod.add_veth(*arguments, "veth2", session.host_netns)
 
@@ -243,7 +245,7 @@ def test_the_kernels_words_are_passed_on(arguments: tuple[str], code: int, words
 def test_an_error_in_the_work_ends_thread_and_sockets(netns: Any) -> None:
     before, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
 
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         session.pod.link("lo")
         session.host.link("lo")
         raise StopIteration("odd")
@@ -259,7 +261,7 @@ def test_an_error_in_the_work_ends_thread_and_sockets(netns: Any) -> None:
 async def test_cancellation_waits_for_the_thread(netns: Any, caplog: pytest.LogCaptureFixture) -> None:
     entered, ended = threading.Event(), list[str]()
 
-    def work(_session: Session) -> None:
+    def work(_session: PodNetns) -> None:
         entered.set()
         try:
             deadline.pause(30)
@@ -309,14 +311,17 @@ def test_a_namespace_is_entered_once(netns: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(namespaces, "open_path", noted)
     before = len(os.listdir("/proc/self/fd"))
-    with ops.kept_open():
-        first = in_pod(netns.path, lambda session: session.pod)
-        with pytest.raises(OSError, match="No such device"):
-            in_pod(netns.path, lambda session: session.pod.link("eth0"))
-        assert in_pod(netns.path, lambda session: session.pod) is first
+    with PodNetns(netns.path) as pod:
+        with pod.inside():
+            first = pod.pod
+        with pytest.raises(OSError, match="No such device"), pod.inside():
+            pod.pod.link("eth0")
+        with pod.inside():
+            assert pod.pod is first
         for value in ("0", "1"):
             netns.run("sysctl", "-qw", f"net.ipv4.conf.all.forwarding={value}")
-            assert in_pod(netns.path, lambda _session: sysctl.read("ipv4", "conf", "all", "forwarding")) == value
+            with pod.inside():
+                assert sysctl.read("ipv4", "conf", "all", "forwarding") == value
     assert opened.count(netns.path) == 1
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -325,13 +330,14 @@ def test_a_namespace_is_entered_once(netns: Any, monkeypatch: pytest.MonkeyPatch
 def test_a_namespace_that_goes_between_two_pieces_of_work(make_netns: Any, tmp_path: Path, other: bool) -> None:
     path, first, second = tmp_path / "netns", make_netns(), make_netns()
     path.symlink_to(first.path)
-    with ops.kept_open():
-        in_pod(str(path), lambda _session: None)
+    with PodNetns(str(path)) as pod:
+        with pod.inside():
+            pass
         path.unlink()
         if other:
             path.symlink_to(second.path)
-        with pytest.raises(NamespaceError) as caught:
-            in_pod(str(path), lambda _session: None)
+        with pytest.raises(NamespaceError) as caught, pod.inside():
+            pytest.fail("in a namespace of the past")
     assert (caught.value.is_absent, caught.value.filename) == (not other, str(path))
 
 
@@ -344,7 +350,7 @@ def test_a_namespace_that_cant_be_entered_leaves_nothing_open() -> None:
 
 
 def test_a_batch_goes_on_behind_what_fails(netns: Any) -> None:
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         lo = session.pod.link("lo").index
         wanted = [ipaddress.ip_interface(text) for text in ("10.213.7.2/32", "10.213.7.2/32", "10.213.7.3/32")]
         errors = session.pod.batch([inet.add_address(lo, address) for address in wanted])
@@ -359,7 +365,7 @@ def test_a_batch_goes_on_behind_what_fails(netns: Any) -> None:
 
 
 def test_a_large_batch_of_which_all_fail(netns: Any) -> None:
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         requests = [
             inet.delete_address(1, ipaddress.ip_interface(f"10.213.{n // 250}.{n % 250}/32")) for n in range(5000)
         ]
@@ -370,7 +376,7 @@ def test_a_large_batch_of_which_all_fail(netns: Any) -> None:
 
 
 def test_a_new_pair_is_told_of_as_it_is(netns: Any) -> None:
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         told = session.host.add_veth("veth1", "eth0", session.pod_netns, mtu=1400, peer_mac="02:00:00:00:00:0a")
         host, pod = session.host.link("veth1"), session.pod.link("eth0")
         assert (host.is_up, pod.is_up, pod.mac) == (True, False, "02:00:00:00:00:0a")

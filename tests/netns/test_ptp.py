@@ -21,7 +21,7 @@ import pytest
 
 from multus_daemon.kernel import sysctl
 from multus_daemon.kernel.links import Link, Rtnl
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.kernel.transport import Socket
 from multus_daemon.plugins.builtin import ptp
 from multus_daemon.plugins.builtin.contract import Call
@@ -332,7 +332,7 @@ def test_forwarding_is_looked_at_once_a_request(
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(sysctl, "ensure", lambda *parts, value: asked.append(parts))
 
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         for verb in (ptp.add, ptp.delete, ptp.add):
             verb(make_call(verb.__name__[:3].upper(), netns.path), session)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from multus_daemon.kernel import links, removal
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.kernel.transport import Request, Socket
 from multus_daemon.runtime import deadline, threads
 from tests.aside import Aside
@@ -25,7 +25,7 @@ AF_BRIDGE = 7
 ADDRESS = ipaddress.ip_interface("10.214.1.1/24")
 
 
-def make_pair(session: Session, name: str = "eth0") -> int:
+def make_pair(session: PodNetns, name: str = "eth0") -> int:
     """A pair whose other end, `host-<name>`, is up with an address, and so has routes."""
     session.pod.add_veth(name, f"host-{name}", session.host_netns)
     host = session.host.link(f"host-{name}").index
@@ -36,7 +36,7 @@ def make_pair(session: Session, name: str = "eth0") -> int:
     return index
 
 
-def host_has(session: Session) -> list[str]:
+def host_has(session: PodNetns) -> list[str]:
     """Links, addresses and routes on the host, but for those of `lo`."""
     found = [str(item.address) for item in session.host.addresses(0, socket.AF_INET)]
     found += [name for name in ("host-eth0", "host-net1") if session.host.find_link(name)]
@@ -47,7 +47,7 @@ def host_has(session: Session) -> list[str]:
 
 
 def test_all_of_a_link_is_gone_on_return(netns: Any) -> None:
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         before = host_has(session)
         for _ in range(20):
             index = make_pair(session)
@@ -74,7 +74,7 @@ def test_nobody_waits_for_the_memory_of_a_link(netns: Any, monkeypatch: pytest.M
     ask = Socket.request
     monkeypatch.setattr(Socket, "request", request)
 
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         with session.inside():
             assert removal.remove([make_pair(session)]) == {}
         assert session.pod.find_link("eth0") is None
@@ -89,7 +89,7 @@ def test_nobody_waits_for_the_memory_of_a_link(netns: Any, monkeypatch: pytest.M
 
 
 def test_several_go_together_and_one_that_is_refused_stays(netns: Any) -> None:
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         lo = session.pod.link("lo").index
         both = [make_pair(session, "eth0"), make_pair(session, "net1")]
         with session.inside():
@@ -120,7 +120,7 @@ def test_notices_that_were_lost_are_not_taken_for_those_of_the_links(
 
     monkeypatch.setattr(removal, "_Notices", Overrun)
 
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         lo, eth0 = session.pod.link("lo").index, make_pair(session)
         with session.inside():
             lost = pytest.raises(OSError, match=os.strerror(errno.ENOBUFS))
@@ -146,13 +146,13 @@ def test_a_refusal_is_heard_among_notices_about_other_links(netns: Any, monkeypa
     monkeypatch.setattr(removal, "_LOOK_MICROSECONDS", 900_000)
     stopped = threading.Event()
 
-    def change(session: Session) -> None:
+    def change(session: PodNetns) -> None:
         end = time.monotonic() + 10
         while not stopped.is_set() and time.monotonic() < end:
             change_mtu(2)
             time.sleep(0.001)
 
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         lo = session.pod.link("lo").index
         with session.inside():
             try:
@@ -171,7 +171,7 @@ def test_more_at_once_than_there_are_threads_for(netns: Any, monkeypatch: pytest
     monkeypatch.setattr(removal, "_free", threading.BoundedSemaphore(1))
     assert removal._free.acquire()
 
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         index = make_pair(session)
         with session.inside():
             monkeypatch.setattr(threads, "start", None)
@@ -188,7 +188,7 @@ def test_where_no_thread_is_to_be_had_nothing_is_left_open(netns: Any, monkeypat
     free = threading.BoundedSemaphore(1)
     monkeypatch.setattr(removal, "_free", free)
 
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         index = make_pair(session)
         with session.inside(), monkeypatch.context() as patched:
             patched.setattr(threads, "start", start)
@@ -205,7 +205,7 @@ def test_the_wait_for_a_kernel_that_does_nothing_has_an_end(netns: Any, monkeypa
     hold: futures.Future[None] = futures.Future()
     monkeypatch.setattr(removal, "_one_by_one", lambda *_: hold.result(30) or {})
 
-    def work(session: Session) -> None:
+    def work(session: PodNetns) -> None:
         with session.inside(), pytest.raises(deadline.ExpiredError), deadline.within(0.1):
             removal.remove([make_pair(session)])
 

@@ -14,7 +14,7 @@ import pytest
 
 from multus_daemon.daemon import Daemon
 from multus_daemon.kernel import netns as namespaces
-from multus_daemon.kernel import ops
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni.errors import InvalidNetnsError
@@ -71,21 +71,31 @@ def test_del_leaves_what_is_at_the_path_alone(
         remove_netns(beside)
 
 
+def identity_of(path: str) -> str:
+    with PodNetns(path) as netns:
+        return netns.identity()
+
+
+def is_elsewhere(path: str, known: str) -> bool:
+    with PodNetns(path) as netns:
+        return netns.is_elsewhere(known)
+
+
 def test_an_identity_is_that_of_the_namespace(make_netns: Callable[[], Netns], tmp_path: Path) -> None:
-    links, one, other = ops.KernelLinks(), make_netns(), make_netns()
-    known = links.netns_id(one.path)
+    one, other = make_netns(), make_netns()
+    known = identity_of(one.path)
     assert known
-    assert links.netns_id(other.path) != known
+    assert identity_of(other.path) != known
     file = tmp_path / "file"
     file.touch()
-    found = {path: links.is_elsewhere(path, known) for path in (one.path, other.path, str(file), str(tmp_path / "no"))}
+    found = {path: is_elsewhere(path, known) for path in (one.path, other.path, str(file), str(tmp_path / "no"))}
     assert found == {one.path: False, other.path: True, str(file): True, str(tmp_path / "no"): False}
-    assert not links.is_elsewhere(other.path, "")
-    assert links.is_elsewhere(str(file), "")
+    assert not is_elsewhere(other.path, "")
+    assert is_elsewhere(str(file), "")
     with namespaces.opened(one.path) as descriptor:
         assert namespaces.identity(descriptor, namespaces.cookie_of(known)) == known
         # Of a record that has no cookie, device and inode count.
-        assert not links.is_elsewhere(one.path, namespaces.identity(descriptor))
+        assert not is_elsewhere(one.path, namespaces.identity(descriptor))
 
 
 def make_with_the_inode_of(path: Path, inode: int) -> bool:
@@ -102,16 +112,16 @@ def make_with_the_inode_of(path: Path, inode: int) -> bool:
 
 
 def test_a_namespace_with_the_inode_of_an_earlier_one_is_another(make_netns: Callable[[], Netns]) -> None:
-    links, netns = ops.KernelLinks(), make_netns()
+    netns = make_netns()
     path = Path(netns.path)
-    known, inode = links.netns_id(netns.path), path.stat().st_ino
+    known, inode = identity_of(netns.path), path.stat().st_ino
     if not namespaces.cookie_of(known):
         pytest.skip("the kernel gives namespaces no cookie: Linux 5.14 or newer does")
     remove_netns(path)
     if not make_with_the_inode_of(path, inode):
         pytest.skip("the kernel did not use the inode again within 5 s: other tests make namespaces too")
-    assert links.is_elsewhere(netns.path, known)
-    assert not links.is_elsewhere(netns.path, links.netns_id(netns.path))
+    assert is_elsewhere(netns.path, known)
+    assert not is_elsewhere(netns.path, identity_of(netns.path))
 
 
 @pytest.mark.parametrize("has_cookie", [True, False])
@@ -151,9 +161,8 @@ def forget_cookies(folder: Path) -> None:
 
 
 def test_the_hosts_own_namespace_is_no_containers(make: Callable[[], tuple[Daemon, Store]], netns: Netns) -> None:
-    links = ops.KernelLinks()
-    for known in ("", links.netns_id(netns.path)):
-        assert links.is_elsewhere("/proc/thread-self/ns/net", known)
+    for known in ("", identity_of(netns.path)):
+        assert is_elsewhere("/proc/thread-self/ns/net", known)
     assert call(make, "ADD", netns.path) == 200
     assert call(make, "CHECK", f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net") == 400
     assert call(make, "CHECK", netns.path) == 200

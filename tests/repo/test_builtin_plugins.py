@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.contract import Call, Plugin
 from multus_daemon.plugins.builtin.runner import PLUGINS
 from multus_daemon.spec.cni.result import Result
@@ -78,7 +78,7 @@ def problems(module: object) -> Iterator[str]:
 def test_the_contract_is_what_the_runner_calls() -> None:
     assert set(PROMISED) == {"unsupported", "validate", "add", "delete", "check", "status"}
     assert str(promised("unsupported")).startswith("(call: ")
-    assert list(promised("add").parameters) == ["call", "session"]
+    assert list(promised("add").parameters) == ["call", "netns"]
 
 
 @pytest.mark.parametrize("plugin_type", sorted(PLUGINS))
@@ -90,10 +90,10 @@ def plugin(**changes: object) -> object:
     def unsupported(call: Call) -> str:
         return ""
 
-    def add(call: Call, session: Session) -> Result:
+    def add(call: Call, netns: PodNetns) -> Result:
         return Result()
 
-    def delete(call: Call, session: Session) -> None: ...
+    def delete(call: Call, netns: PodNetns) -> None: ...
 
     def status(call: Call) -> None: ...
 
@@ -108,20 +108,20 @@ def plugin(**changes: object) -> object:
     return SimpleNamespace(**(functions | changes))
 
 
-def without_a_session(call: Call) -> None: ...
+def without_a_namespace(call: Call) -> None: ...
 
 
-def in_another_order(session: Session, call: Call) -> None: ...
+def in_another_order(netns: PodNetns, call: Call) -> None: ...
 
 
-def with_one_more(call: Call, session: Session, verb: str) -> None: ...
+def with_one_more(call: Call, netns: PodNetns, verb: str) -> None: ...
 
 
-def of_bytes(call: Call, session: Session) -> bytes:
+def of_bytes(call: Call, netns: PodNetns) -> bytes:
     return b""
 
 
-async def for_a_loop(call: Call, session: Session) -> None: ...
+async def for_a_loop(call: Call, netns: PodNetns) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def for_a_loop(call: Call, session: Session) -> None: ...
     [
         ({}, []),
         ({"add": None}, ["add"]),
-        ({"delete": without_a_session}, ["delete"]),
+        ({"delete": without_a_namespace}, ["delete"]),
         ({"check": in_another_order}, ["check"]),
         ({"delete": with_one_more, "check": for_a_loop}, ["check", "delete"]),
         ({"add": of_bytes}, ["add"]),

@@ -95,7 +95,8 @@ class Node:
         self.conf_dir = directory / "net.d"
         self.conf_dir.mkdir()
         cache = ResultCache(directory / "cni")
-        self.engine.runner = Chain(self.plugins, cache, "/bin")  # type: ignore[assignment]  # a real one serves as well
+        chain = Chain(self.plugins.as_dispatcher, cache, "/bin")
+        self.engine.runner = chain  # type: ignore[assignment]  # a real one serves as well
         self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]  # a real one serves as well
         self.engine.files = NodeConfFiles()  # type: ignore[assignment]  # a real one serves as well
         self.engine.overlay["confDir"] = str(self.conf_dir)

@@ -1,4 +1,4 @@
-"""Sessions of a pod's namespace: when they open something, who shares them, where the thread is.
+"""A pod's namespace: when it is opened and closed, what other threads and paths get, where the thread is.
 
 `tests/netns/test_netlink.py` has the same with namespaces that are others than the test's own.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel import ops
 from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.spec.cni.names import IfName
 from tests.aside import Aside
 
 OWN = "/proc/thread-self/ns/net"
@@ -49,29 +51,29 @@ def descriptors() -> set[str]:
 # --- what is opened --------------------------------------------------------------------------------------------------
 
 
-def test_a_session_without_work_opens_nothing_and_starts_no_thread() -> None:
+def test_a_namespace_without_work_opens_nothing_and_starts_no_thread() -> None:
     threads, files = set(threading.enumerate()), descriptors()
-    with ops.session("/nonexistent") as session:
-        assert session.path == "/nonexistent"
+    with ops.PodNetns("/nonexistent") as netns:
+        assert netns.path == "/nonexistent"
         assert descriptors() == files
         assert set(threading.enumerate()) <= threads
 
 
-def test_what_a_session_opens_is_closed_with_it(moves: Moves) -> None:
+def test_what_is_opened_is_closed_with_the_block(moves: Moves) -> None:
     before = descriptors()
-    with ops.session(OWN) as session:
-        assert session.host_netns != session.pod_netns
+    with ops.PodNetns(OWN) as netns:
+        assert netns.host_netns != netns.pod_netns
         # Both sockets: one that is asked in the pod, one on the host.
-        assert session.pod is not session.host
+        assert netns.pod is not netns.host
         assert len(descriptors()) == len(before) + 4
     assert descriptors() == before
 
 
-def test_what_a_session_opens_is_closed_after_an_error(moves: Moves) -> None:
+def test_what_is_opened_is_closed_after_an_error(moves: Moves) -> None:
     before = descriptors()
 
     def work() -> None:
-        with ops.session(OWN) as session, session.inside():
+        with ops.PodNetns(OWN) as netns, netns.inside():
             raise ValueError("no luck")
 
     with pytest.raises(ValueError, match="no luck"):
@@ -92,145 +94,204 @@ def test_what_a_session_opens_is_closed_after_an_error(moves: Moves) -> None:
 )
 def test_what_can_not_be_entered(path: str, number: int, words: str) -> None:
     before = descriptors()
-    with ops.session(path) as session:
+    with ops.PodNetns(path) as netns:
         for _ in range(2):
-            with pytest.raises(NamespaceError, match=words) as caught, session.inside():
+            with pytest.raises(NamespaceError, match=words) as caught, netns.inside():
                 pytest.fail("in a namespace that there is not")
             assert (caught.value.errno, caught.value.filename) == (number, path)
         with pytest.raises(NamespaceError):
-            _ = session.pod
+            _ = netns.pod
     assert descriptors() == before
 
 
-# --- who shares one --------------------------------------------------------------------------------------------------
+# --- one for a request -----------------------------------------------------------------------------------------------
 
 
-def test_a_thread_that_keeps_sessions_has_one_of_each_path() -> None:
-    with ops.kept_open():
-        with ops.session("/a") as first:
-            pass
-        with ops.session("/a") as again, ops.session("/b") as other:
-            assert again is first
-            assert other is not first
-        # A block inside another one ends nothing.
-        with ops.kept_open(), ops.session("/a") as inner:
-            assert inner is first
-        with ops.session("/a") as still:
-            assert still is first
-    with ops.session("/a") as later:
-        assert later is not first
-
-
-def test_a_session_within_one_is_the_same() -> None:
-    """A plugin that calls another one: both have the pod's namespace open once."""
-    with ops.session("/a") as outer, ops.session("/a") as inner:
-        assert inner is outer
-
-
-def test_sessions_that_are_kept_are_open_until_the_block_ends(moves: Moves) -> None:
+def test_a_namespace_is_opened_once(moves: Moves) -> None:
     before = descriptors()
-    with ops.kept_open():
-        with ops.session(OWN) as session:
-            opened = session.pod_netns
+    with ops.PodNetns(OWN) as netns:
+        opened = netns.pod_netns
         assert len(descriptors()) == len(before) + 2
-        with ops.session(OWN) as again:
-            assert again.pod_netns == opened
+        for _ in range(2):
+            netns.require()
+            with netns.inside():
+                assert netns.pod_netns == opened
+        assert len(descriptors()) == len(before) + 2
     assert descriptors() == before
 
 
-def test_kept_sessions_are_closed_after_an_error(moves: Moves) -> None:
+def test_what_is_opened_is_closed_after_a_socket_that_fails(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is back on the host, too."""
     before = descriptors()
 
-    def work() -> None:
-        with ops.kept_open(), ops.session(OWN) as session:
-            assert session.pod_netns
-            raise ValueError("no luck")
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
 
-    with pytest.raises(ValueError, match="no luck"):
-        work()
+    monkeypatch.setattr(socket, "socket", refuse)
+    with ops.PodNetns(OWN) as netns:
+        with pytest.raises(OSError, match="Too many open files"):
+            _ = netns.pod
+        assert len(descriptors()) == len(before) + 2
+        assert moves.made == [netns.pod_netns, netns.host_netns]
     assert descriptors() == before
-    # And the thread keeps nothing any more.
-    with ops.session(OWN) as first:
-        pass
-    with ops.session(OWN) as second:
-        assert second is not first
 
 
-def test_each_thread_has_its_own() -> None:
-    def session_of() -> ops.Session:
-        with ops.session("/a") as session:
-            return session
+@pytest.mark.parametrize("path", ["", "/nonexistent", OWN])
+def test_what_failed_attempts_open_is_closed(path: str) -> None:
+    before = descriptors()
+    with ops.PodNetns(path) as netns:
+        for _ in range(3):
+            with pytest.raises(NamespaceError):
+                netns.require()
+    assert descriptors() == before
 
-    with ops.kept_open(), ops.session("/a") as mine:
-        assert Aside(session_of).result() is not mine
+
+def test_the_daemons_own_namespace_is_refused_unless_it_may_be_the_pods() -> None:
+    with ops.PodNetns(OWN) as netns, pytest.raises(NamespaceError, match="the host's own") as caught:
+        netns.require()
+    assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, OWN)
+    with ops.PodNetns(OWN, may_be_own=True) as netns:
+        netns.require()
+        assert netns.host_netns != netns.pod_netns
+
+
+def test_another_path_of_the_request(moves: Moves) -> None:
+    """It is opened anew, and may be the daemon's own if the request allows it; what was learned is of its path."""
+    before = descriptors()
+    for may_be_own in (False, True):
+        with ops.PodNetns(OWN, may_be_own=may_be_own, leaving=["net1"]) as netns:
+            netns.removed["net1"] = ()
+            netns.absent = frozenset({IfName("net2")})
+            netns.forwarded.add(True)
+            for path in ("/proc/self/ns/net", OWN):
+                with netns.at(path, ["net3"]) as other:
+                    assert (other.path, other.may_be_own, other.leaving) == (path, may_be_own, frozenset({"net3"}))
+                    assert (other.removed, other.absent, other.forwarded) == ({}, frozenset(), set())
+                    assert other.pod_netns != netns.pod_netns
+                    assert len(descriptors()) == len(before) + 4
+                # Each closes its own.
+                assert len(descriptors()) == len(before) + 2
+            assert netns.at(OWN).leaving == frozenset()
+    assert descriptors() == before
+
+
+def test_each_thread_has_its_own(moves: Moves) -> None:
+    before = descriptors()
+
+    def of_thread(netns: ops.PodNetns, error: Exception | None = None) -> ops.PodNetns:
+        with netns.of_thread() as own:
+            assert own.pod_netns not in (mine.pod_netns, mine.host_netns)
+            assert (own.path, own.may_be_own) == (OWN, True)
+            # Of what belongs to the thread there is one, however often it is asked for.
+            with own.of_thread() as again:
+                assert again is own
+            assert len(descriptors()) == len(before) + 4
+            if error:
+                raise error
+            return own
+
+    with ops.PodNetns(OWN, may_be_own=True) as mine:
+        opened = mine.pod_netns
+        other = Aside(of_thread, mine).result()
+        assert other is not mine
+        assert len(descriptors()) == len(before) + 2
+        with pytest.raises(ValueError, match="no luck"):
+            Aside(of_thread, mine, ValueError("no luck")).result()
+        assert len(descriptors()) == len(before) + 2
+        # In its own thread it is the same, and the end of the block closes nothing.
+        with mine.of_thread() as same:
+            assert same is mine
+        assert mine.pod_netns == opened
+        assert len(descriptors()) == len(before) + 2
+    assert descriptors() == before
+
+
+def test_where_a_thread_is_says_nothing_of_another(moves: Moves) -> None:
+    def move(netns: ops.PodNetns) -> None:
+        with netns.of_thread() as own:
+            host, pod = own.host_netns, own.pod_netns
+            with own.inside():
+                assert moves.made[1:] == [pod]
+            assert moves.made[1:] == [pod, host]
+
+    with ops.PodNetns(OWN) as mine:
+        with mine.inside():
+            Aside(move, mine).result()
+        assert (moves.made[0], moves.made[-1]) == (mine.pod_netns, mine.host_netns)
+
+
+def test_a_namespace_is_opened_with_the_permission_that_is_given() -> None:
+    links = ops.KernelLinks()
+    assert [links.open("/a", may_be_own=own).may_be_own for own in (False, True)] == [False, True]
+    assert (links.open("/a").path, links.open("/a").may_be_own) == ("/a", False)
 
 
 # --- where the thread is ---------------------------------------------------------------------------------------------
 
 
 def test_there_and_back(moves: Moves) -> None:
-    with ops.session(OWN) as session:
-        host, pod = session.host_netns, session.pod_netns
-        with session.inside():
+    with ops.PodNetns(OWN) as netns:
+        host, pod = netns.host_netns, netns.pod_netns
+        with netns.inside():
             assert moves.made == [pod]
             # Who is there already goes nowhere.
-            with session.inside():
+            with netns.inside():
                 assert moves.made == [pod]
             assert moves.made == [pod]
-            with session.on_host():
+            with netns.on_host():
                 assert moves.made == [pod, host]
-                with session.inside():
+                with netns.inside():
                     assert moves.made == [pod, host, pod]
                 assert moves.made == [pod, host, pod, host]
             assert moves.made == [pod, host, pod, host, pod]
         assert moves.made == [pod, host, pod, host, pod, host]
-        with session.on_host():
+        with netns.on_host():
             pass
         assert moves.made == [pod, host, pod, host, pod, host]
 
 
 def test_sockets_are_made_where_they_belong(moves: Moves) -> None:
-    with ops.session(OWN) as session:
-        host, pod = session.host_netns, session.pod_netns
-        assert session.pod
+    with ops.PodNetns(OWN) as netns:
+        host, pod = netns.host_netns, netns.pod_netns
+        assert netns.pod
         assert moves.made == [pod, host]
-        with session.inside():
-            assert session.host
+        with netns.inside():
+            assert netns.host
             assert moves.made == [pod, host, pod, host, pod]
         # Made once.
         made = len(moves.made)
-        assert session.pod
-        assert session.host
+        assert netns.pod
+        assert netns.host
         assert len(moves.made) == made
 
 
 def test_an_error_leads_back(moves: Moves) -> None:
-    def work(session: ops.Session) -> None:
-        with session.inside():
+    def work(netns: ops.PodNetns) -> None:
+        with netns.inside():
             raise ValueError("no luck")
 
-    with ops.session(OWN) as session:
+    with ops.PodNetns(OWN) as netns:
         with pytest.raises(ValueError, match="no luck"):
-            work(session)
-        assert moves.made == [session.pod_netns, session.host_netns]
+            work(netns)
+        assert moves.made == [netns.pod_netns, netns.host_netns]
 
 
 def test_a_namespace_that_does_not_let_in(moves: Moves) -> None:
     moves.fail_at = 1
-    with ops.session(OWN) as session:
-        with pytest.raises(NamespaceError, match="Operation not permitted") as caught, session.inside():
+    with ops.PodNetns(OWN) as netns:
+        with pytest.raises(NamespaceError, match="Operation not permitted") as caught, netns.inside():
             pytest.fail("it has let in")
         assert (caught.value.errno, caught.value.filename) == (errno.EPERM, OWN)
         assert moves.made == []
         # Nothing is remembered of it.
         moves.fail_at = 0
-        with session.inside():
-            assert moves.made == [session.pod_netns]
+        with netns.inside():
+            assert moves.made == [netns.pod_netns]
 
 
 def test_a_way_back_that_fails_is_not_passed_over(moves: Moves) -> None:
     moves.fail_at = 2
-    with ops.session(OWN) as session, pytest.raises(NamespaceError, match="Operation not permitted"), session.inside():
+    with ops.PodNetns(OWN) as netns, pytest.raises(NamespaceError, match="Operation not permitted"), netns.inside():
         pass
 
 
@@ -239,13 +300,13 @@ def test_a_path_that_leads_elsewhere_by_now(tmp_path: Path, moves: Moves, now: s
     """The runtime has taken the namespace away, and may have put another one there: its number can be the same."""
     path = tmp_path / "ns"
     path.symlink_to("/proc/self/ns/net")
-    with ops.session(str(path)) as session:
-        with session.inside():
+    with ops.PodNetns(str(path)) as netns:
+        with netns.inside():
             pass
         path.unlink()
         if now:
             path.symlink_to(now)
-        with pytest.raises(NamespaceError) as caught, session.inside():
+        with pytest.raises(NamespaceError) as caught, netns.inside():
             pytest.fail("in a namespace of the past")
         assert (caught.value.errno, caught.value.filename) == (number, str(path))
         # What is under way there goes on: the namespace lives while its descriptor is open.

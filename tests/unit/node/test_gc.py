@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from multus_daemon import deadlines
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.node import gc, orphans
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.threads import KeyedLock
@@ -162,10 +163,10 @@ def test_a_del_that_hangs_does_not_keep_the_others_waiting(engine: Engine, monke
     engine.links.namespaces.clear()
     real = engine.runner.delete
 
-    def delete(sandbox: Sandbox, attachment: Attachment) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         if sandbox.container_id == "c0":
             deadline.pause(30)
-        real(sandbox, attachment)
+        real(sandbox, attachment, netns)
 
     monkeypatch.setattr(engine.runner, "delete", delete)
     with pytest.raises(TryAgainLaterError, match="^DEL of network kube-system/cluster did not end within 0.0[45]"):
@@ -201,10 +202,10 @@ class HeldAdd:
         self._running = Aside(engine.verbs.add, engine.request())
         assert self._reached.wait(30)
 
-    def _hang(self, sandbox: Sandbox, attachment: Attachment) -> Any:
+    def _hang(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Any:
         self._reached.set()
         assert self.may_end.wait(30)
-        return self._add(sandbox, attachment)
+        return self._add(sandbox, attachment, netns)
 
     def end(self) -> None:
         self.may_end.set()
@@ -230,11 +231,11 @@ class Held:
         self._delete = engine.runner.delete
         engine.runner.delete = self._hang  # type: ignore[method-assign]  # of this object only
 
-    def _hang(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def _hang(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         if sandbox.container_id == "stale":
             self.reached.set()
             assert self.may_end.wait(30)
-        self._delete(sandbox, attachment)
+        self._delete(sandbox, attachment, netns)
 
     def begin(self) -> Aside[None]:
         """The GC, which hangs now."""
@@ -325,11 +326,11 @@ def test_a_del_that_is_a_little_earlier_is_not_waited_for(
             assert reached.wait(30)
         return real_hold(locks, key)
 
-    def delete(sandbox: Sandbox, attachment: Attachment) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         asked.append(sandbox.container_id)
         reached.set()
         assert may_end.wait(30)
-        real_delete(sandbox, attachment)
+        real_delete(sandbox, attachment, netns)
 
     monkeypatch.setattr(KeyedLock, "hold", hold)
     engine.runner.delete = delete  # type: ignore[method-assign]  # of this object only
@@ -354,10 +355,10 @@ def test_a_container_that_is_being_deleted_is_left_to_its_del(engine: Engine) ->
     engine.links.unused.add(netns_of("c1"))
     real, may_end, asked = engine.runner.delete, threading.Event(), []
 
-    def delete(sandbox: Sandbox, attachment: Attachment) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         asked.append(sandbox.container_id)
         assert may_end.wait(60)
-        real(sandbox, attachment)
+        real(sandbox, attachment, netns)
 
     engine.runner.delete = delete  # type: ignore[method-assign]  # of this object only
     deleting = Aside(engine.verbs.delete, engine.request("DEL", netns=netns_of("c1")))
@@ -579,12 +580,12 @@ class Node(RuleBasedStateMachine):
         """By container: network and interface of what was attached and not deleted since."""
         real_add, real_delete = self.engine.runner.add, self.engine.runner.delete
 
-        def note_add(sandbox: Sandbox, attachment: Attachment) -> Any:
+        def note_add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Any:
             self.attached.setdefault(sandbox.container_id, set()).add((attachment.config.name, attachment.ifname))
-            return real_add(sandbox, attachment)
+            return real_add(sandbox, attachment, netns)
 
-        def note_delete(sandbox: Sandbox, attachment: Attachment) -> None:
-            real_delete(sandbox, attachment)
+        def note_delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+            real_delete(sandbox, attachment, netns)
             self.attached.get(sandbox.container_id, set()).discard((attachment.config.name, attachment.ifname))
             if (left := self.engine.store.left.get(sandbox.container_id)) and left.attachments[0] == attachment:
                 del self.engine.store.left[sandbox.container_id]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from multus_daemon import deadlines
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan
@@ -470,7 +471,7 @@ class Runner(FakeDelegateRunner):
         self.deleted_in: list[tuple[str, str]] = []
         self.broken: set[str] = set()
 
-    def add(self, sandbox: Sandbox, attachment: Attachment) -> Result:
+    def add(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
         self.power.use()
         self.made.add((sandbox.container_id, attachment.name))
         self.power.use()
@@ -478,7 +479,7 @@ class Runner(FakeDelegateRunner):
             raise CniError("broken")
         return Result()
 
-    def delete(self, sandbox: Sandbox, attachment: Attachment) -> None:
+    def delete(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         self.power.use()
         self.deleted_in.append((sandbox.container_id, sandbox.netns))
         if attachment.name in self.broken:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import NeverAttachedError
 from multus_daemon.plugins.run import Chain
@@ -29,6 +30,7 @@ from tests.fakes.runner import FakePluginRunner
 from tests.planning import plan_one
 
 SANDBOX = Sandbox(ContainerId("c0ffee"), "/run/netns/a")
+NETNS = PodNetns(SANDBOX.netns)
 BRIDGE_RESULT = b'{"cniVersion":"1.0.0","interfaces":[{"name":"net1","mtu":1450}],"ips":[{"address":"10.1.0.2/24"}]}'
 RESULT = Result((Interface("net1", mtu=1450),), (IpConfig("10.1.0.2/24"),))
 
@@ -59,7 +61,7 @@ def chain(runner, cache):
 
 def add_and_remember(chain, whole, sandbox=SANDBOX):
     """As the engine does; the result."""
-    result = chain.add(sandbox, whole)
+    result = chain.add(sandbox, whole, PodNetns(sandbox.netns))
     chain.remember(sandbox, whole.with_result(result))
     return result
 
@@ -72,7 +74,7 @@ def _echo(stdin):
 class TestAdd:
     def test_in_order_each_with_the_result_before(self, chain, runner):
         runner.answers["tuning", "ADD"] = b'{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.9.0.2/24"}]}'
-        result = chain.add(SANDBOX, attachment())
+        result = chain.add(SANDBOX, attachment(), NETNS)
         assert runner.order == [("bridge", "ADD"), ("portmap", "ADD"), ("tuning", "ADD")]
         previous = [call.config.get("prevResult") for call in runner.calls]
         assert previous == [None, json.loads(BRIDGE_RESULT), json.loads(BRIDGE_RESULT)]
@@ -80,7 +82,7 @@ class TestAdd:
 
     @pytest.mark.conformance("config-16")
     def test_invocation(self, chain, runner):
-        chain.add(SANDBOX, attachment())
+        chain.add(SANDBOX, attachment(), NETNS)
         call = runner.calls[1].invocation
         assert (call.verb, call.container_id, call.netns, call.ifname) == ("ADD", "c0ffee", "/run/netns/a", "net1")
         assert (call.args, call.path) == ("IgnoreUnknown=true;K=V", "/a:/b")
@@ -91,6 +93,14 @@ class TestAdd:
             "prevResult": 0,
         }
 
+    @pytest.mark.parametrize("may_be_own", [False, True])
+    @pytest.mark.parametrize("verb", ["add", "delete", "check"])
+    def test_every_plugin_gets_the_namespace_of_the_request(self, chain, runner, verb, may_be_own):
+        netns = PodNetns(SANDBOX.netns, may_be_own=may_be_own)
+        getattr(chain, verb)(SANDBOX, attachment().with_result(RESULT), netns)
+        assert runner.namespaces == [netns] * 3
+        assert [call.invocation.netns_override for call in runner.calls] == [may_be_own] * 3
+
     @pytest.mark.conformance("config-16")
     def test_capabilities_go_to_those_that_declare_them(self, chain, runner):
         plugins = [
@@ -99,13 +109,13 @@ class TestAdd:
         ]
         args = {"mac": "02:00:00:00:00:01", "ips": ["10.0.0.1/8"]}
         whole = attachment(plugins=plugins)
-        chain.add(SANDBOX, Attachment(whole.name, whole.config, whole.ifname, capability_args=args))
+        chain.add(SANDBOX, Attachment(whole.name, whole.config, whole.ifname, capability_args=args), NETNS)
         assert runner.calls[0].config["runtimeConfig"] == {"mac": "02:00:00:00:00:01"}
         assert "runtimeConfig" not in runner.calls[1].config
 
     @pytest.mark.parametrize(("version", "key"), [("0.2.0", "ip4"), ("0.3.1", "ips"), ("1.1.0", "ips")])
     def test_prev_result_is_in_the_networks_version(self, chain, runner, version, key):
-        result = chain.add(SANDBOX, attachment(version, ["bridge", "portmap"]))
+        result = chain.add(SANDBOX, attachment(version, ["bridge", "portmap"]), NETNS)
         previous = runner.calls[1].config["prevResult"]
         assert previous["cniVersion"] == version
         assert key in previous
@@ -113,7 +123,7 @@ class TestAdd:
 
     def test_result_without_a_version_has_the_networks(self, chain, runner):
         runner.answers["bridge", "ADD"] = b'{"ip4":{"ip":"10.1.0.2/24"}}'
-        assert (chain.add(SANDBOX, attachment("0.2.0", ["bridge"]))).ips == RESULT.ips
+        assert (chain.add(SANDBOX, attachment("0.2.0", ["bridge"]), NETNS)).ips == RESULT.ips
 
     @pytest.mark.weak_spot(13)
     def test_list_without_a_version_keeps_its_result(self, chain, runner, cache):
@@ -137,7 +147,7 @@ class TestAdd:
     def test_the_first_failure_ends_it(self, chain, runner, cache):
         runner.answers["portmap", "ADD"] = TryAgainLaterError("table is locked", "by iptables")
         with pytest.raises(TryAgainLaterError) as caught:
-            chain.add(SANDBOX, attachment())
+            chain.add(SANDBOX, attachment(), NETNS)
         assert caught.value.msg == 'table is locked (plugin type="portmap" network="web/n1" interface="net1", ADD)'
         assert (caught.value.code, caught.value.details) == (11, "by iptables")
         assert runner.order == [("bridge", "ADD"), ("portmap", "ADD")]
@@ -146,14 +156,14 @@ class TestAdd:
     def test_codes_of_their_own_are_kept(self, chain, runner):
         runner.answers["bridge", "ADD"] = errors.from_code(117, "odd")
         with pytest.raises(CniError) as caught:
-            chain.add(SANDBOX, attachment())
+            chain.add(SANDBOX, attachment(), NETNS)
         assert caught.value.code == 117
 
     @pytest.mark.parametrize("stdout", [b"", b"garbage", b"[]", b'{"ips":3}'])
     def test_stdout_that_is_no_result(self, chain, runner, stdout):
         runner.answers["bridge", "ADD"] = stdout
         with pytest.raises(DecodingFailureError, match=r'plugin type="bridge" network="web/n1" interface="net1", ADD'):
-            chain.add(SANDBOX, attachment())
+            chain.add(SANDBOX, attachment(), NETNS)
 
     def test_remembered(self, chain, cache):
         whole = attachment(plugins=["bridge", "portmap"])
@@ -177,24 +187,24 @@ class TestDelete:
         whole = attachment(plugins=["bridge", "portmap"])
         add_and_remember(chain, whole)
         runner.calls.clear()
-        chain.delete(SANDBOX, whole)
+        chain.delete(SANDBOX, whole, NETNS)
         assert runner.order == [("portmap", "DEL"), ("bridge", "DEL")]
         assert [call.config["prevResult"] for call in runner.calls] == [json.loads(BRIDGE_RESULT)] * 2
         assert cache.entries("c0ffee") == []
 
     def test_the_attachments_own_result_comes_first(self, chain, runner):
-        chain.delete(SANDBOX, attachment(plugins=["bridge"]).with_result(RESULT))
+        chain.delete(SANDBOX, attachment(plugins=["bridge"]).with_result(RESULT), NETNS)
         assert runner.calls[0].config["prevResult"] == json.loads(BRIDGE_RESULT)
 
     @pytest.mark.parametrize(("version", "sent"), [("0.3.1", False), ("0.4.0", True), ("1.1.0", True)])
     def test_prev_result_from_040_on(self, chain, runner, version, sent):
-        chain.delete(SANDBOX, attachment(version).with_result(RESULT))
+        chain.delete(SANDBOX, attachment(version).with_result(RESULT), NETNS)
         assert [("prevResult" in call.config) for call in runner.calls] == [sent] * 3
         # Plugins in this process are told whatever the version is.
         assert [call.invocation.recorded for call in runner.calls] == [RESULT] * 3
 
     def test_nothing_stored(self, chain, runner):
-        chain.delete(Sandbox(ContainerId("c0ffee"), ""), attachment())
+        chain.delete(Sandbox(ContainerId("c0ffee"), ""), attachment(), PodNetns(""))
         assert len(runner.calls) == 3
         assert "prevResult" not in runner.calls[0].config
         assert runner.calls[0].invocation.netns == ""
@@ -206,7 +216,7 @@ class TestDelete:
         runner.answers["portmap", "DEL"] = TryAgainLaterError("locked", "A")
         runner.answers["bridge", "DEL"] = IoFailureError("broken", "B")
         with pytest.raises(TryAgainLaterError) as caught:
-            chain.delete(SANDBOX, whole)
+            chain.delete(SANDBOX, whole, NETNS)
         assert runner.order == [("portmap", "DEL"), ("bridge", "DEL")]
         assert caught.value.code == 11
         assert caught.value.msg == (
@@ -217,24 +227,24 @@ class TestDelete:
         assert len(cache.entries("c0ffee")) == 1
         # The next try succeeds.
         runner.answers.clear()
-        chain.delete(SANDBOX, whole)
+        chain.delete(SANDBOX, whole, NETNS)
         assert cache.entries("c0ffee") == []
 
     def test_unknown_container_is_done(self, chain, runner):
         runner.answers["tuning", "DEL"] = UnknownContainerError("no such container")
-        chain.delete(SANDBOX, attachment())
+        chain.delete(SANDBOX, attachment(), NETNS)
         assert len(runner.calls) == 3
 
     def test_an_interruption_stops(self, chain, runner):
         runner.answers["tuning", "DEL"] = Interrupted()
         with pytest.raises(Interrupted):
-            chain.delete(SANDBOX, attachment())
+            chain.delete(SANDBOX, attachment(), NETNS)
         assert len(runner.calls) == 1
 
     def test_unreadable_cache_is_no_obstacle(self, chain, runner, tmp_path):
         (tmp_path / "results").mkdir()
         (tmp_path / "results" / "n1-c0ffee-net1").write_text("{")
-        chain.delete(SANDBOX, attachment())
+        chain.delete(SANDBOX, attachment(), NETNS)
         assert len(runner.calls) == 3
         assert not (tmp_path / "results" / "n1-c0ffee-net1").exists()
 
@@ -247,9 +257,9 @@ class TestNeverAttached:
         one = plan_one(chain, SANDBOX, attachment()) if planned else attachment()
         runner.answers |= {(plugin, "ADD"): added, (plugin, "DEL"): deleted}
         with pytest.raises(CniError):
-            chain.add(SANDBOX, one)
+            chain.add(SANDBOX, one, NETNS)
         with pytest.raises(CniError) as caught:
-            chain.delete(SANDBOX, one)
+            chain.delete(SANDBOX, one, NETNS)
         return caught.value
 
     def test_it_failed_as_its_add_did(self, chain, runner):
@@ -287,14 +297,14 @@ class TestNeverAttached:
             runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
         runner.answers["bridge", "DEL"] = CniError("no such range")
         with pytest.raises(CniError) as caught:
-            chain.delete(SANDBOX, attachment())
+            chain.delete(SANDBOX, attachment(), NETNS)
         assert isinstance(caught.value, NeverAttachedError) is refused
 
     def test_what_has_a_result_is_attached(self, chain, runner):
         runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
         runner.answers["bridge", "DEL"] = CniError("no such range")
         with pytest.raises(CniError) as caught:
-            chain.delete(SANDBOX, attachment().with_result(RESULT))
+            chain.delete(SANDBOX, attachment().with_result(RESULT), NETNS)
         assert not isinstance(caught.value, NeverAttachedError)
 
     def test_the_ipam_plugin_of_a_binary_may_hold_something(self, chain, runner):
@@ -303,41 +313,41 @@ class TestNeverAttached:
         runner.answers["bridge", "DEL"] = CniError("no such range")
         runner.holds["whereabouts"] = "what whereabouts keeps can't be seen"
         with pytest.raises(CniError) as caught:
-            chain.delete(SANDBOX, one)
+            chain.delete(SANDBOX, one, NETNS)
         assert not isinstance(caught.value, NeverAttachedError)
 
 
 class TestCheck:
     @pytest.mark.conformance("verbs-6")
     def test_in_order_each_with_the_stored_result(self, chain, runner):
-        chain.check(SANDBOX, attachment().with_result(RESULT))
+        chain.check(SANDBOX, attachment().with_result(RESULT), NETNS)
         assert runner.order == [("bridge", "CHECK"), ("portmap", "CHECK"), ("tuning", "CHECK")]
         assert [call.config["prevResult"] for call in runner.calls] == [json.loads(BRIDGE_RESULT)] * 3
 
     def test_from_the_cache(self, chain, runner):
         add_and_remember(chain, attachment(plugins=["bridge"]))
-        chain.check(SANDBOX, attachment(plugins=["bridge"]))
+        chain.check(SANDBOX, attachment(plugins=["bridge"]), NETNS)
         assert runner.calls[1].config["prevResult"] == json.loads(BRIDGE_RESULT)
 
     @pytest.mark.parametrize("version", ["", "0.2.0", "0.3.1"])
     def test_skipped_where_the_version_has_none(self, chain, runner, version):
-        chain.check(SANDBOX, attachment(version))
+        chain.check(SANDBOX, attachment(version), NETNS)
         assert runner.calls == []
 
     @pytest.mark.parametrize("value", [True, "true"])
     def test_disabled(self, chain, runner, value):
-        chain.check(SANDBOX, attachment(disableCheck=value).with_result(RESULT))
+        chain.check(SANDBOX, attachment(disableCheck=value).with_result(RESULT), NETNS)
         assert runner.calls == []
 
     def test_nothing_stored(self, chain, runner):
         with pytest.raises(InvalidNetworkConfigError, match=r"^no stored result to CHECK against"):
-            chain.check(SANDBOX, attachment())
+            chain.check(SANDBOX, attachment(), NETNS)
         assert runner.calls == []
 
     def test_the_first_failure_ends_it(self, chain, runner):
         runner.answers["portmap", "CHECK"] = TryAgainLaterError("gone")
         with pytest.raises(TryAgainLaterError, match=r'^gone .plugin type="portmap".*, CHECK'):
-            chain.check(SANDBOX, attachment().with_result(RESULT))
+            chain.check(SANDBOX, attachment().with_result(RESULT), NETNS)
         assert len(runner.calls) == 2
 
 
@@ -355,8 +365,8 @@ class TestPlan:
     def test_who_serves_is_told_with_each_call(self, chain, runner):
         planned = plan_one(chain, SANDBOX, attachment())
         add_and_remember(chain, planned)
-        chain.check(SANDBOX, planned)
-        chain.delete(SANDBOX, planned)
+        chain.check(SANDBOX, planned, NETNS)
+        chain.delete(SANDBOX, planned, NETNS)
         assert [call.invocation.served_by for call in runner.calls] == [planned.served_by] * 9
 
     @pytest.mark.parametrize(
@@ -417,8 +427,8 @@ class TestPlan:
         add_and_remember(chain, attachment(plugins=["bridge"]))
         runner.calls.clear()
         long = attachment("1.1.0", name="n" * 250)
-        chain.delete(SANDBOX, long)
-        chain.check(SANDBOX, long.with_result(RESULT))
+        chain.delete(SANDBOX, long, NETNS)
+        chain.check(SANDBOX, long.with_result(RESULT), NETNS)
         chain.gc(long.config, [])
         chain.status(long.config)
         assert [verb for name, verb in runner.order if name == "bridge"] == ["DEL", "CHECK", "GC", "STATUS"]

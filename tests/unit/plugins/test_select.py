@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.find import PluginNotFoundError
 from multus_daemon.plugins.recursion import PluginIsMultusError
 from multus_daemon.plugins.select import Dispatcher
@@ -21,6 +21,7 @@ from multus_daemon.spec.cni.errors import (
     UnsupportedFieldError,
 )
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
+from tests.calls import run
 from tests.fakes.runner import FakePluginRunner
 
 OWN_NETNS = "/proc/self/ns/net"
@@ -77,9 +78,9 @@ def test_choice(process, builtin, mode, name, expected):
     dispatcher = Dispatcher(process, builtin, mode)
     if expected is None:
         with pytest.raises(PluginNotFoundError, match=f'^failed to find plugin "{name}" in path'):
-            dispatcher.run(name, invocation())
+            run(dispatcher, name, invocation())
     else:
-        assert dispatcher.run(name, invocation()) == result_of(expected)
+        assert run(dispatcher, name, invocation()) == result_of(expected)
     where = {None: "", "process": f"/a/{name}", "built-in": BUILT_IN}
     assert dispatcher.locate(name) == where[expected]
     assert choose(dispatcher, name, invocation()) == {name: where[expected]}
@@ -98,15 +99,22 @@ def test_choice(process, builtin, mode, name, expected):
 )
 def test_what_the_builtin_does_not_know_is_left_to_the_binary(process, builtin, mode, name, expected):
     builtin.not_supported = {"both": "newKey: 5", "builtin": "newKey: 5"}
-    assert Dispatcher(process, builtin, mode).run(name, invocation()) == result_of(expected)
+    assert run(Dispatcher(process, builtin, mode), name, invocation()) == result_of(expected)
     assert len(process.calls) + len(builtin.calls) == 1
+
+
+@pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL"])
+def test_a_builtin_works_in_the_namespace_that_is_given(process, builtin, verb):
+    netns = PodNetns("/n")
+    Dispatcher(process, builtin, "prefer").run("both", invocation(verb=verb), netns)
+    assert builtin.namespaces == [netns]
 
 
 def test_a_failing_binary_is_not_replaced(process, builtin):
     """Only a missing one is: a plugin that has begun its work must not be followed by another."""
     process.answers["both", "ADD"] = InvalidNetworkConfigError("bad subnet")
     with pytest.raises(InvalidNetworkConfigError, match="bad subnet"):
-        Dispatcher(process, builtin, "fallback").run("both", invocation())
+        run(Dispatcher(process, builtin, "fallback"), "both", invocation())
     assert builtin.calls == []
 
 
@@ -143,18 +151,19 @@ HAS = "10.1.0.2/24", "fd00::2/64", "fe80::1/64"
 def test_rules_that_a_reference_plugin_leaves_are_removed(
     process, builtin, monkeypatch, mode, name, keys, verb, netns, ifname, recorded, follows
 ):
-    def addresses(_self, path, ifname):
-        if path != OWN_NETNS:
+    def addresses(self, ifname):
+        if self.path != OWN_NETNS:
             raise OSError("no namespace")
         return [ipaddress.ip_interface(text) for text in HAS] if ifname == "lo" else None
 
-    monkeypatch.setattr(KernelLinks, "addresses", addresses)
+    monkeypatch.setattr(PodNetns, "addresses", addresses)
     result = None if recorded is None else Result(ips=tuple(map(IpConfig, recorded)))
     fields = {"cniVersion": "0.3.1", "name": "n", **keys}
     call = invocation(verb=verb, netns=netns, ifname=ifname, fields=fields, recorded=result)
-    assert Dispatcher(process, builtin, mode).run(name, call) == Result()
+    assert run(Dispatcher(process, builtin, mode), name, call) == Result()
     assert process.order == [(name, verb)]
     assert builtin.order == ([("rules", verb)] if follows else [])
+    assert [given.path for given in builtin.namespaces] == ([netns] if follows else [])
     for removal in builtin.calls:
         told = removal.invocation
         assert (told.container_id, told.ifname, told.recorded) == ("c", ifname, result)
@@ -167,7 +176,7 @@ def test_rules_that_stay_fail_the_del(process, builtin):
     call = invocation(verb="DEL", netns="", fields={"cniVersion": "1.0.0", **MASQ})
     message = r"^the lock of iptables is held \(rules that the binary of ptp has left\)"
     with pytest.raises(TryAgainLaterError, match=message):
-        Dispatcher(process, builtin, "fallback").run("ptp", call)
+        run(Dispatcher(process, builtin, "fallback"), "ptp", call)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +194,7 @@ def test_observed(process, builtin, error, outcome):
         process.answers["both", "ADD"] = error
     dispatcher = Dispatcher(process, builtin, "off", observe=lambda *args: heard.append(args))
     with pytest.raises(type(error)) if error else contextlib.nullcontext():
-        dispatcher.run("both", invocation())
+        run(dispatcher, "both", invocation())
     [(plugin_type, verb, seen, seconds)] = heard
     assert (plugin_type, verb, seen) == ("both", "ADD", outcome)
     assert 0 <= seconds < 1
@@ -214,17 +223,17 @@ def test_the_one_that_was_chosen_does_the_add_also_where_it_fails(process, built
     if fails:
         process.answers[name, "ADD"] = builtin.answers[name, "ADD"] = CniError("no", code=111)
     with pytest.raises(CniError) if fails or name == "none" else contextlib.nullcontext():
-        dispatcher.run(name, invocation(served_by=chosen))
+        run(dispatcher, name, invocation(served_by=chosen))
     assert builtin.order == ([(name, "ADD")] if chosen[name] == BUILT_IN else [])
     assert process.order == ([] if chosen[name] == BUILT_IN else [(name, "ADD")])
 
 
 def test_the_choice_holds_whatever_has_been_installed_or_set_since(process, builtin):
     by_binary = invocation(served_by={"both": "/elsewhere/both"})
-    assert Dispatcher(process, builtin, "prefer").run("both", by_binary) == result_of("process")
+    assert run(Dispatcher(process, builtin, "prefer"), "both", by_binary) == result_of("process")
     assert process.paths == ["/elsewhere/both"]
     by_builtin = invocation(served_by={"both": BUILT_IN})
-    assert Dispatcher(process, builtin, "fallback").run("both", by_builtin) == result_of("built-in")
+    assert run(Dispatcher(process, builtin, "fallback"), "both", by_builtin) == result_of("built-in")
 
 
 def test_a_binary_that_goes_after_it_was_chosen_fails_the_add(process, builtin):
@@ -233,7 +242,7 @@ def test_a_binary_that_goes_after_it_was_chosen_fails_the_add(process, builtin):
     chosen = choose(dispatcher, "both", invocation())
     process.missing.add("both")
     with pytest.raises(PluginNotFoundError):
-        dispatcher.run("both", invocation(served_by=chosen))
+        run(dispatcher, "both", invocation(served_by=chosen))
     assert builtin.calls == []
 
 
@@ -334,7 +343,7 @@ def test_what_a_binary_calls_is_its_own_choice(process, builtin):
 )
 def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, name, added_by, ran, replaced):
     call = invocation(verb=verb, served_by={name: added_by} if added_by else {})
-    Dispatcher(process, builtin, mode).run(name, call)
+    run(Dispatcher(process, builtin, mode), name, call)
     # A binary that is not there has been asked for.
     asked = {"process": [(name, verb)], "builtin": []} if ran == "process" else {"builtin": [(name, verb)]}
     assert builtin.order == asked["builtin"]
@@ -351,7 +360,7 @@ def test_a_new_choice_does_not_go_by_the_last_one(process, builtin):
 def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(process, builtin):
     builtin.not_supported = {"both": "newKey: 5"}
     call = invocation(verb="DEL", served_by={"both": "built-in"})
-    Dispatcher(process, builtin, "prefer").run("both", call)
+    run(Dispatcher(process, builtin, "prefer"), "both", call)
     assert (process.order, builtin.order) == ([("both", "DEL")], [])
 
 
@@ -362,7 +371,7 @@ def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(process, 
 @pytest.mark.parametrize("mode", ["prefer", "fallback", "off"])
 def test_an_excepted_type_is_its_binarys(process, builtin, mode, verb):
     dispatcher = Dispatcher(process, builtin, mode, excepted=["both"])
-    dispatcher.run("both", invocation(verb=verb))
+    run(dispatcher, "both", invocation(verb=verb))
     assert (process.order, builtin.order) == ([("both", verb)], [])
     assert dispatcher.locate("both") == "/a/both"
     assert dispatcher.shadowed(["both"]) == {}
@@ -374,25 +383,25 @@ def test_an_excepted_type_without_its_binary_is_not_to_be_had(process, builtin, 
     assert dispatcher.locate("builtin") == ""
     for call in (invocation(), invocation(verb="DEL", served_by={"builtin": "/a/builtin"})):
         with pytest.raises(PluginNotFoundError):
-            dispatcher.run("builtin", call)
+            run(dispatcher, "builtin", call)
     assert builtin.calls == []
 
 
 @pytest.mark.parametrize("verb", ["CHECK", "DEL"])
 def test_what_a_builtin_made_before_the_exception_is_its_own(process, builtin, verb):
     dispatcher = Dispatcher(process, builtin, "prefer", excepted=["both"])
-    dispatcher.run("both", invocation(verb=verb, served_by={"both": "built-in"}))
+    run(dispatcher, "both", invocation(verb=verb, served_by={"both": "built-in"}))
     assert (process.order, builtin.order) == ([], [("both", verb)])
 
 
 def test_what_the_binary_of_an_excepted_type_leaves_is_its_own(process, builtin):
     process.missing.discard("bridge")
-    Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("bridge", invocation(verb="DEL", netns=""))
+    run(Dispatcher(process, builtin, "prefer", excepted=["bridge"]), "bridge", invocation(verb="DEL", netns=""))
     assert builtin.calls == []
 
 
 def test_other_types_go_by_the_mode(process, builtin):
-    assert Dispatcher(process, builtin, "prefer", excepted=["bridge"]).run("both", invocation()) == result_of(
+    assert run(Dispatcher(process, builtin, "prefer", excepted=["bridge"]), "both", invocation()) == result_of(
         "built-in"
     )
 
@@ -405,7 +414,7 @@ def test_shadowed(process, builtin, mode, expected):
 def test_no_value_of_an_unknown_key_is_logged(process, builtin, caplog):
     caplog.set_level("DEBUG")
     builtin.not_supported = {"both": 'token: "geheim"'}
-    Dispatcher(process, builtin, "prefer").run("both", invocation())
+    run(Dispatcher(process, builtin, "prefer"), "both", invocation())
     assert "is left to /a/both: token" in caplog.text
     assert "geheim" not in caplog.text
 

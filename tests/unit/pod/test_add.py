@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from multus_daemon import deadlines
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, ContainerRecord, Pod, Sandbox
@@ -175,8 +176,8 @@ def test_cancelling_undoes_too(engine: Engine) -> None:
     hanging = threading.Event()
     real = engine.runner.add
 
-    def add(sandbox: Sandbox, attachment: Attachment) -> Result:
-        made = real(sandbox, attachment)
+    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
+        made = real(sandbox, attachment, netns)
         if attachment.name == "web/n1":
             hanging.set()
             deadline.pause(60)
@@ -304,10 +305,10 @@ def test_two_containers_go_side_by_side(engine: Engine) -> None:
     both = threading.Barrier(2)
     real = engine.runner.add
 
-    def add(sandbox: Sandbox, attachment: Attachment) -> Result:
+    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
         # Raises BrokenBarrierError where the other does not come.
         both.wait(30)
-        return real(sandbox, attachment)
+        return real(sandbox, attachment, netns)
 
     engine.runner.add = add  # type: ignore[method-assign]  # of this object only
     together(

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon import deadlines
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, Sandbox
@@ -40,7 +41,7 @@ class Runner(FakeDelegateRunner):
         self.held: set[tuple[str, str]] = set()
         self.after: dict[tuple[str, str], str] = {}
 
-    def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment) -> None:
+    def _call(self, verb: str, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         call = verb, attachment.name
         self.log.append(("begin", *call))
         try:
@@ -48,7 +49,7 @@ class Runner(FakeDelegateRunner):
                 deadline.pause(0.005)
             wait_until(lambda: call not in self.after or ("end", verb, self.after[call]) in self.log)
             deadline.pause(0.001 * self.steps.get(call, 0))
-            super()._call(verb, sandbox, attachment)
+            super()._call(verb, sandbox, attachment, netns)
         finally:
             self.log.append(("end", *call))
 
@@ -95,9 +96,9 @@ def test_what_is_built_in_runs_in_the_thread_of_the_request_beside_processes() -
     ran_in: dict[str, threading.Thread] = {}
     real = runner.add
 
-    def add(sandbox: Sandbox, attachment: Attachment) -> Result:
+    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
         ran_in[attachment.name] = threading.current_thread()
-        return real(sandbox, attachment)
+        return real(sandbox, attachment, netns)
 
     runner.add = add  # type: ignore[method-assign]  # of this object only
     engine.verbs.add(engine.request())

@@ -15,6 +15,7 @@ from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, IoFailure
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.cni.result import Result
 from tests.aside import Aside
+from tests.fakes.links import FakePodNetns
 from tests.unit.pod.conftest import NETNS, Engine, definition, wait_until
 
 
@@ -335,7 +336,7 @@ def test_check_says_that_the_namespace_cannot_be_looked_into(engine: Engine, mon
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(engine.links, "first_missing", refuse)
+    monkeypatch.setattr(FakePodNetns, "first_missing", refuse)
     with pytest.raises(CniError, match=f"^{NETNS} can't be looked into: .*not permitted .*network=.*web/p1"):
         engine.verbs.check(engine.request("CHECK"))
 

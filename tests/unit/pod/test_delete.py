@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon import deadlines
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.pod import detach
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline
@@ -78,8 +79,8 @@ def test_one_that_hangs_leaves_the_others_their_share(engine: Engine, monkeypatc
     monkeypatch.setattr(detach.detach, "__kwdefaults__", {"seconds": 0.3, "counts": False})
     real = engine.runner.delete
 
-    def delete(sandbox: Sandbox, attachment: Attachment) -> None:
-        real(sandbox, attachment)
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+        real(sandbox, attachment, netns)
         if attachment.name == "web/n2":
             deadline.pause(30)
 
@@ -99,11 +100,11 @@ def test_those_side_by_side_share_the_time_as_if_they_came_one_by_one(
     monkeypatch.setattr(detach.detach, "__kwdefaults__", {"seconds": 12.0, "counts": False})
     shares, both, real = [], threading.Barrier(2), engine.runner.delete
 
-    def delete(sandbox: Sandbox, attachment: Attachment) -> None:
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         shares.append(deadline.current().left)
         if attachment.name != "kube-system/cluster":
             both.wait(30)
-        real(sandbox, attachment)
+        real(sandbox, attachment, netns)
 
     monkeypatch.setattr(engine.runner, "delete", delete)
     engine.verbs.delete(engine.request("DEL"))
@@ -117,8 +118,8 @@ def test_what_was_detached_is_on_record_when_the_call_is_cancelled(
     real = engine.runner.delete
     hanging = threading.Event()
 
-    def delete(sandbox: Sandbox, attachment: Attachment) -> None:
-        real(sandbox, attachment)
+    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
+        real(sandbox, attachment, netns)
         if attachment.name == "web/n1":
             hanging.set()
             deadline.pause(30)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.run import Chain
 from multus_daemon.pod import gateway
@@ -31,7 +32,7 @@ from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError
 from tests.aside import Aside
-from tests.fakes.links import FakeLinks
+from tests.fakes.links import FakeLinks, FakePodNetns
 from tests.fakes.runner import FakePluginRunner
 from tests.unit.pod.conftest import NETNS, Engine, definition
 
@@ -115,13 +116,13 @@ def test_the_default_gateway_can_be_set_on_an_additional_interface(engine: Engin
 def test_it_is_done_once_after_every_add(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.declare('[{"name":"n1","default-route":["10.1.0.254","fd01::1"]},{"name":"n2"}]')
     seen: list[list[tuple[str, str]]] = []
-    move = engine.links.move_default_routes
+    move = FakePodNetns.move_default_routes
 
-    def noting(netns: str, ifname: IfName, wanted: Any) -> None:
+    def noting(netns: FakePodNetns, ifname: IfName, wanted: Any) -> None:
         seen.append(list(engine.runner.order))
         move(netns, ifname, wanted)
 
-    monkeypatch.setattr(engine.links, "move_default_routes", noting)
+    monkeypatch.setattr(FakePodNetns, "move_default_routes", noting)
     engine.verbs.add(engine.request())
     assert seen == [[("ADD", CLUSTER), ("ADD", "web/n1"), ("ADD", "web/n2")]]
 
@@ -282,7 +283,7 @@ def test_a_gateway_that_the_kernel_refuses_undoes_everything(
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(engine.links, "move_default_routes", refuse)
+    monkeypatch.setattr(FakePodNetns, "move_default_routes", refuse)
     with pytest.raises(kind, match=f"^{words}.*pod web/p1") as caught:
         engine.verbs.add(engine.request())
     assert "network web/n1, interface \"net1\", default-route ['10.1.9.9']" in caught.value.details
@@ -296,10 +297,10 @@ def test_a_namespace_that_has_gone_meanwhile_is_named(engine: Engine, monkeypatc
     engine.declare(asking("10.1.0.254"))
     add = engine.runner.add
 
-    def vanishing(sandbox: Sandbox, attachment: Attachment) -> Result:
+    def vanishing(sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> Result:
         if attachment.name == "web/n1":
             engine.links.namespaces.clear()
-        return add(sandbox, attachment)
+        return add(sandbox, attachment, netns)
 
     monkeypatch.setattr(engine.runner, "add", vanishing)
     with pytest.raises(InvalidNetnsError, match=f"^{NETNS} can't be entered: No such file"):
@@ -326,7 +327,7 @@ def test_cancellation_while_routes_are_moved_undoes_everything(engine: Engine, m
         moving.set()
         deadline.pause(60)
 
-    monkeypatch.setattr(engine.links, "move_default_routes", hang)
+    monkeypatch.setattr(FakePodNetns, "move_default_routes", hang)
     adding = Aside(engine.verbs.add, engine.request())
     assert moving.wait(30)
     adding.stop()
@@ -360,7 +361,7 @@ def test_a_crash_before_the_end_leaves_a_record_that_a_del_undoes(
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine.links, "move_default_routes", crash)
+    monkeypatch.setattr(FakePodNetns, "move_default_routes", crash)
     with pytest.raises(KeyboardInterrupt):
         engine.verbs.add(engine.request())
     # What a daemon finds that was killed there: nothing was undone.
@@ -386,7 +387,7 @@ def test_the_cached_results_of_every_version_say_the_same(
     """`::/0` as plugins write it, other routes kept, `routes` gone where it was the only one."""
     old = {"4": ("0.0.0.0/0", "10.1.0.1", "10.8.0.0/16"), "6": ("::/0", "fd01::1", "fd08::/32")}
     cache = ResultCache(tmp_path)
-    runner = Chain(FakePluginRunner(), cache, "/a")
+    runner = Chain(FakePluginRunner().as_dispatcher, cache, "/a")
     kept = [Route(other) for _, _, other in old.values()] if others else []
     before = result("eth0", *(Route(dst, gw) for dst, gw, _ in old.values()), *kept)
     config = {"cniVersion": version, "type": "fake"}
@@ -401,7 +402,7 @@ def test_the_cached_results_of_every_version_say_the_same(
         for name, ifname, asked in (("a", "eth0", None), ("b", "net1", ("10.1.0.9" if ipv4 else "fd01::9",)))
     )
     sandbox = Sandbox(ContainerId("c1"), NETNS)
-    for after in gateway.moved(FakeLinks({NETNS: []}), sandbox, "web/p1", attachments):
+    for after in gateway.moved(FakeLinks({NETNS: []}).open(NETNS), "web/p1", attachments):
         runner.remember(sandbox, after)
     cached = {
         name: cache.read_result(name, "c1", ifname, version) for name, ifname in (("a", "eth0"), ("b", "net1"))

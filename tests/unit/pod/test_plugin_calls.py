@@ -35,7 +35,8 @@ class Node:
         self.plugins = FakePluginRunner()
         self.engine = Engine()
         cache = ResultCache(directory / "cni")
-        self.engine.runner = Chain(self.plugins, cache, "/bin")  # type: ignore[assignment]  # a real one serves as well
+        chain = Chain(self.plugins.as_dispatcher, cache, "/bin")
+        self.engine.runner = chain  # type: ignore[assignment]  # a real one serves as well
         self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]  # a real one serves as well
         self.engine.files = NodeConfFiles()  # type: ignore[assignment]  # a real one serves as well
         self.engine.verbs = self.engine.make_verbs()

@@ -24,6 +24,7 @@ from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.ports import CorruptRecordError
+from tests import calls
 from tests.fakes.runner import FakePluginRunner
 from tests.fakes.store import FakeDelegateStore
 
@@ -56,6 +57,11 @@ def cache(cni_dir):
 @pytest.fixture
 def store(cni_dir, cache):
     return FileStore(cni_dir, cache)
+
+
+def delete(runner, cache, record, attachment):
+    """DEL of one attachment, as the engine does it."""
+    calls.delete(Chain(runner.as_dispatcher, cache, "/opt/cni/bin"), record.sandbox, attachment)
 
 
 def own_path(cni_dir, container_id="c0ffee"):
@@ -448,7 +454,7 @@ def test_delete_of_an_upstream_conflist_gets_every_key(store, cni_dir, cache, wi
     """Upstream's own DEL had lost the IPAM ranges here, and the address."""
     record = store.recover(left_by_upstream(cni_dir, "conflist-primary/ADD", without=without))
     runner = FakePluginRunner()
-    Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[0])
+    delete(runner, cache, record, record.attachments[0])
     assert [call.plugin_type for call in runner.calls] == ["bandwidth", "portmap", "ptp"]
     ptp = runner.calls[2].config
     assert ptp["mtu"] == 1450
@@ -462,7 +468,7 @@ def test_a_list_without_a_version_is_deleted_as_it_was_added(store, cni_dir, cac
     """As 0.1.0, which is what libcni took it for: without prevResult, which that version has not."""
     record = store.recover(left_by_upstream(cni_dir, "1.0.0/list-without-version/ADD"))
     runner = FakePluginRunner()
-    Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[1])
+    delete(runner, cache, record, record.attachments[1])
     assert [(call.plugin_type, call.config["cniVersion"]) for call in runner.calls] == [
         ("tuning", "0.1.0"),
         ("bridge", "0.1.0"),
@@ -477,7 +483,7 @@ def test_delete_gets_the_port_mappings_of_the_annotation(store, cni_dir, cache, 
     """They are in the result cache only: upstream's own DEL is without them, and leaves portmap's rules."""
     record = store.recover(left_by_upstream(cni_dir, "1.0.0/port-mappings/ADD", without=without))
     runner = FakePluginRunner()
-    Chain(runner, cache, "/opt/cni/bin").delete(record.sandbox, record.attachments[2])
+    delete(runner, cache, record, record.attachments[2])
     assert [call.plugin_type for call in runner.calls] == ["portmap", "ptp"]
     mappings = runner.calls[0].config.get("runtimeConfig", {}).get("portMappings", [])
     assert [(item["hostPort"], item["containerPort"]) for item in mappings] == expected

@@ -23,6 +23,7 @@ from multus_daemon.spec.cni import result
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.result import Result
 from tests.aside import Aside, together
+from tests.calls import run
 
 
 class Node:
@@ -42,7 +43,8 @@ class Node:
             "ipam": {"type": "host-local", "dataDir": "/data", **({"subnet": "10.0.0.0/24"} | ipam)},
             **(top or {}),
         }
-        return self.runner.run(
+        return run(
+            self.runner,
             "host-local",
             Invocation(verb, container_id, "/run/netns/x", ifname, args, "/opt/cni/bin", config, recorded=recorded),
         )

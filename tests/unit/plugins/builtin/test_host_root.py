@@ -12,6 +12,7 @@ from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.result import Dns, Interface, Result
+from tests.calls import run
 from tests.fakes.runner import FakePluginRunner
 
 
@@ -41,7 +42,7 @@ def call(tmp_path, plugin, verb, *, runs=None, previous=None, **keys):
     invocation = Invocation(
         verb, "c1", "", "eth0", "", "/bin", fields, prev_result=previous, raw=json.dumps(fields).encode()
     )
-    return BuiltinRunner(tmp_path / "host", ipam=runs).run(plugin, invocation)
+    return run(BuiltinRunner(tmp_path / "host", ipam=runs), plugin, invocation)
 
 
 def test_leases(tmp_path, outside, inside):

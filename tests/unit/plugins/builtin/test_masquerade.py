@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.kernel.inet import IpInterface
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin import masquerade
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.masquerade import iptables
@@ -85,6 +86,7 @@ def test_rules_of_nftables_that_stay_are_a_failure_only_where_nft_works(works: b
         prev_result=None,
         host_root=Path("/"),
         ipam=FakePluginRunner({}),
+        netns=PodNetns(""),
         tools=Host(works),
     )
     if works:
@@ -119,6 +121,7 @@ def by_iptables(tools: Recorder) -> Call:
         prev_result=None,
         host_root=Path("/"),
         ipam=FakePluginRunner({}),
+        netns=PodNetns(""),
         tools=tools,
     )
 

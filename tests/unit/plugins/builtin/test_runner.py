@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from multus_daemon.kernel import ops
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.runtime import deadline
@@ -20,6 +20,7 @@ from multus_daemon.spec.cni.errors import (
 )
 from multus_daemon.spec.cni.gojson import JsonError
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
+from tests import calls
 
 SUPPORTED = '["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]'
 
@@ -78,7 +79,7 @@ def run(recorder, tmp_path, verb, stdin, **options):
     runner = BuiltinRunner(tmp_path, plugins={"test": recorder}, **options)
     text = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
     config = gojson.loads_object(text) if isinstance(stdin, dict) else skel.configuration(verb, text).fields
-    return runner.run("test", invocation(verb, config))
+    return calls.run(runner, "test", invocation(verb, config))
 
 
 REFUSED = [
@@ -174,30 +175,27 @@ def test_the_call(recorder, tmp_path):
 def test_a_previous_result_beside_the_configuration_counts(recorder, tmp_path, written):
     given = Result(ips=(IpConfig("10.0.0.2/24"),))
     runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
-    runner.run("test", invocation("ADD", {"name": "n", "cniVersion": "1.0.0", **written}, prev_result=given))
+    calls.run(runner, "test", invocation("ADD", {"name": "n", "cniVersion": "1.0.0", **written}, prev_result=given))
     ((_, call),) = recorder.calls
     assert call.prev_result is given
 
 
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
-def test_a_session_is_of_one_call_or_of_a_thread_that_keeps_it(recorder, tmp_path, verb):
-    for _ in range(2):
-        run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.0.0"})
-    with ops.kept_open():
-        for _ in range(2):
-            run(recorder, tmp_path, verb, {"name": "n", "cniVersion": "1.0.0"})
-    first, second, third, fourth = recorder.sessions
-    assert first is not second
-    assert third not in (first, second)
-    assert third is fourth
+def test_a_plugin_and_those_that_it_calls_work_in_the_namespace_that_is_given(recorder, tmp_path, verb):
+    runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
+    first, second = PodNetns("/run/netns/x"), PodNetns("/run/netns/x")
+    for netns in (first, first, second):
+        runner.run("test", invocation(verb, {"name": "n", "cniVersion": "1.0.0"}), netns)
+    assert recorder.sessions == [first, first, second]
+    assert [call.netns for _, call in recorder.calls] == [first, first, second]
 
 
 def test_ipam_is_the_runner_itself_until_it_is_set(tmp_path):
     recorder, other = Recorder(), BuiltinRunner(tmp_path)
     runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
-    runner.run("test", invocation("DEL", {"name": "n"}))
+    calls.run(runner, "test", invocation("DEL", {"name": "n"}))
     runner.ipam = other
-    runner.run("test", invocation("DEL", {"name": "n"}))
+    calls.run(runner, "test", invocation("DEL", {"name": "n"}))
     assert [call.ipam for _, call in recorder.calls] == [runner, other]
 
 
@@ -244,12 +242,13 @@ def test_unknown_types(tmp_path):
     assert {runner.locate(name) for name in PLUGINS} == {"built-in"}
     assert runner.locate("no-such") == ""
     with pytest.raises(InvalidNetworkConfigError, match='failed to find plugin "no-such"'):
-        runner.run("no-such", invocation("ADD", {"name": "n"}))
+        calls.run(runner, "no-such", invocation("ADD", {"name": "n"}))
 
 
 @pytest.mark.parametrize("plugin_type", sorted(PLUGINS))
 def test_every_registered_plugin_is_there(tmp_path, plugin_type):
-    assert BuiltinRunner(tmp_path).run(plugin_type, invocation("GC", {"name": "n", "cniVersion": "1.1.0"})) == Result()
+    call = invocation("GC", {"name": "n", "cniVersion": "1.1.0"})
+    assert calls.run(BuiltinRunner(tmp_path), plugin_type, call) == Result()
 
 
 # --- what a built-in does not know -----------------------------------------------------------------------------------

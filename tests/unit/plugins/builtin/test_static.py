@@ -4,6 +4,7 @@ from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import result
 from multus_daemon.spec.cni.errors import CniError
+from tests.calls import run
 
 
 def invocation(verb, ipam, *, args="", **keys):
@@ -41,7 +42,7 @@ def test_keys(tmp_path, ipam, expected):
     ],
 )
 def test_cni_args(tmp_path, args, addresses):
-    found = BuiltinRunner(tmp_path).run("static", invocation("ADD", {"type": "static"}, args=args))
+    found = run(BuiltinRunner(tmp_path), "static", invocation("ADD", {"type": "static"}, args=args))
     assert result.to_object(found, "1.0.0") == {"cniVersion": "1.0.0", "ips": addresses}
 
 
@@ -59,5 +60,5 @@ def test_cni_args(tmp_path, args, addresses):
 )
 def test_codes(tmp_path, ipam, args, code):
     with pytest.raises(CniError) as caught:
-        BuiltinRunner(tmp_path).run("static", invocation("ADD", ipam, args=args))
+        run(BuiltinRunner(tmp_path), "static", invocation("ADD", ipam, args=args))
     assert caught.value.code == code

@@ -5,6 +5,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.builtin.tuning import allowlist, config
@@ -16,7 +17,7 @@ from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 def call(ifname="eth0", cni_args="", **keys):
     fields = {"cniVersion": "1.0.0", "name": "n", "type": "tuning", **keys}
     invocation = Invocation("ADD", "c1", "/nowhere", ifname, cni_args, "/nowhere", fields)
-    return Call(invocation, "n", "1.0.0", None, Path("/nowhere"), BuiltinRunner(Path("/nowhere")))
+    return Call(invocation, "n", "1.0.0", None, Path("/nowhere"), BuiltinRunner(Path("/nowhere")), PodNetns("/nowhere"))
 
 
 @pytest.mark.parametrize(

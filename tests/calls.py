@@ -1,0 +1,33 @@
+"""Plugins called as a request calls them: in the namespace of the container, opened for the call."""
+
+from __future__ import annotations
+
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.plugin import PluginRunner
+from multus_daemon.pod.engine import DelegateRunner
+from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox
+from multus_daemon.spec.cni.result import Result
+
+
+def run(runner: PluginRunner, plugin_type: str, invocation: Invocation) -> Result:
+    """Call one plugin, and return or raise what it does."""
+    with PodNetns(invocation.netns, may_be_own=invocation.netns_override) as netns:
+        return runner.run(plugin_type, invocation, netns)
+
+
+def add(runner: DelegateRunner, sandbox: Sandbox, attachment: Attachment) -> Result:
+    """ADD of one attachment. Raises CniError."""
+    with PodNetns(sandbox.netns) as netns:
+        return runner.add(sandbox, attachment, netns)
+
+
+def delete(runner: DelegateRunner, sandbox: Sandbox, attachment: Attachment) -> None:
+    """DEL of one attachment. Raises CniError."""
+    with PodNetns(sandbox.netns) as netns:
+        runner.delete(sandbox, attachment, netns)
+
+
+def check(runner: DelegateRunner, sandbox: Sandbox, attachment: Attachment) -> None:
+    """CHECK of one attachment. Raises CniError."""
+    with PodNetns(sandbox.netns) as netns:
+        runner.check(sandbox, attachment, netns)
