@@ -1,7 +1,7 @@
-"""Where a plugin binary is: the search of CNI_PATH, as seen from inside the chroot.
+"""Search CNI_PATH for a plugin's binary, as seen from inside the chroot.
 
 Rules: containernetworking/cni `pkg/invoke/find.go` (first regular file, links followed). Stricter here: a file without
-an execute bit is passed over, and where nothing else is found the error says so, not exec's "permission denied".
+an execute bit is skipped, and if there is no other one the error says so, unlike exec's "permission denied".
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from multus_daemon.spec.cni.errors import InvalidNetworkConfigError, IoFailureEr
 
 
 class PluginNotFoundError(InvalidNetworkConfigError):
-    """No directory of CNI_PATH holds the plugin; code 7, as the configuration names what the node does not have."""
+    """No directory of CNI_PATH has the plugin; code 7, since the configuration names a plugin that the node lacks."""
 
 
 def find(bin_dirs: Sequence[str], plugin_type: str, *, root: str = "") -> str:
-    """The path of the plugin's binary as a process inside `root` names it.
+    """Return the path of the plugin's binary for a process inside `root`.
 
-    Raises InvalidNetworkConfigError for a name that is none, PluginNotFoundError, and IoFailureError where the only
-    file of that name can't be executed.
+    Raises InvalidNetworkConfigError for an invalid name, PluginNotFoundError, and IoFailureError if the only file of
+    that name cannot be executed.
     """
     if not plugin_type:
         raise InvalidNetworkConfigError("no plugin name provided", "the configuration's 'type' is empty")

@@ -1,7 +1,7 @@
-"""Recognizes plugins that are Multus itself: it would call itself until no request is left for other pods.
+"""Recognize plugins that are Multus itself: it would call itself until no request is left for other pods.
 
-The name tells, or the file: our shim by the media type that only it asks for, upstream's programs by the main package
-in Go's build information (https://pkg.go.dev/debug/buildinfo).
+Besides the names in `OWN_TYPES`, the file shows it: our shim contains a media type that only it requests, and
+upstream's programs have their main package in Go's build information (https://pkg.go.dev/debug/buildinfo).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Final
 
 from multus_daemon.runtime import elf
 from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
-from multus_daemon.spec.netconf.primary import OWN_TYPES
 
 _STDOUT_TYPE: Final = b"application/vnd.multus.cni-stdout"
 _OUR_SHIM_MAX_BYTES: Final = 4 * 1024 * 1024
@@ -27,7 +26,7 @@ class PluginIsMultusError(InvalidNetworkConfigError):
     """A network names Multus as its plugin."""
 
     def __init__(self, plugin_type: str, path: str = "") -> None:
-        """`path`: the file that shows it; empty if the name does."""
+        """`path`: the file of Multus; empty if the name shows it."""
         shown = f"{path} is a program of Multus; " if path else ""
         super().__init__(
             f'plugin "{plugin_type}" is Multus itself',
@@ -35,20 +34,14 @@ class PluginIsMultusError(InvalidNetworkConfigError):
         )
 
 
-def refuse_name(plugin_type: str) -> None:
-    """Raise PluginIsMultusError if the type is ours or upstream's."""
-    if plugin_type in OWN_TYPES:
-        raise PluginIsMultusError(plugin_type)
-
-
 class ProgramFiles:
-    """Files of plugins that were looked at; each is read once, and again after it has changed."""
+    """Examined files of plugins; each is read once, and again after it has changed."""
 
     def __init__(self) -> None:
         self._is_multus: dict[_Identity, bool] = {}
 
     def refuse(self, plugin_type: str, path: str) -> None:
-        """Raise PluginIsMultusError if the file at `path` is our shim or a program of upstream's. Raises OSError."""
+        """Raise PluginIsMultusError if the file at `path` is our shim or a program of upstream. Raises OSError."""
         status = os.stat(path)
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         is_multus = self._is_multus.get(identity)
@@ -66,5 +59,5 @@ def _is_multus(path: str, size: int) -> bool:
         build_info = elf.read_section(file.fileno(), ".go.buildinfo", _BUILD_INFO_MAX_BYTES)
         if build_info:
             return _MAIN_PACKAGE.search(build_info) is not None
-        # Scripts have no build information either, and may well mention the media type.
+        # A script has no build information either, and may mention the media type.
         return size <= _OUR_SHIM_MAX_BYTES and file.read(4) == b"\x7fELF" and _STDOUT_TYPE in file.read()

@@ -111,9 +111,10 @@ class FakePluginRunner:
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
         return self.not_supported.get(plugin_type, "")
 
-    def validate(self, plugin_type: str, invocation: Invocation) -> None:
+    def validate(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         if error := self.refused.get(plugin_type):
             raise error
+        return self.called_by(plugin_type, invocation)
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         return {name: replace(invocation, fields=fields) for name, fields in self.called.get(plugin_type, {}).items()}
@@ -139,7 +140,7 @@ class FakePluginRunner:
         self.validate(plugin_type, invocation)
         return {plugin_type: programs[plugin_type].path}
 
-    def remove_rules(self, invocation: Invocation, netns: PodNetns) -> None:
+    def remove_rules(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> None:
         self.run("rules", invocation, netns)
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns | None = None, path: str = "") -> Result:

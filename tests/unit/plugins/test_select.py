@@ -349,7 +349,7 @@ def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, nam
     assert builtin.order == asked["builtin"]
     if "process" in asked:
         assert process.order == asked["process"]
-    assert ("is not to be had" in caplog.text) == replaced
+    assert ("is missing" in caplog.text) == replaced
 
 
 def test_a_new_choice_does_not_go_by_the_last_one(process, builtin):
@@ -423,11 +423,13 @@ def test_no_value_of_an_unknown_key_is_logged(process, builtin, caplog):
 
 
 @pytest.mark.parametrize("mode", ["off", "fallback", "prefer"])
-@pytest.mark.parametrize("plugin_type", ["multus-shim", "multus"])
+@pytest.mark.parametrize("plugin_type", ["multus-shim", "multus", "multus-cni"])
 def test_multus_is_refused_by_its_name(process, builtin, mode, plugin_type):
     dispatcher = Dispatcher(process, builtin, mode)
-    with pytest.raises(PluginIsMultusError):
+    with pytest.raises(PluginIsMultusError, match=f'^plugin "{plugin_type}" is Multus itself') as caught:
         choose(dispatcher, plugin_type, invocation())
+    assert caught.value.code == 7
+    assert choose(dispatcher, "multus-builtin", invocation())
 
 
 @pytest.mark.parametrize("ipam_type", ["multus-shim", "disguised"])
