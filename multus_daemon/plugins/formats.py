@@ -1,7 +1,7 @@
-"""What plugins without a built-in are certain to refuse, so that it is refused before anything is recorded; pure.
+"""Refuse configurations that a plugin without a built-in certainly refuses, before anything is recorded. Pure.
 
-Only what every version refuses: a value of the wrong JSON type, a number that the kernel does not have. The rest is for
-the plugin.
+Only values that every version refuses: a wrong JSON type, a number outside of the kernel's range. The plugin checks the
+rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
 
 _MARK_BITS: Final = 32
-# Keys, in lower case, that the oldest reference plugins in use (v1.1.1, Debian 12) pass over, whatever their value.
+# Keys, in lower case, that the oldest reference plugins in use (v1.1.1, Debian 12) ignore, whatever their value.
 _NEWER: Final[Mapping[str, frozenset[str]]] = {
     "bridge": frozenset(
         {"vlantrunk", "disablecontainerinterface", "preservedefaultvlan", "portisolation", "ipmasqbackend"}
@@ -26,7 +26,7 @@ _OLD_ROUTE: Final = frozenset({"dst", "gw"})
 
 
 def is_of_every_version(plugin_type: str, fields: Mapping[str, Any]) -> bool:
-    """Whether the configuration has no key that an older binary would pass over."""
+    """Report whether the configuration has no key that an older binary would ignore."""
     newer = _NEWER.get(plugin_type, frozenset())
     if any(key.lower() in newer for key in fields):
         return False
@@ -38,7 +38,7 @@ def is_of_every_version(plugin_type: str, fields: Mapping[str, Any]) -> bool:
 
 
 def validate(plugin_type: str, fields: Mapping[str, Any]) -> None:
-    """Raises DecodingFailureError (6) for a wrong type, InvalidNetworkConfigError (7) for a value that can't be."""
+    """Raise DecodingFailureError (6) for a wrong type, InvalidNetworkConfigError (7) for an impossible value."""
     if (read := _FORMATS.get(plugin_type)) is None:
         return
     where = f'plugin "{plugin_type}"'
