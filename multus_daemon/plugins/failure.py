@@ -1,4 +1,4 @@
-"""Convert a plugin's failure (exit status, stdout, stderr) to a `CniError`; rules: containernetworking/cni `pkg/invoke`.
+"""Convert a plugin's failure (exit status, stdout, stderr) to a `CniError`, like containernetworking/cni `pkg/invoke`.
 
 Pure. The plugin's own error object keeps its code, message and details. The details are extended by the plugin, the
 verb and the end of its stderr; libcni drops stderr whenever there is any stdout.

@@ -307,7 +307,7 @@ def _masquerading(plugin_type: str, invocation: Invocation) -> tuple[str, Invoca
         return None
     if not makes_rules or plugin_type not in _MASQUERADING:
         return None
-    return plugin_type, replace(invocation, fields=fields, parsed=None)
+    return plugin_type, replace(invocation, fields=fields)
 
 
 def _has_addresses(invocation: Invocation, netns: PodNetns) -> bool:

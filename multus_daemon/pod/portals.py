@@ -7,7 +7,7 @@ without going there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from multus_daemon.runtime.portal import LoopPortal, Portal
 from multus_daemon.spec.attachment import Invocation, Pod, ToolExit
@@ -16,6 +16,11 @@ from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import Events
+
+if TYPE_CHECKING:
+    from multus_daemon.cluster.kubelet.source import KubeletDevices
+    from multus_daemon.plugins.process import ProcessRunner
+    from multus_daemon.plugins.tools import ToolRunner
 
 
 class LoopStore(Events, Protocol):
@@ -88,78 +93,40 @@ class Cluster:
         self._portal.tell(self._store.node_event, kind, reason, message)
 
 
-class LoopDevices(Protocol):
-    """A `ports.DeviceSource` that lives on the event loop: kubelet."""
-
-    async def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
-        """See `ports.DeviceSource`."""
-        ...
-
-
 class Devices:
-    """The `ports.DeviceSource` over the loop's."""
+    """The `ports.DeviceSource` over kubelet's, which lives on the event loop."""
 
-    def __init__(self, source: LoopDevices, portal: Portal) -> None:
+    def __init__(self, source: KubeletDevices, portal: Portal) -> None:
         self._source = source
         self._portal = portal
 
     def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
-        """See `ports.DeviceSource`."""
+        """Return the devices that kubelet allocated to the pod, by resource. Raises DevicesUnavailableError."""
         return self._portal.call(self._source.allocated, pod)
 
 
-class LoopRunner(Protocol):
-    """A `ports.BinaryRunner` that lives on the event loop: delegates.process."""
-
-    def locate(self, plugin_type: str) -> str:
-        """See `ports.PluginRunner`. From any thread."""
-        ...
-
-    def refuse_multus(self, plugin_type: str, path: str) -> None:
-        """See `ports.BinaryRunner`. From any thread."""
-        ...
-
-    async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
-        """What it printed; see `ports.BinaryRunner`."""
-        ...
-
-
 class Binaries:
-    """The `ports.BinaryRunner` over the loop's: it starts them, the thread waits."""
+    """The BinaryRunner over a ProcessRunner: the event loop runs the process, the calling thread waits."""
 
-    def __init__(self, runner: LoopRunner, portal: Portal) -> None:
-        self._runner = runner
+    def __init__(self, runner: ProcessRunner, portal: Portal) -> None:
         self._portal = portal
-
-    def locate(self, plugin_type: str) -> str:
-        """See `ports.PluginRunner`."""
-        return self._runner.locate(plugin_type)
-
-    def refuse_multus(self, plugin_type: str, path: str) -> None:
-        """See `ports.BinaryRunner`."""
-        self._runner.refuse_multus(plugin_type, path)
+        self._run = runner.run
+        self.locate = runner.locate
+        self.refuse_multus = runner.refuse_multus
 
     def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
-        """See `ports.BinaryRunner`."""
-        stdout = self._portal.call(self._runner.run, plugin_type, invocation, path)
+        """Run the binary and decode the result of an ADD. Raises CniError (`ProcessRunner.run`)."""
+        stdout = self._portal.call(self._run, plugin_type, invocation, path)
         return result.decode(stdout, invocation.cni_version) if invocation.verb == "ADD" else Result()
 
 
-class LoopTools(Protocol):
-    """`ports.HostTools` that live on the event loop: delegates.tools."""
-
-    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
-        """See `ports.HostTools`."""
-        ...
-
-
 class Tools:
-    """The `ports.HostTools` over the loop's."""
+    """The HostTools over a ToolRunner: the event loop runs the program, the calling thread waits."""
 
-    def __init__(self, tools: LoopTools, portal: Portal) -> None:
+    def __init__(self, tools: ToolRunner, portal: Portal) -> None:
         self._tools = tools
         self._portal = portal
 
     def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
-        """See `ports.HostTools`."""
+        """Run the program to its end. Raises ToolNotFoundError, CniError (`ToolRunner.run`)."""
         return self._portal.call(self._tools.run, tool, arguments, stdin)

@@ -20,6 +20,7 @@ class FakeLinks:
     `ids`: by path, what tells its namespace from others; of others it can't be told. `files`: paths of something else.
     `observed`: by interface name, what `observe` returns; else the interfaces of the result that are there.
     `leaving`: the links that each DEL is to remove together.
+    `held`: the namespaces that were used and whose block has not ended.
     `default_routes`: by path, and whether it is of IPv4, the interface and the route of each that was put there.
     """
 
@@ -33,6 +34,7 @@ class FakeLinks:
         self.files: set[str] = set()
         self.observed: dict[str, Result] = {}
         self.leaving: list[tuple[IfName, ...]] = []
+        self.held: list[FakePodNetns] = []
         self.default_routes: dict[tuple[str, bool], list[tuple[IfName, Route]]] = {}
         self._guard = threading.Lock()
 
@@ -69,6 +71,18 @@ class FakePodNetns(PodNetns):
     def __init__(self, links: FakeLinks, path: str, *, may_be_own: bool = False, leaving: Collection[str] = ()) -> None:
         super().__init__(path, may_be_own=may_be_own, leaving=leaving)
         self._links = links
+        self._has_ended = False
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        super().__exit__(kind, error, traceback)
+        self._has_ended = True
+        if self in self._links.held:
+            self._links.held.remove(self)
+
+    def _use(self) -> None:
+        assert not self._has_ended, "used after its block"
+        if self not in self._links.held:
+            self._links.held.append(self)
 
     def at(self, path: str, leaving: Collection[str] = ()) -> FakePodNetns:
         if leaving:
@@ -76,6 +90,7 @@ class FakePodNetns(PodNetns):
         return FakePodNetns(self._links, path, may_be_own=self.may_be_own, leaving=leaving)
 
     def _entered(self, method: str, ifnames: Sequence[str]) -> set[str]:
+        self._use()
         self._links.call(method, self.path, ifnames)
         if self.path not in self._links.namespaces:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
@@ -86,9 +101,11 @@ class FakePodNetns(PodNetns):
         return self._links.is_netns(self.path)
 
     def identity(self, *, with_cookie: bool = True) -> str:
+        self._use()
         return self._links.ids.get(self.path, "")
 
     def is_elsewhere(self, netns_id: str) -> bool:
+        self._use()
         if self.path not in self._links.namespaces:
             return self.path in self._links.files
         return bool(netns_id) and self._links.ids.get(self.path, netns_id) != netns_id

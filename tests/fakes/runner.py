@@ -167,6 +167,7 @@ class DelegateCall:
     verb: str
     sandbox: Sandbox
     attachment: Attachment
+    may_be_own: bool
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class FakeDelegateRunner:
         with netns.of_thread() as own:
             assert netns is own, "the namespace of another thread"
         with self._guard:
-            self.calls.append(DelegateCall(verb, sandbox, attachment))
+            self.calls.append(DelegateCall(verb, sandbox, attachment, netns.may_be_own))
             number = len(self.calls)
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)

@@ -247,6 +247,7 @@ class StubIpam:
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         deadline.check()
+        assert netns.path == invocation.netns, "the namespace of another path"
         self.calls.append((plugin_type, invocation))
         if self.hook is not None:
             self.hook(invocation.verb)

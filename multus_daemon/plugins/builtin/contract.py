@@ -45,14 +45,8 @@ class Call:
         return self.invocation.fields
 
     def once(self, read: Callable[[Call], T]) -> T:
-        """Return `read(self)`, which depends on the configuration only; the planning of the ADD may have read it."""
-        memory = self.invocation.parsed
-        if memory is None:
-            return read(self)
-        if read not in memory:
-            memory[read] = read(self)
-        value: T = memory[read]
-        return value
+        """Return `read(self)`."""
+        return read(self)
 
     def on_host(self, path: str) -> Path:
         """Return where an absolute path of the configuration is, with links followed inside of the host's root.

@@ -189,7 +189,7 @@ class BuiltinRunner:
         """
         plugin = self._plugins.get(plugin_type) or self._load(plugin_type)
         verb, fields = invocation.verb, invocation.fields
-        memory = fields.read if isinstance(fields, conf.PluginFields) else invocation.parsed
+        memory = fields.read if isinstance(fields, conf.PluginFields) else None
         key = (plugin.unsupported, verb, self._tools is None)
         if memory is not None and key in memory:
             name, version, unsupported = memory[key]

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -205,5 +205,7 @@ class Engine:
 
 
 @pytest.fixture
-def engine() -> Engine:
-    return Engine()
+def engine() -> Iterator[Engine]:
+    made = Engine()
+    yield made
+    assert made.links.held == [], "a request that has ended holds namespaces open"

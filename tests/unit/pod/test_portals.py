@@ -6,7 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import pytest
 
@@ -267,7 +267,7 @@ class Kubelet(Loop):
 
 async def test_devices(way: CountingPortal) -> None:
     kubelet = Kubelet()
-    devices = portals.Devices(kubelet, way)
+    devices = portals.Devices(cast(Any, kubelet), way)
     assert await as_a_request(devices.allocated, POD) == {"vendor.com/vf": ["0000:03:02.0"]}
     assert kubelet.calls == [(POD,)]
     kubelet.error = DevicesUnavailableError("away")
@@ -300,14 +300,14 @@ def invocation(verb: str = "ADD", version: str = "1.0.0") -> Invocation:
 
 
 async def test_where_a_binary_is_is_looked_up_without_crossing(way: CountingPortal) -> None:
-    assert await as_a_request(portals.Binaries(Runner(), way).locate, "ptp") == "/opt/cni/bin/ptp"
+    assert await as_a_request(portals.Binaries(cast(Any, Runner()), way).locate, "ptp") == "/opt/cni/bin/ptp"
     assert way.called == 0
 
 
 @pytest.mark.parametrize("path", ["", "/elsewhere/ptp"])
 async def test_a_binary_is_run_on_the_loop_and_its_result_read(way: CountingPortal, path: str) -> None:
     runner = Runner()
-    made = await as_a_request(portals.Binaries(runner, way).run, "ptp", invocation(), path)
+    made = await as_a_request(portals.Binaries(cast(Any, runner), way).run, "ptp", invocation(), path)
     assert made == Result((Interface("net1"),))
     assert runner.calls == [("ptp", invocation(), path)]
     assert runner.threads == {threading.main_thread()}
@@ -319,7 +319,7 @@ async def test_an_add_that_prints_no_result_has_failed(way: CountingPortal, stdo
     runner = Runner()
     runner.stdout = stdout
     with pytest.raises(DecodingFailureError):
-        await as_a_request(portals.Binaries(runner, way).run, "ptp", invocation())
+        await as_a_request(portals.Binaries(cast(Any, runner), way).run, "ptp", invocation())
 
 
 @pytest.mark.parametrize("verb", ["DEL", "CHECK", "STATUS", "GC"])
@@ -327,7 +327,7 @@ async def test_an_add_that_prints_no_result_has_failed(way: CountingPortal, stdo
 async def test_of_other_verbs_nothing_that_is_printed_counts(way: CountingPortal, verb: str, stdout: bytes) -> None:
     runner = Runner()
     runner.stdout = stdout
-    assert await as_a_request(portals.Binaries(runner, way).run, "ptp", invocation(verb)) == Result()
+    assert await as_a_request(portals.Binaries(cast(Any, runner), way).run, "ptp", invocation(verb)) == Result()
     assert len(runner.calls) == 1
 
 
@@ -335,14 +335,14 @@ async def test_the_error_of_a_binary_is_raised(way: CountingPortal) -> None:
     runner = Runner()
     runner.error = TryAgainLaterError("no address left")
     with pytest.raises(TryAgainLaterError) as raised:
-        await as_a_request(portals.Binaries(runner, way).run, "ptp", invocation())
+        await as_a_request(portals.Binaries(cast(Any, runner), way).run, "ptp", invocation())
     assert raised.value is runner.error
 
 
 async def test_a_binary_is_ended_with_the_time_of_its_request(way: CountingPortal) -> None:
     runner = Runner()
     runner.hangs = True
-    binaries = portals.Binaries(runner, way)
+    binaries = portals.Binaries(cast(Any, runner), way)
 
     def thread() -> bool:
         with pytest.raises(ExpiredError), deadline.within(0.05):
@@ -363,7 +363,7 @@ class HostTools(Loop):
 
 async def test_a_tool(way: CountingPortal) -> None:
     host = HostTools()
-    tools = portals.Tools(host, way)
+    tools = portals.Tools(cast(Any, host), way)
     assert await as_a_request(tools.run, "nft", ["-f", "-"], b"flush") == ToolExit(1, b"out", "err")
     await as_a_request(tools.run, "nft", ["list"])
     assert host.calls == [("nft", ["-f", "-"], b"flush"), ("nft", ["list"], b"")]
