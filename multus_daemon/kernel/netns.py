@@ -112,17 +112,16 @@ def vanished(paths: Collection[str]) -> set[str]:
 
     A file that is not a namespace counts as existing: a namespace whose mount is not visible here looks like that.
     """
-    return {path for path in paths if not path.startswith("/proc/") and _has_vanished(path)}
-
-
-def _has_vanished(path: str) -> bool:
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return os.path.isdir(os.path.dirname(path))
-    except (OSError, ValueError):
-        pass
-    return False
+    gone = set()
+    for path in paths:
+        try:
+            os.lstat(path)
+        except FileNotFoundError:
+            if not path.startswith("/proc/") and os.path.isdir(os.path.dirname(path)):
+                gone.add(path)
+        except (OSError, ValueError):
+            continue
+    return gone
 
 
 def inhabited(paths: Collection[str]) -> set[str]:

@@ -107,7 +107,11 @@ class ProcessLimit:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 with self._metrics.waiting.labels(verb).track_inprogress():
-                    async with self._line(invocation.container_id):
+                    # The networks of one container, which are attached in parallel, wait one after the other. So they
+                    # finish in the order in which they began, and on a node with few slots the last one does not give
+                    # up while those before it run.
+                    key = invocation.container_id
+                    async with self._lines.hold(key) if key else contextlib.nullcontext():
                         await stack.enter_async_context(place)
             except slots.NoSlotError as error:
                 self._metrics.given_up.labels(verb).inc()
@@ -116,14 +120,6 @@ class ProcessLimit:
                 self._metrics.waits.labels(verb).observe(time.monotonic() - began)
             with self._metrics.running.labels(verb).track_inprogress():
                 yield
-
-    def _line(self, container_id: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Let the networks of one container, which are attached in parallel, wait one after the other.
-
-        So they finish in the order in which they began, and on a node with few slots the last one does not give up
-        while those before it run.
-        """
-        return self._lines.hold(container_id) if container_id else contextlib.nullcontext()
 
     def hurried(self, container_id: str) -> contextlib.AbstractContextManager[None]:
         """Put the container's calls first, whatever their verb, during the block: its DEL waits for them."""

@@ -22,8 +22,8 @@ from typing import Final, ParamSpec, TypeVar
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import child, failure, find
+from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.limit import ProcessLimit
-from multus_daemon.plugins.recursion import ProgramFiles
 from multus_daemon.runtime import elf, fs, portal, threads
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.runtime.deadline import Deadline

@@ -20,9 +20,8 @@ from typing import Any, Final, Literal, TypeAlias
 from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins import formats
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
-from multus_daemon.plugins.find import PluginNotFoundError
+from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
 from multus_daemon.plugins.plugin import BinaryRunner, Program
-from multus_daemon.plugins.recursion import PluginIsMultusError
 from multus_daemon.runtime import timeline
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni import gojson

@@ -172,25 +172,20 @@ class Barriers:
     """
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
         self._closed: dict[str, futures.Future[None]] = {}
 
     @contextlib.contextmanager
     def closed(self, key: str) -> Iterator[None]:
         """Keep the barrier of `key` closed for the duration of the block; first wait while another thread does."""
         reopened: futures.Future[None] = futures.Future()
-        while (before := self._close(key, reopened)) is not reopened:
+        # dict.setdefault is atomic for a key that is a string.
+        while (before := self._closed.setdefault(key, reopened)) is not reopened:
             deadline.current().wait(before)
         try:
             yield
         finally:
-            with self._guard:
-                del self._closed[key]
+            del self._closed[key]
             reopened.set_result(None)
-
-    def _close(self, key: str, reopened: futures.Future[None]) -> futures.Future[None]:
-        with self._guard:
-            return self._closed.setdefault(key, reopened)
 
     def passed(self, keys: Iterable[str]) -> None:
         """Return when the barrier of each of `keys` has been open once since the call; at once if all are open."""

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
-from multus_daemon.plugins.find import PluginNotFoundError
+from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
 from multus_daemon.plugins.plugin import Program
-from multus_daemon.plugins.recursion import PluginIsMultusError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox

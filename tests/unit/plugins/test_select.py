@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.plugins.find import PluginNotFoundError
-from multus_daemon.plugins.recursion import PluginIsMultusError
+from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import BUILT_IN, Invocation

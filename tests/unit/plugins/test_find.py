@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.plugins.recursion import PluginIsMultusError, ProgramFiles
+from multus_daemon.plugins.find import PluginIsMultusError, ProgramFiles
 
 OUR_SHIM = Path(sys.executable).parent / "multus-shim"
 
