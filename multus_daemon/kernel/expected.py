@@ -22,10 +22,9 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) 
     it was, on an interface of the result. Else a route may be in any table, since plugins such as sbr move routes
     silently, and a default route may have any gateway.
     """
-    inside = _inside(result)
     own: dict[str, int] = {}
-    owners = {ip: _owner(ip.interface, inside, ifname) for ip in result.ips}
-    for name in _names(inside, owners):
+    owners, names = _owners(result, ifname)
+    for name in names:
         link = kernel.find_link(name)
         if link is None:
             return f'interface "{name}" is not there'
@@ -64,11 +63,10 @@ def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result
 
 
 def _observe(kernel: Rtnl, tables: Tables, ifname: str, result: Result) -> Result:
-    inside = _inside(result)
-    owners = {ip: _owner(ip.interface, inside, ifname) for ip in result.ips}
+    owners, names = _owners(result, ifname)
     own: dict[str, int] = {}
     present: dict[str, set[inet.IpAddress]] = {}
-    for name in _names(inside, owners):
+    for name in names:
         if (link := kernel.find_link(name)) is not None:
             own[name] = link.index
             present[name] = {item.address.ip for item in kernel.addresses(link.index)}
@@ -138,20 +136,12 @@ def fits(expected: ResultRoute, found: inet.Route) -> bool:
     return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
 
 
-def _inside(result: Result) -> dict[int, str]:
-    """Return the names of the interfaces in the container, by their position in the result."""
-    return {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox}
-
-
-def _names(inside: Mapping[int, str], owners: Mapping[IpConfig, str]) -> list[str]:
-    return list(dict.fromkeys((*inside.values(), *(owner for owner in owners.values() if owner))))
-
-
-def _owner(index: int | None, inside: dict[int, str], ifname: str) -> str:
-    """Return the interface in the container that an address is on; empty for one of the host's side.
-
-    Before CNI 0.3.0 a result names no interface: its addresses are on the interface of the call.
-    """
-    if index is not None and index >= 0:
-        return inside.get(index, "")
-    return list(inside.values())[-1] if inside else ifname
+def _owners(result: Result, ifname: str) -> tuple[dict[IpConfig, str], list[str]]:
+    """Return the interface in the container of each address, empty for the host's side, and all their names."""
+    inside = {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox}
+    # Before CNI 0.3.0 a result names no interface: its addresses are on the interface of the call.
+    default = list(inside.values())[-1] if inside else ifname
+    owners = {
+        ip: default if ip.interface is None or ip.interface < 0 else inside.get(ip.interface, "") for ip in result.ips
+    }
+    return owners, list(dict.fromkeys((*inside.values(), *filter(None, owners.values()))))

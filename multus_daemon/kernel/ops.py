@@ -194,7 +194,7 @@ class PodNetns:
             return None if link is None else [item.address for item in self.pod.addresses(link.index)]
 
     def observe(self, attached: Sequence[tuple[IfName, Result]]) -> list[Result]:
-        """Return the part of each result, of an ADD for that interface, that the namespace has. Raises OSError."""
+        """Return the part of each result that the namespace has (`expected.observe`). Raises OSError."""
         from multus_daemon.kernel import expected
 
         self.require()

@@ -62,10 +62,8 @@ _BATCH_REQUESTS: Final = 100
 
 def attribute(kind: int, value: bytes | int | str) -> bytes:
     """Encode one attribute: bytes as they are, an int in 32 bits (or struct.error), a str with a NUL at its end."""
-    if isinstance(value, int):
-        value = _UNSIGNED.pack(value)
-    elif isinstance(value, str):
-        value = value.encode() + b"\0"
+    if not isinstance(value, bytes):
+        value = _UNSIGNED.pack(value) if isinstance(value, int) else value.encode() + b"\0"
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + _PADDING[len(value) & 3]
 
 

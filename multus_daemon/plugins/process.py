@@ -180,9 +180,8 @@ class ProcessRunner:
             if error.errno == errno.ETXTBSY:
                 return None
             if error.errno == errno.ENOEXEC:
-                problem = (
-                    await self._looked(plugin_type, self._foreign, path) or "it is no program, nor a script with #!"
-                )
+                foreign = await self._looked(plugin_type, self._foreign, path)
+                problem = foreign or "it is no program, nor a script with #!"
                 raise _not_executable(plugin_type, verb, path, problem) from error
             raise IoFailureError(
                 f'plugin "{plugin_type}" could not be started: {error.strerror}',
@@ -272,15 +271,12 @@ def _no_thread(plugin_type: str) -> TryAgainLaterError:
 
 
 def _not_executable(plugin_type: str, verb: str, path: str, problem: str, stderr: bytes = b"") -> IoFailureError:
+    hint = (
+        f"install the plugin for {os.uname().machine} as {path}; `multusctl doctor` names others that are not for this"
+    )
     return IoFailureError(
         f'plugin "{plugin_type}" could not be started: {problem}',
-        failure.context(
-            plugin_type,
-            verb,
-            stderr,
-            f"install the plugin for {os.uname().machine} as {path}; "
-            "`multusctl doctor` names others that are not for this node",
-        ),
+        failure.context(plugin_type, verb, stderr, f"{hint} this node"),
     )
 
 

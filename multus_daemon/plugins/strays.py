@@ -70,13 +70,12 @@ def _strays() -> Iterator[int]:
 
 
 def _is_stray(pid: int) -> bool:
+    environ = _environ(pid)
+    prefix = f"{VARIABLE}=".encode()
+    found = next((item for item in environ if item.startswith(prefix)), b"")
+    if not found or not _REMOVING.isdisjoint(environ):
+        return False
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = file.read().split(b"\0")
-        prefix = f"{VARIABLE}=".encode()
-        found = next((item for item in environ if item.startswith(prefix)), b"")
-        if not found or not _REMOVING.isdisjoint(environ):
-            return False
         number, started, namespace = found.removeprefix(prefix).decode().split("-")
         if namespace != mark().rpartition("-")[2] or _started(str(int(number))) == started:
             return False
@@ -87,16 +86,20 @@ def _is_stray(pid: int) -> bool:
 
 
 def is_marked(pid: int) -> bool:
-    """Report whether the process has the mark of this daemon; False if it has ended or cannot be looked at."""
+    """Report whether the process has the mark of this daemon; False if it has ended or cannot be read."""
+    return f"{VARIABLE}={mark()}".encode() in _environ(pid)
+
+
+def _environ(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{VARIABLE}={mark()}".encode() in file.read().split(b"\0")
+            return file.read().split(b"\0")
     except OSError:
-        return False
+        return []
 
 
 def parent_and_session(pid: int) -> tuple[int, int]:
-    """Return the ids of the process' parent and of its session; zeros if there is no such process."""
+    """Return the ids of the process' parent and of its session; zeros if it does not exist."""
     fields = _stat(str(pid))
     return (int(fields[1]), int(fields[3])) if fields else (0, 0)
 
