@@ -40,7 +40,7 @@ IFF_PROMISC: Final = 0x100
 IFF_ALLMULTI: Final = 0x200
 OPERSTATE_UP: Final = "UP"
 MACVLAN_MODES: Final[Mapping[str, int]] = MappingProxyType({"private": 1, "vepa": 2, "bridge": 4, "passthru": 8})
-"""By the names of ip-link(8), without `source`, which the reference plugin does not have."""
+"""Names as in ip-link(8), without `source`, which the reference plugin does not have."""
 
 # Family, type of device, index, flags, mask of flags.
 _LINK: Final = struct.Struct("=BxHiII")
@@ -89,15 +89,15 @@ class Link:
     master: int = 0
     """Index of its bridge; 0 if it is not a port."""
     peer: int = 0
-    """Of a veth: index of the other end, in that end's namespace; 0 if the kernel does not report it."""
+    """For a veth, index of the other end, in that end's namespace; 0 if the kernel does not report it."""
     is_promiscuous: bool = False
-    """As it was set; a packet capture does not count."""
+    """Set by a request; a packet capture does not count."""
     is_allmulti: bool = False
-    """Accepts frames for any multicast address, as it was set."""
+    """Accepts frames for any multicast address."""
     tx_queue_length: int = 0
     """In packets."""
     mode: str = ""
-    """Of a macvlan: one of `MACVLAN_MODES`."""
+    """For a macvlan, one of `MACVLAN_MODES`."""
 
 
 class Rtnl(Socket):

@@ -156,12 +156,10 @@ class Socket:
     def look_up(self, request: Request) -> bytes:
         """Return the body of the one message that answers, without an acknowledgement. Raises as `request` does."""
         sequence = self._send((request,), 0)
-        while True:
-            for number, kind, flags, message in self._messages():
-                if number == sequence:
-                    if kind == _NLMSG_ERROR:
-                        _raise_for(message, kind, flags)
-                    return message[HEADER.size :]
+        _, kind, flags, message = next(self._answers(sequence, sequence))
+        if kind == _NLMSG_ERROR:
+            _raise_for(message, kind, flags)
+        return message[HEADER.size :]
 
     def dump(self, request: Request) -> list[bytes]:
         """Return the bodies of all objects that match. Try again up to 5 times if a change interrupts the dump.
@@ -188,17 +186,16 @@ class Socket:
             together = requests[start : start + _BATCH_REQUESTS]
             # Only the last one is acknowledged on success; the others answer only if they fail.
             last = self._send(together, 0, NLM_F_ACK)
-            first, is_over = last - len(together) + 1, False
-            while not is_over:
-                for number, kind, flags, message in self._messages():
-                    if not first <= number <= last or kind != _NLMSG_ERROR:
-                        continue
-                    try:
-                        _raise_for(message, kind, flags)
-                    except OSError as error:
-                        errors[start + number - first] = error
-                    if is_over := number == last:
-                        break
+            first = last - len(together) + 1
+            for number, kind, flags, message in self._answers(first, last):
+                if kind != _NLMSG_ERROR:
+                    continue
+                try:
+                    _raise_for(message, kind, flags)
+                except OSError as error:
+                    errors[start + number - first] = error
+                if number == last:
+                    break
         return errors
 
     def _send(self, requests: Sequence[Request], flags: int, of_last: int = 0) -> int:
@@ -218,26 +215,27 @@ class Socket:
         """Return the bodies up to the end of the answer, and whether the kernel calls them inconsistent."""
         bodies: list[bytes] = []
         interrupted = False
-        while True:
-            for number, kind, flags, message in self._messages():
-                if number != sequence:
-                    # The rest of an earlier answer that an error cut short.
-                    continue
-                interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
-                if kind in (_NLMSG_ERROR, _NLMSG_DONE):
-                    _raise_for(message, kind, flags)
-                    return bodies, interrupted
-                bodies.append(message[HEADER.size :])
+        for _, kind, flags, message in self._answers(sequence, sequence):
+            interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
+            if kind in (_NLMSG_ERROR, _NLMSG_DONE):
+                _raise_for(message, kind, flags)
+                break
+            bodies.append(message[HEADER.size :])
+        return bodies, interrupted
 
-    def _messages(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Receive a datagram and return its messages."""
-        try:
-            data = self._socket.recv(RECEIVE_BYTES)
-        except BlockingIOError as error:
-            raise TimeoutError(
-                errno.ETIMEDOUT, f"netlink: the kernel has not answered for {deadlines.NETLINK_SECONDS} s"
-            ) from error
-        return messages(data)
+    def _answers(self, first: int, last: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """Yield, without end, the messages with these sequence numbers, as `messages` does. Raises TimeoutError."""
+        while True:
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except BlockingIOError as error:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"netlink: the kernel has not answered for {deadlines.NETLINK_SECONDS} s"
+                ) from error
+            for message in messages(data):
+                # Others are the rest of an earlier answer that an error cut short.
+                if first <= message[0] <= last:
+                    yield message
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:

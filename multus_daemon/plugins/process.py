@@ -271,13 +271,10 @@ def _no_thread(plugin_type: str) -> TryAgainLaterError:
 
 
 def _not_executable(plugin_type: str, verb: str, path: str, problem: str, stderr: bytes = b"") -> IoFailureError:
-    hint = (
-        f"install the plugin for {os.uname().machine} as {path}; `multusctl doctor` names others that are not for this"
-    )
-    return IoFailureError(
-        f'plugin "{plugin_type}" could not be started: {problem}',
-        failure.context(plugin_type, verb, stderr, f"{hint} this node"),
-    )
+    hint = "`multusctl doctor` names others that are not for this node"
+    details = f"install the plugin for {os.uname().machine} as {path}; {hint}"
+    context = failure.context(plugin_type, verb, stderr, details)
+    return IoFailureError(f'plugin "{plugin_type}" could not be started: {problem}', context)
 
 
 def _variables(invocation: Invocation) -> dict[str, str]:

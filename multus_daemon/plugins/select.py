@@ -125,7 +125,7 @@ class Dispatcher:
         return Program(path)
 
     def choose(self, plugin_type: str, invocation: Invocation, programs: Mapping[str, Program]) -> Mapping[str, str]:
-        """Return who serves the plugin, and the plugins that a built-in calls: `built-in`, a path, or empty.
+        """Return, by type, what serves the plugin and those that a built-in calls: `built-in`, a path, or empty.
 
         Raises CniError for a configuration that ADD would certainly refuse, PluginIsMultusError.
         """
@@ -161,7 +161,10 @@ class Dispatcher:
                 self._validate(name, called)
 
     def _server(self, plugin_type: str, locate: Callable[[str], str], invocation: Invocation | None = None) -> str:
-        """Return who serves an ADD; empty if there is neither. `invocation`: None if both support the configuration."""
+        """Return `built-in` or the path that serves an ADD; empty if there is neither.
+
+        `invocation`: None if both support the configuration.
+        """
         mode = self._mode_of(plugin_type)
         built_in = self._builtin.locate(plugin_type) if mode != "off" else ""
         if not built_in or mode != "prefer":

@@ -216,7 +216,7 @@ class Reads:
     def of(self, key: Hashable, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what `work` returns, unless `shared` never what it returned to an earlier caller, or raise its error.
 
-        Raises TimeoutError, an OSError, if it takes too long. The work of a caller who gave up continues: it must
+        Raises TimeoutError, an OSError, if it takes too long. The work of a caller that gave up continues: it must
         change nothing.
         """
         own: futures.Future[T] = futures.Future()
