@@ -26,11 +26,11 @@ from typing import Any, TypeAlias
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import strays
-from multus_daemon.plugins.failure import STDERR_TAIL, Exit
 from multus_daemon.runtime import threads
 
 _CHUNK = 64 * 1024
 _DESCENDANTS_MAX = 256
+STDERR_TAIL = 8 * 1024
 
 _running: set[int] = set()
 
@@ -51,6 +51,16 @@ class Limits:
     timeout: float
     grace: float
     max_output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The end of a plugin process. `returncode` as in subprocess: negative is the signal that ended it."""
+
+    returncode: int
+    stdout: bytes = b""
+    stderr: bytes = b""
+    """Its last `STDERR_TAIL` bytes."""
 
 
 class DeadlineExceededError(Exception):

@@ -16,18 +16,20 @@ import fcntl
 import functools
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, ParamSpec, TypeVar
 
 from multus_daemon import deadlines
-from multus_daemon.plugins import child, failure, find
+from multus_daemon.plugins import child, find
 from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.limit import ProcessLimit
 from multus_daemon.runtime import elf, fs, portal, threads
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import errors, gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 
 P = ParamSpec("P")
@@ -44,6 +46,7 @@ CHROOT_PROGRAMS: Final = ("/usr/sbin/chroot", "/usr/bin/chroot", "/sbin/chroot",
 # Exit statuses of coreutils and busybox: chroot failed, the command cannot be executed, the command does not exist.
 _CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND = 125, 126, 127
 _BUSY_ATTEMPTS: Final = 6
+_STDOUT_SHOWN: Final = 1024
 
 
 class ProcessRunner:
@@ -155,7 +158,7 @@ class ProcessRunner:
                 hint = "what it waits for is in its stderr, where it says so, or in the logs of its own daemon"
                 raise TryAgainLaterError(
                     f'plugin "{plugin_type}" did not end within {seconds:g} s and was ended',
-                    failure.context(plugin_type, invocation.verb, error.stderr, f"{hint}; {path}"),
+                    _context(plugin_type, invocation.verb, error.stderr, f"{hint}; {path}"),
                 ) from error
             if end is not None:
                 return self._stdout_of(plugin_type, invocation.verb, end)
@@ -163,12 +166,12 @@ class ProcessRunner:
                 await asyncio.sleep(next(delays))
         raise TryAgainLaterError(
             f'plugin "{plugin_type}" is being written: text file busy, {_BUSY_ATTEMPTS} attempts',
-            failure.context(plugin_type, invocation.verb, first=path),
+            _context(plugin_type, invocation.verb, first=path),
         )
 
     async def _once(
         self, plugin_type: str, invocation: Invocation, argv: list[str], environ: Mapping[str, str], timeout: float
-    ) -> failure.Exit | None:
+    ) -> child.Exit | None:
         """Run one process; return None if the binary was busy. Raises DeadlineExceededError."""
         limits = child.Limits(timeout, self._limits.grace, self._limits.max_output)
         verb, path = invocation.verb, argv[-1]
@@ -185,12 +188,12 @@ class ProcessRunner:
                 raise _not_executable(plugin_type, verb, path, problem) from error
             raise IoFailureError(
                 f'plugin "{plugin_type}" could not be started: {error.strerror}',
-                failure.context(plugin_type, verb, first=" ".join(argv)),
+                _context(plugin_type, verb, first=" ".join(argv)),
             ) from error
         except child.OutputTooLargeError as error:
             raise InternalError(
                 f'plugin "{plugin_type}" wrote more than {limits.max_output} bytes to stdout and was ended',
-                failure.context(plugin_type, verb, first=path),
+                _context(plugin_type, verb, first=path),
             ) from error
         if self._root and end.returncode > 0 and not end.stdout:
             if end.returncode == _CHROOT_CANNOT_EXECUTE and await self._looked(
@@ -211,7 +214,7 @@ class ProcessRunner:
             return ""
         return f"it is a program for {foreign}, and this node is {os.uname().machine}" if foreign else ""
 
-    def _stdout_of(self, plugin_type: str, verb: str, end: failure.Exit) -> bytes:
+    def _stdout_of(self, plugin_type: str, verb: str, end: child.Exit) -> bytes:
         if end.returncode == 0:
             if end.stderr:
                 # The SPEC sends a plugin's stderr to the runtime's log; ours is the daemon's.
@@ -219,7 +222,7 @@ class ProcessRunner:
                     "plugin %s, %s, wrote to stderr: %s", plugin_type, verb, end.stderr.decode("utf-8", "replace")
                 )
             return end.stdout
-        error = failure.error_of(plugin_type, verb, end)
+        error = error_of(plugin_type, verb, end)
         by_chroot = (_CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND)
         if self._root and not end.stdout and end.returncode in by_chroot and self._speaks(end.stderr):
             raise IoFailureError(f'plugin "{plugin_type}" could not be started in {self._root}', error.details)
@@ -273,7 +276,7 @@ def _no_thread(plugin_type: str) -> TryAgainLaterError:
 def _not_executable(plugin_type: str, verb: str, path: str, problem: str, stderr: bytes = b"") -> IoFailureError:
     hint = "`multusctl doctor` names others that are not for this node"
     details = f"install the plugin for {os.uname().machine} as {path}; {hint}"
-    context = failure.context(plugin_type, verb, stderr, details)
+    context = _context(plugin_type, verb, stderr, details)
     return IoFailureError(f'plugin "{plugin_type}" could not be started: {problem}', context)
 
 
@@ -288,3 +291,48 @@ def _variables(invocation: Invocation) -> dict[str, str]:
         "CNI_PATH": invocation.path,
         **({"CNI_NETNS_OVERRIDE": "1"} if invocation.netns_override else {}),
     }
+
+
+def error_of(plugin_type: str, verb: str, end: child.Exit) -> CniError:
+    """Return the error of a plugin that ended with a failure, as containernetworking/cni `pkg/invoke` does.
+
+    The plugin's own error object keeps its code, message and details. The details are extended by the plugin, the verb
+    and the end of its stderr; libcni drops stderr whenever there is any stdout.
+    """
+    failed = f'plugin "{plugin_type}" failed'
+    if end.stdout.strip():
+        try:
+            reported = errors.from_object(gojson.loads_object(end.stdout))
+        except gojson.JsonError as error:
+            shown = end.stdout[:_STDOUT_SHOWN].decode("utf-8", "replace")
+            return InternalError(
+                f"{failed} ({_how(end)}) and its diagnostic message is no CNI error: {error}",
+                _context(plugin_type, verb, end.stderr, f"stdout: {shown!r}"),
+            )
+        # Code 0 means success in the Go library; 999 is its code for an error without one.
+        code = reported.code or InternalError.default_code
+        msg = reported.msg or f"{failed} without a message ({_how(end)})"
+        return errors.from_code(code, msg, _context(plugin_type, verb, end.stderr, reported.details))
+    if text := end.stderr.decode("utf-8", "replace").strip():
+        last = text.splitlines()[-1].strip()
+        return InternalError(f"{failed} ({_how(end)}): {last[-400:]}", _context(plugin_type, verb, end.stderr))
+    return InternalError(f"{failed} without a message ({_how(end)})", _context(plugin_type, verb))
+
+
+def _context(plugin_type: str, verb: str, stderr: bytes = b"", first: str = "") -> str:
+    """Return the details of an error about a plugin: `first`, the plugin and verb, the end of its stderr."""
+    parts = [first] if first else []
+    parts.append(f'plugin "{plugin_type}", {verb}')
+    if text := stderr[-child.STDERR_TAIL :].decode("utf-8", "replace").strip():
+        parts.append(f"stderr: {text}")
+    return "; ".join(parts)
+
+
+def _how(end: child.Exit) -> str:
+    if end.returncode >= 0:
+        return f"exit status {end.returncode}"
+    number = -end.returncode
+    try:
+        return f"ended by signal {number}, {signal.Signals(number).name}"
+    except ValueError:
+        return f"ended by signal {number}"

@@ -96,8 +96,6 @@ class Dispatcher:
         found = {name: self._process.locate(name) for name in preferred}
         return {name: path for name, path in found.items() if path}
 
-    # --- planning ----------------------------------------------------------------------------------------------------
-
     def programs(self, calls: Iterable[tuple[str, Invocation]]) -> Mapping[str, Program]:
         """Return the binaries that the choice for these calls depends on, by type. Raises IoFailureError."""
         return {name: self._program(name) for name in {name for call in calls for name in self._needed(*call)}}
@@ -183,8 +181,6 @@ class Dispatcher:
     def _mode_of(self, plugin_type: str) -> Mode:
         return "off" if plugin_type in self._excepted else self._mode
 
-    # --- after a DEL that failed -------------------------------------------------------------------------------------
-
     def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
         """Report whether the plugin certainly refuses this ADD, whoever serves it."""
         if self._is_multus(plugin_type):
@@ -206,8 +202,6 @@ class Dispatcher:
 
     def _is_multus(self, plugin_type: str) -> bool:
         return plugin_type in OWN_TYPES or self._program(plugin_type).refusal is not None
-
-    # --- running -----------------------------------------------------------------------------------------------------
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """Run the plugin as `PluginRunner.run` does. Raises PluginNotFoundError if there is neither."""
