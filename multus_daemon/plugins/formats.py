@@ -6,7 +6,7 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from multus_daemon.spec.cni import gojson
@@ -39,11 +39,11 @@ def is_of_every_version(plugin_type: str, fields: Mapping[str, Any]) -> bool:
 
 def validate(plugin_type: str, fields: Mapping[str, Any]) -> None:
     """Raise DecodingFailureError (6) for a wrong type, InvalidNetworkConfigError (7) for an impossible value."""
-    if (read := _FORMATS.get(plugin_type)) is None:
+    if plugin_type != "portmap":
         return
     where = f'plugin "{plugin_type}"'
     try:
-        read(fields)
+        _portmap(fields)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"{error} ({where})") from error
     except CniError as error:
@@ -51,7 +51,7 @@ def validate(plugin_type: str, fields: Mapping[str, Any]) -> None:
 
 
 def _portmap(fields: Mapping[str, Any]) -> None:
-    """containernetworking/plugins `plugins/meta/portmap`, README."""
+    """Check a configuration of portmap (containernetworking/plugins `plugins/meta/portmap`, README)."""
     gojson.get_bool(fields, "snat")
     for key in ("conditionsV4", "conditionsV6"):
         gojson.get_strings(fields, key)
@@ -69,6 +69,3 @@ def _portmap(fields: Mapping[str, Any]) -> None:
                 raise InvalidNetworkConfigError(f"portMappings[{index}].{key}: a port is needed, not {port}")
         for key in ("protocol", "hostIP"):
             gojson.get_str(mapping, key)
-
-
-_FORMATS: Final[Mapping[str, Callable[[Mapping[str, Any]], None]]] = {"portmap": _portmap}
