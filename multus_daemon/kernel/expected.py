@@ -52,11 +52,11 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) 
 
 
 def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result]:
-    """Return the part of each result, with the interface name of its ADD, that the container has. Raises OSError.
+    """Return the part of each result that the container has; each comes with the interface name of its ADD.
 
     The routes are all routes on an interface of the result: plugins move and remove routes on purpose, and the kernel
     makes those to the subnets. Left out are routes that come and go by themselves: link-local and multicast routes, and
-    those that a router advertises.
+    those that a router advertises. Raises OSError.
     """
     tables = Tables(kernel)
     return [_observe(kernel, tables, ifname, result) for ifname, result in attached]

@@ -25,7 +25,7 @@ _FIRST_GROUP: Final = 1 << 30
 """Groups of administrators have small numbers; ours exists only for a moment."""
 _RTMGRP_LINK: Final = 1
 _LOOK_MICROSECONDS: Final = 10_000
-"""Between two looks whether the kernel has refused, which only the other thread is told."""
+"""Interval of the checks for a refusal, which only the other thread receives."""
 
 _THREADS: Final = 64
 _free = threading.BoundedSemaphore(_THREADS)

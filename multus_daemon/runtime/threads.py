@@ -214,7 +214,7 @@ class Reads:
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
 
     def of(self, key: Hashable, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `work` returns, unless `shared` never what it returned to an earlier caller, or raise its error.
+        """Return the result of `work` or raise its error; unless `shared`, never the result of an earlier call.
 
         Raises TimeoutError, an OSError, if it takes too long. The work of a caller that gave up continues: it must
         change nothing.
