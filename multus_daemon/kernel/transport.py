@@ -26,7 +26,6 @@ NETLINK_GET_STRICT_CHK: Final = 12
 _SO_NETNS_COOKIE: Final = 71
 
 NLM_F_REQUEST: Final = 0x1
-NLM_F_MULTI: Final = 0x2
 NLM_F_ACK: Final = 0x4
 NLM_F_ECHO: Final = 0x8
 NLM_F_DUMP: Final = 0x300

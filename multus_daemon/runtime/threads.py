@@ -85,10 +85,6 @@ class KeyedLock:
         # For each key that is held, the threads that wait for it, in their order.
         self._waiting: dict[str, collections.deque[futures.Future[None]]] = {}
 
-    def __len__(self) -> int:
-        """The number of keys that are held or awaited now."""
-        return len(self._waiting)
-
     @property
     def keys(self) -> frozenset[str]:
         """The keys that are held or awaited now."""
