@@ -178,13 +178,6 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _kill(pidfds: Sequence[int]) -> None:
-    for pidfd in pidfds:
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        os.close(pidfd)
-
-
 async def _uncut(work: Coroutine[Any, Any, None]) -> None:
     """Finish `work`, which must be short; raise a cancellation after it."""
     task = asyncio.create_task(work, name="ending a plugin process")
@@ -351,7 +344,10 @@ class _Child:
                 await self._until(lambda: self._exited, loop.time() + self._limits.grace)
         finally:
             _signal_group(pid, signal.SIGKILL)
-            _kill(elsewhere)
+            for pidfd in elsewhere:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
         await self._until(lambda: self._exited, loop.time() + deadlines.KILLED_SECONDS)
 
     def close(self) -> None:
