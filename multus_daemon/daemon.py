@@ -44,7 +44,7 @@ from multus_daemon.pod.engine import LOCKS, Engine, Policy
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.pod.store import FileStore
-from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threads, timeline
+from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threads
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
@@ -241,7 +241,7 @@ class Daemon:
             builtin,
             plugins.builtin_plugins,
             excepted=plugins.builtin_plugins_except,
-            observe=self._observe_plugin,
+            observe=self._metrics.delegate,
         )
         # A built-in's IPAM plugin is chosen as any other is.
         builtin.ipam = dispatcher
@@ -280,11 +280,6 @@ class Daemon:
                 self._settings.paths.bin_dir,
                 ", ".join(sorted(missing)),
             )
-
-    def _observe_plugin(self, plugin_type: str, verb: str, outcome: str, seconds: float) -> None:
-        """A plugin has ended: see `plugins.select.Observe`."""
-        self._metrics.delegate(plugin_type, verb, outcome, seconds)
-        timeline.note(f"plugin {plugin_type}: {verb} {outcome}", seconds)
 
     async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         """Start, run the root tasks until a signal or until one of them ends, stop in order. Raises StartError.

@@ -1,4 +1,4 @@
-"""Compares the result of an ADD with the kernel: interfaces, addresses and routes of a container."""
+"""Compare the result of an ADD with the kernel: interfaces, addresses and routes of a container."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from multus_daemon.kernel import inet
-from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.links import Rtnl
 from multus_daemon.spec.cni.result import IpConfig, Result
 from multus_daemon.spec.cni.result import Route as ResultRoute
 
 
 def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) -> str:
-    """Return what of `result` the container lacks, for a message; empty if it has everything. Raises OSError.
+    """Name the first part of `result` that the container lacks; empty if it has everything. Raises OSError.
 
-    `kernel` as the container sees it, `ifname` that of the ADD, for results that name no interface. Addresses are
-    compared without their length. `observed`: the result is one of `observe`, so each route must be as it was, on an
-    interface of the result. Else a route may be in any table, since plugins such as sbr move routes without a word, and
-    a default route may have any gateway.
+    `kernel`: a socket in the container's namespace; `ifname`: the interface of the ADD, for results that name none.
+    Addresses are compared without their length. `observed`: the result comes from `observe`, so each route must be as
+    it was, on an interface of the result. Else a route may be in any table, since plugins such as sbr move routes
+    silently, and a default route may have any gateway.
     """
-    inside = _inside(result)
     own: dict[str, int] = {}
-    owners = {ip: _owner(ip.interface, inside, ifname) for ip in result.ips}
-    for name in _names(inside, owners):
+    owners, names = _owners(result, ifname)
+    for name in names:
         link = kernel.find_link(name)
         if link is None:
             return f'interface "{name}" is not there'
@@ -53,22 +52,21 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) 
 
 
 def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result]:
-    """Return what the container has of each result, by the interface name of its ADD. Raises OSError.
+    """Return the part of each result that the container has; each comes with the interface name of its ADD.
 
-    Routes are all those on an interface of the result, whatever the result says of them: plugins move and remove routes
-    on purpose, and the kernel makes those to the subnets. Left out is what comes and goes by itself: link-local and
-    multicast routes, and those that a router advertises.
+    The routes are all routes on an interface of the result: plugins move and remove routes on purpose, and the kernel
+    makes those to the subnets. Left out are routes that come and go by themselves: link-local and multicast routes, and
+    those that a router advertises. Raises OSError.
     """
     tables = Tables(kernel)
     return [_observe(kernel, tables, ifname, result) for ifname, result in attached]
 
 
 def _observe(kernel: Rtnl, tables: Tables, ifname: str, result: Result) -> Result:
-    inside = _inside(result)
-    owners = {ip: _owner(ip.interface, inside, ifname) for ip in result.ips}
+    owners, names = _owners(result, ifname)
     own: dict[str, int] = {}
     present: dict[str, set[inet.IpAddress]] = {}
-    for name in _names(inside, owners):
+    for name in names:
         if (link := kernel.find_link(name)) is not None:
             own[name] = link.index
             present[name] = {item.address.ip for item in kernel.addresses(link.index)}
@@ -90,7 +88,7 @@ def _observe(kernel: Rtnl, tables: Tables, ifname: str, result: Result) -> Resul
 
 
 def _stays(route: inet.Route, addresses: Sequence[inet.IpInterface]) -> bool:
-    """Report whether a route is there until somebody removes it. `addresses`: those of its interface."""
+    """Report whether a route stays until it is removed. `addresses`: those of its interface."""
     network = route.dst.network
     if not route.is_unicast or route.table == inet.TABLE_LOCAL or route.protocol == inet.PROTOCOL_RA:
         return False
@@ -107,7 +105,7 @@ def _gateway(route: inet.Route) -> str:
 
 
 class Tables:
-    """A container's routing tables, each read once: a pod's author can make a result with thousands of routes."""
+    """A container's routing tables, each read once: a pod's author can cause a result with thousands of routes."""
 
     def __init__(self, kernel: Rtnl) -> None:
         self._kernel = kernel
@@ -129,29 +127,21 @@ class Tables:
                     yield network, route
 
     def routes_to(self, expected: ResultRoute, table: int) -> Sequence[inet.Route]:
-        """Return those of a table to the destination of the expected one. Raises OSError."""
+        """Return the routes of a table to the destination of the expected one. Raises OSError."""
         return self.routes(expected.is_ipv4, table).get(ipaddress.ip_interface(expected.dst).network, ())
 
 
 def fits(expected: ResultRoute, found: inet.Route) -> bool:
-    """Report whether a route to the same destination has the expected gateway, if one is named and it is no default."""
+    """Report whether a route to the same destination has the expected gateway; any gateway is fine for a default."""
     return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
 
 
-def _inside(result: Result) -> dict[int, str]:
-    """Return the names of the interfaces in the container, by their position in the result."""
-    return {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox}
-
-
-def _names(inside: Mapping[int, str], owners: Mapping[IpConfig, str]) -> list[str]:
-    return list(dict.fromkeys((*inside.values(), *(owner for owner in owners.values() if owner))))
-
-
-def _owner(index: int | None, inside: dict[int, str], ifname: str) -> str:
-    """Return the interface in the container that an address is on; empty for one of the host's side.
-
-    Before CNI 0.3.0 a result names no interface: its addresses are on that of the call.
-    """
-    if index is not None and index >= 0:
-        return inside.get(index, "")
-    return list(inside.values())[-1] if inside else ifname
+def _owners(result: Result, ifname: str) -> tuple[dict[IpConfig, str], list[str]]:
+    """Return the interface in the container of each address, empty for the host's side, and all their names."""
+    inside = {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox}
+    # Before CNI 0.3.0 a result names no interface: its addresses are on the interface of the call.
+    default = list(inside.values())[-1] if inside else ifname
+    owners = {
+        ip: default if ip.interface is None or ip.interface < 0 else inside.get(ip.interface, "") for ip in result.ips
+    }
+    return owners, list(dict.fromkeys((*inside.values(), *filter(None, owners.values()))))

@@ -1,4 +1,4 @@
-"""Addresses and routes of IPv4 and IPv6 as rtnetlink messages: requests, and the kernel's descriptions. Pure.
+"""Encode and decode rtnetlink messages about IPv4 and IPv6 addresses and routes. Pure.
 
 Format: rtnetlink(7), struct ifaddrmsg and struct rtmsg, then attributes; linux/if_addr.h, linux/rtnetlink.h.
 Sent as the reference plugins send them: routes have protocol `boot`, an IPv4 address brings its broadcast address.
@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from multus_daemon.kernel import attributes
-from multus_daemon.kernel.attributes import attribute, number
-from multus_daemon.kernel.transport import NLM_F_CREATE, NLM_F_EXCL, Request
+from multus_daemon.kernel.transport import NLM_F_CREATE, NLM_F_EXCL, Request, attribute, attributes, to_number
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
@@ -66,8 +64,9 @@ PROTOCOL_RA: Final = 9
 _TYPE_UNICAST: Final = 1
 # From this prefix length on there is no broadcast address (RFC 3021).
 _NO_BROADCAST: Final = 31
+_FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 
-# Remembered: a pod's address is read several times on its way to the kernel, a subnet and a gateway for every pod.
+# Cached: an ADD parses a pod's address several times, and every ADD parses the same subnet and gateway.
 address_of = lru_cache(maxsize=512)(ipaddress.ip_address)
 interface_of = lru_cache(maxsize=512)(ipaddress.ip_interface)
 
@@ -86,13 +85,13 @@ class Address:
 
     @property
     def is_duplicate(self) -> bool:
-        """True where duplicate address detection has found another owner."""
+        """True if duplicate address detection found another owner."""
         return bool(self.flags & IFA_F_DADFAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route of one next hop. `dst` keeps its host bits: whether they are an error is for the kernel to say."""
+    """A route of one next hop. `dst` keeps its host bits, which the kernel may refuse."""
 
     dst: IpInterface
     oif: int
@@ -103,20 +102,16 @@ class Route:
     table: int = TABLE_MAIN
     priority: int = 0
     protocol: int = field(default=_PROTOCOL_BOOT, compare=False)
-    """Who made it: RTPROT_..., rtnetlink(7)."""
+    """Origin of the route: RTPROT_..., rtnetlink(7)."""
     is_unicast: bool = field(default=True, compare=False)
     """False for local, multicast, broadcast and the like."""
-
-
-def _family(address: IpInterface) -> int:
-    return socket.AF_INET if address.version == 4 else socket.AF_INET6
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------
 
 
 def list_addresses(index: int, family: int) -> Request:
-    """A dump: the addresses of a link; kernels before 4.20 tell of all links."""
+    """Dump the addresses of a link; kernels before 4.20 report those of all links."""
     return Request(RTM_GETADDR, _ADDRESS.pack(family, 0, 0, 0, index))
 
 
@@ -124,112 +119,98 @@ def add_address(index: int, address: IpInterface, *, broadcast: bool = True, dad
     """Add an address to the link with this index.
 
     `broadcast`: with the broadcast address of an IPv4 subnet. `dad`: an IPv6 address is tentative until duplicate
-    address detection (RFC 4862) is through, one to two seconds; without, it can be used at once.
+    address detection (RFC 4862) ends, after one to two seconds; without, it can be used at once.
     """
-    network = address.network
-    more = b""
-    if broadcast and address.version == 4 and network.prefixlen < _NO_BROADCAST:
-        more = attribute(_IFA_BROADCAST, network.broadcast_address.packed)
+    packed, network = address.packed, address.network
     flags = IFA_F_NODAD if address.version == 6 and not dad else 0
-    return Request(RTM_NEWADDR, _address(index, address, flags) + more, NLM_F_CREATE | NLM_F_EXCL)
+    fields = _ADDRESS.pack(_FAMILIES[address.version], network.prefixlen, flags, 0, index)
+    body = fields + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed)
+    if broadcast and address.version == 4 and network.prefixlen < _NO_BROADCAST:
+        body += attribute(_IFA_BROADCAST, network.broadcast_address.packed)
+    return Request(RTM_NEWADDR, body, NLM_F_CREATE | NLM_F_EXCL)
 
 
 def delete_address(index: int, address: IpInterface) -> Request:
-    """See `Rtnl.delete_address`."""
-    return Request(RTM_DELADDR, _address(index, address))
-
-
-def _address(index: int, address: IpInterface, flags: int = 0) -> bytes:
-    packed = address.packed
-    fields = _ADDRESS.pack(_family(address), address.network.prefixlen, flags, 0, index)
-    return fields + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed)
+    """Remove an address from the link with this index."""
+    return Request(RTM_DELADDR, add_address(index, address, broadcast=False).body)
 
 
 def decode_address(body: bytes) -> tuple[int, Address]:
-    """The link's index and the address. Raises OSError (EBADMSG), KeyError where there is no address."""
+    """Decode the link's index and the address. Raises OSError (EBADMSG), KeyError if there is no address."""
     _, length, flags, _, index = _ADDRESS.unpack_from(body)
-    found = attributes.by_kind(body, _ADDRESS.size)
-    # IFA_LOCAL is the link's own address where IFA_ADDRESS is that of a point-to-point peer; IPv6 has only the latter.
+    found = attributes(body, _ADDRESS.size)
+    # IFA_LOCAL is the link's own address if IFA_ADDRESS is that of a point-to-point peer; IPv6 has only the latter.
     packed = found.get(_IFA_LOCAL) or found[_IFA_ADDRESS]
     more = found.get(_IFA_FLAGS)
-    return index, Address(_interface(packed, length), flags if more is None else attributes.to_number(more))
-
-
-def _interface(packed: bytes, length: int) -> IpInterface:
-    return interface_of((packed, length))
+    return index, Address(interface_of((packed, length)), flags if more is None else to_number(more))
 
 
 # --- routes ----------------------------------------------------------------------------------------------------------
 
 
 def add_route(route: Route, *, exclusive: bool = True) -> Request:
-    """See `Rtnl.add_route`."""
+    """Add a route; `exclusive`: only if there is none to its destination."""
     body = _route(route, protocol=_PROTOCOL_BOOT, kind=_TYPE_UNICAST)
     return Request(RTM_NEWROUTE, body, NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0))
 
 
 def delete_route(route: Route) -> Request:
-    """See `Rtnl.delete_route`."""
+    """Delete the first route that matches."""
     return Request(RTM_DELROUTE, _route(route))
 
 
 def list_routes(family: int, table: int) -> Request:
-    """A dump: the routes of a table; kernels before 4.20 tell of all tables."""
-    fields = ROUTE.pack(family, 0, 0, 0, _table_field(table), 0, 0, 0, 0)
-    return Request(RTM_GETROUTE, fields + number(RTA_TABLE, table))
+    """Dump the routes of a table; kernels before 4.20 report those of all tables."""
+    fields = ROUTE.pack(family, 0, 0, 0, table if table <= _TABLE_FIELD_MAX else 0, 0, 0, 0, 0)
+    return Request(RTM_GETROUTE, fields + attribute(RTA_TABLE, table))
 
 
 def _route(route: Route, *, protocol: int = 0, kind: int = 0) -> bytes:
     length = route.dst.network.prefixlen
-    table = _table_field(route.table)
+    # The header's field has 8 bits; 0 leaves the table to the attribute RTA_TABLE.
+    table = route.table if route.table <= _TABLE_FIELD_MAX else 0
     return b"".join(
         (
-            ROUTE.pack(_family(route.dst), length, 0, 0, table, protocol, route.scope, kind, 0),
-            number(RTA_OIF, route.oif),
+            ROUTE.pack(_FAMILIES[route.dst.version], length, 0, 0, table, protocol, route.scope, kind, 0),
+            attribute(RTA_OIF, route.oif),
             attribute(_RTA_DST, route.dst.packed) if length else b"",
             attribute(RTA_GATEWAY, route.gateway.packed) if route.gateway is not None else b"",
             attribute(_RTA_PREFSRC, route.source.packed) if route.source is not None else b"",
-            number(RTA_PRIORITY, route.priority) if route.priority > 0 else b"",
-            number(RTA_TABLE, route.table) if route.table > _TABLE_FIELD_MAX else b"",
+            attribute(RTA_PRIORITY, route.priority) if route.priority > 0 else b"",
+            attribute(RTA_TABLE, route.table) if route.table > _TABLE_FIELD_MAX else b"",
         )
     )
 
 
-def _table_field(table: int) -> int:
-    """What the header's field of 8 bits says; 0 leaves it to the attribute RTA_TABLE."""
-    return table if table <= _TABLE_FIELD_MAX else 0
-
-
 def decode_routes(body: bytes) -> list[Route]:
-    """A route, once for each of its next hops. Raises OSError (EBADMSG)."""
+    """Decode a route, once for each of its next hops. Raises OSError (EBADMSG)."""
     family, length, _, _, table, protocol, scope, kind, _ = ROUTE.unpack_from(body)
-    found = attributes.by_kind(body, ROUTE.size)
+    found = attributes(body, ROUTE.size)
     # A default route has no RTA_DST.
     anywhere = bytes(4 if family == socket.AF_INET else 16)
     source = found.get(_RTA_PREFSRC)
-    hops = list(_next_hops(found.get(RTA_MULTIPATH, b"")))
+    hops = _next_hops(found.get(RTA_MULTIPATH, b"")) or [(to_number(found.get(RTA_OIF)), found.get(RTA_GATEWAY))]
     return [
         Route(
-            dst=_interface(found.get(_RTA_DST, anywhere), length),
+            dst=interface_of((found.get(_RTA_DST, anywhere), length)),
             oif=oif,
             gateway=address_of(gateway) if gateway else None,
             source=address_of(source) if source else None,
             scope=scope,
-            table=attributes.to_number(found.get(RTA_TABLE)) or table,
-            priority=attributes.to_number(found.get(RTA_PRIORITY)),
+            table=to_number(found.get(RTA_TABLE)) or table,
+            priority=to_number(found.get(RTA_PRIORITY)),
             protocol=protocol,
             is_unicast=kind == _TYPE_UNICAST,
         )
-        for oif, gateway in hops or [(attributes.to_number(found.get(RTA_OIF)), found.get(RTA_GATEWAY))]
+        for oif, gateway in hops
     ]
 
 
 def _next_hops(data: bytes) -> list[tuple[int, bytes | None]]:
-    """Index of the link and gateway of each next hop of RTA_MULTIPATH (struct rtnexthop, then attributes)."""
+    """Decode RTA_MULTIPATH (struct rtnexthop, then attributes): link index and gateway of each next hop."""
     hops, offset = [], 0
     while offset + NEXT_HOP.size <= len(data):
         length, _, _, oif = NEXT_HOP.unpack_from(data, offset)
-        inner = attributes.by_kind(data[offset + NEXT_HOP.size : offset + length])
-        hops.append((oif, inner.get(RTA_GATEWAY)))
-        offset += attributes.aligned(max(length, NEXT_HOP.size))
+        hops.append((oif, attributes(data[offset + NEXT_HOP.size : offset + length]).get(RTA_GATEWAY)))
+        offset += (max(length, NEXT_HOP.size) + 3) & ~3
     return hops

@@ -1,20 +1,34 @@
-"""Network interfaces as rtnetlink messages: requests, and the kernel's descriptions. Pure.
+"""Links, addresses and routes of a network namespace by rtnetlink: `Rtnl`. The messages about links are here too.
 
 Format: rtnetlink(7), struct ifinfomsg, then attributes; linux/if_link.h, linux/if.h, linux/veth.h.
 """
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from multus_daemon.kernel import attributes
-from multus_daemon.kernel.attributes import attribute, nested, number, text
-from multus_daemon.kernel.transport import NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Request
+from multus_daemon.kernel import inet
+from multus_daemon.kernel.inet import ANY_TABLE, TABLE_MAIN, Address, IpInterface, Route
+from multus_daemon.kernel.transport import (
+    NLM_F_CREATE,
+    NLM_F_ECHO,
+    NLM_F_EXCL,
+    Request,
+    Socket,
+    attribute,
+    attributes,
+    to_number,
+    to_text,
+)
+from multus_daemon.spec.cni.names import IfName
+
+ANY_LINK: Final = 0
 
 RTM_NEWLINK: Final = 16
 RTM_DELLINK: Final = 17
@@ -26,12 +40,12 @@ IFF_PROMISC: Final = 0x100
 IFF_ALLMULTI: Final = 0x200
 OPERSTATE_UP: Final = "UP"
 MACVLAN_MODES: Final[Mapping[str, int]] = MappingProxyType({"private": 1, "vepa": 2, "bridge": 4, "passthru": 8})
-"""By the names that ip-link(8) has; `source` is none of the reference plugin's."""
+"""Names as in ip-link(8), without `source`, which the reference plugin does not have."""
 
 # Family, type of device, index, flags, mask of flags.
 _LINK: Final = struct.Struct("=BxHiII")
 _OPERSTATES: Final = ("UNKNOWN", "NOTPRESENT", "DOWN", "LOWERLAYERDOWN", "TESTING", "DORMANT", OPERSTATE_UP)
-# Counters make up half of a link's description, and nobody here reads them.
+# Counters make up half of a link's description, and are not needed here.
 _EXT_MASK_SKIP_STATS: Final = 1 << 3
 
 _IFLA_ADDRESS: Final = 1
@@ -52,7 +66,7 @@ _VETH_INFO_PEER: Final = 1
 _IFLA_BR_VLAN_FILTERING: Final = 7
 _IFLA_MACVLAN_MODE: Final = 1
 _IFLA_MACVLAN_BC_QUEUE_LEN: Final = 7
-# What is asked of a bridge through one of its ports.
+# The family of requests about a bridge's port.
 _AF_BRIDGE: Final = 7
 _IFLA_BRPORT_MODE: Final = 4
 _IFLA_BRPORT_ISOLATED: Final = 33
@@ -71,104 +85,219 @@ class Link:
     operstate: str
     """`UP`, `DOWN`, `LOWERLAYERDOWN`, `UNKNOWN`…, as `ip link` shows it."""
     kind: str
-    """`veth`, `bridge`…; empty for what is no virtual link of a named kind."""
+    """`veth`, `bridge`…; empty for a link that is not a virtual one of a named kind."""
     master: int = 0
-    """Index of the bridge that it is a port of; 0: of none."""
+    """Index of its bridge; 0 if it is not a port."""
     peer: int = 0
-    """Of a veth: index of the other end, in that end's namespace; 0 where the kernel does not tell."""
+    """For a veth, index of the other end, in that end's namespace; 0 if the kernel does not report it."""
     is_promiscuous: bool = False
-    """As somebody has set it: a packet capture does not count."""
+    """Set by a request; a packet capture does not count."""
     is_allmulti: bool = False
-    """Takes in frames for any multicast address; as somebody has set it."""
+    """Accepts frames for any multicast address."""
     tx_queue_length: int = 0
     """In packets."""
     mode: str = ""
-    """Of a macvlan: one of `MACVLAN_MODES`."""
+    """For a macvlan, one of `MACVLAN_MODES`."""
+
+
+class Rtnl(Socket):
+    """Links, addresses and routes of the namespace that the thread was in when this was made.
+
+    Every method blocks and raises OSError with the kernel's errno and words; the caller decides which errno is fine.
+    """
+
+    # --- links -------------------------------------------------------------------------------------------------------
+
+    def link(self, name: str) -> Link:
+        """Return the link of that name; ENODEV if there is none."""
+        return decode(self.look_up(look_up(name)))
+
+    def link_at(self, index: int) -> Link:
+        """Return the link of that index; ENODEV if there is none."""
+        wanted = attribute(_IFLA_EXT_MASK, _EXT_MASK_SKIP_STATS)
+        return decode(self.look_up(_request(RTM_GETLINK, index, wanted)))
+
+    def find_link(self, name: str) -> Link | None:
+        """Return the link of that name, None if there is none."""
+        try:
+            return self.link(name)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+
+    def existing(self, names: Sequence[IfName]) -> list[IfName]:
+        """Return those of the names that a link has, in one request."""
+        errors = self.batch([look_up(name) for name in names])
+        for error in errors.values():
+            if error.errno != errno.ENODEV:
+                raise error
+        return [name for position, name in enumerate(names) if position not in errors]
+
+    def add_veth(self, name: str, peer: str, peer_netns: int, *, mtu: int = 0, peer_mac: str = "") -> Link | None:
+        """Add a veth pair: `name` here, up, and `peer` in the namespace of that descriptor, down.
+
+        `mtu`: of both ends in bytes, 0: default; `peer_mac`: `aa:bb:cc:dd:ee:ff`, random if empty. EEXIST if one of the
+        names is taken. Returns the end that is here, as it was made; None if the kernel omits it (before 6.2).
+        """
+        common = attribute(_IFLA_MTU, mtu) if mtu > 0 else b""
+        other_end = (
+            _LINK.pack(0, 0, 0, 0, 0)
+            + attribute(_IFLA_IFNAME, peer)
+            + attribute(_IFLA_NET_NS_FD, peer_netns)
+            + common
+            + (attribute(_IFLA_ADDRESS, _mac(peer_mac)) if peer_mac else b"")
+        )
+        data = attribute(_VETH_INFO_PEER, other_end)
+        # Only this end can be made up: the kernel has no other end yet when it makes that one.
+        reported = self.request(_new(name, common, "veth", data, NLM_F_ECHO, flags=IFF_UP))
+        return decode(reported[0]) if reported else None
+
+    def add_bridge(self, name: str, *, mtu: int = 0, vlan_filtering: bool = False) -> None:
+        """Add a bridge; `mtu` in bytes, 0: default. EEXIST if the name is taken."""
+        data = attribute(_IFLA_BR_VLAN_FILTERING, b"\1") if vlan_filtering else b""
+        self.request(_new(name, attribute(_IFLA_MTU, mtu) if mtu > 0 else b"", "bridge", data))
+
+    def add_macvlan(
+        self, name: str, master: int, netns: int, *, mode: str, mtu: int = 0, mac: str = "", broadcast_queue: int = 0
+    ) -> None:
+        """Add a macvlan of the link with index `master`, as `name` in the namespace of that descriptor.
+
+        `mode`: one of `MACVLAN_MODES`; `mtu` in bytes, 0: the master's; `mac`: `aa:bb:cc:dd:ee:ff`, random if empty;
+        `broadcast_queue` in packets, 0: default. EEXIST if the name is taken, in either namespace.
+        """
+        data = attribute(_IFLA_MACVLAN_MODE, MACVLAN_MODES[mode])
+        if broadcast_queue:
+            data += attribute(_IFLA_MACVLAN_BC_QUEUE_LEN, broadcast_queue)
+        own = attribute(_IFLA_LINK, master) + attribute(_IFLA_NET_NS_FD, netns)
+        if mtu:
+            own += attribute(_IFLA_MTU, mtu)
+        if mac:
+            own += attribute(_IFLA_ADDRESS, _mac(mac))
+        self.request(_new(name, own, "macvlan", data))
+
+    def rename(self, index: int, name: str) -> None:
+        """Give the link, which is down, another name; EEXIST if it is taken."""
+        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_IFNAME, name)))
+
+    def set_up(self, index: int) -> None:
+        """Bring the link up."""
+        self.request(set_up(index))
+
+    def set_down(self, index: int) -> None:
+        """Take the link down."""
+        self.request(set_flags(index, 0, IFF_UP))
+
+    def set_promiscuous(self, index: int, on: bool = True) -> None:
+        """Set whether the link accepts frames for any address."""
+        self.request(set_flags(index, IFF_PROMISC if on else 0, IFF_PROMISC))
+
+    def set_allmulti(self, index: int, on: bool) -> None:
+        """Set whether the link accepts frames for any multicast address."""
+        self.request(set_flags(index, IFF_ALLMULTI if on else 0, IFF_ALLMULTI))
+
+    def set_mac(self, index: int, mac: str) -> None:
+        """Set the link's address. A bridge keeps an address that was set, whatever ports come and go."""
+        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_ADDRESS, _mac(mac))))
+
+    def set_mtu(self, index: int, mtu: int) -> None:
+        """Set the link's MTU, in bytes."""
+        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_MTU, mtu)))
+
+    def set_tx_queue_length(self, index: int, packets: int) -> None:
+        """Set how many packets may wait to be sent."""
+        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_TXQLEN, packets)))
+
+    def set_master(self, index: int, master: int) -> None:
+        """Make the link a port of the bridge with index `master`."""
+        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_MASTER, master)))
+
+    def delete_link(self, index: int) -> None:
+        """Remove the link, and the other end of a veth; ENODEV if there is none. Takes 20 ms or more (`removal`)."""
+        self.request(delete(index))
+
+    # --- ports of a bridge; `vlans` imports pyroute2, which few nodes need -------------------------------------------
+
+    def set_port(self, index: int, *, hairpin: bool, isolated: bool) -> None:
+        """Set whether a port sends frames back where they came from, and whether it is cut off from isolated ports."""
+        settings = attribute(_IFLA_BRPORT_MODE, bytes((hairpin,))) + attribute(
+            _IFLA_BRPORT_ISOLATED, bytes((isolated,))
+        )
+        info = attribute(_IFLA_PROTINFO | _NLA_F_NESTED, settings)
+        self.request(_request(RTM_SETLINK, index, info, family=_AF_BRIDGE))
+
+    def add_vlans(self, index: int, first: int, last: int, *, native: bool = False) -> None:
+        """Let a port carry the VLANs `first` to `last`; `native`: for frames without a tag, which leave untagged."""
+        from multus_daemon.kernel import vlans
+
+        self.request(vlans.add(index, first, last, native=native))
+
+    def delete_vlan(self, index: int, vlan: int) -> None:
+        """Let a port no longer carry a VLAN."""
+        from multus_daemon.kernel import vlans
+
+        self.request(vlans.delete(index, vlan))
+
+    def vlans(self, index: int) -> list[int]:
+        """Return the VLANs that a port carries; empty if the kernel does not support VLANs of bridges."""
+        from multus_daemon.kernel import vlans
+
+        ports = map(vlans.decode, self.dump(vlans.list_all()))
+        return [vlan for port, carried in ports if port == index for vlan in carried]
+
+    # --- addresses ---------------------------------------------------------------------------------------------------
+
+    def addresses(self, index: int, family: int = socket.AF_UNSPEC) -> list[Address]:
+        """Return the addresses of the link, or of ANY_LINK, of one family or of both, IPv4 first."""
+        found = map(inet.decode_address, self.dump(inet.list_addresses(index, family)))
+        # Kernels before 4.20 do not filter.
+        return [address for link, address in found if index in (ANY_LINK, link)]
+
+    def add_address(self, index: int, address: IpInterface, *, broadcast: bool = True) -> None:
+        """Add an address of global scope; `broadcast`: with the broadcast address of an IPv4 network."""
+        self.request(inet.add_address(index, address, broadcast=broadcast))
+
+    def delete_address(self, index: int, address: IpInterface) -> None:
+        """Remove an address; EADDRNOTAVAIL if the link does not have it."""
+        self.request(inet.delete_address(index, address))
+
+    # --- routes ------------------------------------------------------------------------------------------------------
+
+    def add_route(self, route: Route, *, exclusive: bool = True) -> None:
+        """Add a route; EEXIST if there is an equal one, and with `exclusive` if there is any to `dst`."""
+        self.request(inet.add_route(route, exclusive=exclusive))
+
+    def delete_route(self, route: Route) -> None:
+        """Delete the first route that matches; ESRCH if there is none."""
+        self.request(inet.delete_route(route))
+
+    def routes(self, family: int, table: int = TABLE_MAIN) -> list[Route]:
+        """Return the routes of one table, or of ANY_TABLE; one for each next hop."""
+        try:
+            found = self.dump(inet.list_routes(family, table))
+        except FileNotFoundError:
+            # The kernel makes a table with its first route.
+            return []
+        return [route for body in found for route in inet.decode_routes(body) if table in (ANY_TABLE, route.table)]
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
 def look_up(name: str) -> Request:
-    """The link of that name."""
-    wanted = (text(_IFLA_IFNAME, name), number(_IFLA_EXT_MASK, _EXT_MASK_SKIP_STATS))
+    """Ask for the link of that name."""
+    wanted = attribute(_IFLA_IFNAME, name) + attribute(_IFLA_EXT_MASK, _EXT_MASK_SKIP_STATS)
     return _request(RTM_GETLINK, attrs=wanted)
-
-
-def look_up_at(index: int) -> Request:
-    """The link of that index."""
-    return _request(RTM_GETLINK, index, attrs=(number(_IFLA_EXT_MASK, _EXT_MASK_SKIP_STATS),))
-
-
-def add_veth(name: str, peer: str, peer_netns: int, *, mtu: int, peer_mac: str) -> Request:
-    """See `Rtnl.add_veth`."""
-    common = number(_IFLA_MTU, mtu) if mtu > 0 else b""
-    other_end = (
-        _LINK.pack(0, 0, 0, 0, 0),
-        text(_IFLA_IFNAME, peer),
-        number(_IFLA_NET_NS_FD, peer_netns),
-        common,
-        attributes.mac(_IFLA_ADDRESS, peer_mac) if peer_mac else b"",
-    )
-    # Of the two ends only this one can be made up: the kernel has no other end yet when it makes that.
-    return _new(name, (common,), "veth", nested(_VETH_INFO_PEER, other_end), NLM_F_ECHO, flags=IFF_UP)
-
-
-def add_bridge(name: str, *, mtu: int, vlan_filtering: bool) -> Request:
-    """See `Rtnl.add_bridge`."""
-    data = attribute(_IFLA_BR_VLAN_FILTERING, b"\1") if vlan_filtering else b""
-    return _new(name, (number(_IFLA_MTU, mtu) if mtu > 0 else b"",), "bridge", data)
-
-
-def add_macvlan(
-    name: str, master: int, netns: int, *, mode: str, mtu: int = 0, mac: str = "", broadcast_queue: int = 0
-) -> Request:
-    """See `Rtnl.add_macvlan`."""
-    data = number(_IFLA_MACVLAN_MODE, MACVLAN_MODES[mode])
-    if broadcast_queue:
-        data += number(_IFLA_MACVLAN_BC_QUEUE_LEN, broadcast_queue)
-    own = (
-        number(_IFLA_LINK, master),
-        number(_IFLA_NET_NS_FD, netns),
-        number(_IFLA_MTU, mtu) if mtu else b"",
-        attributes.mac(_IFLA_ADDRESS, mac) if mac else b"",
-    )
-    return _new(name, own, "macvlan", data)
-
-
-def set_flags(index: int, flags: int, change: int) -> Request:
-    """Those of the flags that are in the mask `change`."""
-    return _request(RTM_NEWLINK, index, flags=flags, change=change)
 
 
 def set_up(index: int) -> Request:
     """Bring the link up."""
-    return set_flags(index, IFF_UP, IFF_UP)
+    return _request(RTM_NEWLINK, index, flags=IFF_UP, change=IFF_UP)
 
 
-def rename(index: int, name: str) -> Request:
-    """Give the link another name."""
-    return _request(RTM_SETLINK, index, attrs=(text(_IFLA_IFNAME, name),))
-
-
-def set_mac(index: int, mac: str) -> Request:
-    """Set the link's address."""
-    return _request(RTM_SETLINK, index, attrs=(attributes.mac(_IFLA_ADDRESS, mac),))
-
-
-def set_mtu(index: int, mtu: int) -> Request:
-    """In bytes."""
-    return _request(RTM_SETLINK, index, attrs=(number(_IFLA_MTU, mtu),))
-
-
-def set_tx_queue_length(index: int, packets: int) -> Request:
-    """How many packets may wait to be sent."""
-    return _request(RTM_SETLINK, index, attrs=(number(_IFLA_TXQLEN, packets),))
-
-
-def set_master(index: int, master: int) -> Request:
-    """Make the link a port of the bridge with index `master`."""
-    return _request(RTM_SETLINK, index, attrs=(number(_IFLA_MASTER, master),))
+def set_flags(index: int, flags: int, change: int) -> Request:
+    """Set those of the flags that are in the mask `change`."""
+    return _request(RTM_NEWLINK, index, flags=flags, change=change)
 
 
 def delete(index: int) -> Request:
@@ -177,81 +306,75 @@ def delete(index: int) -> Request:
 
 
 def set_group(index: int, group: int) -> Request:
-    """Make the link one of the group; every link is in one group, in 0 if nothing is said."""
-    return _request(RTM_SETLINK, index, attrs=(number(_IFLA_GROUP, group),))
+    """Put the link into the group; a link is in one group, by default in 0."""
+    return _request(RTM_SETLINK, index, attribute(_IFLA_GROUP, group))
 
 
 def delete_group(group: int) -> Request:
     """Remove every link of the group, which is not 0."""
-    return _request(RTM_DELLINK, attrs=(number(_IFLA_GROUP, group),))
+    return _request(RTM_DELLINK, attrs=attribute(_IFLA_GROUP, group))
 
 
-def set_port(index: int, *, hairpin: bool, isolated: bool) -> Request:
-    """See `Rtnl.set_port`."""
-    settings = (
-        attribute(_IFLA_BRPORT_MODE, bytes((hairpin,))),
-        attribute(_IFLA_BRPORT_ISOLATED, bytes((isolated,))),
-    )
-    return _request(RTM_SETLINK, index, family=_AF_BRIDGE, attrs=(nested(_IFLA_PROTINFO | _NLA_F_NESTED, settings),))
+def _mac(value: str) -> bytes:
+    return bytes.fromhex(value.replace(":", ""))
 
 
-def _new(name: str, own: Iterable[bytes], kind: str, data: bytes, more_flags: int = 0, *, flags: int = 0) -> Request:
-    """A link that must not be there yet; `flags`: IFF_…."""
-    info = text(_IFLA_INFO_KIND, kind) + (attribute(_IFLA_INFO_DATA, data) if data else b"")
-    attrs = (text(_IFLA_IFNAME, name), *own, attribute(_IFLA_LINKINFO, info))
+def _new(name: str, own: bytes, kind: str, data: bytes, more_flags: int = 0, *, flags: int = 0) -> Request:
+    """Add a link that must not exist yet. `more_flags`: NLM_F_…; `flags`: IFF_…."""
+    info = attribute(_IFLA_INFO_KIND, kind) + (attribute(_IFLA_INFO_DATA, data) if data else b"")
+    attrs = attribute(_IFLA_IFNAME, name) + own + attribute(_IFLA_LINKINFO, info)
     request_flags = NLM_F_CREATE | NLM_F_EXCL | more_flags
-    return _request(RTM_NEWLINK, flags=flags, change=flags, attrs=attrs, request_flags=request_flags)
+    return _request(RTM_NEWLINK, attrs=attrs, flags=flags, change=flags, request_flags=request_flags)
 
 
 def _request(
     kind: int,
     index: int = 0,
+    attrs: bytes = b"",
     *,
     family: int = 0,
     flags: int = 0,
     change: int = 0,
-    attrs: Iterable[bytes] = (),
     request_flags: int = 0,
 ) -> Request:
-    return Request(kind, _LINK.pack(family, 0, index, flags, change) + b"".join(attrs), request_flags)
+    return Request(kind, _LINK.pack(family, 0, index, flags, change) + attrs, request_flags)
 
 
 # --- descriptions ----------------------------------------------------------------------------------------------------
 
 
 def gone(body: bytes) -> int:
-    """Index of the link that is no more, from what comes behind the header of an RTM_DELLINK; 0 if it is still there.
+    """Decode the body of an RTM_DELLINK: the index of the link that was removed, 0 if the link still exists.
 
-    Of a bridge's port the bridge tells by the same message, with its own family, that it is none any more.
+    The bridge sends the same message, with its own family, for a link that is no longer its port.
     """
     family, _, index, _, _ = _LINK.unpack_from(body)
     return int(index) if family == socket.AF_UNSPEC else 0
 
 
 def decode(body: bytes) -> Link:
-    """A link, from what comes behind the header of an RTM_NEWLINK. Raises OSError (EBADMSG)."""
+    """Decode the body of an RTM_NEWLINK. Raises OSError (EBADMSG)."""
     _, _, index, flags, _ = _LINK.unpack_from(body)
-    found = attributes.by_kind(body, _LINK.size)
-    info = attributes.by_kind(found.get(_IFLA_LINKINFO, b""))
-    kind = attributes.to_text(info.get(_IFLA_INFO_KIND))
+    found = attributes(body, _LINK.size)
+    info = attributes(found.get(_IFLA_LINKINFO, b""))
+    kind = to_text(info.get(_IFLA_INFO_KIND))
     state = found.get(_IFLA_OPERSTATE, b"\0")[0]
+    mode = ""
+    if kind == "macvlan":
+        number = to_number(attributes(info.get(_IFLA_INFO_DATA, b"")).get(_IFLA_MACVLAN_MODE))
+        mode = next((name for name, value in MACVLAN_MODES.items() if value == number), "")
     return Link(
         index=index,
-        name=attributes.to_text(found.get(_IFLA_IFNAME)),
+        name=to_text(found.get(_IFLA_IFNAME)),
         mac=found.get(_IFLA_ADDRESS, b"").hex(":"),
-        mtu=attributes.to_number(found.get(_IFLA_MTU)),
+        mtu=to_number(found.get(_IFLA_MTU)),
         is_up=bool(flags & IFF_UP),
         operstate=_OPERSTATES[state] if state < len(_OPERSTATES) else "",
         kind=kind,
-        master=attributes.to_number(found.get(_IFLA_MASTER)),
-        peer=attributes.to_number(found.get(_IFLA_LINK)),
+        master=to_number(found.get(_IFLA_MASTER)),
+        peer=to_number(found.get(_IFLA_LINK)),
         is_promiscuous=bool(flags & IFF_PROMISC),
         is_allmulti=bool(flags & IFF_ALLMULTI),
-        tx_queue_length=attributes.to_number(found.get(_IFLA_TXQLEN)),
-        mode=_macvlan_mode(info.get(_IFLA_INFO_DATA, b"")) if kind == "macvlan" else "",
+        tx_queue_length=to_number(found.get(_IFLA_TXQLEN)),
+        mode=mode,
     )
-
-
-def _macvlan_mode(data: bytes) -> str:
-    mode = attributes.to_number(attributes.by_kind(data).get(_IFLA_MACVLAN_MODE))
-    return next((name for name, value in MACVLAN_MODES.items() if value == mode), "")

@@ -1,6 +1,6 @@
 """A pod's network namespace and the host's, for the thread of a request.
 
-`PodNetns` is opened at most once per request and passed as an argument to whatever works there.
+A request opens its `PodNetns` at most once and passes it as an argument.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Result, Route
 
 if TYPE_CHECKING:
-    from multus_daemon.kernel.rtnl import Rtnl
+    from multus_daemon.kernel.links import Rtnl
 
 
 class PodNetns:
     """A pod's network namespace for one thread, opened when it is first entered, and closed with the block.
 
-    Only for a thread that ends with its request (`runtime.portal`): if the way back out fails, later work of the thread
-    would be done in the wrong namespace. `kernel.sysctl` works where the thread is: `inside`, or on the host.
+    Only for a thread that ends with its request (`runtime.portal`): if the way back out fails, the thread stays in the
+    wrong namespace. `kernel.sysctl` works in the thread's namespace: the pod's `inside`, else the host's.
     """
 
     def __init__(self, path: str, *, may_be_own: bool = False, leaving: Collection[str] = ()) -> None:
@@ -38,9 +38,9 @@ class PodNetns:
         self.leaving = frozenset(leaving)
         """Names of the links that this request removes, so that they can go together."""
         self.removed: dict[str, tuple[IpInterface, ...]] = {}
-        """The links that went with another one, by name, with the addresses that they had."""
+        """The links that were removed together with another one, by name, with the addresses that they had."""
         self.absent: frozenset[IfName] = frozenset()
-        """Names that `existing` looked for last and that no link had."""
+        """The names of the last `existing` that no link had."""
         self.forwarded: set[bool] = set()
         """The address families that a plugin of this request made the host forward: True for IPv4, False for IPv6."""
         self._thread = threading.get_ident()
@@ -69,7 +69,7 @@ class PodNetns:
     @functools.cached_property
     def _descriptors(self) -> tuple[int, int]:
         """Descriptors of the host's namespace and of the pod's. Raises NamespaceError."""
-        host = namespaces.open_own()
+        host = namespaces.open_path(namespaces.OWN)
         self._opened.callback(os.close, host)
         pod = namespaces.open_path(self.path)
         self._opened.callback(os.close, pod)
@@ -79,29 +79,29 @@ class PodNetns:
 
     @property
     def host_netns(self) -> int:
-        """Descriptor of the host's namespace, for links that are made there. Raises NamespaceError."""
+        """Descriptor of the host's namespace, to make links there. Raises NamespaceError."""
         return self._descriptors[0]
 
     @property
     def pod_netns(self) -> int:
-        """Descriptor of the pod's namespace, for links that are made on the host. Raises NamespaceError."""
+        """Descriptor of the pod's namespace, to make links there. Raises NamespaceError."""
         return self._descriptors[1]
 
     @functools.cached_property
     def pod(self) -> Rtnl:
-        """The kernel as the pod sees it. Raises OSError."""
+        """A socket in the pod's namespace. Raises OSError."""
         with self.inside():
             return self._socket()
 
     @functools.cached_property
     def host(self) -> Rtnl:
-        """The kernel as the host sees it. Raises OSError."""
+        """A socket in the host's namespace. Raises OSError."""
         with self.on_host():
             return self._socket()
 
     def _socket(self) -> Rtnl:
-        # Not at the top: plugins that do not use the kernel must not wait for the import.
-        from multus_daemon.kernel.rtnl import Rtnl
+        # Not at the top: plugins that do not use netlink must not wait for the import.
+        from multus_daemon.kernel.links import Rtnl
 
         kernel = Rtnl()
         self._opened.callback(kernel.close)
@@ -120,16 +120,26 @@ class PodNetns:
         else:
             _ = self._descriptors
 
-    def inside(self) -> _At:
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
         """Have the thread in the pod's namespace for the duration of the block. Raises as `require` does."""
         self.require()
-        return _At(self, True)
+        before = self._move(inside=True)
+        try:
+            yield
+        finally:
+            self._move(before)
 
-    def on_host(self) -> _At:
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
         """Have the thread in the host's namespace for the duration of the block. Raises NamespaceError."""
-        return _At(self, False)
+        before = self._move(inside=False)
+        try:
+            yield
+        finally:
+            self._move(before)
 
-    def move(self, inside: bool) -> bool:
+    def _move(self, inside: bool) -> bool:
         """Move the thread; return whether it was inside before. Raises NamespaceError."""
         before = self._is_inside
         if inside is not before:
@@ -144,23 +154,23 @@ class PodNetns:
 
     @property
     def exists(self) -> bool:
-        """True if a network namespace is at the path; it need not be the one that was opened."""
+        """True if a network namespace is at the path, even if it is another one than the one that was opened."""
         return namespaces.is_netns(self.path)
 
     def identity(self, *, with_cookie: bool = True) -> str:
-        """Return what distinguishes the namespace from every other one (`netns.identity`). Raises NamespaceError."""
+        """Return the identity of the namespace (`netns.identity`). Raises NamespaceError."""
         cookie = ""
         if with_cookie:
-            # Without a socket in the namespace, device and inode are what is left to compare.
+            # Without a socket in the namespace, device and inode must do.
             with contextlib.suppress(OSError):
                 cookie = self.pod.netns_cookie
         return namespaces.identity(self.pod_netns, cookie)
 
     def is_elsewhere(self, netns_id: str) -> bool:
-        """Report whether it is certain that the namespace of that identity is not this one.
+        """Report whether the namespace of that identity is certainly not this one.
 
-        With an empty identity, only something that is no namespace, or the host's own, is certain. If nothing is at the
-        path, or it may not be opened, nothing is certain.
+        If the identity is empty, this is certain only if the path holds something that is not a namespace, or the
+        host's own. If the path is absent, or may not be opened, it is never certain.
         """
         try:
             self.require()
@@ -184,17 +194,17 @@ class PodNetns:
             return None if link is None else [item.address for item in self.pod.addresses(link.index)]
 
     def observe(self, attached: Sequence[tuple[IfName, Result]]) -> list[Result]:
-        """Return what the namespace has of each result, whose ADD was for that interface. Raises OSError."""
+        """Return the part of each result that the namespace has (`expected.observe`). Raises OSError."""
         from multus_daemon.kernel import expected
 
         self.require()
         return expected.observe(self.pod, attached)
 
     def first_missing(self, ifname: IfName, result: Result, *, observed: bool) -> str:
-        """Return what the namespace lacks of the interfaces, addresses and routes of `result`, for a message.
+        """Name the first interface, address or route of `result` that the namespace lacks; empty if it lacks nothing.
 
-        Empty if it lacks nothing. `ifname`: that of the ADD, for results that name no interface. `observed`: the result
-        is one of `observe`, and its routes are compared exactly. Raises OSError.
+        `ifname`: the interface of the ADD, for results that name none. `observed`: the result comes from `observe`, and
+        its routes are compared exactly. Raises OSError.
         """
         from multus_daemon.kernel import expected
 
@@ -204,8 +214,8 @@ class PodNetns:
     def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
         """Make `routes` the only default routes of the main table, for each address family of which there is one.
 
-        Each has a gateway and goes over `ifname`; a priority of 0 is the kernel's choice. On failure the routes are as
-        they were. Raises OSError.
+        Each has a gateway and goes over `ifname`; with priority 0 the kernel chooses. On failure the routes are as they
+        were. Raises OSError.
         """
         from multus_daemon.kernel.routes import DefaultRoutes
 
@@ -213,24 +223,8 @@ class PodNetns:
             kernel.replace(ifname, routes)
 
 
-class _At:
-    """The thread is inside for the duration of the block, or on the host."""
-
-    __slots__ = ("_before", "_inside", "_netns")
-
-    def __init__(self, netns: PodNetns, inside: bool) -> None:
-        self._netns = netns
-        self._inside = inside
-
-    def __enter__(self) -> None:
-        self._before = self._netns.move(self._inside)
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._netns.move(self._before)
-
-
 class KernelLinks:
-    """The `LinkOps` of this node."""
+    """The network namespaces of this node."""
 
     def open(self, path: str, *, may_be_own: bool = False) -> PodNetns:
         """Return the namespace at `path`, which is opened when it is first entered."""

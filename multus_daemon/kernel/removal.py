@@ -1,8 +1,8 @@
-"""Removing links without waiting until the kernel has let go of their memory.
+"""Remove links without waiting until the kernel has freed their memory.
 
-RTM_DELLINK takes links off every list in a millisecond or two, and tells so (RTNLGRP_LINK). Then it waits until nobody
-can be reading their memory any more (`netdev_run_todo`, an RCU barrier): 10 to 25 ms, in which nothing of them can be
-seen, their names are free, and nobody else is held up. That wait is left to a thread of its own.
+RTM_DELLINK takes links off every list in a millisecond or two, and announces it (RTNLGRP_LINK). Then it waits until no
+reader can use their memory any more (`netdev_run_todo`, an RCU barrier): 10 to 25 ms, in which the links are no longer
+visible, their names are free, and no other request is held up. A thread of its own waits for that.
 """
 
 from __future__ import annotations
@@ -11,40 +11,37 @@ import contextlib
 import errno
 import secrets
 import socket
-import struct
 import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
 from multus_daemon.kernel import links
-from multus_daemon.kernel.transport import HEADER_BYTES, Socket, messages
+from multus_daemon.kernel.transport import HEADER, RECEIVE_BYTES, TIMEVAL, Socket, messages
 from multus_daemon.runtime import deadline, threads
 
 _LOOPBACK: Final = 1
 """Index of `lo`, the first link of each namespace."""
 _FIRST_GROUP: Final = 1 << 30
-"""Administrators' groups have small numbers, and ours is there for a moment."""
+"""Groups of administrators have small numbers; ours exists only for a moment."""
 _RTMGRP_LINK: Final = 1
-_RECEIVE_BYTES: Final = 64 * 1024
-_TIMEVAL: Final = struct.Struct("@ll")
 _LOOK_MICROSECONDS: Final = 10_000
-"""Between two looks whether the kernel has refused, which it tells the other thread only."""
+"""Interval of the checks for a refusal, which only the other thread receives."""
 
 _THREADS: Final = 64
 _free = threading.BoundedSemaphore(_THREADS)
 
 
 def remove(indexes: Collection[int]) -> dict[int, OSError]:
-    """Remove the links of the namespace in which the thread is; what the kernel refused, by index. Absent is done.
+    """Remove links of the thread's namespace; return what the kernel refused, by index. Treat absent links as removed.
 
-    On return they are off every list, their addresses and routes gone, and with veth so are the other ends. Raises
-    OSError, and Interrupted at the deadline of the context: what has been asked for is done nevertheless.
+    On return the links, their addresses and routes, and the other ends of veths are off every list. Raises OSError, and
+    Interrupted at the deadline of the context: the removal continues then.
     """
     if not indexes:
         return {}
     carrier = Socket()
     if not _free.acquire(blocking=False):
-        # So many are on their way that the kernel can't follow: this one waits with it.
+        # The kernel cannot keep up with the removals: wait with it.
         return _ask(carrier, indexes)
     with contextlib.ExitStack() as mine:
         mine.callback(_free.release)
@@ -53,7 +50,7 @@ def remove(indexes: Collection[int]) -> dict[int, OSError]:
         asked = threads.start(lambda: _ask(carrier, indexes, _free.release), name="links")
         mine.pop_all()
     with contextlib.closing(notices):
-        if notices.tell_of_all(indexes, asked.done):
+        if notices.report_all(indexes, asked.done):
             _wait_for_lock()
             return {}
     deadline.current().wait(asked)
@@ -61,7 +58,7 @@ def remove(indexes: Collection[int]) -> dict[int, OSError]:
 
 
 def _ask(carrier: Socket, indexes: Collection[int], end: Callable[[], None] = lambda: None) -> dict[int, OSError]:
-    """As `remove`, and wait as long as the kernel does. The socket is closed."""
+    """Do the work of `remove`, and wait as long as the kernel does. Closes the socket."""
     try:
         return {} if _went_as_group(carrier, indexes) else _one_by_one(carrier, indexes)
     finally:
@@ -70,10 +67,10 @@ def _ask(carrier: Socket, indexes: Collection[int], end: Callable[[], None] = la
 
 
 def _went_as_group(carrier: Socket, indexes: Collection[int]) -> bool:
-    """Remove several at once; whether that is done.
+    """Remove several links at once; report whether that worked.
 
     Measured: five veth pairs one by one 115 ms, as a group 26 ms. Pairs of several containers as one group, by their
-    ends on the host, were no faster than side by side.
+    ends on the host, were no faster than in parallel.
     """
     if len(indexes) == 1:
         return False
@@ -83,7 +80,7 @@ def _went_as_group(carrier: Socket, indexes: Collection[int]) -> bool:
 
 
 def _one_by_one(carrier: Socket, indexes: Collection[int]) -> dict[int, OSError]:
-    """One that is absent, or can't go with a group, leaves the others of it where they were."""
+    # A link that is absent, or cannot be removed with a group, leaves the rest of the group in place.
     errors: dict[int, OSError] = {}
     for index in indexes:
         try:
@@ -95,32 +92,29 @@ def _one_by_one(carrier: Socket, indexes: Collection[int]) -> dict[int, OSError]
 
 
 def _wait_for_lock() -> None:
-    """Until who removes links has given back the kernel's lock of links: all that goes with them is done then."""
-    kernel = Socket()
-    try:
+    """Wait until the removal has released the kernel's lock of links: then addresses and routes are gone too."""
+    with contextlib.closing(Socket()) as kernel:
         kernel.request(links.set_flags(_LOOPBACK, 0, 0))
-    finally:
-        kernel.close()
 
 
 class _Notices:
-    """What the kernel tells of the links of a namespace from now on."""
+    """The kernel's notices about the links of a namespace from now on."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, _LOOK_MICROSECONDS))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.pack(0, _LOOK_MICROSECONDS))
             self._socket.bind((0, _RTMGRP_LINK))
         except BaseException:
             self._socket.close()
             raise
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._socket.close()
 
-    def tell_of_all(self, indexes: Collection[int], is_over: Callable[[], bool]) -> bool:
-        """Whether all these links are told to be gone before it is over. Raises Interrupted."""
+    def report_all(self, indexes: Collection[int], is_over: Callable[[], bool]) -> bool:
+        """Wait for the notices that all these links are gone; False if `is_over` comes first. Raises Interrupted."""
         left = set(indexes)
         while left:
             # Each time: on a busy node the notices about other links never end.
@@ -128,7 +122,7 @@ class _Notices:
             if is_over():
                 return False
             try:
-                data = self._socket.recv(_RECEIVE_BYTES)
+                data = self._socket.recv(RECEIVE_BYTES)
             except BlockingIOError:
                 continue
             except OSError:
@@ -136,5 +130,5 @@ class _Notices:
                 return False
             for _, kind, _, message in messages(data):
                 if kind == links.RTM_DELLINK:
-                    left.discard(links.gone(message[HEADER_BYTES:]))
+                    left.discard(links.gone(message[HEADER.size :]))
         return True

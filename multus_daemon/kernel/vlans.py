@@ -1,7 +1,7 @@
 """VLANs of a bridge's ports as rtnetlink messages, by pyroute2's classes. Pure.
 
-Imported where a network asks for VLANs, as pyroute2 takes 0.2 s and 13 MB. These requests are rare, and kernels of test
-machines refuse them, so that a library that others use with VLANs is worth more here than speed.
+Imported only if a network asks for VLANs: pyroute2 takes 0.2 s and 13 MB. These requests are rare, and kernels of test
+machines refuse them, so a library that others use with VLANs is worth more here than speed.
 Format: linux/if_bridge.h; `bridge vlan` of iproute2.
 """
 
@@ -13,11 +13,11 @@ from typing import Any, Final
 from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from multus_daemon.kernel.transport import HEADER_BYTES, Request, with_header
+from multus_daemon.kernel.transport import HEADER, Request
 
 _AF_BRIDGE: Final = 7
 _EXT_MASK_VLANS: Final = 1 << 1
-# Without it, it would be about VLANs of the port's own hardware.
+# Without it, the request would be about VLANs of the port's own hardware.
 _FLAGS_MASTER: Final = 1
 _PVID: Final = 1 << 1
 _UNTAGGED: Final = 1 << 2
@@ -26,7 +26,7 @@ _RANGE_END: Final = 1 << 4
 
 
 def add(index: int, first: int, last: int, *, native: bool) -> Request:
-    """See `Rtnl.add_vlans`."""
+    """Let a port carry the VLANs `first` to `last`; `native`: for frames without a tag, which also leave untagged."""
     flags = _PVID | _UNTAGGED if native else 0
     if first == last:
         return _change(RTM_SETLINK, index, [(first, flags)])
@@ -34,19 +34,19 @@ def add(index: int, first: int, last: int, *, native: bool) -> Request:
 
 
 def delete(index: int, vlan: int) -> Request:
-    """See `Rtnl.delete_vlan`."""
+    """Let a port no longer carry a VLAN."""
     return _change(RTM_DELLINK, index, [(vlan, 0)])
 
 
 def list_all() -> Request:
-    """A dump: the ports of all bridges with their VLANs."""
+    """Dump the ports of all bridges with their VLANs."""
     return _request(RTM_GETLINK, 0, [("IFLA_EXT_MASK", _EXT_MASK_VLANS)])
 
 
 def decode(body: bytes) -> tuple[int, list[int]]:
-    """The index of a port and the VLANs that it carries, from what comes behind the header."""
-    # It goes by the length in the header.
-    message = ifinfmsg(with_header(RTM_NEWLINK, body))
+    """Decode the body of a port: its index and the VLANs that it carries."""
+    # pyroute2 takes the length from the header.
+    message = ifinfmsg(HEADER.pack(HEADER.size + len(body), RTM_NEWLINK, 0, 0, 0) + body)
     message.decode()
     spec = message.get_attr("IFLA_AF_SPEC")
     return message["index"], [vlan["vid"] for vlan in spec.get_attrs("IFLA_BRIDGE_VLAN_INFO")] if spec else []
@@ -62,4 +62,4 @@ def _request(kind: int, index: int, attributes: list[tuple[str, Any]]) -> Reques
     message = ifinfmsg()
     message["family"], message["index"], message["attrs"] = _AF_BRIDGE, index, attributes
     message.encode()
-    return Request(kind, bytes(message.data[HEADER_BYTES:]))
+    return Request(kind, bytes(message.data[HEADER.size :]))

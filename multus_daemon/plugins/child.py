@@ -1,15 +1,14 @@
-"""One child process from start to reaping: pipes with limits, a deadline, and nothing left of it afterwards.
+"""Run one child process from start to reaping: pipes with limits, a deadline, no leftovers.
 
-The child leads a session and so a process group of its own; ending it means the group, and what it has started in other
-sessions. Its exit is seen through a
-pidfd and it is reaped last: while it is a zombie nobody else can get its number, so the group that is signalled is
-always the right one (with a reaper in between, as asyncio's, it may be a stranger's).
+The child leads a session and a process group of its own. Ending it means the group, and the processes that it has
+started in other sessions. A pidfd reports its exit and it is reaped last: no other process can get the number of a
+zombie, so signals always reach the right group. With an earlier reaper, as asyncio's, they could reach a stranger's.
 
 Started with vfork: no preexec_fn, which would make CPython fork the whole daemon (see the architecture page).
 """
 
-# The one module that starts processes (style rule 24). asyncio's own starter is not used because its watcher reaps
-# the child before its group can be ended, see above.
+# The one module that starts processes (style rule 24). Not asyncio's own starter: its watcher reaps the child before
+# its group can be ended.
 # ruff: noqa: TID251
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from typing import Any, TypeAlias
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import strays
-from multus_daemon.plugins.failure import STDERR_TAIL, Exit
 from multus_daemon.runtime import threads
 
 _CHUNK = 64 * 1024
 _DESCENDANTS_MAX = 256
+STDERR_TAIL = 8 * 1024
 
 _running: set[int] = set()
 
 
 def running() -> frozenset[int]:
-    """Return the process ids of the programs that run now; each leads the session of what it starts."""
+    """Return the process ids of the programs that run now; each leads a session."""
     return frozenset(_running)
 
 
 _Started: TypeAlias = tuple[subprocess.Popen[bytes], int]
-"""The process and its pidfd, -1 where the kernel has none to give."""
+"""The process and its pidfd, -1 if the kernel refuses one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,18 @@ class Limits:
     max_output: int
 
 
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The end of a plugin process. `returncode` as in subprocess: negative is the signal that ended it."""
+
+    returncode: int
+    stdout: bytes = b""
+    stderr: bytes = b""
+    """Its last `STDERR_TAIL` bytes."""
+
+
 class DeadlineExceededError(Exception):
-    """The child did not end in time and was ended; `stderr` is the end of what it had written."""
+    """The child did not end in time and was ended; `stderr` is the end of its stderr."""
 
     def __init__(self, stderr: bytes = b"") -> None:
         super().__init__()
@@ -63,15 +72,15 @@ class DeadlineExceededError(Exception):
 
 
 class OutputTooLargeError(Exception):
-    """The child wrote more to stdout than it may and was ended."""
+    """The child wrote too much to stdout and was ended."""
 
 
 async def run(argv: Sequence[str], environ: Mapping[str, str], stdin: bytes, limits: Limits) -> Exit:
     """Run a program to its end, in `/`, with exactly `environ` and the daemon's mark (`strays`).
 
-    Raises OSError (NoThreadError too) where it can't be started, DeadlineExceededError, OutputTooLargeError. In every
-    case, cancellation included, the child has been reaped on return and its group has got SIGKILL, unless it ended by
-    itself with its pipes closed: what detached itself properly then lives on.
+    Raises OSError (NoThreadError too) if it cannot be started, DeadlineExceededError, OutputTooLargeError. On return,
+    also after a cancellation, the child is reaped and its group has received SIGKILL, unless it ended by itself with
+    its pipes closed: processes that detached themselves properly continue then.
     """
     deadline = asyncio.get_running_loop().time() + limits.timeout
     popen, pidfd = await _start(argv, environ, deadline, limits)
@@ -85,7 +94,7 @@ async def run(argv: Sequence[str], environ: Mapping[str, str], stdin: bytes, lim
 async def _start(argv: Sequence[str], environ: Mapping[str, str], deadline: float, limits: Limits) -> _Started:
     """Start the process in a thread of its own, since exec waits for a disk, which may hang.
 
-    A start that nobody awaits any more is ended as soon as it is there.
+    A process that starts after the deadline or a cancellation is ended at once.
     """
     work = functools.partial(_popen, list(argv), dict(environ))
     started = asyncio.wrap_future(threads.start(work, name="starting a plugin process"))
@@ -118,7 +127,7 @@ def _popen(argv: list[str], environ: dict[str, str]) -> _Started:
 
 
 async def _end_unwanted(started: asyncio.Future[_Started], limits: Limits) -> None:
-    # Nearly always it is about to be there: then nothing is left when the caller goes on.
+    # Nearly always it starts in a moment; then nothing is left when the caller continues.
     await asyncio.wait((started,), timeout=deadlines.KILLED_SECONDS)
     if not started.done():
         started.add_done_callback(_end_late)
@@ -130,20 +139,19 @@ def _end_late(started: asyncio.Future[_Started]) -> None:
     if not started.cancelled() and not started.exception():
         popen, pidfd = started.result()
         _signal_group(popen.pid, signal.SIGKILL)
-        child = _Child(popen, pidfd, b"", Limits(0, 0, 0))
-        child.close()
+        _Child(popen, pidfd, b"", Limits(0, 0, 0)).close()
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    # Only while its leader is not reaped. Nobody left to signal is what we want.
+    # Only while its leader is not reaped. An empty group is fine.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
 
 
 def _descendants(pid: int) -> list[int]:
-    """Pidfds of all that the process has started, and these have, whichever session they are in. Blocks.
+    """Return pidfds of the process' children, and of theirs, in any session. Blocks.
 
-    Without those whose parent has ended. None where the kernel does not tell (CONFIG_PROC_CHILDREN).
+    Without processes whose parent has ended. Empty if the kernel does not list children (CONFIG_PROC_CHILDREN).
     """
     found: list[int] = []
     parents = [pid]
@@ -152,7 +160,7 @@ def _descendants(pid: int) -> list[int]:
         for child in _children(parent):
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(child)
-                # The number can have become another's in between.
+                # Another process may have got the number in between.
                 if child in _children(parent):
                     found.append(pidfd)
                     parents.append(child)
@@ -170,15 +178,8 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _kill(pidfds: Sequence[int]) -> None:
-    for pidfd in pidfds:
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        os.close(pidfd)
-
-
 async def _uncut(work: Coroutine[Any, Any, None]) -> None:
-    """Do `work` to its end, which must be near; a cancellation meanwhile is raised after it."""
+    """Finish `work`, which must be short; raise a cancellation after it."""
     task = asyncio.create_task(work, name="ending a plugin process")
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -191,7 +192,7 @@ async def _uncut(work: Coroutine[Any, Any, None]) -> None:
 
 
 class _Reader:
-    """The reading end of a pipe. Keeps what comes: all, until there is too much of it, or the end."""
+    """The reading end of a pipe. Keeps the data, up to a limit: all of it, or its end."""
 
     def __init__(self, fd: int, limit: int, *, keep_end: bool, on_change: Callable[[], None]) -> None:
         self.data = bytearray()
@@ -219,14 +220,14 @@ class _Reader:
             self._on_change()
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if not self.closed:
             self.closed = True
             self._loop.remove_reader(self._fd)
 
 
 class _Writer:
-    """Feeds a pipe and closes it. A reader that goes away is no error: a plugin need not read its stdin."""
+    """Feeds a pipe and closes it. A reader that goes away is not an error: a plugin need not read its stdin."""
 
     def __init__(self, popen: subprocess.Popen[bytes], data: bytes) -> None:
         assert popen.stdin is not None
@@ -251,7 +252,7 @@ class _Writer:
         self.stop()
 
     def stop(self) -> None:
-        """Write no more, and let the child see the end."""
+        """Stop writing, and close the pipe."""
         if self._waiting:
             self._waiting = False
             self._loop.remove_writer(self._pipe.fileno())
@@ -275,8 +276,8 @@ class _Child:
         if pidfd >= 0:
             self._loop.add_reader(pidfd, self._on_exit)
         else:
-            # A kernel before 5.3, or a seccomp profile from then. Not a thread of the loop's few: those that wait here
-            # would keep others from starting.
+            # A kernel before 5.3, or a seccomp profile from then. Not a thread of the loop's executor: waiting threads
+            # would exhaust it.
             threading.Thread(target=self._wait, name="waiting for a plugin process", daemon=True).start()
 
     def _on_exit(self) -> None:
@@ -286,14 +287,14 @@ class _Child:
         self._changed.set()
 
     def _wait(self) -> None:
-        # WNOWAIT: see and leave it a zombie. Reaped meanwhile, or the loop closed: there is nobody to tell.
+        # WNOWAIT leaves a zombie. It may have been reaped, or the loop closed, in between.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._on_exit)
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Wait for `condition` until `deadline`; whether it holds."""
+        """Wait for `condition` until `deadline`; report whether it holds."""
         try:
             async with asyncio.timeout_at(deadline):
                 while not condition():
@@ -307,9 +308,8 @@ class _Child:
         return self._stdout.closed and self._stderr.closed
 
     async def result(self, deadline: float) -> Exit:
-        """How it ended. Raises DeadlineExceededError, OutputTooLargeError; `end` does the ending."""
-        in_time = await self._until(lambda: self._exited or self._stdout.too_much, deadline)
-        if not in_time:
+        """Return how it ended. Raises DeadlineExceededError, OutputTooLargeError; the caller calls `end`."""
+        if not await self._until(lambda: self._exited or self._stdout.too_much, deadline):
             raise DeadlineExceededError(bytes(self._stderr.data))
         if not self._stdout.too_much:
             await self._until(self._drained, self._loop.time() + deadlines.PIPES_AFTER_EXIT_SECONDS)
@@ -323,12 +323,12 @@ class _Child:
         return Exit(self._popen.returncode, bytes(self._stdout.data), bytes(self._stderr.data))
 
     async def end(self) -> None:
-        """End what still runs, reap the child, close the pipes."""
+        """End the processes that still run, reap the child, close the pipes."""
         try:
             if self._popen.returncode is None and not self._clean:
                 await self._stop_group()
         finally:
-            # Also reached with the loop closing down around us: no await from here on.
+            # Also reached while the loop closes: no await from here on.
             if self._popen.returncode is None:
                 _signal_group(self._popen.pid, signal.SIGKILL)
             self.close()
@@ -338,17 +338,20 @@ class _Child:
         elsewhere: list[int] = []
         try:
             if not self._exited:
-                # Now: what it has started is nobody's any more as soon as it has ended.
+                # Before it ends: its children get another parent then.
                 elsewhere = await asyncio.to_thread(_descendants, pid)
                 _signal_group(pid, signal.SIGTERM)
                 await self._until(lambda: self._exited, loop.time() + self._limits.grace)
         finally:
             _signal_group(pid, signal.SIGKILL)
-            _kill(elsewhere)
+            for pidfd in elsewhere:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
         await self._until(lambda: self._exited, loop.time() + deadlines.KILLED_SECONDS)
 
     def close(self) -> None:
-        """Close the pipes and reap the child, at once or as soon as it ends. It must have got its SIGKILL."""
+        """Close the pipes and reap the child, at once or as soon as it ends. It must have received SIGKILL."""
         _running.discard(self._popen.pid)
         self._stdin.stop()
         self._stdout.stop()
@@ -357,13 +360,13 @@ class _Child:
             assert pipe is not None
             pipe.close()
         if self._popen.poll() is None:
-            # The kernel holds it. Reaped when it lets go; until then only this watch knows it.
-            self._watch_lost()
+            # The kernel holds it: reap it when it ends.
+            self._reap_later()
         elif self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
 
-    def _watch_lost(self) -> None:
+    def _reap_later(self) -> None:
         popen, pidfd, loop = self._popen, self._pidfd, self._loop
         if pidfd < 0:
             threading.Thread(target=popen.wait, name="reaping a plugin process", daemon=True).start()

@@ -1,19 +1,19 @@
-"""What plugins without a built-in are certain to refuse, so that it is refused before anything is recorded; pure.
+"""Refuse configurations that a plugin without a built-in certainly refuses, before anything is recorded. Pure.
 
-Only what every version refuses: a value of the wrong JSON type, a number that the kernel does not have. The rest is for
-the plugin.
+Only values that every version refuses: a wrong JSON type, a number outside of the kernel's range. The plugin checks the
+rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
 
 _MARK_BITS: Final = 32
-# Keys, in lower case, that the oldest reference plugins in use (v1.1.1, Debian 12) pass over, whatever their value.
+# Keys, in lower case, that the oldest reference plugins in use (v1.1.1, Debian 12) ignore, whatever their value.
 _NEWER: Final[Mapping[str, frozenset[str]]] = {
     "bridge": frozenset(
         {"vlantrunk", "disablecontainerinterface", "preservedefaultvlan", "portisolation", "ipmasqbackend"}
@@ -26,7 +26,7 @@ _OLD_ROUTE: Final = frozenset({"dst", "gw"})
 
 
 def is_of_every_version(plugin_type: str, fields: Mapping[str, Any]) -> bool:
-    """Whether the configuration has no key that an older binary would pass over."""
+    """Report whether the configuration has no key that an older binary would ignore."""
     newer = _NEWER.get(plugin_type, frozenset())
     if any(key.lower() in newer for key in fields):
         return False
@@ -38,12 +38,12 @@ def is_of_every_version(plugin_type: str, fields: Mapping[str, Any]) -> bool:
 
 
 def validate(plugin_type: str, fields: Mapping[str, Any]) -> None:
-    """Raises DecodingFailureError (6) for a wrong type, InvalidNetworkConfigError (7) for a value that can't be."""
-    if (read := _FORMATS.get(plugin_type)) is None:
+    """Raise DecodingFailureError (6) for a wrong type, InvalidNetworkConfigError (7) for an impossible value."""
+    if plugin_type != "portmap":
         return
     where = f'plugin "{plugin_type}"'
     try:
-        read(fields)
+        _portmap(fields)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"{error} ({where})") from error
     except CniError as error:
@@ -51,7 +51,7 @@ def validate(plugin_type: str, fields: Mapping[str, Any]) -> None:
 
 
 def _portmap(fields: Mapping[str, Any]) -> None:
-    """containernetworking/plugins `plugins/meta/portmap`, README."""
+    """Check a configuration of portmap (containernetworking/plugins `plugins/meta/portmap`, README)."""
     gojson.get_bool(fields, "snat")
     for key in ("conditionsV4", "conditionsV6"):
         gojson.get_strings(fields, key)
@@ -69,6 +69,3 @@ def _portmap(fields: Mapping[str, Any]) -> None:
                 raise InvalidNetworkConfigError(f"portMappings[{index}].{key}: a port is needed, not {port}")
         for key in ("protocol", "hostIP"):
             gojson.get_str(mapping, key)
-
-
-_FORMATS: Final[Mapping[str, Callable[[Mapping[str, Any]], None]]] = {"portmap": _portmap}

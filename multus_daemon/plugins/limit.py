@@ -1,13 +1,13 @@
-"""How many plugin processes run at once, who goes first, and how long the others wait.
+"""Limit the plugin processes that run at once: number, order and longest wait.
 
-The memory of plugins counts against the daemon's control group, so a burst of pods would have the kernel end the
-daemon. What a plugin starts by itself, its IPAM plugin above all, can't be counted here: PROCESS_BYTES allows for it.
+The memory of plugins counts against the daemon's control group, so in a burst of pods the kernel would kill the daemon.
+The processes that a plugin starts, above all its IPAM plugin, cannot be counted here: PROCESS_BYTES includes them.
 
-Order: DEL, which gives back what others wait for, and has one place that nothing else may take, so that plugins which
-hang in every other one don't keep a node from getting rid of its pods. Then STATUS and GC: there is one of each at
-most; a STATUS that waits behind a burst of pods would take the node out of service, and while GC asks the plugins of a
-network, ADDs to it wait for that. Then ADD, then CHECK, for which nobody waits. Of one kind, networks of a namespace
-take turns, and no namespace and no network may have all places: see `runtime.slots`.
+Order: first DEL, which frees resources that others wait for. One slot is reserved for it, so that plugins that hang in
+every other slot do not keep a node from removing its pods. Then STATUS and GC, at most one of each: a STATUS that waits
+behind a burst of pods would take the node out of service, and ADDs to a network wait while GC calls its plugins. Then
+ADD, then CHECK, for which no pod waits. Within one kind, networks of a namespace take turns, and no namespace and no
+network may have all slots: see `runtime.slots`.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from multus_daemon.spec.cni.errors import TryAgainLaterError
 
 MIB: Final = 1024 * 1024
 PROCESS_BYTES: Final = 64 * MIB
-"""What one call may need: a large plugin has been seen to take 55 MB, the reference IPAM plugins take 4 to 7."""
+"""Memory for one call: a large plugin took 55 MB, the reference IPAM plugins take 4 to 7."""
 OWN_BYTES: Final = 128 * MIB
-"""What the daemon needs itself: some 95 MB in a large cluster, and what 500 waiting requests hold."""
+"""Memory for the daemon: about 95 MB in a large cluster, and 500 waiting requests."""
 PROCESSES_PER_CORE: Final = 4
-"""Plugins mostly wait: for the kernel's one lock for links, for an agent on the node."""
+"""Plugins mostly wait: for the kernel's lock for links, for an agent on the node."""
 FEWEST: Final = 2
-"""One for DEL alone, one for everything else; but a memory limit that has no room for two plugins allows one."""
+"""One for DEL only, one for everything else; a memory limit without room for two plugins allows one."""
 KEPT: Final = 8
-"""Of so many places one, and one at least, is out of reach of each namespace and each network."""
+"""One slot in this number, and at least one, is out of reach of each namespace and each network."""
 MOST: Final = 64
-"""Each has four descriptors of the daemon's, whose limit may be 1024."""
+"""Each takes four of the daemon's descriptors, whose limit may be 1024."""
 
 RANKS: Final[Mapping[str, int]] = MappingProxyType({"DEL": slots.URGENT, "STATUS": 1, "GC": 1, "ADD": 2, "CHECK": 3})
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many run at once, and why, for people."""
+    """The number of processes at once, and the reason for it, to be shown to people."""
 
     number: int
     reason: str
 
 
 def automatic(memory_limit: int | None, host_memory: int | None, cores: int) -> Allowance:
-    """From the memory limit of the daemon's control group and the machine's memory, in bytes, and the cores.
+    """Compute the number from the memory limit of the daemon's control group, the machine's memory, and the cores.
 
-    Without a limit a quarter of the machine's memory is for plugins. None: not known.
+    Both in bytes; None: not known. Without a limit a quarter of the machine's memory is for plugins.
     """
     by_cores = min(MOST, PROCESSES_PER_CORE * cores)
     if memory_limit is not None and (host_memory is None or memory_limit < host_memory):
         room, source = memory_limit - OWN_BYTES, f"the memory limit of {memory_limit // MIB} MiB"
         if room < FEWEST * PROCESS_BYTES:
-            # A second plugin beside a daemon of 70 MB would have the kernel end one of the three.
+            # With a second plugin beside a daemon of 70 MB, the kernel would kill one of the three.
             least = (OWN_BYTES + FEWEST * PROCESS_BYTES) // MIB
             return Allowance(1, f"{source}; with {least} MiB or more a DEL has a place of its own")
     elif host_memory is not None:
@@ -73,7 +73,7 @@ def automatic(memory_limit: int | None, host_memory: int | None, cores: int) -> 
 
 
 class ProcessLimit:
-    """Places for plugin processes."""
+    """Slots for plugin processes."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ProcessLimit:
         metrics: ProcessMetrics | None = None,
         wait_seconds: Mapping[str, float] = deadlines.SLOT_WAIT_SECONDS,
     ) -> None:
-        """`wait_seconds`: by verb, as deadlines.SLOT_WAIT_SECONDS."""
+        """`wait_seconds`: longest wait for a slot, by verb."""
         self._allowance = allowance
         self._metrics = metrics or ProcessMetrics()
         self._wait_seconds = wait_seconds
@@ -93,15 +93,12 @@ class ProcessLimit:
 
     @property
     def load(self) -> dict[str, int]:
-        """How many calls run, wait, and may run at once."""
+        """The numbers of calls that run, wait, and may run at once."""
         return {"running": self._slots.running, "waiting": self._slots.waiting, "limit": self._slots.size}
 
     @contextlib.asynccontextmanager
     async def hold(self, plugin_type: str, invocation: Invocation) -> AsyncIterator[None]:
-        """A place for one call of one plugin for the duration of the block.
-
-        Raises TryAgainLaterError (11) where there is none in time.
-        """
+        """Hold a slot for one call of one plugin. Raises TryAgainLaterError (11) if none becomes free in time."""
         verb = invocation.verb
         seconds = self._wait_seconds.get(verb, deadlines.SLOT_WAIT_SECONDS["CHECK"])
         began = time.monotonic()
@@ -110,7 +107,11 @@ class ProcessLimit:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 with self._metrics.waiting.labels(verb).track_inprogress():
-                    async with self._line(invocation.container_id):
+                    # The networks of one container, which are attached in parallel, wait one after the other. So they
+                    # finish in the order in which they began, and on a node with few slots the last one does not give
+                    # up while those before it run.
+                    key = invocation.container_id
+                    async with self._lines.hold(key) if key else contextlib.nullcontext():
                         await stack.enter_async_context(place)
             except slots.NoSlotError as error:
                 self._metrics.given_up.labels(verb).inc()
@@ -120,16 +121,8 @@ class ProcessLimit:
             with self._metrics.running.labels(verb).track_inprogress():
                 yield
 
-    def _line(self, container_id: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Networks of one container that are attached side by side wait one behind the other, and the first counts.
-
-        So what was begun first is finished first, as if they came one by one, and on a node with few places the last
-        of them does not give up while those before it run.
-        """
-        return self._lines.hold(container_id) if container_id else contextlib.nullcontext()
-
     def hurried(self, container_id: str) -> contextlib.AbstractContextManager[None]:
-        """While the block runs, the container's calls go first, whatever they are: its DEL waits for them."""
+        """Put the container's calls first, whatever their verb, during the block: its DEL waits for them."""
         return self._slots.hurried(container_id)
 
     def _busy(

@@ -1,4 +1,4 @@
-"""Running one CNI plugin: what a built-in and a binary have in common, and the programs of the host that they use."""
+"""Interfaces for running one CNI plugin, built-in or binary, and the programs of the host that built-ins use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from multus_daemon.spec.cni.result import Result
 
 
 class NeverAttachedError(CniError):
-    """A DEL failed, and the network was never attached, unless its interface is there.
+    """A DEL failed, and the network was never attached, unless its interface exists.
 
-    Its plugins refuse the configuration, or fail as the ADD did, and hold nothing that they could have taken.
+    Its plugins refuse the configuration, or fail as the ADD did, and keep nothing on the node.
     """
 
 
@@ -24,14 +24,14 @@ class ToolNotFoundError(LookupError):
 
 
 class PluginRunner(Protocol):
-    """Runs one CNI plugin for one verb: `select.Dispatcher`, and built-ins alone."""
+    """Runs one CNI plugin for one verb: `select.Dispatcher`, or built-ins only."""
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """Call the plugin in the namespace of `invocation`, which is `netns`.
 
-        Returns what ADD made, as the configuration's version can express it, and an empty result for other verbs.
-        Raises CniError, the plugin's own or one about running it. Has its own deadline; when interrupted it first ends
-        what it started.
+        Returns the result of an ADD, as the configuration's version can express it, and an empty result for other
+        verbs. Raises CniError, the plugin's own or one about running it. Has its own deadline; when interrupted it
+        first ends what it started.
         """
         ...
 
@@ -43,7 +43,7 @@ class Program:
     path: str = ""
     """Empty if there is none."""
     refusal: CniError | None = field(default=None, compare=False)
-    """Why the file must not run: it is Multus itself."""
+    """Set if the file must not run: it is Multus itself."""
 
 
 class BinaryRunner(Protocol):
@@ -54,11 +54,11 @@ class BinaryRunner(Protocol):
         ...
 
     def refuse_multus(self, plugin_type: str, path: str) -> None:
-        """Raise CniError if the file, which `locate` found, is a program of Multus. `run` checks what it looks up."""
+        """Raise CniError if the file that `locate` found is a program of Multus. `run` checks the files it finds."""
         ...
 
     def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
-        """Run the plugin as `PluginRunner.run` does; `path` is where `locate` found it, else `run` looks for it."""
+        """Run the plugin as `PluginRunner.run` does; `path` is the path from `locate`, else `run` searches."""
         ...
 
 
@@ -66,9 +66,9 @@ class HostTools(Protocol):
     """Runs programs of the host, such as `nft`, in the host's file system and network namespace."""
 
     def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
-        """Run `tool`, found by its name where the host has its programs, to its end.
+        """Run `tool`, searched by its name in the host's directories of programs, to its end.
 
         Raises ToolNotFoundError, and CniError if it cannot be started, does not end in time or prints too much. When
-        interrupted it first ends what it started.
+        interrupted it first ends the program.
         """
         ...

@@ -1,8 +1,8 @@
-"""Runs plugin binaries: lookup, chroot, environment, a busy file tried again, and what their failure means.
+"""Run plugin binaries: lookup, chroot, environment, retries of a busy file, errors.
 
-Execution protocol: CNI SPEC section 2; libcni's habits in containernetworking/cni `pkg/invoke`. The host's root is
-entered by the `chroot` program, which also changes to `/`, so that a plugin never has a working directory outside
-its root. Of the daemon's own environment a plugin gets what the operator has named, in particular no KUBERNETES_*.
+Execution protocol: CNI SPEC section 2, containernetworking/cni `pkg/invoke`. The `chroot` program enters the host's
+root and changes to `/`, so that a plugin never has a working directory outside its root. A plugin gets those variables
+of the daemon's environment that the operator has named, in particular no KUBERNETES_*.
 
 A directory of plugins may be on a disk that hangs: everything that reads a plugin's file has a deadline (`_look`).
 """
@@ -16,18 +16,20 @@ import fcntl
 import functools
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, ParamSpec, TypeVar
 
 from multus_daemon import deadlines
-from multus_daemon.plugins import child, failure, find
+from multus_daemon.plugins import child, find
+from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.limit import ProcessLimit
-from multus_daemon.plugins.recursion import ProgramFiles
 from multus_daemon.runtime import elf, fs, portal, threads
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import errors, gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
 
 P = ParamSpec("P")
@@ -35,15 +37,16 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# LC_ALL: the chroot program's messages are in plain English then, see _is_busy.
+# LC_ALL: for English messages of the chroot program, see _is_busy.
 MINIMAL_ENVIRON: Final[Mapping[str, str]] = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LC_ALL": "C",
 }
 CHROOT_PROGRAMS: Final = ("/usr/sbin/chroot", "/usr/bin/chroot", "/sbin/chroot", "/bin/chroot")
-# coreutils and busybox: chroot itself failed, the command can't be executed, the command is not there.
+# Exit statuses of coreutils and busybox: chroot failed, the command cannot be executed, the command does not exist.
 _CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND = 125, 126, 127
 _BUSY_ATTEMPTS: Final = 6
+_STDOUT_SHOWN: Final = 1024
 
 
 class ProcessRunner:
@@ -63,10 +66,9 @@ class ProcessRunner:
     ) -> None:
         """`bin_dirs` as seen inside `chroot_dir` ("" and "/": no chroot); times in seconds, `max_output` in bytes.
 
-        `timeout` is for one call, DELEGATE_DEL_SECONDS at most for a DEL, without the wait for a place; `limit`: how
-        many run at once, any number where None.
-
-        Raises ValueError for a relative directory, FileNotFoundError where there is no chroot program to be had.
+        `timeout` is for one call, at most DELEGATE_DEL_SECONDS for a DEL, without the wait for `limit`; without `limit`
+        any number runs at once. Raises ValueError for a relative directory, FileNotFoundError if there is no chroot
+        program.
         """
         for directory in (*bin_dirs, chroot_dir or "/"):
             if not directory.startswith("/"):
@@ -92,11 +94,11 @@ class ProcessRunner:
             return ""
 
     def refuse_multus(self, plugin_type: str, path: str) -> None:
-        """See `ports.BinaryRunner`. Raises IoFailureError if the disk hangs."""
+        """Raise CniError if the file at `path` is a program of Multus, IoFailureError if the disk hangs."""
         self._look(plugin_type, self._refuse_multus, plugin_type, path)
 
     def _refuse_multus(self, plugin_type: str, path: str) -> None:
-        # A file that is gone is for whoever runs it to report.
+        # Running a file that is gone reports it.
         with contextlib.suppress(OSError):
             self._files.refuse(plugin_type, fs.resolve(self._root, path))
 
@@ -120,7 +122,7 @@ class ProcessRunner:
             raise _no_thread(plugin_type) from error
 
     async def _looked(self, plugin_type: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `_look` in a thread of its own: a disk that hangs must not take threads of the default executor."""
+        """Call `_look` in a thread of its own: a disk that hangs must not block threads of the default executor."""
         look = functools.partial(self._look, plugin_type, work, *args, **kwargs)
         try:
             return await portal.run(Deadline(), look, name="look")
@@ -128,42 +130,49 @@ class ProcessRunner:
             raise _no_thread(plugin_type) from error
 
     async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
-        """What the plugin printed on stdout, its exit status being 0; `path` is where `locate` has just found it.
+        """Return the stdout of the plugin, whose exit status was 0; `path`: the path from `locate`.
 
-        Raises the plugin's own CniError, PluginNotFoundError, PluginIsMultusError, IoFailureError where it can't be
-        started or its disk hangs, TryAgainLaterError where its file stays busy, its time is up or no place became free,
-        InternalError for an end without a CNI error and for too much output.
+        Raises the plugin's own CniError, PluginNotFoundError, PluginIsMultusError, IoFailureError if it cannot be
+        started or its disk hangs, TryAgainLaterError if its file stays busy, its time is up or no slot became free,
+        InternalError for a failure without a CNI error and for too much output.
         """
-        # First, so that a plugin that is not there is known at once.
+        # Before the wait for a slot, so that a missing plugin is reported at once.
         path = path or await self._looked(plugin_type, self._find, plugin_type)
         async with self._limit.hold(plugin_type, invocation) if self._limit else contextlib.nullcontext():
             return await self._run(plugin_type, invocation, path)
 
-    def _seconds(self, verb: str) -> float:
-        return min(self._limits.timeout, deadlines.DELEGATE_DEL_SECONDS) if verb == "DEL" else self._limits.timeout
-
     async def _run(self, plugin_type: str, invocation: Invocation, path: str) -> bytes:
         argv = [self._chroot, self._root, path] if self._root else [path]
         environ = self._environ | _variables(invocation)
+        seconds = self._limits.timeout
+        if invocation.verb == "DEL":
+            seconds = min(seconds, deadlines.DELEGATE_DEL_SECONDS)
         started = time.monotonic()
         delays = backoff(0.05, 1.0)
         for attempt in range(1, _BUSY_ATTEMPTS + 1):
-            # A new process each time, on what is left of the time.
-            left = self._seconds(invocation.verb) - (time.monotonic() - started)
-            end = await self._once(plugin_type, invocation, argv, environ, max(left, 0.0))
+            # A new process each time, within the same deadline.
+            left = max(seconds - (time.monotonic() - started), 0.0)
+            try:
+                end = await self._once(plugin_type, invocation, argv, environ, left)
+            except child.DeadlineExceededError as error:
+                hint = "what it waits for is in its stderr, where it says so, or in the logs of its own daemon"
+                raise TryAgainLaterError(
+                    f'plugin "{plugin_type}" did not end within {seconds:g} s and was ended',
+                    _context(plugin_type, invocation.verb, error.stderr, f"{hint}; {path}"),
+                ) from error
             if end is not None:
                 return self._stdout_of(plugin_type, invocation.verb, end)
             if attempt < _BUSY_ATTEMPTS:
                 await asyncio.sleep(next(delays))
         raise TryAgainLaterError(
             f'plugin "{plugin_type}" is being written: text file busy, {_BUSY_ATTEMPTS} attempts',
-            failure.context(plugin_type, invocation.verb, first=path),
+            _context(plugin_type, invocation.verb, first=path),
         )
 
     async def _once(
         self, plugin_type: str, invocation: Invocation, argv: list[str], environ: Mapping[str, str], timeout: float
-    ) -> failure.Exit | None:
-        """How one process ended; None where the binary was busy."""
+    ) -> child.Exit | None:
+        """Run one process; return None if the binary was busy. Raises DeadlineExceededError."""
         limits = child.Limits(timeout, self._limits.grace, self._limits.max_output)
         verb, path = invocation.verb, argv[-1]
         try:
@@ -174,41 +183,30 @@ class ProcessRunner:
             if error.errno == errno.ETXTBSY:
                 return None
             if error.errno == errno.ENOEXEC:
-                problem = (
-                    await self._looked(plugin_type, self._foreign, path) or "it is no program, nor a script with #!"
-                )
+                foreign = await self._looked(plugin_type, self._foreign, path)
+                problem = foreign or "it is no program, nor a script with #!"
                 raise _not_executable(plugin_type, verb, path, problem) from error
             raise IoFailureError(
                 f'plugin "{plugin_type}" could not be started: {error.strerror}',
-                failure.context(plugin_type, verb, first=" ".join(argv)),
-            ) from error
-        except child.DeadlineExceededError as error:
-            raise TryAgainLaterError(
-                f'plugin "{plugin_type}" did not end within {self._seconds(verb):g} s and was ended',
-                failure.context(
-                    plugin_type,
-                    verb,
-                    error.stderr,
-                    f"what it waits for is in its stderr, where it says so, or in the logs of its own daemon; {path}",
-                ),
+                _context(plugin_type, verb, first=" ".join(argv)),
             ) from error
         except child.OutputTooLargeError as error:
             raise InternalError(
                 f'plugin "{plugin_type}" wrote more than {limits.max_output} bytes to stdout and was ended',
-                failure.context(plugin_type, verb, first=path),
+                _context(plugin_type, verb, first=path),
             ) from error
         if self._root and end.returncode > 0 and not end.stdout:
             if end.returncode == _CHROOT_CANNOT_EXECUTE and await self._looked(
                 plugin_type, self._is_busy, path, end.stderr
             ):
                 return None
-            # For chroot the C library has the shell try what the kernel does not execute: any error may come of that.
+            # Below chroot, the C library runs a file that the kernel refuses with the shell, which fails in any way.
             if problem := await self._looked(plugin_type, self._foreign, path):
                 raise _not_executable(plugin_type, verb, path, problem, end.stderr)
         return end
 
     def _foreign(self, path: str) -> str:
-        """Which other machine the program is for; empty where it is for this one, or no program. Blocks."""
+        """Name the other machine that the program is for; empty if it is for this one or not a program. Blocks."""
         try:
             with open(fs.resolve(self._root, path), "rb") as file:
                 foreign = elf.foreign_machine(file.read(elf.HEAD_BYTES))
@@ -216,30 +214,30 @@ class ProcessRunner:
             return ""
         return f"it is a program for {foreign}, and this node is {os.uname().machine}" if foreign else ""
 
-    def _stdout_of(self, plugin_type: str, verb: str, end: failure.Exit) -> bytes:
+    def _stdout_of(self, plugin_type: str, verb: str, end: child.Exit) -> bytes:
         if end.returncode == 0:
             if end.stderr:
-                # The SPEC wants a plugin's stderr to end up in the runtime's log; ours is the daemon's.
+                # The SPEC sends a plugin's stderr to the runtime's log; ours is the daemon's.
                 log.debug(
                     "plugin %s, %s, wrote to stderr: %s", plugin_type, verb, end.stderr.decode("utf-8", "replace")
                 )
             return end.stdout
-        error = failure.error_of(plugin_type, verb, end)
+        error = error_of(plugin_type, verb, end)
         by_chroot = (_CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND)
         if self._root and not end.stdout and end.returncode in by_chroot and self._speaks(end.stderr):
             raise IoFailureError(f'plugin "{plugin_type}" could not be started in {self._root}', error.details)
         raise error
 
     def _speaks(self, stderr: bytes) -> bool:
-        """Whether the chroot program, not the plugin, has written `stderr`: its messages begin with its own name."""
+        """Report whether the chroot program, not the plugin, has written `stderr`: it begins with its own name."""
         return stderr.startswith((self._chroot.encode() + b":", b"chroot:"))
 
     def _is_busy(self, path: str, stderr: bytes) -> bool:
-        """Whether the chroot program could not execute the plugin because somebody has it open for writing (ETXTBSY).
+        """Report whether the chroot program could not execute the plugin because it is open for writing (ETXTBSY).
 
         Its exit status 126 stands for several errnos. The kernel refuses a read lease with EAGAIN on exactly the
-        files that it refuses to execute with ETXTBSY, so that is asked first. Only where the writer has gone in
-        between, or leases are not to be had (no CAP_LEASE, NFS), is the text looked at; it is in the C locale.
+        files that it refuses to execute with ETXTBSY. If the writer is gone, or leases are not available (no CAP_LEASE,
+        NFS), the message counts, which is in the C locale.
         """
         try:
             descriptor = os.open(fs.resolve(self._root, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -257,7 +255,7 @@ class ProcessRunner:
 
 
 def chroot_program() -> str:
-    """The path of the program that enters another root. Raises FileNotFoundError where there is none."""
+    """Return the path of the chroot program. Raises FileNotFoundError if there is none."""
     for path in CHROOT_PROGRAMS:
         try:
             return find.find((os.path.dirname(path),), os.path.basename(path)) and path
@@ -271,25 +269,19 @@ def chroot_program() -> str:
 def _no_thread(plugin_type: str) -> TryAgainLaterError:
     return TryAgainLaterError(
         f'plugin "{plugin_type}" could not be started: no thread, the limit of processes or memory is reached',
-        "raise the limits of the daemon's pod or service (pids.max, memory), or see what else uses them up",
+        "raise the limits of the daemon's pod or service (pids.max, memory), or find out what else uses them up",
     )
 
 
 def _not_executable(plugin_type: str, verb: str, path: str, problem: str, stderr: bytes = b"") -> IoFailureError:
-    return IoFailureError(
-        f'plugin "{plugin_type}" could not be started: {problem}',
-        failure.context(
-            plugin_type,
-            verb,
-            stderr,
-            f"install the plugin for {os.uname().machine} as {path}; "
-            "`multusctl doctor` names others that are not for this node",
-        ),
-    )
+    hint = "`multusctl doctor` names others that are not for this node"
+    details = f"install the plugin for {os.uname().machine} as {path}; {hint}"
+    context = _context(plugin_type, verb, stderr, details)
+    return IoFailureError(f'plugin "{plugin_type}" could not be started: {problem}', context)
 
 
 def _variables(invocation: Invocation) -> dict[str, str]:
-    """All six, also where they are empty: a plugin in a test bench must not see an outer one. And the override."""
+    """Return all six variables, even if empty, so that no outer one is inherited, and the override if it is set."""
     return {
         "CNI_COMMAND": invocation.verb,
         "CNI_CONTAINERID": invocation.container_id,
@@ -299,3 +291,48 @@ def _variables(invocation: Invocation) -> dict[str, str]:
         "CNI_PATH": invocation.path,
         **({"CNI_NETNS_OVERRIDE": "1"} if invocation.netns_override else {}),
     }
+
+
+def error_of(plugin_type: str, verb: str, end: child.Exit) -> CniError:
+    """Return the error of a plugin that ended with a failure, as containernetworking/cni `pkg/invoke` does.
+
+    The plugin's own error object keeps its code, message and details. The details are extended by the plugin, the verb
+    and the end of its stderr; libcni drops stderr whenever there is any stdout.
+    """
+    failed = f'plugin "{plugin_type}" failed'
+    if end.stdout.strip():
+        try:
+            reported = errors.from_object(gojson.loads_object(end.stdout))
+        except gojson.JsonError as error:
+            shown = end.stdout[:_STDOUT_SHOWN].decode("utf-8", "replace")
+            return InternalError(
+                f"{failed} ({_how(end)}) and its diagnostic message is no CNI error: {error}",
+                _context(plugin_type, verb, end.stderr, f"stdout: {shown!r}"),
+            )
+        # Code 0 means success in the Go library; 999 is its code for an error without one.
+        code = reported.code or InternalError.default_code
+        msg = reported.msg or f"{failed} without a message ({_how(end)})"
+        return errors.from_code(code, msg, _context(plugin_type, verb, end.stderr, reported.details))
+    if text := end.stderr.decode("utf-8", "replace").strip():
+        last = text.splitlines()[-1].strip()
+        return InternalError(f"{failed} ({_how(end)}): {last[-400:]}", _context(plugin_type, verb, end.stderr))
+    return InternalError(f"{failed} without a message ({_how(end)})", _context(plugin_type, verb))
+
+
+def _context(plugin_type: str, verb: str, stderr: bytes = b"", first: str = "") -> str:
+    """Return the details of an error about a plugin: `first`, the plugin and verb, the end of its stderr."""
+    parts = [first] if first else []
+    parts.append(f'plugin "{plugin_type}", {verb}')
+    if text := stderr[-child.STDERR_TAIL :].decode("utf-8", "replace").strip():
+        parts.append(f"stderr: {text}")
+    return "; ".join(parts)
+
+
+def _how(end: child.Exit) -> str:
+    if end.returncode >= 0:
+        return f"exit status {end.returncode}"
+    number = -end.returncode
+    try:
+        return f"ended by signal {number}, {signal.Signals(number).name}"
+    except ValueError:
+        return f"ended by signal {number}"

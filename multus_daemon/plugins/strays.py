@@ -1,8 +1,8 @@
-"""What a daemon that was killed has left running: plugins and programs that nobody waits for any more.
+"""End the plugins and programs that a killed daemon left running.
 
-Each process that a daemon starts carries the daemon's mark in its environment. One whose daemon has gone may still
-attach what the runtime has been told to be failed, after the DEL of it: so a daemon ends such before it serves. A DEL
-that still runs is let be: it removes what the next one may not find any more, and two of them do no harm.
+Each process that a daemon starts has the daemon's mark in its environment. Without its daemon, it may still attach a
+network after the runtime was told that the ADD failed, and after the DEL. So a daemon ends such processes before it
+serves. A DEL that still runs continues: it removes what the next DEL may not find, and two of them do no harm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REMOVING: Final = frozenset({b"CNI_COMMAND=DEL", b"CNI_COMMAND=GC"})
 
 @functools.cache
 def mark() -> str:
-    """What tells this process from any other since the boot: its number, when it was started, whose number it is.
+    """Return the mark of this process, unique since the boot: its number, its start time, its PID namespace.
 
     See proc_pid_stat(5) and pid_namespaces(7): nodes that are containers have numbers of their own.
     """
@@ -40,10 +40,10 @@ def mark() -> str:
 
 
 def end() -> int:
-    """Kill what daemons that have gone left running, and wait until it has ended; how many there were. Blocks.
+    """Kill the processes that killed daemons left, wait for their end and return their number. Blocks.
 
-    A DEL or GC, and what detached itself properly, with its pipes closed, lives on. Where /proc does not tell there
-    is nothing.
+    A DEL or GC continues, and so does a process that detached itself properly, with its pipes closed. Does nothing if
+    /proc cannot be read.
     """
     pidfds: list[int] = []
     try:
@@ -51,7 +51,7 @@ def end() -> int:
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(pid)
                 pidfds.append(pidfd)
-                # The number can have become another's in between.
+                # Another process may have got the number in between.
                 if _is_stray(pid):
                     log.warning("process %d was left by a daemon that was killed, and is ended: %s", pid, _command(pid))
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -70,13 +70,12 @@ def _strays() -> Iterator[int]:
 
 
 def _is_stray(pid: int) -> bool:
+    environ = _environ(pid)
+    prefix = f"{VARIABLE}=".encode()
+    found = next((item for item in environ if item.startswith(prefix)), b"")
+    if not found or not _REMOVING.isdisjoint(environ):
+        return False
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = file.read().split(b"\0")
-        prefix = f"{VARIABLE}=".encode()
-        found = next((item for item in environ if item.startswith(prefix)), b"")
-        if not found or not _REMOVING.isdisjoint(environ):
-            return False
         number, started, namespace = found.removeprefix(prefix).decode().split("-")
         if namespace != mark().rpartition("-")[2] or _started(str(int(number))) == started:
             return False
@@ -87,22 +86,26 @@ def _is_stray(pid: int) -> bool:
 
 
 def is_marked(pid: int) -> bool:
-    """Report whether the process has the mark of this daemon; False if it has ended or cannot be looked at."""
+    """Report whether the process has the mark of this daemon; False if it has ended or cannot be read."""
+    return f"{VARIABLE}={mark()}".encode() in _environ(pid)
+
+
+def _environ(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{VARIABLE}={mark()}".encode() in file.read().split(b"\0")
+            return file.read().split(b"\0")
     except OSError:
-        return False
+        return []
 
 
 def parent_and_session(pid: int) -> tuple[int, int]:
-    """Return the ids of the process' parent and of its session; zeros if there is no such process."""
+    """Return the ids of the process' parent and of its session; zeros if it does not exist."""
     fields = _stat(str(pid))
     return (int(fields[1]), int(fields[3])) if fields else (0, 0)
 
 
 def _started(pid: str) -> str:
-    """In the kernel's clock ticks; empty where there is no such process, or it has ended."""
+    """Return the start time of a process in the kernel's clock ticks; empty if it does not exist or has ended."""
     fields = _stat(pid)
     return fields[19] if fields and fields[0] not in "ZX" else ""
 

@@ -1,4 +1,4 @@
-"""Runs programs of the host (`nft`, `iptables`) for the built-in plugins, by the same means as plugin binaries."""
+"""Run programs of the host (`nft`, `iptables`) for the built-in plugins, in the same way as plugin binaries."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import InternalError, IoFailureError, TryAgainLaterError
 
 AT_ONCE: Final = 4
-"""Programs at a time; the kernel's tables have one lock, and a listing of large ones takes memory."""
+"""Maximum number of programs at once; the kernel's tables have one lock, and a listing of large ones takes memory."""
 _DIRECTORIES: Final = tuple(MINIMAL_ENVIRON["PATH"].split(":"))
 
 
 class ToolRunner:
-    """The HostTools: programs below `chroot_dir` ("" and "/": no chroot), found in the usual directories."""
+    """Runs programs below `chroot_dir` ("" and "/": no chroot), found in the usual directories; on the event loop."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ToolRunner:
     ) -> None:
         """Times in seconds, `max_output` in bytes: a node with ten thousand services has rules of some MiB.
 
-        Raises ValueError for a relative directory, FileNotFoundError where there is no chroot program to be had.
+        Raises ValueError for a relative directory, FileNotFoundError if there is no chroot program.
         """
         if not (chroot_dir or "/").startswith("/"):
             raise ValueError(f"{chroot_dir!r} is not an absolute path")
@@ -45,7 +45,7 @@ class ToolRunner:
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
-        """As HostTools."""
+        """Do the work of `HostTools.run`."""
         try:
             find_tool = functools.partial(self._looks.of, tool, find.find, _DIRECTORIES, tool, root=self._root)
             path = await portal.run(Deadline(), find_tool, name="look")

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
-from multus_daemon.plugins.find import PluginNotFoundError
+from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
 from multus_daemon.plugins.plugin import Program
-from multus_daemon.plugins.recursion import PluginIsMultusError
 from multus_daemon.plugins.run import Chain, Progress
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.runtime import deadline
@@ -112,9 +111,10 @@ class FakePluginRunner:
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
         return self.not_supported.get(plugin_type, "")
 
-    def validate(self, plugin_type: str, invocation: Invocation) -> None:
+    def validate(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         if error := self.refused.get(plugin_type):
             raise error
+        return self.called_by(plugin_type, invocation)
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         return {name: replace(invocation, fields=fields) for name, fields in self.called.get(plugin_type, {}).items()}
@@ -140,7 +140,7 @@ class FakePluginRunner:
         self.validate(plugin_type, invocation)
         return {plugin_type: programs[plugin_type].path}
 
-    def remove_rules(self, invocation: Invocation, netns: PodNetns) -> None:
+    def remove_rules(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> None:
         self.run("rules", invocation, netns)
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns | None = None, path: str = "") -> Result:

@@ -20,7 +20,7 @@ from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kubelet.source import read_checkpoint
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
-from multus_daemon.plugins import cache, failure
+from multus_daemon.plugins import cache, child, process
 from multus_daemon.pod import records, upstream
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import Pod
@@ -178,7 +178,7 @@ def _checkpoint(data: bytes) -> None:
 
 
 def _cni_result(data: bytes) -> None:
-    failure.error_of("ptp", "ADD", failure.Exit(1, data, data[:100])).to_stdout()
+    process.error_of("ptp", "ADD", child.Exit(1, data, data[:100])).to_stdout()
     made = result.decode(data, "1.0.0")
     for version in versions.SUPPORTED:
         try:

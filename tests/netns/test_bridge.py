@@ -18,7 +18,7 @@ import blockbuster
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.links import Rtnl
 from multus_daemon.plugins.builtin import masquerade, spoofing, veth
 from multus_daemon.plugins.builtin.bridge import kernel, plugin
 from multus_daemon.plugins.builtin.contract import Call

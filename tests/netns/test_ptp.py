@@ -20,9 +20,8 @@ import blockbuster
 import pytest
 
 from multus_daemon.kernel import sysctl
-from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.kernel.rtnl import Rtnl
 from multus_daemon.kernel.transport import Socket
 from multus_daemon.plugins.builtin import ptp
 from multus_daemon.plugins.builtin.contract import Call

@@ -135,9 +135,9 @@ def test_notices_that_were_lost_are_not_taken_for_those_of_the_links(
 
 def change_mtu(times: int) -> None:
     """As many notices about `lo` of the thread's namespace."""
-    with contextlib.closing(Socket()) as kernel:
+    with contextlib.closing(links.Rtnl()) as kernel:
         for number in range(times):
-            kernel.request(links.set_mtu(1, 60000 + number % 2))
+            kernel.set_mtu(1, 60000 + number % 2)
 
 
 def test_a_refusal_is_heard_among_notices_about_other_links(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.links import Rtnl
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.tuning import backup, plugin
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError, IoFailureError

@@ -17,7 +17,7 @@ PACKAGE: Final = Path(__file__).resolve().parents[2] / "multus_daemon"
 PACKAGES: Final = ("pod", "plugins/builtin", "kernel")
 # The other modules of these packages start processes, or run for as long as the daemon does, which is the loop's work.
 MODULES: Final = (
-    *(f"plugins/{name}.py" for name in ("run", "select", "cache", "find", "recursion")),
+    *(f"plugins/{name}.py" for name in ("run", "select", "cache", "find")),
     *(f"cluster/{name}.py" for name in ("conf_files", "device_files")),
     *(f"node/{name}.py" for name in ("gc", "orphans", "status")),
 )

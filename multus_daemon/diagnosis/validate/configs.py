@@ -18,7 +18,7 @@ from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.host_local import config as host_local
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.recursion import ProgramFiles
+from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import BINARY, Dispatcher
 from multus_daemon.pod import gather, plan

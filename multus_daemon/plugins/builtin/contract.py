@@ -1,4 +1,4 @@
-"""What a built-in plugin is: a module with a function for each verb, over one parsed call."""
+"""The interface of a built-in plugin: a module with a function for each verb, over one parsed call."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Call:
     cni_version: str
     """The configuration's version, one of `versions.SUPPORTED`."""
     prev_result: Result | None
-    """`prevResult`, already read; None if there is none."""
+    """`prevResult`, already parsed; None if there is none."""
     host_root: Path
-    """Where the host's files are found: `/`, or the daemon's chrootDir. Netns paths are not below it."""
+    """Root of the host's files: `/`, or the daemon's chrootDir. Netns paths are not below it."""
     ipam: PluginRunner
-    """Runs the plugins that this one calls: the IPAM plugin that the configuration names, flannel's delegate."""
+    """Runs the plugins that this one calls: the IPAM plugin of the configuration, flannel's delegate."""
     netns: PodNetns
-    """The namespace that the plugins which this one calls work in; the plugin itself gets it too."""
+    """The namespace for the plugins that this one calls; the plugin itself gets it too."""
     tools: HostTools | None = None
-    """Runs `nft` and the like; None where that is not to be had, see `Plugin.unsupported`."""
+    """Runs `nft` and the like; None if they are not available, see `Plugin.unsupported`."""
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -49,9 +49,9 @@ class Call:
         return read(self)
 
     def on_host(self, path: str) -> Path:
-        """An absolute path of the configuration, as seen from here; links in it are followed inside of the host's root.
+        """Return where an absolute path of the configuration is, with links followed inside of the host's root.
 
-        What is at the path need not be there. Raises IoFailureError.
+        The path need not exist. Raises IoFailureError.
         """
         if self.host_root == _ROOT:
             return _ROOT / path.lstrip("/")
@@ -64,21 +64,21 @@ class Call:
 class Plugin(Protocol):
     """A plugin of the CNI SPEC, as a module. GC needs no code: the reference plugins have none, which is success.
 
-    Each function that is given a namespace runs in the thread that it belongs to, on the host's side. A plugin that calls
-    others than its IPAM plugin has a function `called_by` too, as `ipam.called_by`; one that keeps something by which
-    others are kept out, such as addresses, has `kept`, see `ports.BuiltinPlugins`.
+    Each function with a namespace runs in the thread that the namespace belongs to, on the host's side. A plugin that
+    calls others than its IPAM plugin has a function `called_by` too, like `ipam.called_by`; a plugin that keeps
+    something others need, such as addresses, has `kept`, see `BuiltinRunner.kept`.
     """
 
     def unsupported(self, call: Call) -> str:
-        """What the configuration asks for that this plugin does not know, `key: value`; empty: nothing.
+        """Return a part of the configuration that this plugin does not support, as `key: value`; empty if none.
 
-        By the configuration, and whether there are tools, alone: the answer is remembered. A configuration that can't
-        be read is for the verbs to refuse. Raises JsonError for one, or nothing.
+        Depends only on the configuration and on whether there are tools: the answer is cached. May raise JsonError for
+        a configuration that cannot be read, which the verbs refuse.
         """
         ...
 
     def validate(self, call: Call) -> None:
-        """Read all of the configuration, by `call.once` as `add` does. Raises CniError for what `add` would refuse."""
+        """Read all of the configuration, by `call.once` as `add` does. Raises CniError if `add` would refuse it."""
         ...
 
     def add(self, call: Call, netns: PodNetns) -> Result:
@@ -86,7 +86,7 @@ class Plugin(Protocol):
         ...
 
     def delete(self, call: Call, netns: PodNetns) -> None:
-        """Absent is done. Raises as `add` does."""
+        """Treats absent objects as removed. Raises as `add` does."""
         ...
 
     def check(self, call: Call, netns: PodNetns) -> None:

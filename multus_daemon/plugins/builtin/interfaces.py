@@ -18,10 +18,9 @@ from typing import Final
 from multus_daemon import deadlines
 from multus_daemon.kernel import inet, links, sysctl
 from multus_daemon.kernel.inet import IpAddress
-from multus_daemon.kernel.links import OPERSTATE_UP, Link
+from multus_daemon.kernel.links import OPERSTATE_UP, Link, Rtnl
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.ops import Session
-from multus_daemon.kernel.rtnl import Rtnl
 from multus_daemon.kernel.transport import Request
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call

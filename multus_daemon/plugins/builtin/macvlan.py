@@ -17,10 +17,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from multus_daemon.kernel import sysctl
-from multus_daemon.kernel.links import MACVLAN_MODES, Link
+from multus_daemon.kernel.links import MACVLAN_MODES, Link, Rtnl
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.ops import Session
-from multus_daemon.kernel.rtnl import Rtnl
 from multus_daemon.plugins.builtin import checks, configuration, interfaces, ipam, veth
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import absent_is_done, step

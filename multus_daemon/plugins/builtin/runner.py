@@ -1,4 +1,4 @@
-"""The PluginRunner for built-in plugins: checks a call as every CNI plugin does, then runs it in this process."""
+"""Run built-in plugins: check a call as every CNI plugin does, then run it in this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from multus_daemon.spec.cni.result import Result, from_object, in_version
 
 log = logging.getLogger(__name__)
 
-# Imported when first used: as a command, `host-local` must not pay for the netlink library.
+# Imported at first use: the command `host-local` must not load the netlink code.
 PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "bridge": "multus_daemon.plugins.builtin.bridge.plugin",
@@ -44,16 +44,15 @@ PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
         "tuning": "multus_daemon.plugins.builtin.tuning.plugin",
     }
 )
-# Until IPv6 addresses are known to be nobody else's on a real segment: a second or two. The waits of a pod's networks
-# are for the same time where each has a thread.
+# An ADD waits one or two seconds for duplicate address detection of IPv6 on a real segment. The networks of a pod wait
+# at the same time if each has a thread.
 WAITING: Final = frozenset({"macvlan"})
 _NO_NETNS: Final = PodNetns("")
-"""Of calls that only read a configuration."""
 KEEPING_NOTHING: Final = frozenset(
     {"bridge", "ipvlan", "loopback", "macvlan", "passthru", "portmap", "ptp", "static", "tuning", "vlan"}
 )
-"""Types of which nothing is left outside the container where their ADD refused the configuration, or failed, and the
-interface is not there: the built-ins undo what they do, and the reference plugins make the rest after the interface."""
+"""Types that leave nothing outside the container if ADD failed and the interface does not exist: the built-ins undo
+their work, and the reference plugins make the interface before anything else."""
 
 
 class BuiltinRunner:
@@ -68,72 +67,75 @@ class BuiltinRunner:
         timeout: float = deadlines.DELEGATE_SECONDS,
         plugins: Mapping[str, Plugin] | None = None,
     ) -> None:
-        """`host_root`: where the host's files are; `timeout` of one call in seconds.
+        """`host_root`: root of the host's files; `timeout` of one call in seconds.
 
-        `ipam` runs the IPAM plugins that configurations name; this runner itself where it is None. `tools`: what
-        masquerading and the like need. `plugins` adds to, and replaces some of, PLUGINS.
+        `ipam` runs the IPAM plugins that configurations name; None: this runner. `tools` are needed for masquerading.
+        `plugins` adds to PLUGINS and replaces some of them.
         """
         self.ipam: PluginRunner = self if ipam is None else ipam
-        """May be set later: the composition root makes what dispatches to this runner after it."""
+        """Replaced later by the composition root, which makes the dispatcher over this runner after it."""
         self._host_root = host_root
         self._tools = tools
         self._timeout = timeout
         self._plugins: dict[str, Plugin] = dict(plugins or {})
 
     def locate(self, plugin_type: str) -> str:
-        """`built-in`, or empty for a type that is none."""
+        """Return `built-in`, or empty for a type without a built-in."""
         return BUILT_IN if plugin_type in PLUGINS or plugin_type in self._plugins else ""
 
+    def waits(self, plugin_type: str) -> bool:
+        """Report whether an ADD may wait for seconds."""
+        return plugin_type in WAITING
+
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
-        """See `ports.BuiltinPlugins`."""
+        """Return a part of the configuration that the built-in does not support, as `key: value`; empty if none.
+
+        Empty also for a configuration that cannot be read, which `run` refuses.
+        """
         try:
-            return _unsupported(self._plugin(plugin_type), self._call(invocation, _checked(invocation)))
+            return self._call(plugin_type, invocation)[2]
         except CniError:
             return ""
 
-    def validate(self, plugin_type: str, invocation: Invocation) -> None:
-        """See `ports.BuiltinPlugins`."""
-        call = self._call(invocation, _checked(invocation))
-        plugin = self._plugin(plugin_type)
+    def validate(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
+        """Raise CniError if ADD would refuse the configuration; return `called_by`."""
+        plugin, call, unsupported = self._call(plugin_type, invocation)
         try:
-            if found := _unsupported(plugin, call):
-                _refuse(plugin_type, call, found)
+            if unsupported:
+                _refuse(plugin_type, call, unsupported)
             plugin.validate(call)
         except CniError as error:
             raise error.with_context(f'plugin "{plugin_type}"') from error
-
-    def waits(self, plugin_type: str) -> bool:
-        """See `ports.BuiltinPlugins`."""
-        return plugin_type in WAITING
+        return self.called_by(plugin_type, invocation)
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
-        """See `ports.BuiltinPlugins`."""
-        call = self._call(invocation, _checked(invocation))
-        found: Mapping[str, Invocation] = getattr(self._plugin(plugin_type), "called_by", ipam.called_by)(call)
-        return found
+        """Return the calls of other plugins that an ADD makes, by type. Raises CniError."""
+        plugin, call, _ = self._call(plugin_type, invocation)
+        called: Mapping[str, Invocation] = getattr(plugin, "called_by", ipam.called_by)(call)
+        return called
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
-        """See `ports.BuiltinPlugins`."""
+        """Describe what the plugin may keep on the node for the container; empty: nothing. Raises CniError."""
         if plugin_type in KEEPING_NOTHING:
             return ""
-        if (keeper := getattr(self._plugin(plugin_type) if self.locate(plugin_type) else None, "kept", None)) is None:
-            return f"what {plugin_type} keeps can't be seen"
-        found: str = keeper(self._call(invocation, _checked(invocation)))
-        return found
+        if self.locate(plugin_type):
+            plugin, call, _ = self._call(plugin_type, invocation)
+            if keeper := getattr(plugin, "kept", None):
+                kept: str = keeper(call)
+                return kept
+        return f"what {plugin_type} keeps can't be seen"
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
-        """Check the configuration, run the verb; its result as the configuration's version can say it.
+        """Check the configuration and run the verb; return the result as the configuration's version can express it.
 
-        Raises CniError: those of `skel.checked`, InvalidNetworkConfigError for a type that is no built-in,
-        UnsupportedFieldError for what the plugin does not know, TryAgainLaterError after the timeout, the plugin's
-        own; any other exception of the plugin is chained to an InternalError (999) with its text.
+        Raises CniError: those of `skel.checked`, InvalidNetworkConfigError for a type without a built-in,
+        UnsupportedFieldError for a key that the plugin does not support, TryAgainLaterError after the timeout, and the
+        plugin's own. Any other exception of the plugin is chained to an InternalError (999) with its text.
         """
-        config = _checked(invocation)
-        call = self._call(invocation, config, _prev_result(invocation, config), netns)
         try:
-            plugin = self._plugin(plugin_type)
-            if found := _unsupported(plugin, call):
-                _refuse(plugin_type, call, found)
+            plugin, call, unsupported = self._call(plugin_type, invocation, netns)
+            if unsupported:
+                _refuse(plugin_type, call, unsupported)
             with deadline.within(self._timeout):
                 match invocation.verb:
                     case "ADD":
@@ -160,12 +162,11 @@ class BuiltinRunner:
         except Exception as error:
             raise InternalError(str(error) or type(error).__name__) from error
 
-    def remove_rules(self, invocation: Invocation, netns: PodNetns) -> None:
-        """See `ports.BuiltinPlugins`."""
+    def remove_rules(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> None:
+        """Remove the rules that a DEL by the binary of `bridge` or `ptp` left behind. Raises CniError."""
         from multus_daemon.plugins.builtin import masquerade, spoofing, veth  # the kernel: a program does without
 
-        config = skel.checked(invocation.verb, invocation.fields)
-        call = self._call(invocation, config, _prev_result(invocation, config), netns)
+        _, call, _ = self._call(plugin_type, invocation, netns)
         if call.tools is None:
             return
         try:
@@ -174,32 +175,40 @@ class BuiltinRunner:
                 if gojson.get_bool(call.fields, "macspoofchk"):
                     spoofing.remove(call)
         except gojson.JsonError:
-            # No ADD has come past this.
+            # Every ADD refuses this configuration.
             return
         except deadline.ExpiredError as error:
             raise TryAgainLaterError(f"the removal of rules did not end within {self._timeout:g} s") from error
 
     def _call(
-        self,
-        invocation: Invocation,
-        config: skel.Configuration,
-        prev_result: Result | None = None,
-        netns: PodNetns = _NO_NETNS,
-    ) -> Call:
-        return Call(
-            invocation=invocation,
-            name=config.name,
-            cni_version=config.cni_version,
-            prev_result=prev_result,
-            host_root=self._host_root,
-            ipam=self.ipam,
-            netns=netns,
-            tools=self._tools,
-        )
+        self, plugin_type: str, invocation: Invocation, netns: PodNetns | None = None
+    ) -> tuple[Plugin, Call, str]:
+        """Read a configuration once; return the plugin, its call, and a part that it does not support (`key: value`).
 
-    def _plugin(self, plugin_type: str) -> Plugin:
-        if plugin := self._plugins.get(plugin_type):
-            return plugin
+        `netns`: None to read only the configuration, without the previous result. Raises CniError.
+        """
+        plugin = self._plugins.get(plugin_type) or self._load(plugin_type)
+        verb, fields = invocation.verb, invocation.fields
+        memory = fields.read if isinstance(fields, conf.PluginFields) else None
+        key = (plugin.unsupported, verb, self._tools is None)
+        if memory is not None and key in memory:
+            name, version, unsupported = memory[key]
+        else:
+            config, unsupported = skel.checked(verb, fields), None
+            name, version = config.name, config.cni_version
+        previous = None if netns is None else _prev_result(invocation, name, version)
+        netns = netns or _NO_NETNS
+        call = Call(invocation, name, version, previous, self._host_root, self.ipam, netns, self._tools)
+        if unsupported is None:
+            try:
+                unsupported = plugin.unsupported(call)
+            except gojson.JsonError:
+                unsupported = ""
+            if memory is not None:
+                memory[key] = name, version, unsupported
+        return plugin, call, unsupported
+
+    def _load(self, plugin_type: str) -> Plugin:
         if plugin_type not in PLUGINS:
             known = ", ".join(sorted({*PLUGINS, *self._plugins}))
             raise InvalidNetworkConfigError(
@@ -210,26 +219,8 @@ class BuiltinRunner:
         return module
 
 
-def _checked(invocation: Invocation) -> skel.Configuration:
-    """As `skel.checked`; not again where that was done for the same verb. Raises as it does."""
-    verb, fields = invocation.verb, invocation.fields
-    return conf.once(fields, (_checked, verb), lambda: skel.checked(verb, fields))
-
-
-def _unsupported(plugin: Plugin, call: Call) -> str:
-    try:
-        # By the plugin as it is with tools, or without.
-        key = (plugin.unsupported, call.tools is None)
-        return conf.once(call.fields, key, lambda: plugin.unsupported(call))
-    except gojson.JsonError:
-        return ""
-
-
 def _refuse(plugin_type: str, call: Call, found: str) -> None:
-    """Refuse to ignore a part of a configuration. Of a DEL and a GC what can be done is done: refused, they come back.
-
-    Raises UnsupportedFieldError.
-    """
+    """Raise UnsupportedFieldError; but let a DEL and a GC do what they can, since they would be repeated for ever."""
     if call.invocation.verb in ("DEL", "GC"):
         log.warning(
             "network %s: %s by the built-in %s, to which %s means nothing",
@@ -246,20 +237,19 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
     )
 
 
-def _prev_result(invocation: Invocation, config: skel.Configuration) -> Result | None:
-    """The previous result; for a DEL what the ADD answered. One in the configuration that can't be read fails an ADD
-    and a CHECK.
+def _prev_result(invocation: Invocation, name: str, version: str) -> Result | None:
+    """Return the previous result; for a DEL the result of the ADD. Raises DecodingFailureError for an ADD and a CHECK.
 
-    A DEL goes on without: the reference plugins do not look at it then, and a DEL that fails leaks what it should
-    have removed.
+    A DEL continues without a result that cannot be parsed: the reference plugins ignore it then, and a DEL that fails
+    leaks what it should remove.
     """
     if (known := invocation.prev_result or invocation.recorded) is not None:
         return known
     try:
         fields = gojson.get_object(invocation.fields, "prevResult")
-        return None if fields is None else from_object(fields, config.cni_version)
+        return None if fields is None else from_object(fields, version)
     except (gojson.JsonError, CniError) as error:
         if invocation.verb not in ("ADD", "CHECK"):
-            log.warning("network %s: %s goes on without prevResult: %s", config.name, invocation.verb, error)
+            log.warning("network %s: %s goes on without prevResult: %s", name, invocation.verb, error)
             return None
         raise DecodingFailureError(f"could not parse prevResult: {error}") from error

@@ -13,10 +13,9 @@ from typing import Final
 
 from multus_daemon.kernel import removal, sysctl
 from multus_daemon.kernel.inet import IpInterface
-from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.links import ANY_LINK, Link, Rtnl
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.ops import Session
-from multus_daemon.kernel.rtnl import ANY_LINK, Rtnl
 from multus_daemon.plugins.builtin import interfaces
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import absent_is_done, step

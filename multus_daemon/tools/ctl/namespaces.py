@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.links import Rtnl
 
 _CLONE_NEWNET: Final = 0x40000000
 _MS_BIND: Final = 4096

@@ -10,10 +10,8 @@ import struct
 
 import pytest
 
-from multus_daemon.kernel import links
 from multus_daemon.kernel import vlans as messages
-from multus_daemon.kernel.links import RTM_DELLINK, RTM_GETLINK, RTM_SETLINK
-from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.links import RTM_DELLINK, RTM_GETLINK, RTM_SETLINK, Rtnl
 from multus_daemon.kernel.transport import Request, Socket
 
 HEADER = struct.pack("=BxHiII", 7, 0, 9, 0, 0)
@@ -61,7 +59,10 @@ def test_vlans_of_one_port_are_told_from_those_of_others(monkeypatch: pytest.Mon
         assert (kernel.vlans(9), kernel.vlans(10)) == ([1, 30], [])
 
 
-def test_port_settings() -> None:
+def test_port_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = attribute(4, b"\1") + attribute(33, b"\0")
-    request = links.set_port(9, hairpin=True, isolated=False)
-    assert request == Request(RTM_SETLINK, HEADER + attribute(PROTINFO | 0x8000, inner))
+    made: list[Request] = []
+    monkeypatch.setattr(Socket, "request", lambda _socket, request: made.append(request))
+    with contextlib.closing(Rtnl()) as kernel:
+        kernel.set_port(9, hairpin=True, isolated=False)
+    assert made == [Request(RTM_SETLINK, HEADER + attribute(PROTINFO | 0x8000, inner))]

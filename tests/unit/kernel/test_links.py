@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from multus_daemon.kernel import links
-from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.transport import NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, Request
 
 MAC = "02:00:00:00:00:0a"
@@ -41,37 +42,53 @@ SKIP_STATS = ("IFLA_EXT_MASK", 8)
 NEW = NLM_F_CREATE | NLM_F_EXCL
 
 
+class Recorded(Rtnl):
+    """Keeps the requests instead of sending them."""
+
+    def __init__(self) -> None:
+        self.made: list[Request] = []
+
+    def request(self, request: Request) -> list[bytes]:
+        self.made.append(request)
+        return []
+
+    def look_up(self, request: Request) -> bytes:
+        self.made.append(request)
+        return encoded(index=9)
+
+
+NEW_BRIDGE = bridge("br0", [("IFLA_MTU", 1400)], [("IFLA_INFO_DATA", {"attrs": [("IFLA_BR_VLAN_FILTERING", 1)]})])
+NEW_VETH = veth([("IFLA_MTU", 1400)], [("IFLA_ADDRESS", MAC)])
+
+
 @pytest.mark.parametrize(
-    ("request_", "kind", "flags", "expected"),
+    ("call", "kind", "flags", "expected"),
     [
-        (links.look_up("eth0"), 18, 0, encoded(attrs=[("IFLA_IFNAME", "eth0"), SKIP_STATS])),
-        (links.look_up_at(9), 18, 0, encoded(index=9, attrs=[SKIP_STATS])),
-        (links.add_veth("veth1", "eth0", 7, mtu=0, peer_mac=""), 16, NEW | NLM_F_ECHO, veth([], [])),
+        (lambda kernel: kernel.link("eth0"), 18, 0, encoded(attrs=[("IFLA_IFNAME", "eth0"), SKIP_STATS])),
+        (lambda kernel: kernel.link_at(9), 18, 0, encoded(index=9, attrs=[SKIP_STATS])),
+        (lambda kernel: kernel.add_veth("veth1", "eth0", 7), 16, NEW | NLM_F_ECHO, veth([], [])),
         (
-            links.add_veth("veth1", "eth0", 7, mtu=1400, peer_mac=MAC),
+            lambda kernel: kernel.add_veth("veth1", "eth0", 7, mtu=1400, peer_mac=MAC),
             16,
             NEW | NLM_F_ECHO,
-            veth([("IFLA_MTU", 1400)], [("IFLA_ADDRESS", MAC)]),
+            NEW_VETH,
         ),
-        (links.add_bridge("br", mtu=0, vlan_filtering=False), 16, NEW, bridge("br", [], [])),
-        (
-            links.add_bridge("br0", mtu=1400, vlan_filtering=True),
-            16,
-            NEW,
-            bridge("br0", [("IFLA_MTU", 1400)], [("IFLA_INFO_DATA", {"attrs": [("IFLA_BR_VLAN_FILTERING", 1)]})]),
-        ),
-        (links.set_up(9), 16, 0, encoded(index=9, flags=1, change=1)),
-        (links.set_flags(9, 0, links.IFF_PROMISC), 16, 0, encoded(index=9, flags=0, change=0x100)),
-        (links.rename(9, "eth1"), 19, 0, encoded(index=9, attrs=[("IFLA_IFNAME", "eth1")])),
-        (links.set_mac(9, MAC), 19, 0, encoded(index=9, attrs=[("IFLA_ADDRESS", MAC)])),
-        (links.set_mtu(9, 1400), 19, 0, encoded(index=9, attrs=[("IFLA_MTU", 1400)])),
-        (links.set_tx_queue_length(9, 7), 19, 0, encoded(index=9, attrs=[("IFLA_TXQLEN", 7)])),
-        (links.set_master(9, 4), 19, 0, encoded(index=9, attrs=[("IFLA_MASTER", 4)])),
-        (links.delete(9), 17, 0, encoded(index=9)),
+        (lambda kernel: kernel.add_bridge("br"), 16, NEW, bridge("br", [], [])),
+        (lambda kernel: kernel.add_bridge("br0", mtu=1400, vlan_filtering=True), 16, NEW, NEW_BRIDGE),
+        (lambda kernel: kernel.set_up(9), 16, 0, encoded(index=9, flags=1, change=1)),
+        (lambda kernel: kernel.set_promiscuous(9, False), 16, 0, encoded(index=9, flags=0, change=0x100)),
+        (lambda kernel: kernel.rename(9, "eth1"), 19, 0, encoded(index=9, attrs=[("IFLA_IFNAME", "eth1")])),
+        (lambda kernel: kernel.set_mac(9, MAC), 19, 0, encoded(index=9, attrs=[("IFLA_ADDRESS", MAC)])),
+        (lambda kernel: kernel.set_mtu(9, 1400), 19, 0, encoded(index=9, attrs=[("IFLA_MTU", 1400)])),
+        (lambda kernel: kernel.set_tx_queue_length(9, 7), 19, 0, encoded(index=9, attrs=[("IFLA_TXQLEN", 7)])),
+        (lambda kernel: kernel.set_master(9, 4), 19, 0, encoded(index=9, attrs=[("IFLA_MASTER", 4)])),
+        (lambda kernel: kernel.delete_link(9), 17, 0, encoded(index=9)),
     ],
 )
-def test_requests(request_: Request, kind: int, flags: int, expected: bytes) -> None:
-    assert request_ == Request(kind, expected, flags)
+def test_requests(call: Callable[[Rtnl], object], kind: int, flags: int, expected: bytes) -> None:
+    kernel = Recorded()
+    call(kernel)
+    assert kernel.made == [Request(kind, expected, flags)]
 
 
 def decoded(body: bytes) -> Any:
@@ -82,7 +99,9 @@ def decoded(body: bytes) -> Any:
 
 # pyroute2's classes do not write `bcqueuelen`, so what they read has to do.
 def test_all_of_a_macvlan_is_what_another_library_reads() -> None:
-    request = links.add_macvlan("veth0", 7, 9, mode="vepa", mtu=1400, mac=MAC, broadcast_queue=5)
+    kernel = Recorded()
+    kernel.add_macvlan("veth0", 7, 9, mode="vepa", mtu=1400, mac=MAC, broadcast_queue=5)
+    (request,) = kernel.made
     message = decoded(request.body)
     names = ("IFLA_IFNAME", "IFLA_LINK", "IFLA_NET_NS_FD", "IFLA_MTU", "IFLA_ADDRESS")
     assert [message.get_attr(name) for name in names] == ["veth0", 7, 9, 1400, MAC]
@@ -93,7 +112,9 @@ def test_all_of_a_macvlan_is_what_another_library_reads() -> None:
 
 
 def test_what_is_not_said_of_a_macvlan_is_not_sent() -> None:
-    message = decoded(links.add_macvlan("veth0", 7, 9, mode="bridge").body)
+    kernel = Recorded()
+    kernel.add_macvlan("veth0", 7, 9, mode="bridge")
+    message = decoded(kernel.made[0].body)
     assert [name for name, _ in message["attrs"]] == ["IFLA_IFNAME", "IFLA_LINK", "IFLA_NET_NS_FD", "IFLA_LINKINFO"]
 
 

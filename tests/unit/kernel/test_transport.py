@@ -14,13 +14,12 @@ from multus_daemon.kernel.transport import (
     NLM_F_ACK_TLVS,
     NLM_F_CAPPED,
     NLM_F_DUMP_INTR,
-    NLM_F_MULTI,
     NLM_F_REQUEST,
     Request,
     Socket,
 )
 
-ERROR, DONE = 2, 3
+ERROR, DONE, NLM_F_MULTI = 2, 3, 2
 LIST = Request(RTM_GETADDR, b"\0" * 8)
 CHANGE = Request(RTM_NEWADDR, b"\0" * 8)
 

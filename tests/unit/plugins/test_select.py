@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.plugins.find import PluginNotFoundError
-from multus_daemon.plugins.recursion import PluginIsMultusError
+from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
@@ -423,11 +422,13 @@ def test_no_value_of_an_unknown_key_is_logged(process, builtin, caplog):
 
 
 @pytest.mark.parametrize("mode", ["off", "fallback", "prefer"])
-@pytest.mark.parametrize("plugin_type", ["multus-shim", "multus"])
+@pytest.mark.parametrize("plugin_type", ["multus-shim", "multus", "multus-cni"])
 def test_multus_is_refused_by_its_name(process, builtin, mode, plugin_type):
     dispatcher = Dispatcher(process, builtin, mode)
-    with pytest.raises(PluginIsMultusError):
+    with pytest.raises(PluginIsMultusError, match=f'^plugin "{plugin_type}" is Multus itself') as caught:
         choose(dispatcher, plugin_type, invocation())
+    assert caught.value.code == 7
+    assert choose(dispatcher, "multus-builtin", invocation())
 
 
 @pytest.mark.parametrize("ipam_type", ["multus-shim", "disguised"])

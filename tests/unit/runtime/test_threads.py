@@ -162,7 +162,7 @@ def test_one_at_a_time_within_a_key_in_the_order_of_arrival(crowd: Crowd) -> Non
         crowd.leave(name)
         comer.result()
     assert crowd.log == names
-    assert len(crowd.locks) == 0
+    assert len(crowd.locks.keys) == 0
 
 
 def test_a_late_comer_does_not_overtake_one_who_waits() -> None:
@@ -196,18 +196,18 @@ def test_never_two_within_a_key_under_load() -> None:
 
     together(*(partial(work, "a") for _ in range(6)))
     assert worst == 1
-    assert len(locks) == 0
+    assert len(locks.keys) == 0
 
 
 def test_keys_do_not_wait_for_each_other(crowd: Crowd) -> None:
     one, other = crowd.come("one", "a"), crowd.come("other", "b")
     assert crowd.inside == {"one", "other"}
-    assert len(crowd.locks) == 2
+    assert len(crowd.locks.keys) == 2
     assert crowd.locks.keys == {"a", "b"}
     crowd.leave("one", "other")
     one.result()
     other.result()
-    assert len(crowd.locks) == 0
+    assert len(crowd.locks.keys) == 0
     assert crowd.locks.keys == frozenset()
 
 
@@ -216,18 +216,18 @@ def test_a_key_is_remembered_while_somebody_waits_for_it(crowd: Crowd) -> None:
     assert crowd.inside == {"holder"}
     crowd.leave("holder")
     holder.result()
-    assert len(crowd.locks) == 1
+    assert len(crowd.locks.keys) == 1
     until(lambda: crowd.inside == {"waiter"})
     crowd.leave("waiter")
     waiter.result()
-    assert len(crowd.locks) == 0
+    assert len(crowd.locks.keys) == 0
 
 
 def test_an_error_inside_frees_the_key() -> None:
     locks = threads.KeyedLock()
     with pytest.raises(ZeroDivisionError), locks.hold("a"):
         raise ZeroDivisionError
-    assert len(locks) == 0
+    assert len(locks.keys) == 0
 
 
 @pytest.mark.parametrize("stopped", ["holder", "waiter", "both"])
@@ -241,13 +241,13 @@ def test_an_interruption_frees_the_key_and_lets_the_next_in(crowd: Crowd, stoppe
             aside.result()
     if stopped == "holder":
         until(lambda: crowd.inside == {"waiter"})
-    assert len(crowd.locks) == (0 if stopped == "both" else 1)
+    assert len(crowd.locks.keys) == (0 if stopped == "both" else 1)
     crowd.leave("holder", "waiter")
     for aside in {holder, waiter} - set(chosen):
         aside.result()
-    assert len(crowd.locks) == 0
+    assert len(crowd.locks.keys) == 0
     with crowd.locks.hold("a"):
-        assert len(crowd.locks) == 1
+        assert len(crowd.locks.keys) == 1
 
 
 def test_one_who_gives_up_in_the_middle_of_the_line_leaves_the_order_of_the_others(crowd: Crowd) -> None:
@@ -259,7 +259,7 @@ def test_one_who_gives_up_in_the_middle_of_the_line_leaves_the_order_of_the_othe
     for comer in comers.values():
         comer.result()
     assert crowd.log == ["1", "2", "4"]
-    assert len(crowd.locks) == 0
+    assert len(crowd.locks.keys) == 0
 
 
 def test_a_wait_for_a_lock_ends_with_the_time(crowd: Crowd) -> None:
@@ -308,7 +308,7 @@ def test_a_waiter_interrupted_just_as_the_lock_becomes_free_passes_it_on(monkeyp
         first.result()
     second.result()
     assert log == ["next"]
-    assert len(locks) == 0
+    assert len(locks.keys) == 0
 
 
 def test_interruptions_under_load_lose_no_lock() -> None:
@@ -324,7 +324,7 @@ def test_interruptions_under_load_lose_no_lock() -> None:
                 inside -= 1
 
     together(*(work for _ in range(6)))
-    assert len(locks) == 0
+    assert len(locks.keys) == 0
 
 
 def test_who_has_a_shared_key_has_it_for_all_with_the_file(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_who_has_a_shared_key_has_it_for_all_with_the_file(tmp_path: Path) -> No
         with mine.hold("a"):
             with theirs.hold("b"), pytest.raises(ExpiredError), deadline.within(0.05), theirs.hold("a"):
                 pytest.fail("somebody else has it")
-            assert len(theirs) == 0
+            assert len(theirs.keys) == 0
         with deadline.within(0), theirs.hold("a"):
             pass
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.kernel.links import Link
-from multus_daemon.kernel.rtnl import Rtnl
+from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.tuning.config import Attributes, number

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.plugins import recursion
-from multus_daemon.plugins.recursion import PluginIsMultusError, ProgramFiles
+from multus_daemon.plugins.find import PluginIsMultusError, ProgramFiles
 
 OUR_SHIM = Path(sys.executable).parent / "multus-shim"
 
@@ -33,18 +32,6 @@ def go_program(path: Path, main_package: str, *, is_64: bool = True, order: str 
     )
     path.write_bytes(ident + rest + names + info + table)
     return path
-
-
-@pytest.mark.parametrize("name", ["multus", "multus-cni", "multus-shim"])
-def test_a_name_of_multus_is_refused(name: str) -> None:
-    with pytest.raises(PluginIsMultusError, match=f'^plugin "{name}" is Multus itself') as caught:
-        recursion.refuse_name(name)
-    assert caught.value.code == 7
-
-
-@pytest.mark.parametrize("name", ["macvlan", "multus-builtin", ""])
-def test_other_names_pass(name: str) -> None:
-    recursion.refuse_name(name)
 
 
 @pytest.mark.parametrize("is_64", [True, False])
