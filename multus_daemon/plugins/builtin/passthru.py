@@ -8,26 +8,26 @@ from multus_daemon.spec.cni.result import Result
 
 
 def unsupported(call: Call) -> str:
-    """Nothing is asked of it that it could fail to do."""
+    """Accept every key."""
     return ""
 
 
 def validate(call: Call) -> None:
-    """Nothing is configured."""
+    """Accept every configuration."""
 
 
 def add(call: Call, session: Session) -> Result:
-    """An empty result."""
+    """Return an empty result."""
     return Result()
 
 
 def delete(call: Call, session: Session) -> None:
-    """Nothing has been made."""
+    """Do nothing."""
 
 
 def check(call: Call, session: Session) -> None:
-    """Nothing can be missing."""
+    """Do nothing."""
 
 
 def status(call: Call) -> None:
-    """Always ready."""
+    """Do nothing: the plugin is always ready."""

@@ -1,11 +1,10 @@
-"""What bridge changes in the kernel. The functions raise InternalError."""
+"""The changes of bridge in the kernel. The functions raise InternalError."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,20 +33,30 @@ class Links:
     host: Link
     container: Link
     gateway: Link | None = None
-    """What has the gateway's addresses where that is not the bridge itself: its end in the network's VLAN."""
+    """The interface in the network's VLAN that has the gateways' addresses; None if the bridge has them."""
 
 
 def connect(session: Session, *, config: BridgeConfig, ifname: str, pair: veth.Pair) -> Links:
-    """The bridge, and the pair with its host end as a port. The container's end is down."""
-    bridge = _ensure_bridge(session, config)
+    """Make the bridge, and the pair with the host's end as a port. The container's end stays down."""
+    try:
+        with step(f'set up "{config.bridge}"'):
+            bridge = _ensure_bridge(session, config)
+    except InternalError as error:
+        raise InternalError(f'failed to create bridge "{config.bridge}": {error.msg}', error.details) from error
     host, container = veth.make(session, ifname, pair, mtu=config.mtu, mac=config.mac)
-    _make_port(session, bridge, host, config)
+    with step(f'connect "{host.name}" to bridge {bridge.name}'):
+        session.host.set_master(host.index, bridge.index)
+    # Both are off on a new port.
+    if config.hairpin or config.port_isolation:
+        with step(f"set up hairpin mode and isolation for {host.name}"):
+            session.host.set_port(host.index, hairpin=config.hairpin, isolated=config.port_isolation)
+    _set_vlans(session, host, config, config.trunk)
     return Links(bridge, host, container)
 
 
 def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: Result) -> Links:
-    """Addresses and routes of the container, its gateways, and its link up; the links as they are then."""
-    ifname, gateway = links.container.name, None
+    """Set the container's addresses and routes, its gateways, and its link up; return the links as they are then."""
+    ifname, gateway, host = links.container.name, None, links.host
     if config.is_layer3:
         _set_neighbour_discovery(ifname, config)
         interfaces.bring_up(session, links.container, wanted, interfaces.routes(links.container, wanted))
@@ -56,11 +65,10 @@ def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: R
     elif not config.disable_container_interface:
         with step(f'set "{ifname}" up'):
             session.pod.set_up(links.container.index)
-    host = links.host
     if not config.disable_container_interface:
         host = _until_forwarding(session, links.host)
     with step(f'find "{links.bridge.name}"'):
-        # Its address can be that of its lowest port.
+        # Its MAC address may have become that of its lowest port.
         bridge = session.host.link(links.bridge.name)
     return Links(bridge, host, links.container, gateway)
 
@@ -68,45 +76,25 @@ def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: R
 # --- bridge and port -------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _creating(name: str) -> Iterator[None]:
-    try:
-        with step(f'set up "{name}"'):
-            yield
-    except InternalError as error:
-        raise InternalError(f'failed to create bridge "{name}": {error.msg}', error.details) from error
-
-
 def _ensure_bridge(session: Session, config: BridgeConfig) -> Link:
-    """The bridge, made where it is missing; one that is there keeps its MTU and its VLAN filtering."""
+    """Return the bridge; make it if it is missing. An existing one keeps its MTU and its VLAN filtering."""
     name, host = config.bridge, session.host
-    with _creating(name):
-        link = host.find_link(name)
-        if link is None:
-            # Another ADD may be quicker.
-            with step(f'add "{name}"'), contextlib.suppress(FileExistsError):
-                host.add_bridge(name, mtu=config.mtu, vlan_filtering=config.vlan_filtering)
-            link = host.link(name)
-        if link.kind != "bridge":
-            raise InternalError(f'"{name}" already exists but is not a bridge')
-        if config.promiscuous and not link.is_promiscuous:
-            with step(f'set promiscuous mode on "{name}"'):
-                host.set_promiscuous(link.index)
-        with session.on_host():
-            veth.ignore_advertisements(name)
-        if not link.is_up:
-            host.set_up(link.index)
+    link = host.find_link(name)
+    if link is None:
+        # Another ADD may make it first.
+        with step(f'add "{name}"'), contextlib.suppress(FileExistsError):
+            host.add_bridge(name, mtu=config.mtu, vlan_filtering=config.vlan_filtering)
+        link = host.link(name)
+    if link.kind != "bridge":
+        raise InternalError(f'"{name}" already exists but is not a bridge')
+    if config.promiscuous and not link.is_promiscuous:
+        with step(f'set promiscuous mode on "{name}"'):
+            host.set_promiscuous(link.index)
+    with session.on_host():
+        veth.ignore_advertisements(name)
+    if not link.is_up:
+        host.set_up(link.index)
     return link
-
-
-def _make_port(session: Session, bridge: Link, port: Link, config: BridgeConfig) -> None:
-    with step(f'connect "{port.name}" to bridge {bridge.name}'):
-        session.host.set_master(port.index, bridge.index)
-    # Off is what a new port is.
-    if config.hairpin or config.port_isolation:
-        with step(f"set up hairpin mode and isolation for {port.name}"):
-            session.host.set_port(port.index, hairpin=config.hairpin, isolated=config.port_isolation)
-    _set_vlans(session, port, config, config.trunk)
 
 
 def _set_vlans(session: Session, port: Link, config: BridgeConfig, trunk: tuple[tuple[int, int], ...]) -> None:
@@ -128,16 +116,16 @@ def _set_vlans(session: Session, port: Link, config: BridgeConfig, trunk: tuple[
 
 
 def _until_forwarding(session: Session, port: Link) -> Link:
-    """The port, once it is up."""
+    """Wait until the port is up; return it."""
     end = time.monotonic() + deadlines.BRIDGE_PORT_UP_SECONDS
     pause, longest = _PORT_POLL_SECONDS
     while True:
         with step(f'find "{port.name}"'):
-            found = session.host.link(port.name)
-        if found.operstate == OPERSTATE_UP:
-            return found
+            current = session.host.link(port.name)
+        if current.operstate == OPERSTATE_UP:
+            return current
         if time.monotonic() >= end:
-            raise InternalError(f"bridge port in error state: {found.operstate.lower()}", f'"{port.name}" is not up')
+            raise InternalError(f"bridge port in error state: {current.operstate.lower()}", f'"{port.name}" is not up')
         deadline.pause(pause)
         pause = min(pause * 2, longest)
 
@@ -146,16 +134,23 @@ def _until_forwarding(session: Session, port: Link) -> Link:
 
 
 def _set_neighbour_discovery(ifname: str, config: BridgeConfig) -> None:
-    """What a kernel without IPv6, or a read-only /proc, does not have is passed over, as in the reference."""
-    detect = ("1" if config.detect_duplicates else "0", "ipv6", "conf", ifname, "accept_dad")
-    enhanced = [("1", "ipv6", "conf", ifname, "enhanced_dad")] if config.detect_duplicates else []
-    for value, *parts in (*enhanced, detect, ("1", "ipv4", "conf", ifname, "arp_notify")):
+    """Set the sysctls of neighbour discovery.
+
+    An error is ignored, as in the reference: the files are absent without IPv6 and can't be written if /proc is
+    read-only.
+    """
+    wanted = [("1", "ipv6", "enhanced_dad")] if config.detect_duplicates else []
+    wanted += [("1" if config.detect_duplicates else "0", "ipv6", "accept_dad"), ("1", "ipv4", "arp_notify")]
+    for value, family, name in wanted:
         with contextlib.suppress(OSError):
-            sysctl.write(*parts, value=value)
+            sysctl.write(family, "conf", ifname, name, value=value)
 
 
 def _set_up_gateways(session: Session, bridge: Link, config: BridgeConfig, wanted: Result) -> Link | None:
-    """Each gateway's address on the bridge, or in its VLAN, and forwarding; the link in the VLAN."""
+    """Set each gateway's address on the bridge or its interface in the VLAN, and enable forwarding.
+
+    Returns the interface in the VLAN.
+    """
     in_vlan = _ensure_vlan_interface(session, bridge, config) if config.vlan else None
     for ip in sorted(wanted.ips, key=lambda ip: not ip.is_ipv4):
         gateway = inet.interface_of(f"{ip.gateway}/{ip.address.partition('/')[2]}")
@@ -165,7 +160,7 @@ def _set_up_gateways(session: Session, bridge: Link, config: BridgeConfig, wante
 
 
 def _ensure_address(session: Session, link: Link, address: IpInterface, *, force: bool) -> None:
-    """The address on the link, in place of one that it can't be beside: any of IPv4, an overlapping one of IPv6."""
+    """Set the address on the link. With `force` it replaces any other IPv4 address, or an overlapping IPv6 one."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with step(f'read the addresses of "{link.name}"'):
         present = [item.address for item in session.host.addresses(link.index, family)]
@@ -185,28 +180,28 @@ def _ensure_address(session: Session, link: Link, address: IpInterface, *, force
         try:
             session.host.add_address(link.index, address)
         except FileExistsError:
-            # Another ADD was quicker.
+            # Another ADD was first.
             return
-    # Its own address, so that it does not become that of the lowest port, and change as these come and go. One that
-    # has lost its last port has none (and the reference fails then): it keeps what our port has given it.
+    # Set explicitly, so that it does not follow the lowest port as ports come and go. A bridge that has lost its last
+    # port has none (and the reference fails then): it keeps the address that our port has given it.
     with step(f'set the MAC address of "{link.name}"'):
         own = link if link.mac != _NO_MAC else session.host.link(link.name)
         session.host.set_mac(link.index, own.mac)
 
 
 def _ensure_vlan_interface(session: Session, bridge: Link, config: BridgeConfig) -> Link:
-    """`<bridge>.<vlan>`, the end of a pair whose other end is a port in the VLAN; it stays, as the bridge does."""
+    """Return `<bridge>.<vlan>`, one end of a pair whose other end is a port in the VLAN. It stays after a DEL."""
     name, kernel, pair = f"{bridge.name}.{config.vlan}", session.host, veth.Pair()
     with step(f'create vlan interface "{name}"'):
-        found = kernel.find_link(name)
-        if found is not None:
-            return found
+        existing = kernel.find_link(name)
+        if existing is not None:
+            return existing
         try:
             veth.add(kernel, name, kernel, session.host_netns, pair, mtu=bridge.mtu)
         except InternalError:
-            if found := kernel.find_link(name):
-                # Another ADD was quicker.
-                return found
+            if existing := kernel.find_link(name):
+                # Another ADD was first.
+                return existing
             raise
         try:
             link, port = kernel.link(name), kernel.link(pair.host_name)

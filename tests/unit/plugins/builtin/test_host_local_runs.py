@@ -6,10 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from multus_daemon.plugins.builtin.host_local import book
-from multus_daemon.plugins.builtin.host_local.book import Book
+from multus_daemon.plugins.builtin.host_local import index
 from multus_daemon.plugins.builtin.host_local.config import text_of
-from multus_daemon.plugins.builtin.host_local.runs import Runs
+from multus_daemon.plugins.builtin.host_local.index import Book, Runs
 
 FEW = st.integers(0, 20)
 
@@ -72,7 +71,7 @@ def test_the_next_free_address_costs_the_same_behind_any_number_of_taken_ones(mo
         seen.append(args)
         return text_of(*args)
 
-    monkeypatch.setattr(book, "text_of", counted)
+    monkeypatch.setattr(index, "text_of", counted)
     first = int(ipaddress.ip_address("10.0.0.2" if version == 4 else "fd00::2"))
 
     def looks(leases):

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.kernel.inet import IpInterface
-from multus_daemon.plugins.builtin import masquerade
+from multus_daemon.plugins.builtin import iptables, masquerade
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.masquerade import iptables
-from multus_daemon.plugins.builtin.masquerade.owner import Owner
+from multus_daemon.plugins.builtin.masquerade import Owner
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Invocation, ToolExit

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.plugins.builtin.masquerade.owner import MULTICAST, IpInterface, IpNetwork, Owner
+from multus_daemon.kernel.inet import IpInterface, IpNetwork
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 
-_ABSENT: Final = 1  # exit status of iptables for a chain or rule that is not there, or is already; and for much else
-# What iptables says where the kernel has no such table, so that there are no rules; its exit status says other things.
+# Exit status of iptables for an absent chain or rule, or an existing one that is to be made; and for much else.
+_ABSENT: Final = 1
+# Messages of iptables if the kernel has no such table, so that there are no rules. The exit status does not tell.
 _NO_TABLE: Final = (
     "Table does not exist",
     "Protocol not supported",
@@ -25,67 +26,62 @@ _NO_TABLE: Final = (
     "rule set generation id: Invalid argument",
 )
 _TOOL: Final = {4: "iptables", 6: "ip6tables"}
+_MULTICAST: Final = {4: "224.0.0.0/4", 6: "ff00::/8"}
 _POSTROUTING: Final = "POSTROUTING"
 
 
-def add(tools: HostTools, version: int, owner: Owner, addresses: Sequence[IpInterface]) -> None:
-    """Masquerade the addresses, which are of one version. Raises ToolNotFoundError, CniError."""
+def add(tools: HostTools, version: int, chain: str, comment: str, addresses: Sequence[IpInterface]) -> None:
+    """Masquerade the addresses, which are of one IP version. Raises ToolNotFoundError, CniError."""
     if not addresses:
         return
-    rules = _rules(version, owner, addresses)
-    if not _nat(tools, version, "-N", owner.chain):
-        # There already, for another interface or by an ADD that was cut off. Or it is not, which the listing tells.
+    commented = ("-m", "comment", "--comment", comment)
+    rules: list[tuple[str, ...]] = []
+    for address in addresses:
+        rules.append((chain, "-d", str(address), "-j", "ACCEPT", *commented))
+        rules.append((chain, "!", "-d", _MULTICAST[version], "-j", "MASQUERADE", *commented))
+        rules.append((_POSTROUTING, "-s", str(address.ip), "-j", chain, *commented))
+    if not _nat(tools, version, "-N", chain):
+        # It exists, for another interface or from an interrupted ADD. Or -N failed; then the listing fails too.
         present = set()
-        for chain in (owner.chain, _POSTROUTING):
-            listed = _run(tools, _TOOL[version], [*_wait(), "-t", "nat", "-S", chain])
-            present |= {_meaning(words) for line in _lines(listed) if (words := _words(line, owner.chain))}
+        for name in (chain, _POSTROUTING):
+            listed = _run(tools, _TOOL[version], [*_wait(), "-t", "nat", "-S", name])
+            present |= {_meaning(words) for line in _lines(listed) if (words := _words(line, chain))}
         rules = [rule for rule in rules if _meaning(rule) not in present]
     if rules:
-        # All of them, or none. Each once: several addresses share one.
+        # Each once: several addresses share one.
         _restore(tools, version, [("-A", *rule) for rule in dict.fromkeys(rules)])
-
-
-def _rules(version: int, owner: Owner, addresses: Sequence[IpInterface]) -> list[tuple[str, ...]]:
-    """Chain and specification of each rule."""
-    comment = ("-m", "comment", "--comment", owner.comment)
-    return [
-        rule
-        for address in addresses
-        for rule in (
-            (owner.chain, "-d", str(address), "-j", "ACCEPT", *comment),
-            (owner.chain, "!", "-d", MULTICAST[version], "-j", "MASQUERADE", *comment),
-            (_POSTROUTING, "-s", str(address.ip), "-j", owner.chain, *comment),
-        )
-    ]
 
 
 def remove(
     tools: HostTools,
     version: int,
-    owner: Owner,
+    chain: str,
     addresses: Sequence[IpInterface] | None,
     spared: Sequence[IpInterface],
     *,
     is_other: bool,
 ) -> bool:
-    """Remove the rules; whether there were any. One listing, and one transaction.
+    """Remove the rules with one listing and one transaction; return True if there were any.
 
-    `addresses` and `spared`: see `rules.remove`. `is_other`: the configuration names another backend.
+    `addresses` and `spared`: see `masquerade.remove`. `is_other`: the configuration names another backend.
+    Raises ToolNotFoundError, CniError.
     """
-    chain = owner.chain
     listed = tools.run(_TOOL[version], [*_wait(), "-t", "nat", "-S", _POSTROUTING])
     if listed.status and any(text in listed.stderr for text in _NO_TABLE):
         return False
     _require(_TOOL[version], listed)
     jumps = [jump for line in _lines(listed) if (jump := jump_of(line, chain))]
-    # The host's address alone; older plugins wrote the network.
-    sources = None if addresses is None else {network for item in addresses for network in (_host(item), item.network)}
-    living = {_host(item) for item in spared}
-    gone = [jump for jump in jumps if (_source(jump) not in living if sources is None else _source(jump) in sources)]
-    changes = [("-D", *jump) for jump in gone]
-    # Without a jump: the chain of an ADD that was cut off. The program works, so 1 means that there is none.
-    if len(gone) == len(jumps) and (jumps or (not is_other and _nat(tools, version, "-S", chain))):
-        # Declared, it is there and empty, whatever was before.
+    if addresses is None:
+        living = {ipaddress.ip_network(item.ip) for item in spared}
+        doomed = [jump for jump in jumps if _source(jump) not in living]
+    else:
+        # The source is the host's address; older plugins wrote the network.
+        sources = {network for item in addresses for network in (ipaddress.ip_network(item.ip), item.network)}
+        doomed = [jump for jump in jumps if _source(jump) in sources]
+    changes = [("-D", *jump) for jump in doomed]
+    # An interrupted ADD may leave a chain without a jump. The program works, so exit status 1 means an absent chain.
+    if len(doomed) == len(jumps) and (jumps or (not is_other and _nat(tools, version, "-S", chain))):
+        # The declaration empties the chain, and creates it if it is absent.
         changes = [(f":{chain}", "-", "[0:0]"), *changes, ("-X", chain)]
     if changes:
         _restore(tools, version, changes)
@@ -93,24 +89,24 @@ def remove(
 
 
 def jump_of(line: str, chain: str) -> list[str]:
-    """The specification in a line of `iptables -S`, if it leads to `chain`; else nothing."""
+    """Return the specification in a line of `iptables -S` if it is a jump to `chain`; else an empty list."""
     words = _words(line, chain)
     return words if ("-j", chain) in itertools.pairwise(words) else []
 
 
 def _lines(listed: ToolExit) -> list[str]:
-    # The comments of others can hold anything.
+    # The comments of other rules can hold anything.
     return listed.stdout.decode(errors="surrogateescape").split("\n")
 
 
 def _words(line: str, chain: str) -> list[str]:
-    """Chain and specification in a line of `iptables -S`, if `chain` is in it; else nothing."""
+    """Return chain and specification of a line of `iptables -S` that mentions `chain`; else an empty list."""
     words = shlex.split(line) if chain in line else []
     return words[1:] if words[:1] == ["-A"] else []
 
 
 def _meaning(rule: Sequence[str]) -> tuple[object, ...]:
-    """What makes two of the rules of an owner the same, however they are written."""
+    """Return a key that is equal for equal rules of one owner, however they are written."""
     value = dict(itertools.pairwise(rule))
     networks = [ipaddress.ip_network(value[key], strict=False) if key in value else None for key in ("-s", "-d")]
     return rule[0], "!" in rule, *networks, value.get("-j")
@@ -120,18 +116,14 @@ def _source(jump: list[str]) -> IpNetwork | None:
     return ipaddress.ip_network(jump[jump.index("-s") + 1]) if "-s" in jump else None
 
 
-def _host(address: IpInterface) -> IpNetwork:
-    return ipaddress.ip_network(address.ip)
-
-
 def _nat(tools: HostTools, version: int, *arguments: str) -> bool:
-    """One command on the table nat; False where the chain or rule is not there, or, to be made, is there already."""
+    """Run a command on the table nat; return False if its chain or rule is absent (or exists, for -N)."""
     end = _run(tools, _TOOL[version], [*_wait(), "-t", "nat", *arguments], tolerated=_ABSENT)
     return end.status == 0
 
 
 def _restore(tools: HostTools, version: int, changes: Sequence[Sequence[str]]) -> None:
-    """Several changes of the table nat as one transaction."""
+    """Change the table nat in one transaction."""
     lines = ["*nat", *(" ".join(map(quoted, change)) for change in changes), "COMMIT", ""]
     _run(tools, f"{_TOOL[version]}-restore", [*_wait(), "--noflush"], "\n".join(lines).encode(errors="surrogateescape"))
 
@@ -156,13 +148,13 @@ def _require(tool: str, end: ToolExit) -> None:
 
 
 def _wait() -> tuple[str, str]:
-    """Wait for the lock, but no longer than the caller has: a killed iptables gives no reason."""
+    """Wait for the lock, but not longer than the deadline: a killed iptables gives no reason."""
     seconds = min(float(deadlines.IPTABLES_LOCK_SECONDS), deadline.current().left - 1)
     return "-w", str(max(1, int(seconds)))
 
 
 def is_usable(tools: HostTools) -> bool:
-    """Whether the host can work by this backend, whatever the table nat of today looks like."""
+    """Report whether the host can use this backend, whatever the present state of the table nat."""
     try:
         _run(tools, _TOOL[4], [*_wait(), "-t", "filter", "-S", "INPUT", "1"], tolerated=_ABSENT)
     except (ToolNotFoundError, CniError):

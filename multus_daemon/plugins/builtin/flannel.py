@@ -1,0 +1,335 @@
+"""`flannel`: calls another plugin, usually `bridge`, to attach the container to the node's subnet from flanneld.
+
+Composed configuration, saved file and messages are those of the reference plugin (flannel-io/cni-plugin), so that
+either can remove what the other made. Different on purpose: an ADD that fails calls the delegate's DEL (CNI SPEC
+section 4), unless the interface existed before; a DEL that fails keeps the saved file, so that it can be repeated.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import located, step
+from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.runtime import fs
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Result, read_route, write_route
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SUBNET_FILE: Final = "/run/flannel/subnet.env"
+DEFAULT_DATA_DIR: Final = "/var/lib/cni/flannel"
+DEFAULT_TYPE: Final = "bridge"
+_DEFAULT_IPAM: Final = "host-local"
+_KEYS: Final = configuration.COMMON_KEYS.union(("subnetFile", "dataDir", "delegate"))
+_SUBNET_LIMIT: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Delegate:
+    """The configuration of the plugin that flannel calls."""
+
+    plugin_type: str
+    stdin: bytes
+    fields: Mapping[str, Any]
+    parsed: dict[Any, Any] = field(default_factory=dict)
+    """See `Invocation.parsed`."""
+
+
+def unsupported(call: Call) -> str:
+    """Name the first key that this plugin does not know; the delegate's keys belong to the delegate."""
+    return configuration.unknown_key(call.fields, _KEYS)
+
+
+def validate(call: Call) -> None:
+    """Read and compose the configuration; the delegate checks the composed one."""
+    _saved_at(call)
+    call.once(_compose)
+
+
+def called_by(call: Call) -> Mapping[str, Invocation]:
+    """Return the call of the delegate by its type, and of the delegate's IPAM plugin. Raises CniError."""
+    composed = call.once(_compose)
+    types = (composed.plugin_type, gojson.get_str(gojson.get_object(composed.fields, "ipam") or {}, "type"))
+    return dict.fromkeys(filter(None, types), _invocation(call, "ADD", composed))
+
+
+def add(call: Call, session: Session) -> Result:
+    """Compose the delegate's configuration, save it for DEL, run the delegate."""
+    composed = call.once(_compose)
+    path = _saved_at(call)
+    with located(call), session.inside(), step("look for the interface"):
+        existed = session.pod.find_link(call.invocation.ifname) is not None
+    with Undo() as undo:
+        with step("save the delegate's configuration for DEL"):
+            before = _load(path)
+            undo.arm("put the saved configuration back", functools.partial(_save, path, before))
+            _save(path, composed.stdin)
+        if not existed:
+            undo.arm("remove what the delegate has made", functools.partial(_run, call, "DEL", composed))
+        return _run(call, "ADD", composed)
+
+
+def delete(call: Call, session: Session) -> None:
+    """Run the delegate's DEL with the saved configuration. Without one there is nothing to remove."""
+    path = _saved_at(call)
+    with step("read the delegate's configuration"):
+        # A temporary file of an ADD that was killed.
+        fs.sweep(path.parent, name=path.name)
+        saved = _load(path)
+    if saved is None:
+        return
+    try:
+        composed = _Delegate(type_of(saved), saved, gojson.loads_object(saved))
+    except gojson.JsonError as error:
+        # With an error, the DEL would be repeated forever.
+        log.warning("network %s: failed to parse netconf %s: %s", call.name, path, error)
+        return
+    _run(call, "DEL", composed)
+    with step("remove the delegate's configuration"):
+        _save(path, None)
+
+
+def check(call: Call, session: Session) -> None:
+    """Do nothing, as the reference plugin."""
+
+
+def status(call: Call) -> None:
+    """Do nothing, as the reference plugin."""
+
+
+def _run(call: Call, verb: str, composed: _Delegate) -> Result:
+    """Raises CniError, the delegate's own unchanged."""
+    return call.ipam.run(composed.plugin_type, _invocation(call, verb, composed))
+
+
+def _invocation(call: Call, verb: str, composed: _Delegate) -> Invocation:
+    recorded = call.prev_result if verb == "DEL" else None
+    return replace(
+        call.invocation,
+        verb=verb,
+        fields=composed.fields,
+        prev_result=None,
+        raw=composed.stdin,
+        parsed=composed.parsed,
+        recorded=recorded,
+    )
+
+
+# --- the saved configuration -----------------------------------------------------------------------------------------
+
+
+def _saved_at(call: Call) -> Path:
+    with configuration.reading(call.name):
+        directory = gojson.get_str(call.fields, "dataDir")
+    return call.on_host(DEFAULT_DATA_DIR if directory is None else directory) / call.invocation.container_id
+
+
+def _load(path: Path) -> bytes | None:
+    try:
+        return fs.read_limited(path)
+    except FileNotFoundError:
+        return None
+
+
+def _save(path: Path, content: bytes | None) -> None:
+    """Write the file, so that it survives a crash; remove it if `content` is None. Raises OSError."""
+    if content is None:
+        fs.remove(path)
+        return
+    fs.ensure_directory(path.parent)
+    fs.write_atomic(path, content)
+
+
+def type_of(saved: bytes) -> str:
+    """Return the plugin's type in a saved configuration. Raises JsonError if there is none."""
+    plugin_type = gojson.get_str(gojson.loads_object(saved), "type")
+    if not plugin_type:
+        raise gojson.JsonError("type: a string is needed")
+    return plugin_type
+
+
+# --- the composed configuration --------------------------------------------------------------------------------------
+
+
+def _compose(call: Call) -> _Delegate:
+    """Raises CniError."""
+    with configuration.reading(call.name, "failed to load flannel netconf file: failed to load netconf"):
+        path = gojson.get_str(call.fields, "subnetFile")
+        path = DEFAULT_SUBNET_FILE if path is None else path
+        try:
+            content = fs.read_limited(call.on_host(path), limit=_SUBNET_LIMIT)
+            subnets = read_subnets(content.decode("utf-8", "replace"), path)
+        except (OSError, SubnetError) as error:
+            reason = f"open {path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            raise InternalError(
+                f"failed to load flannel 'subnet.env' file: {reason}. Check the flannel pod log for this node.",
+                f"network {call.name!r}",
+            ) from error
+        composed = _composed(call, subnets)
+    stdin = gojson.dumps(composed, sort_keys=False)
+    return _Delegate(composed["type"], stdin, gojson.loads_object(stdin))
+
+
+def _composed(call: Call, subnets: Subnets) -> dict[str, Any]:
+    """Return `delegate` with flannel's additions, keys in the reference's order.
+
+    Keys are compared as they are written, as by the reference: `mtu` is added although there is `MTU`.
+    Raises JsonError, CniError.
+    """
+    given = gojson.get_object(call.fields, "delegate") or {}
+    plugin_type = given.get("type", DEFAULT_TYPE)
+    if not isinstance(plugin_type, str):
+        raise InvalidNetworkConfigError(
+            "'delegate' dictionary, if present, must have (string) 'type' field", f"network {call.name!r}"
+        )
+    for key in ("name", "ipam"):
+        if key in given:
+            raise InvalidNetworkConfigError(
+                f"'delegate' dictionary must not have '{key}' field, it'll be set by flannel", f"network {call.name!r}"
+            )
+    runtime = gojson.get_object(call.fields, "runtimeConfig")
+    version = gojson.get_str(call.fields, "cniVersion")
+    ipam = _ipam(gojson.get_object(call.fields, "ipam") or {}, subnets)
+    composed = {
+        # The delegate masquerades if flanneld does not.
+        "ipMasq": not subnets.masquerades,
+        "mtu": subnets.mtu,
+        **({"isGateway": True} if plugin_type == DEFAULT_TYPE else {}),
+        **given,
+        "name": call.name,
+        "type": plugin_type,
+        **({"runtimeConfig": runtime} if runtime is not None else {}),
+        **({"cniVersion": version} if version else {}),
+        "ipam": None,
+    }
+    # A route's keys are in the order of the library's struct, those of all other objects are sorted.
+    return _sorted_object(composed) | {"ipam": ipam}
+
+
+def _ipam(given: Mapping[str, Any], subnets: Subnets) -> dict[str, Any]:
+    """Return `ipam` with the node's subnets as its ranges, and routes to the cluster's networks behind its own."""
+    written = given.get("routes") or []
+    if not isinstance(written, list):
+        raise gojson.JsonError(f"routes: an array is needed, not {gojson.kind_of(written)}")
+    for item in written:
+        if not isinstance(item, dict):
+            raise gojson.JsonError(f"routes: an object is needed, not {gojson.kind_of(item)}")
+    try:
+        routes = [write_route(read_route(item)) for item in written]
+    except gojson.JsonError as error:
+        raise InternalError(
+            f"failed to assemble Delegate IPAM: failed to read IPAM routes: failed to parse ipam.routes: {error}"
+        ) from error
+    routes += [{"dst": network} for network in (*subnets.networks, *subnets.networks_v6)]
+    ranges = [[{"subnet": subnet}] for subnet in (subnets.subnet, subnets.subnet_v6) if subnet]
+    return _sorted_object({"type": _DEFAULT_IPAM, **given, "ranges": ranges, "routes": None}) | {"routes": routes}
+
+
+def _sorted_object(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _sorted(fields[key]) for key in sorted(fields)}
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _sorted_object(value)
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+# --- subnet.env: `KEY=value` lines as flannel `pkg/subnet` WriteSubnetFile writes them; no quotes, no comments -------
+
+_MTU_MAX: Final = 2**32 - 1
+_SUBNET_KEYS: Final = frozenset(
+    (
+        "FLANNEL_NETWORK",
+        "FLANNEL_IPV6_NETWORK",
+        "FLANNEL_SUBNET",
+        "FLANNEL_IPV6_SUBNET",
+        "FLANNEL_MTU",
+        "FLANNEL_IPMASQ",
+    )
+)
+
+
+class SubnetError(ValueError):
+    """A file that can't be used; the message gives the reason."""
+
+
+@dataclass(slots=True)
+class Subnets:
+    """The content of subnet.env. Networks and subnets are in CIDR notation without host bits."""
+
+    networks: list[str] = field(default_factory=list)
+    """Of the cluster."""
+    networks_v6: list[str] = field(default_factory=list)
+    subnet: str = ""
+    """Of the node; empty: none."""
+    subnet_v6: str = ""
+    mtu: int | None = None
+    """Bytes."""
+    masquerades: bool | None = None
+    """flanneld does it."""
+
+
+def read_subnets(text: str, path: str) -> Subnets:
+    """Read the content of the file at `path`; unknown lines are ignored. Raises SubnetError."""
+    subnets = Subnets()
+    for line in text.split("\n"):
+        key, equals, value = line.removesuffix("\r").partition("=")
+        if key in _SUBNET_KEYS:
+            if not equals:
+                raise SubnetError(f"{path}: {key} has no value")
+            _set(subnets, key, value)
+    missing = []
+    if not (subnets.networks or subnets.networks_v6):
+        missing += ["FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK"]
+    if not (subnets.subnet or subnets.subnet_v6):
+        missing += ["FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"]
+    if subnets.mtu is None:
+        missing.append("FLANNEL_MTU")
+    if subnets.masquerades is None:
+        missing.append("FLANNEL_IPMASQ")
+    if missing:
+        raise SubnetError(f"{path} is missing {', '.join(missing)}")
+    return subnets
+
+
+def _set(subnets: Subnets, key: str, value: str) -> None:
+    match key:
+        case "FLANNEL_NETWORK":
+            subnets.networks = _networks(value)
+        case "FLANNEL_IPV6_NETWORK":
+            subnets.networks_v6 = _networks(value)
+        case "FLANNEL_SUBNET":
+            subnets.subnet = _network(value)
+        case "FLANNEL_IPV6_SUBNET":
+            subnets.subnet_v6 = _network(value)
+        case "FLANNEL_MTU":
+            # No signs, no white space, no underscores.
+            if not (value.isascii() and value.isdigit()) or len(value) > len(str(_MTU_MAX)) or int(value) > _MTU_MAX:
+                raise SubnetError(f'parsing "{value[:40]}": invalid MTU')
+            subnets.mtu = int(value)
+        case _:
+            subnets.masquerades = value == "true"
+
+
+def _networks(value: str) -> list[str]:
+    """Return networks that are separated by commas, in order, each once."""
+    return list(dict.fromkeys(map(_network, value.split(","))))
+
+
+def _network(text: str) -> str:
+    try:
+        return str(configuration.ip_interface(text).network)
+    except ValueError as error:
+        raise SubnetError(f"invalid CIDR address: {text[:60]}") from error
