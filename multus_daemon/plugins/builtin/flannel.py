@@ -1,15 +1,15 @@
 """`flannel`: calls another plugin, usually `bridge`, to attach the container to the node's subnet from flanneld.
 
 Composed configuration, saved file and messages are those of the reference plugin (flannel-io/cni-plugin), so that
-either can remove what the other made. Different on purpose: an ADD that fails calls the delegate's DEL (CNI SPEC
-section 4), unless the interface existed before; a DEL that fails keeps the saved file, so that it can be repeated.
+either can remove what the other made; `docs/builtin-plugins.md` lists the differences.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -214,7 +214,7 @@ def _composed(call: Call, subnets: Subnets) -> dict[str, Any]:
         "ipam": None,
     }
     # A route's keys are in the order of the library's struct, those of all other objects are sorted.
-    return _sorted_object(composed) | {"ipam": ipam}
+    return _sorted(composed) | {"ipam": ipam}
 
 
 def _ipam(given: Mapping[str, Any], subnets: Subnets) -> dict[str, Any]:
@@ -233,94 +233,57 @@ def _ipam(given: Mapping[str, Any], subnets: Subnets) -> dict[str, Any]:
         ) from error
     routes += [{"dst": network} for network in (*subnets.networks, *subnets.networks_v6)]
     ranges = [[{"subnet": subnet}] for subnet in (subnets.subnet, subnets.subnet_v6) if subnet]
-    return _sorted_object({"type": _DEFAULT_IPAM, **given, "ranges": ranges, "routes": None}) | {"routes": routes}
+    return _sorted({"type": _DEFAULT_IPAM, **given, "ranges": ranges, "routes": None}) | {"routes": routes}
 
 
-def _sorted_object(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _sorted(fields[key]) for key in sorted(fields)}
-
-
-def _sorted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _sorted_object(value)
-    return [_sorted(item) for item in value] if isinstance(value, list) else value
+def _sorted(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Sort the keys of an object and of all objects in it."""
+    ordered: dict[str, Any] = json.loads(json.dumps(fields, sort_keys=True))
+    return ordered
 
 
 # --- subnet.env: `KEY=value` lines as flannel `pkg/subnet` WriteSubnetFile writes them; no quotes, no comments -------
 
 _MTU_MAX: Final = 2**32 - 1
-_SUBNET_KEYS: Final = frozenset(
-    (
-        "FLANNEL_NETWORK",
-        "FLANNEL_IPV6_NETWORK",
-        "FLANNEL_SUBNET",
-        "FLANNEL_IPV6_SUBNET",
-        "FLANNEL_MTU",
-        "FLANNEL_IPMASQ",
-    )
-)
 
 
 class SubnetError(ValueError):
     """A file that can't be used; the message gives the reason."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Subnets:
     """The content of subnet.env. Networks and subnets are in CIDR notation without host bits."""
 
-    networks: list[str] = field(default_factory=list)
+    networks: Sequence[str] = ()
     """Of the cluster."""
-    networks_v6: list[str] = field(default_factory=list)
+    networks_v6: Sequence[str] = ()
     subnet: str = ""
     """Of the node; empty: none."""
     subnet_v6: str = ""
-    mtu: int | None = None
+    mtu: int = 0
     """Bytes."""
-    masquerades: bool | None = None
+    masquerades: bool = False
     """flanneld does it."""
 
 
 def read_subnets(text: str, path: str) -> Subnets:
     """Read the content of the file at `path`; unknown lines are ignored. Raises SubnetError."""
-    subnets = Subnets()
+    values: dict[str, Any] = {}
     for line in text.split("\n"):
         key, equals, value = line.removesuffix("\r").partition("=")
         if key in _SUBNET_KEYS:
             if not equals:
                 raise SubnetError(f"{path}: {key} has no value")
-            _set(subnets, key, value)
+            field_name, read = _SUBNET_KEYS[key]
+            values[field_name] = read(value)
     missing = []
-    if not (subnets.networks or subnets.networks_v6):
-        missing += ["FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK"]
-    if not (subnets.subnet or subnets.subnet_v6):
-        missing += ["FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"]
-    if subnets.mtu is None:
-        missing.append("FLANNEL_MTU")
-    if subnets.masquerades is None:
-        missing.append("FLANNEL_IPMASQ")
+    for names in (("networks", "networks_v6"), ("subnet", "subnet_v6"), ("mtu",), ("masquerades",)):
+        if values.keys().isdisjoint(names):
+            missing += [key for key, (name, _) in _SUBNET_KEYS.items() if name in names]
     if missing:
         raise SubnetError(f"{path} is missing {', '.join(missing)}")
-    return subnets
-
-
-def _set(subnets: Subnets, key: str, value: str) -> None:
-    match key:
-        case "FLANNEL_NETWORK":
-            subnets.networks = _networks(value)
-        case "FLANNEL_IPV6_NETWORK":
-            subnets.networks_v6 = _networks(value)
-        case "FLANNEL_SUBNET":
-            subnets.subnet = _network(value)
-        case "FLANNEL_IPV6_SUBNET":
-            subnets.subnet_v6 = _network(value)
-        case "FLANNEL_MTU":
-            # No signs, no white space, no underscores.
-            if not (value.isascii() and value.isdigit()) or len(value) > len(str(_MTU_MAX)) or int(value) > _MTU_MAX:
-                raise SubnetError(f'parsing "{value[:40]}": invalid MTU')
-            subnets.mtu = int(value)
-        case _:
-            subnets.masquerades = value == "true"
+    return Subnets(**values)
 
 
 def _networks(value: str) -> list[str]:
@@ -333,3 +296,20 @@ def _network(text: str) -> str:
         return str(configuration.ip_interface(text).network)
     except ValueError as error:
         raise SubnetError(f"invalid CIDR address: {text[:60]}") from error
+
+
+def _mtu(value: str) -> int:
+    # No signs, no white space, no underscores.
+    if not (value.isascii() and value.isdigit()) or len(value) > len(str(_MTU_MAX)) or int(value) > _MTU_MAX:
+        raise SubnetError(f'parsing "{value[:40]}": invalid MTU')
+    return int(value)
+
+
+_SUBNET_KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "FLANNEL_NETWORK": ("networks", _networks),
+    "FLANNEL_IPV6_NETWORK": ("networks_v6", _networks),
+    "FLANNEL_SUBNET": ("subnet", _network),
+    "FLANNEL_IPV6_SUBNET": ("subnet_v6", _network),
+    "FLANNEL_MTU": ("mtu", _mtu),
+    "FLANNEL_IPMASQ": ("masquerades", lambda value: value == "true"),
+}

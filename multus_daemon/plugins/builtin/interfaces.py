@@ -93,6 +93,12 @@ def ignoring_absent_netns() -> Iterator[None]:
             raise
 
 
+def try_sysctl(*parts: str, value: str) -> None:
+    """Write a sysctl, ignore an error: its file is absent without IPv6, and can't be written if /proc is read-only."""
+    with contextlib.suppress(OSError):
+        sysctl.write(*parts, value=value)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A request to the kernel, with its name for messages: `failed to <what>`."""

@@ -1,13 +1,11 @@
 """`macvlan`: an interface with its own MAC address on top of one of the host's, or of the container's.
 
 The kernel state is that of the reference plugin (containernetworking/plugins `plugins/main/macvlan`), so that either
-can remove what the other made. Different on purpose: an ADD that fails leaves nothing behind; an existing interface is
-found before anything is made; MAC addresses are compared in the kernel's spelling.
+can remove what the other made; `docs/builtin-plugins.md` lists the differences.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import secrets
 import socket
@@ -16,13 +14,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from multus_daemon.kernel import sysctl
 from multus_daemon.kernel.links import MACVLAN_MODES, Link
 from multus_daemon.kernel.ops import Session
 from multus_daemon.kernel.rtnl import Rtnl
 from multus_daemon.plugins.builtin import configuration, interfaces, ipam, veth
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.interfaces import located, step
+from multus_daemon.plugins.builtin.interfaces import ignoring_absent_link, ignoring_absent_netns, located, step
 from multus_daemon.plugins.builtin.undo import Undo
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
@@ -148,9 +145,8 @@ def _read(call: Call) -> _Config:
             dns=read_dns(gojson.get_object(fields, "dns") or {}),
         )
     if config.mode not in MACVLAN_MODES:
-        raise InvalidNetworkConfigError(
-            f'unknown macvlan mode: "{config.mode}"', f"network {call.name!r}: one of {', '.join(MACVLAN_MODES)}"
-        )
+        advice = f"network {call.name!r}: one of {', '.join(MACVLAN_MODES)}"
+        raise InvalidNetworkConfigError(f'unknown macvlan mode: "{config.mode}"', advice)
     return config
 
 
@@ -178,9 +174,6 @@ def _find_master(kernel: Rtnl, config: _Config) -> Link:
             f"invalid MTU {config.mtu}, must be [0, master MTU({link.mtu})]", f'the master is "{link.name}"'
         )
     return link
-
-
-# --- in the pod's namespace ------------------------------------------------------------------------------------------
 
 
 def _create(session: Session, *, config: _Config, master: Link, ifname: str, made: _Made) -> Link:
@@ -216,22 +209,15 @@ def _configure(session: Session, *, link: Link, wanted: Result) -> None:
     if not wanted.ips:
         with step(f'set "{link.name}" up'):
             session.pod.set_up(link.index)
-        return
-    # Neighbours must forget the former owner of the addresses. An error is ignored, as in the reference: the files are
-    # absent without IPv6 and can't be written if /proc is read-only.
-    for parts in (("ipv4", "conf", link.name, "arp_notify"), ("ipv6", "conf", link.name, "ndisc_notify")):
-        with contextlib.suppress(OSError):
-            sysctl.write(*parts, value="1")
+            return
+    # Neighbours must forget the former owner of the addresses.
+    interfaces.try_sysctl("ipv4", "conf", link.name, "arp_notify", value="1")
+    interfaces.try_sysctl("ipv6", "conf", link.name, "ndisc_notify", value="1")
     interfaces.bring_up(session, link, wanted, interfaces.routes(link, wanted))
 
 
 def _undo(call: Call, session: Session, made: _Made) -> None:
     """Remove the link of `_create`. It disappears with its namespace."""
     if made.temporary_name:
-        with (
-            interfaces.ignoring_absent_netns(),
-            located(call),
-            session.inside(),
-            interfaces.ignoring_absent_link(),
-        ):
+        with ignoring_absent_netns(), located(call), session.inside(), ignoring_absent_link():
             session.pod.delete_link(made.index or session.pod.link(made.temporary_name).index)

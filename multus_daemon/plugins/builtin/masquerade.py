@@ -1,8 +1,7 @@
 """`ipMasq`: packets from a container to other networks leave with the host's address; by iptables or nftables.
 
 Chains, rules, names and comments are those of the reference plugins (containernetworking/plugins `pkg/ip`, ipmasq), so
-that either removes what the other made. Different on purpose: one attachment's removal keeps the rules of another
-interface of the same container, and a container whose namespace has gone leaves no rules behind.
+that either removes what the other made; `docs/builtin-plugins.md` lists the differences.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -116,17 +115,31 @@ def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Seque
     CniError if the rules may still exist: a program that fails, for example for lack of the lock, proves nothing.
     """
     tools, owner, backend = _settings(call)
-    attempts = []
+    removals = []
     for version in (4, 6) if addresses is None else sorted({item.version for item in addresses}):
         is_other = backend == _NFTABLES
         removal = partial(iptables.remove, tools, version, owner.chain, addresses, spared, is_other=is_other)
-        attempts.append(_attempt(_IPTABLES, removal))
-    attempts.append(_attempt(_NFTABLES, partial(_remove_nft, tools, owner)))
-    failures = [str(attempt.error) for attempt in attempts if attempt.error and _counts(attempt, attempts, backend)]
+        removals.append((_IPTABLES, removal))
+    removals.append((_NFTABLES, partial(_remove_nft, tools, owner)))
+    outcomes: list[tuple[str, bool | Exception]] = []
+    for name, removal in removals:
+        try:
+            outcomes.append((name, removal()))
+        except (ToolNotFoundError, CniError) as error:
+            outcomes.append((name, error))
+    # An ADD makes all rules in one backend.
+    had_rules = {backend} if backend else {name for name, outcome in outcomes if outcome is True}
+    failures = []
+    for name, outcome in outcomes:
+        if isinstance(outcome, CniError):
+            if had_rules - {name}:
+                log.warning("another backend had the masquerading rules, so this error is ignored: %s", outcome)
+            else:
+                failures.append(str(outcome))
     # The tool existed when ADD succeeded.
-    asked = [attempt for attempt in attempts if backend in ("", attempt.backend)]
-    if call.prev_result is not None and not failures and all(attempt.is_missing for attempt in asked):
-        failures = [str(attempt.error) for attempt in asked]
+    asked = [outcome for name, outcome in outcomes if backend in ("", name)]
+    if call.prev_result is not None and not failures and all(isinstance(item, ToolNotFoundError) for item in asked):
+        failures = [str(item) for item in asked]
     if failures:
         raise InternalError(
             f"failed to stop masquerading: {'; '.join(dict.fromkeys(failures))}",
@@ -172,38 +185,6 @@ def _settings(call: Call) -> tuple[HostTools, Owner, str]:
     except gojson.JsonError:
         backend = ""
     return call.tools, Owner(call.name, call.invocation.container_id, call.invocation.ifname), backend
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """The outcome of removing the rules of one backend; of iptables, for one family."""
-
-    backend: str
-    removed: bool = False
-    """There were rules, and they are gone."""
-    error: Exception | None = None
-    is_missing: bool = False
-    """The program does not exist."""
-
-
-def _attempt(backend: str, removal: Callable[[], bool]) -> _Attempt:
-    try:
-        return _Attempt(backend, removed=removal())
-    except (ToolNotFoundError, CniError) as error:
-        return _Attempt(backend, error=error, is_missing=isinstance(error, ToolNotFoundError))
-
-
-def _counts(attempt: _Attempt, attempts: Sequence[_Attempt], backend: str) -> bool:
-    """Report whether the rules may still exist after this error. An ADD makes all of them in one backend."""
-    if attempt.is_missing:
-        return False
-    if backend:
-        is_other = attempt.backend != backend
-    else:
-        is_other = any(other.removed for other in attempts if other.backend != attempt.backend)
-    if is_other:
-        log.warning("another backend had the masquerading rules, so this error is ignored: %s", attempt.error)
-    return not is_other
 
 
 # --- nftables: a rule for each address, in a chain that all plugins share --------------------------------------------

@@ -1,11 +1,8 @@
 """`ptp`: a veth pair between container and host; the host is the container's only neighbour.
 
 The kernel state is that of the reference plugin (containernetworking/plugins `plugins/main/ptp`), so that either can
-remove what the other made. Different on purpose: an ADD that fails leaves nothing behind; an existing interface is
-found before the IPAM plugin is called; an address without gateway is refused before a link is made; a gateway outside
-the address's network, and one that several addresses share, work. IPv6 addresses are added without duplicate address
-detection, because the host is the only neighbour on the pair and the reference waits one to two seconds for each pod;
-the key `dad` enables it. The same holds for the link-local address of the host's end.
+remove what the other made; `docs/builtin-plugins.md` lists the differences. IPv6 addresses, and the link-local address
+of the host's end, have no duplicate address detection, which would take one to two seconds; the key `dad` enables it.
 """
 
 from __future__ import annotations
@@ -133,17 +130,15 @@ def _require_gateways(answer: Result, network: str) -> None:
             )
 
 
-# --- in the kernel ---------------------------------------------------------------------------------------------------
-
-
 def _connect(config: _Config, session: Session, *, ifname: str, wanted: Result, pair: veth.Pair) -> tuple[Link, Link]:
     """Make all changes in the kernel; return the host's and the container's end."""
     interfaces.enable_forwarding(session, wanted.ips)
     host, container = veth.make(session, ifname, pair, mtu=config.mtu)
     ends = [(inet.interface_of(ip.address), inet.address_of(ip.gateway)) for ip in wanted.ips]
     if not config.dad and any(address.version == 6 for address, _ in ends):
+        # The kernel asks for its neighbour from the link-local address, and not before the detection has ended.
         with session.on_host():
-            veth.skip_detection(host.name)
+            interfaces.try_sysctl("ipv6", "conf", host.name, "accept_dad", value="0")
     interfaces.bring_up(session, container, wanted, _container_routes(container, wanted, ends), dad=config.dad)
     interfaces.apply(session.host, _host_side(host, ends, dad=config.dad))
     return host, container

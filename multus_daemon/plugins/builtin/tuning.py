@@ -1,10 +1,7 @@
 """`tuning`: sysctls and attributes of an interface that an earlier plugin of the list has made.
 
 Order, backup file and messages are those of the reference plugin (containernetworking/plugins `plugins/meta/tuning`),
-so that either can restore what the other changed. Different on purpose: an ADD that fails restores everything; all
-checks come before the first change; MAC addresses are compared and reported in the kernel's spelling, values of sysctls
-without regard to white space; a packet capture does not make an interface promiscuous; no backup stays if there is
-nothing left to restore.
+so that either can restore what the other changed; `docs/builtin-plugins.md` lists the differences.
 """
 
 from __future__ import annotations
@@ -18,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from multus_daemon.kernel import sysctl
@@ -54,8 +53,9 @@ class Sysctl:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
+class Attributes(
+    Struct, frozen=True, omit_defaults=True, rename={"promiscuous": "promisc", "tx_queue_length": "txQLen"}
+):
     """Attributes of an interface; empty, 0 and None mean unset."""
 
     mac: str = ""
@@ -235,18 +235,11 @@ def _sysctl(key: str, value: str, ifname: str) -> Sysctl:
     return Sysctl(key, tuple(parts), value)
 
 
-class _Object(dict[str, Any]):
-    """A JSON object that knows whether a key is repeated."""
-
-    def __init__(self, items: list[tuple[str, Any]]) -> None:
-        super().__init__(items)
-        self.is_repetitive = len(self) < len(items)
-
-
 def _refuse_repeated(stdin: bytes) -> None:
     """Raise InvalidNetworkConfigError for a sysctl with two values. `stdin` has been read before, so it is JSON."""
-    for key, value in json.loads(stdin, object_pairs_hook=_Object).items():
-        if key.lower() == "sysctl" and isinstance(value, _Object) and value.is_repetitive:
+    # An object is read as the tuple of its pairs, an array as a list.
+    for key, value in json.loads(stdin, object_pairs_hook=tuple):
+        if key.lower() == "sysctl" and isinstance(value, tuple) and len(dict(value)) < len(value):
             raise InvalidNetworkConfigError("duplicated sysctl keys are not allowed")
 
 
@@ -255,14 +248,7 @@ def _refuse_repeated(stdin: bytes) -> None:
 
 def encode(attributes: Attributes) -> bytes:
     """Return the content of a backup."""
-    fields: dict[str, Any] = {
-        "mac": attributes.mac or None,
-        "promisc": attributes.promiscuous,
-        "mtu": attributes.mtu or None,
-        "allmulti": attributes.allmulti,
-        "txQLen": attributes.tx_queue_length,
-    }
-    return json.dumps({key: value for key, value in fields.items() if value is not None}, indent=1).encode()
+    return msgspec.json.format(msgspec.json.encode(attributes), indent=1)
 
 
 def decode(content: bytes) -> Attributes:
@@ -382,9 +368,8 @@ def _compare(session: Session, *, settings: TuningConfig, ifname: str) -> None:
         with step(f"read sysctl {item.key}"):
             value = sysctl.read(*item.parts)
         if value.split() != item.value.split():
-            raise InternalError(
-                f"Error: Tuning configured value of {item.key} is {item.value}, current value is {value}"
-            )
+            problem = f"value of {item.key} is {item.value}, current value is {value}"
+            raise InternalError(f"Error: Tuning configured {problem}")
     with step(f'find "{ifname}"'):
         link = session.pod.link(ifname)
     wanted = settings.attributes
@@ -397,6 +382,5 @@ def _compare(session: Session, *, settings: TuningConfig, ifname: str) -> None:
     ]
     for what, configured, current in compared:
         if configured is not None and configured != current:
-            raise InternalError(
-                f"Error: Tuning configured {what} of {ifname} is {configured}, current value is {current}"
-            )
+            problem = f"{what} of {ifname} is {configured}, current value is {current}"
+            raise InternalError(f"Error: Tuning configured {problem}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from multus_daemon.kernel import removal, sysctl
+from multus_daemon.kernel import removal
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import Link
 from multus_daemon.kernel.ops import Session
@@ -62,20 +61,7 @@ def make(session: Session, ifname: str, pair: Pair, *, mtu: int, mac: str = "") 
 
 def ignore_advertisements(ifname: str) -> None:
     """Keep a container's router advertisements from configuring the host. Call it in the host's namespace."""
-    # Without IPv6 the file does not exist.
-    with contextlib.suppress(OSError):
-        sysctl.write("ipv6", "conf", ifname, "accept_ra", value="0")
-
-
-def skip_detection(ifname: str) -> None:
-    """Disable duplicate address detection for the link-local address. Call it in the host's namespace.
-
-    The host's end is up and has no carrier yet. The kernel sends neighbour solicitations from this address, and sends
-    none until the detection has ended, which takes two seconds.
-    """
-    # Without IPv6 there is no detection; if the file can't be written, the neighbour is found later.
-    with contextlib.suppress(OSError):
-        sysctl.write("ipv6", "conf", ifname, "accept_dad", value="0")
+    interfaces.try_sysctl("ipv6", "conf", ifname, "accept_ra", value="0")
 
 
 def add(host: Rtnl, ifname: str, there: Rtnl, netns: int, pair: Pair, *, mtu: int, mac: str = "") -> Link | None:

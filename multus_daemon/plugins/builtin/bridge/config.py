@@ -14,8 +14,8 @@ from multus_daemon.spec.cni.result import Dns
 
 _DEFAULT_BRIDGE: Final = "cni0"
 _VLAN_MAX: Final = 4094
-_TRUNK_KEYS: Final = ("minID", "maxID", "id")
-_KEYS: Final = configuration.COMMON_KEYS.union(
+TRUNK_KEYS: Final = ("minID", "maxID", "id")
+KEYS: Final = configuration.COMMON_KEYS.union(
     ("bridge", "isGateway", "isDefaultGateway", "forceAddress", "mtu", "hairpinMode", "promiscMode"),
     ("vlan", "vlanTrunk", "preserveDefaultVlan", "macspoofchk", "enabledad", "disableContainerInterface"),
     ("portIsolation", *masquerade.KEYS),
@@ -33,7 +33,6 @@ class BridgeConfig:
     """The bridge has the gateways' addresses."""
     is_default_gateway: bool
     force_address: bool
-    """Replace another address of the bridge."""
     masquerade: bool
     mtu: int
     """Bytes, for the pair and for a new bridge; 0: the kernel's default."""
@@ -50,27 +49,12 @@ class BridgeConfig:
     spoof_check: bool
     """Drop frames from the container with another MAC address."""
     detect_duplicates: bool
-    """Run IPv6 duplicate address detection in the container."""
     disable_container_interface: bool
-    """Leave the container's end down."""
     port_isolation: bool
-    """Pass no frames between this port and other isolated ports."""
     mac: str
-    """MAC address of the container's end; empty: a random one."""
+    """Of the container's end; empty: a random one."""
     dns: Dns | None
     """Replaces the IPAM plugin's; None: keep that one."""
-
-
-def unsupported(call: Call) -> str:
-    """Name the first key or value that this plugin does not know; empty if there is none. Raises JsonError."""
-    if unknown := configuration.unknown_key(call.fields, _KEYS):
-        return unknown
-    for item in gojson.get_list(call.fields, "vlanTrunk") or ():
-        if isinstance(item, dict) and (unknown := configuration.unknown_key(item, _TRUNK_KEYS, within="vlanTrunk: ")):
-            return unknown
-    if gojson.get_bool(call.fields, "macspoofchk") and call.tools is None:
-        return "macspoofchk: true"
-    return masquerade.unsupported(call)
 
 
 def read(call: Call) -> BridgeConfig:
@@ -132,7 +116,7 @@ def _trunk(items: Iterable[Any]) -> set[tuple[int, int]]:
     for item in items:
         if not isinstance(item, dict):
             raise gojson.JsonError(f"vlanTrunk: an object is needed, not {gojson.kind_of(item)}")
-        first, last, single = (gojson.get_int(item, key) for key in _TRUNK_KEYS)
+        first, last, single = (gojson.get_int(item, key) for key in TRUNK_KEYS)
         if first is not None and last is not None:
             for name, value in (("minID", first), ("maxID", last)):
                 if not 0 < value <= _VLAN_MAX:

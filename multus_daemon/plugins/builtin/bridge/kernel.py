@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.kernel import inet, sysctl
+from multus_daemon.kernel import inet
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import OPERSTATE_UP, Link
 from multus_daemon.kernel.ops import Session
@@ -58,7 +58,10 @@ def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: R
     """Set the container's addresses and routes, its gateways, and its link up; return the links as they are then."""
     ifname, gateway, host = links.container.name, None, links.host
     if config.is_layer3:
-        _set_neighbour_discovery(ifname, config)
+        if config.detect_duplicates:
+            interfaces.try_sysctl("ipv6", "conf", ifname, "enhanced_dad", value="1")
+        interfaces.try_sysctl("ipv6", "conf", ifname, "accept_dad", value="1" if config.detect_duplicates else "0")
+        interfaces.try_sysctl("ipv4", "conf", ifname, "arp_notify", value="1")
         interfaces.bring_up(session, links.container, wanted, interfaces.routes(links.container, wanted))
         if config.is_gateway:
             gateway = _set_up_gateways(session, links.bridge, config, wanted)
@@ -71,9 +74,6 @@ def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: R
         # Its MAC address may have become that of its lowest port.
         bridge = session.host.link(links.bridge.name)
     return Links(bridge, host, links.container, gateway)
-
-
-# --- bridge and port -------------------------------------------------------------------------------------------------
 
 
 def _ensure_bridge(session: Session, config: BridgeConfig) -> Link:
@@ -128,22 +128,6 @@ def _until_forwarding(session: Session, port: Link) -> Link:
             raise InternalError(f"bridge port in error state: {current.operstate.lower()}", f'"{port.name}" is not up')
         deadline.pause(pause)
         pause = min(pause * 2, longest)
-
-
-# --- addresses -------------------------------------------------------------------------------------------------------
-
-
-def _set_neighbour_discovery(ifname: str, config: BridgeConfig) -> None:
-    """Set the sysctls of neighbour discovery.
-
-    An error is ignored, as in the reference: the files are absent without IPv6 and can't be written if /proc is
-    read-only.
-    """
-    wanted = [("1", "ipv6", "enhanced_dad")] if config.detect_duplicates else []
-    wanted += [("1" if config.detect_duplicates else "0", "ipv6", "accept_dad"), ("1", "ipv4", "arp_notify")]
-    for value, family, name in wanted:
-        with contextlib.suppress(OSError):
-            sysctl.write(family, "conf", ifname, name, value=value)
 
 
 def _set_up_gateways(session: Session, bridge: Link, config: BridgeConfig, wanted: Result) -> Link | None:

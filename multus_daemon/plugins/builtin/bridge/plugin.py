@@ -1,9 +1,8 @@
 """`bridge`: a veth pair whose host end is a port of a bridge, which may be the containers' gateway.
 
 The kernel state is that of the reference plugin (containernetworking/plugins `plugins/main/bridge`), so that either can
-remove what the other made. Different on purpose: an ADD that fails leaves nothing of its container behind (the bridge
-and its addresses belong to the network, and stay as after a DEL); the configuration is checked first; rules of a
-container whose namespace has gone are removed; CHECK works without an IPAM plugin.
+remove what the other made; `docs/builtin-plugins.md` lists the differences. The bridge and its addresses belong to the
+network: they stay after a DEL, and after an ADD that fails.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 from multus_daemon.kernel import inet
 from multus_daemon.kernel.links import Link
 from multus_daemon.kernel.ops import Session
-from multus_daemon.plugins.builtin import interfaces, ipam, masquerade, spoofing, veth
+from multus_daemon.plugins.builtin import configuration, interfaces, ipam, masquerade, spoofing, veth
 from multus_daemon.plugins.builtin.bridge import config, kernel
 from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
 from multus_daemon.plugins.builtin.contract import Call
@@ -33,7 +32,15 @@ _CONTAINER_INTERFACE: Final = 2
 
 def unsupported(call: Call) -> str:
     """Name the first key or value that this plugin does not know."""
-    return config.unsupported(call)
+    if unknown := configuration.unknown_key(call.fields, config.KEYS):
+        return unknown
+    for item in gojson.get_list(call.fields, "vlanTrunk") or ():
+        trunk = item if isinstance(item, dict) else {}
+        if unknown := configuration.unknown_key(trunk, config.TRUNK_KEYS, within="vlanTrunk: "):
+            return unknown
+    if gojson.get_bool(call.fields, "macspoofchk") and call.tools is None:
+        return "macspoofchk: true"
+    return masquerade.unsupported(call)
 
 
 def validate(call: Call) -> None:
@@ -138,9 +145,6 @@ def _with_gateway(ip: IpConfig, settings: BridgeConfig) -> IpConfig:
         except ipaddress.AddressValueError as error:
             raise InternalError(f"no address is left for a gateway of {ip.address}") from error
     return replace(ip, interface=_CONTAINER_INTERFACE, gateway=gateway)
-
-
-# --- CHECK -----------------------------------------------------------------------------------------------------------
 
 
 def check(call: Call, session: Session) -> None:

@@ -26,8 +26,8 @@ from multus_daemon.spec.cni.errors import (
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 DEFAULT_DATA_DIR: Final = "/var/lib/cni/networks"
-_RANGE_KEYS: Final = ("subnet", "rangeStart", "rangeEnd", "gateway")
-_IPAM_KEYS: Final = ("type", "name", "routes", "dataDir", "resolvConf", "ranges", *_RANGE_KEYS)
+RANGE_KEYS: Final = ("subnet", "rangeStart", "rangeEnd", "gateway")
+IPAM_KEYS: Final = ("type", "name", "routes", "dataDir", "resolvConf", "ranges", *RANGE_KEYS)
 # A range needs a network address, a gateway, an address for a pod (and in IPv4 a broadcast address).
 _HOST_BITS_MIN: Final = 2
 _NO_ADDRESS: Final = "IP <nil> not v4 nor v6"
@@ -56,7 +56,6 @@ class Range:
         return address.version == self.version and self.first <= int(address) <= self.last
 
     def __str__(self) -> str:
-        """Return `first-last`."""
         return f"{text_of(self.first, self.version)}-{text_of(self.last, self.version)}"
 
     def overlaps(self, other: Range) -> bool:
@@ -71,7 +70,6 @@ class RangeSet:
     ranges: tuple[Range, ...]
 
     def __str__(self) -> str:
-        """Return `first-last,first-last`."""
         return ",".join(map(str, self.ranges))
 
     def range_of(self, address: Address) -> Range | None:
@@ -140,19 +138,6 @@ def with_args(config: HostLocalConfig, args: str) -> HostLocalConfig:
         raise InvalidEnvironmentError(
             f'ARGS: error parsing value of pair "IP={text}": {error.msg}', "in CNI_ARGS"
         ) from error
-
-
-def unsupported(fields: Mapping[str, Any]) -> str:
-    """Name the first key of `ipam` that host-local does not know; empty if there is none. Raises JsonError."""
-    ipam = gojson.get_object(fields, "ipam") or {}
-    if unknown := configuration.unknown_key(ipam, _IPAM_KEYS, within="ipam."):
-        return unknown
-    for entries in gojson.get_list(ipam, "ranges") or ():
-        for entry in entries if isinstance(entries, list) else ():
-            one = configuration.as_object(entry, "ranges")
-            if unknown := configuration.unknown_key(one, _RANGE_KEYS, within="ipam.ranges: "):
-                return unknown
-    return ""
 
 
 # --- what is written -------------------------------------------------------------------------------------------------

@@ -1,28 +1,21 @@
 """Memory of the networks' directories between calls, so that a call does not open every lease.
 
-Others change a directory too: the reference plugin, `multus-builtin`, a person. Two ways to notice were compared:
+The reference plugin, `multus-builtin` and people change a directory too. inotify(7) names each changed entry before the
+system call that changes it returns, and plugins hold the directory's lock for their changes: under the lock all their
+events are in the queue, and only changed leases are read. The directory's mtime does not suffice: it advances with the
+kernel's tick, 1 to 10 ms, and not at all for a lease that is rewritten in place.
 
-* The directory's mtime advances with the kernel's tick, 1 to 10 ms; a change by another program in the tick of our own
-  is invisible. If only an mtime older than a tick counts, as in git's index, everything is read after each own ADD,
-  which gains nothing while many pods start. A lease that is rewritten in place does not change the mtime at all.
-* inotify(7) names each entry that was made, removed or written to, in order, without a clock. The event is queued
-  before the system call that makes the change returns. Other plugins hold the directory's lock for their changes, so
-  under the lock all their events are in the queue, and only changed leases are read.
-
-So it is inotify. An entry with an event is read again, also after our own changes: own events are not recognised.
-
-Everything is read as in the first call if
+Everything is read again if
 
 * the queue overflowed, or too many names have changed to keep them;
-* the directory is another one (device and inode), or was removed meanwhile: `rm -r` drops the watch, and reports it
-  before the inode's number can be used again;
-* the mtime differs without an event: a change that this kernel did not make (NFS, FUSE). Such a change is missed within
-  one tick, so memory alone never decides about a lease: `store` reads a lease before it removes it, link(2) decides who
-  gets an address, and `plugin` lists again before it refuses;
+* the directory is another one (device and inode), or was removed: the kernel reports that before it reuses the inode;
+* the mtime differs without an event: a change by another kernel (NFS, FUSE). Such a change is missed within one tick,
+  so memory alone never decides about a lease: `store` reads a lease before it removes it, link(2) decides who gets an
+  address, and `plugin` lists again before it refuses;
 * inotify is refused (its limits), or two calls hold one directory at a time (somebody has removed `lock`).
 
 Bounded: the directories that were used last, and a maximum of leases in all of them together. A directory that exceeds
-the maximum alone is read at each call. Events wait in the kernel's queue, 16,384 by default.
+the maximum alone is read at each call.
 """
 
 from __future__ import annotations
@@ -33,7 +26,7 @@ import logging
 import os
 import socket
 import threading
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, KeysView
 from dataclasses import dataclass, field
@@ -42,7 +35,7 @@ from typing import TYPE_CHECKING, Final
 from multus_daemon.plugins.builtin.host_local.config import text_of
 
 if TYPE_CHECKING:
-    from multus_daemon.runtime.inotify import Change, Watcher
+    from multus_daemon.runtime.inotify import Watcher
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +61,6 @@ class Book:
     """The names and the leases of one directory, for one thread at a time. `store` fills it."""
 
     def __init__(self) -> None:
-        """Make a book that must be listed first."""
         self.listed = False
         """True once it has the directory's names."""
         self.unread: set[str] = set()
@@ -76,10 +68,9 @@ class Book:
         self._contents: dict[str, bytes | None] = {}
         self._names: dict[bytes, list[str]] = {}
         # By IP version. Made when a wanted address is taken, which is rare.
-        self._runs: dict[int, Runs] = {}
+        self._numbers: dict[int, Numbers] = {}
 
     def __len__(self) -> int:
-        """Return the number of names."""
         return len(self._contents)
 
     @property
@@ -102,8 +93,8 @@ class Book:
         """Enter a name with its content, stripped of white space; None for unreadable content."""
         if name in self._contents:
             self._disown(name)
-        elif self._runs and (number := _number(name)) and number[0] in self._runs:
-            self._runs[number[0]].add(number[1])
+        elif self._numbers and (number := _number(name)) and number[0] in self._numbers:
+            self._numbers[number[0]].add(number[1])
         self._contents[name] = content
         if content is not None:
             self._names.setdefault(content, []).append(name)
@@ -115,8 +106,8 @@ class Book:
             return
         self._disown(name)
         del self._contents[name]
-        if self._runs and (number := _number(name)) and number[0] in self._runs:
-            self._runs[number[0]].discard(number[1])
+        if self._numbers and (number := _number(name)) and number[0] in self._numbers:
+            self._numbers[number[0]].discard(number[1])
 
     def holding(self, content: bytes) -> list[str]:
         """Return the names of the leases with this content, in no order."""
@@ -126,11 +117,10 @@ class Book:
         """Return the first address from `value` on, both as numbers, that is not taken. It may be outside any range."""
         if text_of(value, version) not in self._contents:
             return value
-        runs = self._runs.get(version)
-        if runs is None:
+        if version not in self._numbers:
             numbers = (_number(name) for name in self._contents)
-            runs = self._runs[version] = Runs(number[1] for number in numbers if number and number[0] == version)
-        return runs.next_free(value)
+            self._numbers[version] = Numbers(number[1] for number in numbers if number and number[0] == version)
+        return self._numbers[version].next_free(value)
 
     def _disown(self, name: str) -> None:
         content = self._contents[name]
@@ -157,57 +147,39 @@ def _number(name: str) -> tuple[int, int] | None:
     return (version, value) if text_of(value, version) == name else None
 
 
-class Runs:
-    """A set of numbers as runs without a gap, so that the next free number is found without looking at each one."""
+class Numbers:
+    """A sorted set of numbers that finds the next free one without looking at each."""
 
-    __slots__ = ("_firsts", "_lasts")
+    __slots__ = ("_sorted",)
 
     def __init__(self, values: Iterable[int]) -> None:
-        """Take `values` in any order, also repeated."""
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
-        for value in sorted(values):
-            if self._lasts and value <= self._lasts[-1] + 1:
-                self._lasts[-1] = value
-            else:
-                self._firsts.append(value)
-                self._lasts.append(value)
+        self._sorted = sorted(set(values))
 
     def next_free(self, value: int) -> int:
         """Return the smallest number from `value` on that is not in the set."""
         position = self._position(value)
-        return value if position < 0 else self._lasts[position] + 1
+        if position < 0:
+            return value
+        # Within a run without a gap, number and position grow alike.
+        distance = value - position
+        end = bisect_right(range(len(self._sorted)), distance, position, key=lambda at: self._sorted[at] - at)
+        return self._sorted[end - 1] + 1
 
     def add(self, value: int) -> None:
         """Add a number."""
-        if self._position(value) >= 0:
-            return
-        # The run behind `value`; it and the one before may touch `value`.
-        behind = bisect_right(self._firsts, value)
-        self._firsts.insert(behind, value)
-        self._lasts.insert(behind, value)
-        for joint in (behind + 1, behind):
-            if 0 < joint < len(self._firsts) and self._lasts[joint - 1] + 1 >= self._firsts[joint]:
-                self._lasts[joint - 1] = self._lasts.pop(joint)
-                del self._firsts[joint]
+        if self._position(value) < 0:
+            insort(self._sorted, value)
 
     def discard(self, value: int) -> None:
         """Remove a number; an absent one is ignored."""
         position = self._position(value)
-        if position < 0:
-            return
-        first, last = self._firsts.pop(position), self._lasts.pop(position)
-        if value < last:
-            self._firsts.insert(position, value + 1)
-            self._lasts.insert(position, last)
-        if first < value:
-            self._firsts.insert(position, first)
-            self._lasts.insert(position, value - 1)
+        if position >= 0:
+            del self._sorted[position]
 
     def _position(self, value: int) -> int:
-        """Return the position of the run that contains `value`; -1 if none does."""
-        position = bisect_right(self._firsts, value) - 1
-        return position if position >= 0 and value <= self._lasts[position] else -1
+        """Return the position of a number; -1 if it is absent."""
+        position = bisect_right(self._sorted, value) - 1
+        return position if position >= 0 and self._sorted[position] == value else -1
 
 
 # --- all directories -------------------------------------------------------------------------------------------------
@@ -247,7 +219,6 @@ class Index:
         self._refused = False
 
     def __len__(self) -> int:
-        """Return the number of known directories."""
         return len(self._entries)
 
     @contextlib.contextmanager
@@ -324,22 +295,21 @@ class Index:
             for change in watcher.changes():
                 if change.lost:
                     self._lose_all()
-                if entry := self._watches.get(change.watch):
-                    self._note(entry, change)
+                entry = self._watches.get(change.watch)
+                if entry is None:
+                    continue
+                entry.notified = True
+                if change.gone:
+                    entry.lost = True
+                    del self._entries[entry.key], self._watches[entry.watch]
+                elif change.name and is_lease(change.name):
+                    entry.changed.add(change.name)
+                    if len(entry.changed) > _CHANGES_MAX:
+                        entry.changed.clear()
+                        entry.lost = True
         except OSError:
             self._lose_all()
             raise
-
-    def _note(self, entry: _Entry, change: Change) -> None:
-        entry.notified = True
-        if change.gone:
-            entry.lost = True
-            del self._entries[entry.key], self._watches[entry.watch]
-        elif change.name and is_lease(change.name):
-            entry.changed.add(change.name)
-            if len(entry.changed) > _CHANGES_MAX:
-                entry.changed.clear()
-                entry.lost = True
 
     def _lose_all(self) -> None:
         for entry in self._entries.values():

@@ -17,6 +17,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.ops import Session
+from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.host_local import config, store
 from multus_daemon.plugins.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet
@@ -41,7 +42,15 @@ _EXHAUSTED_ADVICE: Final = (
 
 def unsupported(call: Call) -> str:
     """Name the first key of `ipam` that this plugin does not know; other keys belong to the calling plugin."""
-    return config.unsupported(call.fields)
+    ipam = gojson.get_object(call.fields, "ipam") or {}
+    if unknown := configuration.unknown_key(ipam, config.IPAM_KEYS, within="ipam."):
+        return unknown
+    for entries in gojson.get_list(ipam, "ranges") or ():
+        for entry in entries if isinstance(entries, list) else ():
+            one = configuration.as_object(entry, "ranges")
+            if unknown := configuration.unknown_key(one, config.RANGE_KEYS, within="ipam.ranges: "):
+                return unknown
+    return ""
 
 
 def validate(call: Call) -> None:
@@ -139,24 +148,13 @@ def read_resolv_conf(path: Path) -> Dns:
         text = fs.read_limited(path).decode("utf-8", "replace")
     except OSError as error:
         raise IoFailureError(f"open {path}: {error.strerror}", "ipam.resolvConf") from error
-    nameservers: list[str] = []
-    search: list[str] = []
-    options: list[str] = []
-    domain = ""
+    values: dict[str, list[str]] = {"nameserver": [], "domain": [""], "search": [], "options": []}
     for line in text.split("\n"):
-        match line.split():
-            case ["nameserver", first, *_]:
-                nameservers.append(first)
-            case ["domain", first, *_]:
-                domain = first
-            case ["search", _, *_] as words:
-                search += words[1:]
-            case ["options", _, *_] as words:
-                options += words[1:]
-            case _:
-                # Comments too: their first word is none of the above.
-                pass
-    return Dns(tuple(nameservers), domain, tuple(search), tuple(options))
+        # A comment's first word is not a key.
+        key, *words = line.split() or [""]
+        if key in values:
+            values[key] += words if key in ("search", "options") else words[:1]
+    return Dns(tuple(values["nameserver"]), values["domain"][-1], tuple(values["search"]), tuple(values["options"]))
 
 
 # --- allocation ------------------------------------------------------------------------------------------------------
