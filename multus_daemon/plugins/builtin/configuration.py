@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from multus_daemon.spec.cni import args as cni_args
-from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni import gojson, versions
 from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidEnvironmentError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Dns, Route, read_dns, read_route
 
@@ -126,6 +126,12 @@ def as_object(value: Any, where: str) -> Mapping[str, Any]:
 def ipam_routes(ipam: Mapping[str, Any]) -> tuple[Route, ...]:
     """Return `routes` of the section `ipam`. Raises JsonError."""
     return tuple([read_route(as_object(item, "routes")) for item in gojson.get_list(ipam, "routes") or ()])
+
+
+def require_one_per_family(are_ipv4: Sequence[bool], cni_version: str) -> None:
+    """Raise InvalidNetworkConfigError for two addresses of one family if the version's results can't have them."""
+    if max(are_ipv4.count(True), are_ipv4.count(False)) > 1 and not versions.at_least(cni_version, "0.3.0"):
+        raise InvalidNetworkConfigError(f"CNI version {cni_version} does not support more than 1 address per family")
 
 
 def in_range(key: str, value: int, most: int) -> int:

@@ -288,28 +288,23 @@ def check(session: Session, expected: Interface, previous: Result, kind: str, *,
     if link.kind != kind:
         raise InternalError(f'"{expected.name}" is not a {kind} but {link.kind or "a link without a kind"}')
     require_mac(link, expected, f'"{expected.name}"')
-    with step(f'read the addresses of "{link.name}"'):
+    with step(f'read addresses and routes of "{link.name}"'):
         present = {item.address for item in session.pod.addresses(link.index)}
-    tables = Tables(session.pod)
-    for ip in previous.ips:
-        address = inet.interface_of(ip.address)
-        if address not in present:
-            raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
-        with step("read the routing table"):
-            main = tables.routes(ip.is_ipv4, inet.TABLE_MAIN)
-        if address.network not in main:
-            raise InternalError(f'expected a route to {address.network} for "{link.name}", and there is none')
-    for route in previous.routes:
-        with step("read the routing table"):
-            there = tables.routes_to(route, route.table or inet.TABLE_MAIN)
-        if not any(fits(route, item) for item in there):
-            text = _described(route, route.gw, "any")
-            raise InternalError(f"expected route '{text}' was not found in the routing table")
-    for gateway in [ip.gateway for ip in previous.ips if gateways and ip.gateway]:
-        with step("read the routing table"):
-            main = tables.routes(":" not in gateway, inet.TABLE_MAIN)
-        if not any(route.oif == link.index for route in main.get(ipaddress.ip_network(gateway), ())):
-            raise InternalError(f'expected a route to the gateway {gateway} on "{link.name}", and there is none')
+        tables = Tables(session.pod)
+        for ip in previous.ips:
+            address = inet.interface_of(ip.address)
+            if address not in present:
+                raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
+            if address.network not in tables.routes(ip.is_ipv4, inet.TABLE_MAIN):
+                raise InternalError(f'expected a route to {address.network} for "{link.name}", and there is none')
+        for route in previous.routes:
+            if not any(fits(route, item) for item in tables.routes_to(route, route.table or inet.TABLE_MAIN)):
+                text = _described(route, route.gw, "any")
+                raise InternalError(f"expected route '{text}' was not found in the routing table")
+        for gateway in [ip.gateway for ip in previous.ips if gateways and ip.gateway]:
+            there = tables.routes(":" not in gateway, inet.TABLE_MAIN).get(ipaddress.ip_network(gateway), ())
+            if not any(route.oif == link.index for route in there):
+                raise InternalError(f'expected a route to the gateway {gateway} on "{link.name}", and there is none')
     return link
 
 

@@ -1,7 +1,4 @@
-"""Call the IPAM plugin that a configuration names (CNI SPEC section 4, "Plugin Delegation").
-
-It gets the same variables and the same configuration as the plugin that calls it.
-"""
+"""Call the IPAM plugin that a configuration names (CNI SPEC section 4, "Plugin Delegation")."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ ADDRESSES_MAX: Final = 4096
 
 
 def called_by(call: Call) -> Mapping[str, Invocation]:
-    """Return the call of the IPAM plugin by its type; empty if the configuration names none.
-
-    Raises DecodingFailureError.
-    """
+    """Return the call of the IPAM plugin by its type; empty if there is none. Raises DecodingFailureError."""
     plugin_type = named(call)
     return {plugin_type: call.invocation} if plugin_type else {}
 

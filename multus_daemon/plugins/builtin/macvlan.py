@@ -88,7 +88,11 @@ def add(call: Call, session: Session) -> Result:
             ips = tuple(replace(ip, interface=0) for ip in answer.ips)
             wanted = replace(wanted, ips=ips, routes=answer.routes)
         with located(call), session.inside():
-            _configure(session, link=link, wanted=wanted)
+            if wanted.ips:
+                # Neighbours must forget the former owner of the addresses.
+                interfaces.try_sysctl("ipv4", "conf", link.name, "arp_notify", value="1")
+                interfaces.try_sysctl("ipv6", "conf", link.name, "ndisc_notify", value="1")
+            interfaces.bring_up(session, link, wanted, interfaces.routes(link, wanted))
     return replace(wanted, dns=config.dns)
 
 
@@ -109,10 +113,8 @@ def check(call: Call, session: Session) -> None:
     with located(call), session.inside():
         link = interfaces.check(session, expected, previous, "macvlan")
         if link.mode != config.mode:
-            raise InternalError(
-                f"container macvlan mode {link.mode} does not match expected value: {config.mode}",
-                f'interface "{link.name}"',
-            )
+            problem = f"container macvlan mode {link.mode} does not match expected value: {config.mode}"
+            raise InternalError(problem, f'interface "{link.name}"')
 
 
 def status(call: Call) -> None:
@@ -202,18 +204,6 @@ def _create(session: Session, *, config: _Config, master: Link, ifname: str, mad
     with step(f'rename macvlan to "{ifname}"'):
         session.pod.rename(made.index, ifname)
         return session.pod.link(ifname)
-
-
-def _configure(session: Session, *, link: Link, wanted: Result) -> None:
-    """Set addresses and routes, if there are any, and bring the interface up."""
-    if not wanted.ips:
-        with step(f'set "{link.name}" up'):
-            session.pod.set_up(link.index)
-            return
-    # Neighbours must forget the former owner of the addresses.
-    interfaces.try_sysctl("ipv4", "conf", link.name, "arp_notify", value="1")
-    interfaces.try_sysctl("ipv6", "conf", link.name, "ndisc_notify", value="1")
-    interfaces.bring_up(session, link, wanted, interfaces.routes(link, wanted))
 
 
 def _undo(call: Call, session: Session, made: _Made) -> None:

@@ -108,11 +108,10 @@ def add(call: Call, addresses: Sequence[IpInterface]) -> None:
 
 
 def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Sequence[IpInterface] = ()) -> None:
-    """Remove the rules of both backends; absent rules are not an error.
+    """Remove the rules of both backends. Raises CniError if rules may still exist, after both were tried.
 
     `addresses`: the masqueraded ones. None if they are unknown: remove all rules of the container on the network, by
-    the names of chain and comments, but those for the addresses in `spared`. Both backends are tried first. Raises
-    CniError if the rules may still exist: a program that fails, for example for lack of the lock, proves nothing.
+    the names of chain and comments, but those for the addresses in `spared`.
     """
     tools, owner, backend = _settings(call)
     removals = []
@@ -148,20 +147,14 @@ def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Seque
 
 
 def forget(call: Call, removed: Removed) -> None:
-    """Remove the rules in a DEL; do nothing without `ipMasq`. Raises CniError.
-
-    `removed`: the answer of `veth.remove`. The addresses are those that ADD reported and those of the interface.
-    """
+    """Remove the rules in a DEL, by the addresses of ADD's result and those in `removed`. Raises CniError."""
     if _may_have_rules(call):
         recorded = _recorded(call)
         remove(call, (*recorded, *(removed.addresses or ())) if recorded else None, spared=removed.living)
 
 
 def goes_by_name(call: Call) -> bool:
-    """Report whether a DEL has rules to remove and no result with their addresses, as after an interrupted ADD.
-
-    Then the addresses of the container's other interfaces must be known, to spare them.
-    """
+    """Report whether a DEL must spare the addresses of other interfaces: it has rules to remove and no result."""
     return _may_have_rules(call) and not _recorded(call)
 
 

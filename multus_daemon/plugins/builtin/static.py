@@ -118,11 +118,7 @@ def _read(call: Call) -> _Config:
             address = _cidr(ip.address, "the 'address' field is expected to be in CIDR notation")
             ips.append(IpConfig(address, ip.gateway))
         ips += by_environment
-    families = [ip.is_ipv4 for ip in ips]
-    if max(families.count(True), families.count(False)) > 1 and not versions.at_least(call.cni_version, _LISTS):
-        raise InvalidNetworkConfigError(
-            f"CNI version {call.cni_version} does not support more than 1 address per family"
-        )
+    configuration.require_one_per_family([ip.is_ipv4 for ip in ips], call.cni_version)
     return _Config(tuple(ips), routes, dns)
 
 

@@ -67,6 +67,9 @@ class Attributes(
     """Packets."""
 
 
+_UNSET: Final = Attributes()
+
+
 @dataclass(frozen=True, slots=True)
 class TuningConfig:
     """A checked configuration."""
@@ -84,8 +87,8 @@ class _Changed:
 
     sysctls: list[tuple[Sysctl, str]] = field(default_factory=list)
     """Each with its previous value."""
-    attributes: Attributes | None = None
-    """Their previous values; None before the first change."""
+    attributes: Attributes = _UNSET
+    """Their previous values."""
 
 
 def unsupported(call: Call) -> str:
@@ -106,12 +109,12 @@ def add(call: Call, session: Session) -> Result:
     previous = _previous(call)
     path = _backup_path(call, settings.data_dir)
     with Undo() as undo:
-        if settings.attributes != Attributes():
+        if settings.attributes != _UNSET:
             with step("read the attributes of before"):
                 before = _read_backup(path)
             undo.arm("put the backup back", functools.partial(_write_backup, path, before))
         changed = _Changed()
-        undo.arm("put attributes and sysctls back", functools.partial(_put_back, call, session, changed))
+        undo.arm("put attributes and sysctls back", functools.partial(_restore, call, session, changed))
         with located(call), session.inside():
             _apply(session, settings=settings, ifname=call.invocation.ifname, path=path, changed=changed)
     mac = settings.attributes.mac
@@ -134,13 +137,10 @@ def delete(call: Call, session: Session) -> None:
             # An ADD may have ended while it wrote the file.
             fs.sweep(path.parent, name=path.name)
             return
-        before = decode(content)
-        failures: list[str] = []
+        before = _Changed(attributes=decode(content))
         if call.invocation.netns:
-            with ignoring_absent_netns(), located(call), session.inside():
-                failures = _restore(session, ifname=call.invocation.ifname, before=before)
-        if failures:
-            raise InternalError("; ".join(failures))
+            with ignoring_absent_netns():
+                _restore(call, session, before)
         _write_backup(path, None)
     except (OSError, CniError, gojson.JsonError) as error:
         log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
@@ -295,7 +295,7 @@ def _apply(session: Session, *, settings: TuningConfig, ifname: str, path: Path,
         with step(f"set sysctl {item.key}"):
             sysctl.write(*item.parts, value=item.value)
     wanted = settings.attributes
-    if wanted == Attributes():
+    if wanted == _UNSET:
         return
     with step(f'get "{ifname}"'):
         link = session.pod.link(ifname)
@@ -330,29 +330,22 @@ def _changes(kernel: Rtnl, link: Link, attributes: Attributes) -> Iterator[tuple
         yield f"transmit queue length {length}", functools.partial(kernel.set_tx_queue_length, index, length)
 
 
-def _put_back(call: Call, session: Session, changed: _Changed) -> None:
-    if not (changed.sysctls or changed.attributes):
+def _restore(call: Call, session: Session, before: _Changed) -> None:
+    """Restore the attributes, if the interface exists, and the sysctls. Raises InternalError with all failures."""
+    if before == _Changed():
         return
     failures: list[str] = []
     with located(call), session.inside():
-        if changed.attributes is not None:
-            failures = _restore(session, ifname=call.invocation.ifname, before=changed.attributes)
-        for item, value in reversed(changed.sysctls):
+        with _noted(failures, "attributes"):
+            link = session.pod.find_link(call.invocation.ifname)
+            for what, change in _changes(session.pod, link, before.attributes) if link else ():
+                with _noted(failures, what):
+                    change()
+        for item, value in reversed(before.sysctls):
             with _noted(failures, f"sysctl {item.key}"):
                 sysctl.write(*item.parts, value=value)
-    if failures:
-        raise InternalError("; ".join(failures))
-
-
-def _restore(session: Session, *, ifname: str, before: Attributes) -> list[str]:
-    """Restore the attributes, if the interface exists; return the failures."""
-    failures: list[str] = []
-    with _noted(failures, f'find "{ifname}"'):
-        link = session.pod.find_link(ifname)
-        for what, change in _changes(session.pod, link, before) if link else ():
-            with _noted(failures, what):
-                change()
-    return failures
+        if failures:
+            raise InternalError("; ".join(failures))
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ def _read(call: Call) -> BridgeConfig:
         hairpin=flag("hairpinMode"),
         promiscuous=flag("promiscMode"),
         vlan=vlan,
-        trunk=_ranges(_trunk(trunk or ())),
+        trunk=_trunk(trunk or ()),
         # An empty trunk too, as with the reference.
         vlan_filtering=vlan != 0 or trunk is not None,
         preserve_default_vlan=flag("preserveDefaultVlan"),
@@ -110,8 +110,11 @@ def _read(call: Call) -> BridgeConfig:
     )
 
 
-def _trunk(items: Iterable[Any]) -> set[tuple[int, int]]:
-    """Return the VLANs of `vlanTrunk`, first and last. An item is `{"minID", "maxID"}`, `{"id"}`, or both."""
+def _trunk(items: Iterable[Any]) -> tuple[tuple[int, int], ...]:
+    """Return the VLANs of `vlanTrunk` as ranges, merged and ascending.
+
+    An item is `{"minID", "maxID"}`, `{"id"}`, or both.
+    """
     vlans: set[tuple[int, int]] = set()
     for item in items:
         if not isinstance(item, dict):
@@ -133,11 +136,6 @@ def _trunk(items: Iterable[Any]) -> set[tuple[int, int]]:
             if not 0 < single <= _VLAN_MAX:
                 raise InvalidNetworkConfigError("incorrect trunk id parameter", f"{single}")
             vlans.add((single, single))
-    return vlans
-
-
-def _ranges(vlans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Merge adjacent and overlapping ranges; return them ascending."""
     ranges: list[tuple[int, int]] = []
     for first, last in sorted(vlans):
         if ranges and first <= ranges[-1][1] + 1:

@@ -66,8 +66,7 @@ def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: R
         if config.is_gateway:
             gateway = _set_up_gateways(session, links.bridge, config, wanted)
     elif not config.disable_container_interface:
-        with step(f'set "{ifname}" up'):
-            session.pod.set_up(links.container.index)
+        interfaces.bring_up(session, links.container, wanted, [])
     if not config.disable_container_interface:
         host = _until_forwarding(session, links.host)
     with step(f'find "{links.bridge.name}"'):

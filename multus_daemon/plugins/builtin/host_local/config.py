@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from multus_daemon.plugins.builtin import configuration
-from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni import result as cni_result
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -199,10 +199,7 @@ def _range_sets(drafts: Sequence[Sequence[_Draft]], cni_version: str) -> tuple[R
             raise InvalidNetworkConfigError(f"invalid range set {index}: {error.msg}", error.details) from error
         ranges += sets[-1].ranges
         position_of_set += [index] * len(draft)
-    versions_of_sets = [one.ranges[0].version for one in sets]
-    several = max(versions_of_sets.count(4), versions_of_sets.count(6)) > 1
-    if several and not versions.at_least(cni_version, "0.3.0"):
-        raise InvalidNetworkConfigError(f"CNI version {cni_version} does not support more than 1 address per family")
+    configuration.require_one_per_family([one.ranges[0].version == 4 for one in sets], cni_version)
     if pair := _overlap(ranges):
         first, second = sorted(position_of_set[position] for position in pair)
         raise InvalidNetworkConfigError(f"range set {first} overlaps with {second}")

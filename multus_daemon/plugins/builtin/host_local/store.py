@@ -2,13 +2,8 @@
 
 `<dataDir>/<network>/`: one file for each address, named by it, with the content `<container id>\\r\\n<interface>`;
 `last_reserved_ip.<set>` with the address that was given last; `lock` for flock(2), exclusive. Both implementations can
-work on one directory at the same time.
-
-Better than the reference: an address file appears together with its content (written beside, then linked into place),
-so a crash never leaves a file without an owner, which nothing could release. A file that the reference plugin left
-without an owner counts as taken.
-
-The directory's content comes from a book that an `index` may have kept since an earlier call.
+work on one directory at the same time. Here an address file appears together with its content (written beside, then
+linked into place), so a crash never leaves a file without an owner, which nothing could release.
 """
 
 from __future__ import annotations
@@ -54,7 +49,6 @@ class LeaseDirectory:
     """The directory while its lock is held (`locked` makes one). All methods block and raise OSError."""
 
     def __init__(self, descriptor: int, owner: Owner, book: Book | None = None) -> None:
-        """`book`: the known content of the directory."""
         self._descriptor = descriptor
         self._owner = owner
         self._kept = Book() if book is None else book
@@ -105,7 +99,7 @@ class LeaseDirectory:
 
         A DEL calls it after it has released the owner's `files`: an unreadable one may be another of them.
         """
-        wanted = {ipaddress.ip_address(text) for text in addresses} if self._unreadable else set()
+        wanted = {ipaddress.ip_address(text) for text in addresses}
         for name, error in self._unreadable.items():
             if not wanted or (_is_address(name) and ipaddress.ip_address(name) in wanted):
                 raise OSError(error.errno, error.strerror, name) from error
@@ -120,11 +114,10 @@ class LeaseDirectory:
 
     def _read_unread(self) -> None:
         """Look up the unread leases, except those that could not be read in this call."""
-        if self._kept.unread:
-            for name in self._kept.unread - self._unreadable.keys():
-                self._look_up(name)
-            # A set never shrinks, and iteration visits all of it.
-            self._kept.unread = set(self._kept.unread)
+        for name in self._kept.unread - self._unreadable.keys():
+            self._look_up(name)
+        # A set never shrinks, and iteration visits all of it.
+        self._kept.unread = set(self._kept.unread)
 
     def _look_up(self, name: str) -> None:
         """Enter the content of a lease, or its absence, into the book."""
