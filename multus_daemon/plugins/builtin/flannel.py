@@ -18,7 +18,7 @@ from multus_daemon.kernel.ops import Session
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import located, step
-from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.plugins.builtin.undo import Undo, read_file, write_file
 from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson
@@ -72,9 +72,9 @@ def add(call: Call, session: Session) -> Result:
         existed = session.pod.find_link(call.invocation.ifname) is not None
     with Undo() as undo:
         with step("save the delegate's configuration for DEL"):
-            before = _load(path)
-            undo.arm("put the saved configuration back", functools.partial(_save, path, before))
-            _save(path, composed.stdin)
+            before = read_file(path)
+            undo.arm("put the saved configuration back", functools.partial(write_file, path, before))
+            write_file(path, composed.stdin)
         if not existed:
             undo.arm("remove what the delegate has made", functools.partial(_run, call, "DEL", composed))
         return _run(call, "ADD", composed)
@@ -86,7 +86,7 @@ def delete(call: Call, session: Session) -> None:
     with step("read the delegate's configuration"):
         # A temporary file of an ADD that was killed.
         fs.sweep(path.parent, name=path.name)
-        saved = _load(path)
+        saved = read_file(path)
     if saved is None:
         return
     try:
@@ -97,7 +97,7 @@ def delete(call: Call, session: Session) -> None:
         return
     _run(call, "DEL", composed)
     with step("remove the delegate's configuration"):
-        _save(path, None)
+        write_file(path, None)
 
 
 def check(call: Call, session: Session) -> None:
@@ -126,29 +126,10 @@ def _invocation(call: Call, verb: str, composed: _Delegate) -> Invocation:
     )
 
 
-# --- the saved configuration -----------------------------------------------------------------------------------------
-
-
 def _saved_at(call: Call) -> Path:
     with configuration.reading(call.name):
         directory = gojson.get_str(call.fields, "dataDir")
     return call.on_host(DEFAULT_DATA_DIR if directory is None else directory) / call.invocation.container_id
-
-
-def _load(path: Path) -> bytes | None:
-    try:
-        return fs.read_limited(path)
-    except FileNotFoundError:
-        return None
-
-
-def _save(path: Path, content: bytes | None) -> None:
-    """Write the file, so that it survives a crash; remove it if `content` is None. Raises OSError."""
-    if content is None:
-        fs.remove(path)
-        return
-    fs.ensure_directory(path.parent)
-    fs.write_atomic(path, content)
 
 
 def type_of(saved: bytes) -> str:

@@ -26,7 +26,7 @@ from multus_daemon.kernel.rtnl import Rtnl
 from multus_daemon.plugins.builtin import allowlist, configuration
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_netns, located, step
-from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.plugins.builtin.undo import Undo, read_file, write_file
 from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError
@@ -111,8 +111,9 @@ def add(call: Call, session: Session) -> Result:
     with Undo() as undo:
         if settings.attributes != _UNSET:
             with step("read the attributes of before"):
-                before = _read_backup(path)
-            undo.arm("put the backup back", functools.partial(_write_backup, path, before))
+                before = read_file(path, limit=_BACKUP_LIMIT)
+            # No fsync: dataDir is in memory by default, and its files end with the interfaces when the node restarts.
+            undo.arm("put the backup back", functools.partial(write_file, path, before, fsync=False))
         changed = _Changed()
         undo.arm("put attributes and sysctls back", functools.partial(_restore, call, session, changed))
         with located(call), session.inside():
@@ -132,7 +133,7 @@ def delete(call: Call, session: Session) -> None:
     """
     path = _backup_path(call, _data_dir(call))
     try:
-        content = _read_backup(path)
+        content = read_file(path, limit=_BACKUP_LIMIT)
         if content is None:
             # An ADD may have ended while it wrote the file.
             fs.sweep(path.parent, name=path.name)
@@ -141,7 +142,7 @@ def delete(call: Call, session: Session) -> None:
         if call.invocation.netns:
             with ignoring_absent_netns():
                 _restore(call, session, before)
-        _write_backup(path, None)
+        write_file(path, None)
     except (OSError, CniError, gojson.JsonError) as error:
         log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
 
@@ -268,25 +269,6 @@ def _backup_path(call: Call, data_dir: str) -> Path:
     return call.on_host(data_dir) / f"{call.invocation.container_id}_{call.invocation.ifname}.json"
 
 
-def _read_backup(path: Path) -> bytes | None:
-    with contextlib.suppress(FileNotFoundError):
-        return fs.read_limited(path, limit=_BACKUP_LIMIT)
-    return None
-
-
-def _write_backup(path: Path, content: bytes | None) -> None:
-    """Write the file; remove it if `content` is None. Raises OSError."""
-    if content is None:
-        fs.remove(path)
-        return
-    fs.ensure_directory(path.parent)
-    # No fsync: dataDir is in memory by default, and its files end with the interfaces when the node restarts.
-    fs.write_atomic(path, content, fsync=False)
-
-
-# --- in the pod's namespace ------------------------------------------------------------------------------------------
-
-
 def _apply(session: Session, *, settings: TuningConfig, ifname: str, path: Path, changed: _Changed) -> None:
     for item in settings.sysctls:
         # A sysctl that can only be written (net.ipv4.route.flush) has no value to restore.
@@ -307,7 +289,7 @@ def _apply(session: Session, *, settings: TuningConfig, ifname: str, path: Path,
         tx_queue_length=link.tx_queue_length if wanted.tx_queue_length is not None else None,
     )
     with step(f'save the attributes of "{ifname}"'):
-        _write_backup(path, encode(before))
+        write_file(path, encode(before), fsync=False)
     changed.attributes = before
     for what, change in _changes(session.pod, link, wanted):
         with step(f'set {what} of "{ifname}"'):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from multus_daemon import deadlines
-from multus_daemon.runtime import deadline
+from multus_daemon.runtime import deadline, fs
 
 log = logging.getLogger(__name__)
 
@@ -43,3 +44,20 @@ class Undo:
         steps = self._stack.pop_all()
         if error is not None:
             steps.close()
+
+
+def read_file(path: Path, *, limit: int = fs.DEFAULT_READ_LIMIT) -> bytes | None:
+    """Return the content of a file that ADD keeps for DEL, None if there is none. Raises OSError."""
+    try:
+        return fs.read_limited(path, limit=limit)
+    except FileNotFoundError:
+        return None
+
+
+def write_file(path: Path, content: bytes | None, *, fsync: bool = True) -> None:
+    """Write such a file with its directory, or remove it if `content` is None. Raises OSError."""
+    if content is None:
+        fs.remove(path)
+        return
+    fs.ensure_directory(path.parent)
+    fs.write_atomic(path, content, fsync=fsync)

@@ -140,9 +140,6 @@ def with_args(config: HostLocalConfig, args: str) -> HostLocalConfig:
         ) from error
 
 
-# --- what is written -------------------------------------------------------------------------------------------------
-
-
 def _requested(text: str) -> Address:
     """Read a requested address. A prefix length is ignored: the range has its own."""
     if not text:
@@ -181,9 +178,6 @@ def _read_range(fields: Mapping[str, Any]) -> _Draft:
                 f"invalid IP address: {text}", f"{key}: an address without prefix length is needed"
             ) from error
     return _Draft(subnet, *addresses)
-
-
-# --- ranges ----------------------------------------------------------------------------------------------------------
 
 
 def _range_sets(drafts: Sequence[Sequence[_Draft]], cni_version: str) -> tuple[RangeSet, ...]:

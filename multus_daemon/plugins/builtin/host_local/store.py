@@ -260,12 +260,10 @@ def _acquire(lock: int, path: str, patience: float) -> None:
     for delay in backoff(0.0005, 0.02, jitter=0.2):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
             return
-        if time.monotonic() > end:
-            raise busy(path)
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise busy(path) from error
         deadline.pause(delay)
 
 
