@@ -237,10 +237,10 @@ class Subnets:
     """The content of subnet.env. Networks and subnets are in CIDR notation without host bits."""
 
     networks: Sequence[str] = ()
-    """Of the cluster."""
+    """The cluster's."""
     networks_v6: Sequence[str] = ()
     subnet: str = ""
-    """Of the node; empty: none."""
+    """The node's; empty: none."""
     subnet_v6: str = ""
     mtu: int = 0
     """Bytes."""

@@ -17,7 +17,7 @@ from multus_daemon.spec.ports import HostTools, ToolNotFoundError
 
 # Exit status of iptables for an absent chain or rule, or an existing one that is to be made; and for much else.
 _ABSENT: Final = 1
-# Messages of iptables if the kernel has no such table, so that there are no rules. The exit status does not tell.
+# Messages of iptables if the kernel has no such table, so no rules. The exit status is the same for other errors.
 _NO_TABLE: Final = (
     "Table does not exist",
     "Protocol not supported",

@@ -67,12 +67,12 @@ def unsupported(call: Call) -> str:
 
 def validate(call: Call) -> None:
     """Read the configuration."""
-    conf.once(call.fields, _Config, lambda: _read(call))
+    conf.once(call.fields, _read, functools.partial(_read, call))
 
 
 def add(call: Call, session: Session) -> Result:
     """Make the pair. If it raises, nothing is left, and the addresses are released."""
-    config = conf.once(call.fields, _Config, lambda: _read(call))
+    config = conf.once(call.fields, _read, functools.partial(_read, call))
     ifname = call.invocation.ifname
     with Undo() as undo:
         interfaces.require_absent(call, session, kind="veth")

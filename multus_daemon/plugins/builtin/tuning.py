@@ -47,7 +47,7 @@ class Sysctl:
     """A sysctl with its wanted value."""
 
     key: str
-    """As written; the allowlist is applied to it."""
+    """The text in the configuration; the allowlist is applied to it."""
     parts: tuple[str, ...]
     """The path below /proc/sys/net."""
     value: str
@@ -78,7 +78,7 @@ class TuningConfig:
     attributes: Attributes
     """`promiscuous` is True or None."""
     data_dir: str
-    """As the host sees it."""
+    """Path on the host."""
 
 
 @dataclass(slots=True)

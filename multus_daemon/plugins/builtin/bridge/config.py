@@ -52,7 +52,7 @@ class BridgeConfig:
     disable_container_interface: bool
     port_isolation: bool
     mac: str
-    """Of the container's end; empty: a random one."""
+    """The container's; empty: a random one."""
     dns: Dns | None
     """Replaces the IPAM plugin's; None: keep that one."""
 

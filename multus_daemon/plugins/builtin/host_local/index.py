@@ -12,7 +12,7 @@ Everything is read again if
 * the mtime differs without an event: a change by another kernel (NFS, FUSE). Such a change is missed within one tick,
   so memory alone never decides about a lease: `store` reads a lease before it removes it, link(2) decides who gets an
   address, and `plugin` lists again before it refuses;
-* inotify is refused (its limits), or two calls hold one directory at a time (somebody has removed `lock`).
+* inotify is refused (its limits), or two calls hold one directory at a time (`lock` was removed).
 
 Bounded: the directories that were used last, and a maximum of leases in all of them together. A directory that exceeds
 the maximum alone is read at each call.
@@ -75,7 +75,7 @@ class Book:
 
     @property
     def taken(self) -> KeysView[str]:
-        """Every name: an address is taken if it is the name of a file, whatever the content."""
+        """Every name: an address is taken if it is the name of a file."""
         return self._contents.keys()
 
     def relist(self, names: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ each set, or none.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,12 +56,12 @@ def unsupported(call: Call) -> str:
 
 def validate(call: Call) -> None:
     """Read the configuration."""
-    call.once(_settings)
+    _settings(call)
 
 
 def add(call: Call, session: Session) -> Result:
     """Take one address from each range set. If it raises, none is taken."""
-    settings = call.once(_settings)
+    settings = _settings(call)
     resolv_conf = call.on_host(settings.resolv_conf) if settings.resolv_conf else None
     with _locked(call, settings) as leases:
         dns = Dns() if resolv_conf is None else read_resolv_conf(resolv_conf)
@@ -73,7 +74,7 @@ def delete(call: Call, session: Session) -> None:
 
     Raises CniError also if an address file can't be read: one that ADD returned, or any if they are not known.
     """
-    with _locked(call, call.once(_settings)) as leases:
+    with _locked(call, _settings(call)) as leases:
         for name in leases.files():
             leases.release(name)
         leases.require_readable(_recorded(call))
@@ -133,10 +134,8 @@ def _recorded(call: Call) -> list[str]:
 
 
 def _settings(call: Call) -> HostLocalConfig:
-    settings = conf.once(
-        call.fields, config.read, lambda: config.read(call.fields, name=call.name, cni_version=call.cni_version)
-    )
-    return config.with_args(settings, call.invocation.args)
+    read = functools.partial(config.read, call.fields, name=call.name, cni_version=call.cni_version)
+    return config.with_args(conf.once(call.fields, config.read, read), call.invocation.args)
 
 
 def read_resolv_conf(path: Path) -> Dns:

@@ -51,26 +51,18 @@ class LeaseDirectory:
     def __init__(self, descriptor: int, owner: Owner, book: Book | None = None) -> None:
         self._descriptor = descriptor
         self._owner = owner
-        self._kept = Book() if book is None else book
-        self._is_current = False
+        self._book = Book() if book is None else book
         self._listed = False
         self._unreadable: dict[str, OSError] = {}
-
-    @property
-    def _book(self) -> Book:
-        """The book with the directory's present names."""
-        if not self._is_current:
-            if self._kept.listed:
-                # A changed name may be present or absent until it has been looked up.
-                self._read_unread()
-            else:
-                self.refresh()
-            self._is_current = True
-        return self._kept
+        if self._book.listed:
+            # A changed name may be present or absent until it has been looked up.
+            self._read_unread()
+        else:
+            self.refresh()
 
     @property
     def taken(self) -> Set[str]:
-        """Every name in the directory: an address is taken if it is the name of a file, whatever the content."""
+        """Every name in the directory: an address is taken if it is the name of a file."""
         return self._book.taken
 
     def next_free(self, value: int, version: int) -> int:
@@ -81,7 +73,7 @@ class LeaseDirectory:
         """List the directory; return False if this call has listed it already."""
         if self._listed:
             return False
-        self._kept.relist(os.listdir(self._descriptor))
+        self._book.relist(os.listdir(self._descriptor))
         self._listed = True
         return True
 
@@ -106,36 +98,35 @@ class LeaseDirectory:
 
     def _holding(self, content: bytes) -> list[str]:
         """Return the leases with this content. Each is read again: nothing is removed from memory alone."""
-        book = self._book
         self._read_unread()
-        for name in book.holding(content):
+        for name in self._book.holding(content):
             self._look_up(name)
-        return book.holding(content)
+        return self._book.holding(content)
 
     def _read_unread(self) -> None:
         """Look up the unread leases, except those that could not be read in this call."""
-        for name in self._kept.unread - self._unreadable.keys():
+        for name in self._book.unread - self._unreadable.keys():
             self._look_up(name)
         # A set never shrinks, and iteration visits all of it.
-        self._kept.unread = set(self._kept.unread)
+        self._book.unread = set(self._book.unread)
 
     def _look_up(self, name: str) -> None:
         """Enter the content of a lease, or its absence, into the book."""
         try:
             content = self._read(name).strip()
         except FileNotFoundError:
-            self._kept.drop(name)
+            self._book.drop(name)
             self._unreadable.pop(name, None)
         except OSError as error:
             # The address is taken; the next call tries to read it again.
-            self._kept.put(name, None)
-            self._kept.unread.add(name)
+            self._book.put(name, None)
+            self._book.unread.add(name)
             # An IPAM plugin makes files: a directory or a link has no owner.
             if not isinstance(error, fs.NotRegularFileError) and error.errno != errno.ELOOP:
                 self._unreadable[name] = error
         else:
-            self._kept.put(name, content)
-            self._kept.unread.discard(name)
+            self._book.put(name, content)
+            self._book.unread.discard(name)
             self._unreadable.pop(name, None)
 
     def last_reserved(self, index: int) -> str:
@@ -161,14 +152,14 @@ class LeaseDirectory:
         try:
             os.link(BESIDE, address, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor, follow_symlinks=False)
         except OSError as error:
-            self.sweep()
+            _sweep(self._descriptor)
             if not isinstance(error, FileExistsError):
                 raise
             self._look_up(address)
             return False
-        self._kept.put(address, content)
+        self._book.put(address, content)
         try:
-            self.sweep()
+            _sweep(self._descriptor)
             self._mark(f"{LAST_RESERVED_PREFIX}{index}", address.encode())
         except BaseException:
             self.release(address)
@@ -179,7 +170,7 @@ class LeaseDirectory:
         """Remove a file; an absent one is not an error."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address, dir_fd=self._descriptor)
-        self._kept.drop(address)
+        self._book.drop(address)
 
     def _read(self, name: str) -> bytes:
         descriptor = fs.open_regular(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._descriptor)
@@ -187,11 +178,6 @@ class LeaseDirectory:
             return os.read(descriptor, _OWNER_MAX_BYTES)
         finally:
             os.close(descriptor)
-
-    def sweep(self) -> None:
-        """Remove the temporary file of a crash. It may be a link to an address file, so it is never written to."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(BESIDE, dir_fd=self._descriptor)
 
     def _mark(self, name: str, data: bytes) -> None:
         """Write a mark in place. Only the order depends on it, so half a mark after a crash is harmless.
@@ -230,9 +216,8 @@ def locked(path: str, owner: Owner, *, patience: float, index: Index | None = No
             _acquire(lock, f"{path}/{LOCK_NAME}", patience)
             # Closing the file releases the lock.
             with contextlib.nullcontext(Book()) if index is None else index.book(descriptor) as book:
-                leases = LeaseDirectory(descriptor, owner, book)
-                leases.sweep()
-                yield leases
+                _sweep(descriptor)
+                yield LeaseDirectory(descriptor, owner, book)
         finally:
             os.close(lock)
     finally:
@@ -252,6 +237,12 @@ def held(path: Path, owner: Owner) -> list[str]:
         return LeaseDirectory(descriptor, owner).files()
     finally:
         os.close(descriptor)
+
+
+def _sweep(directory: int) -> None:
+    """Remove the temporary file of a crash. It may be a link to an address file, so it is never written to."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(BESIDE, dir_fd=directory)
 
 
 def _acquire(lock: int, path: str, patience: float) -> None:
