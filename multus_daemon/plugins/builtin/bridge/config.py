@@ -83,14 +83,12 @@ def _read(call: Call) -> BridgeConfig:
     if not 0 <= vlan <= _VLAN_MAX:
         raise InvalidNetworkConfigError(f"invalid VLAN ID {vlan} (must be between 0 and {_VLAN_MAX})")
     trunk = gojson.get_list(fields, "vlanTrunk")
-    mac_by_args = configuration.own_args(call.invocation.args, ("MAC",)).get("MAC")
-    runtime, given = configuration.requests(fields)
-    mac = gojson.get_str(runtime, "mac") or gojson.get_str(given, "mac") or mac_by_args
+    is_default_gateway = flag("isDefaultGateway")
     return BridgeConfig(
         bridge=_DEFAULT_BRIDGE if bridge is None else bridge,
         is_layer3=bool(ipam.named(call)),
-        is_gateway=flag("isGateway") or flag("isDefaultGateway"),
-        is_default_gateway=flag("isDefaultGateway"),
+        is_gateway=flag("isGateway") or is_default_gateway,
+        is_default_gateway=is_default_gateway,
         force_address=flag("forceAddress"),
         masquerade=masquerade.is_wanted(call),
         mtu=configuration.mtu(fields),
@@ -105,9 +103,17 @@ def _read(call: Call) -> BridgeConfig:
         detect_duplicates=flag("enabledad"),
         disable_container_interface=flag("disableContainerInterface"),
         port_isolation=flag("portIsolation"),
-        mac=configuration.mac_address(mac) if mac else "",
+        mac=_mac(call),
         dns=configuration.own_dns(fields),
     )
+
+
+def _mac(call: Call) -> str:
+    """Return the MAC address of runtimeConfig, else of args, else of CNI_ARGS."""
+    by_args = configuration.own_args(call.invocation.args, ("MAC",)).get("MAC")
+    runtime, given = configuration.requests(call.fields)
+    text = gojson.get_str(runtime, "mac") or gojson.get_str(given, "mac") or by_args
+    return configuration.mac_address(text) if text else ""
 
 
 def _trunk(items: Iterable[Any]) -> tuple[tuple[int, int], ...]:
