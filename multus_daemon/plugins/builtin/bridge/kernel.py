@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
@@ -25,19 +24,11 @@ _NATIVE_VLAN: Final = 1
 _NO_MAC: Final = "00:00:00:00:00:00"
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The links of an ADD, as read last."""
+def connect(session: Session, *, config: BridgeConfig, ifname: str, pair: veth.Pair) -> tuple[Link, Link, Link]:
+    """Make the bridge, and the pair with the host's end as a port; return bridge, host's and container's end.
 
-    bridge: Link
-    host: Link
-    container: Link
-    gateway: Link | None = None
-    """The interface in the network's VLAN that has the gateways' addresses; None if the bridge has them."""
-
-
-def connect(session: Session, *, config: BridgeConfig, ifname: str, pair: veth.Pair) -> Links:
-    """Make the bridge, and the pair with the host's end as a port. The container's end stays down."""
+    The container's end stays down.
+    """
     try:
         with step(f'set up "{config.bridge}"'):
             bridge = _ensure_bridge(session, config)
@@ -51,28 +42,33 @@ def connect(session: Session, *, config: BridgeConfig, ifname: str, pair: veth.P
         with step(f"set up hairpin mode and isolation for {host.name}"):
             session.host.set_port(host.index, hairpin=config.hairpin, isolated=config.port_isolation)
     _set_vlans(session, host, config, config.trunk)
-    return Links(bridge, host, container)
+    return bridge, host, container
 
 
-def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: Result) -> Links:
-    """Set the container's addresses and routes, its gateways, and its link up; return the links as they are then."""
-    ifname, gateway, host = links.container.name, None, links.host
+def configure(
+    session: Session, *, config: BridgeConfig, bridge: Link, host: Link, container: Link, wanted: Result
+) -> list[Link]:
+    """Set the container's addresses and routes, its gateways, and its link up.
+
+    Returns bridge and host's end as they are then, and the interface in the network's VLAN if that has the gateways.
+    """
+    ifname, gateway = container.name, None
     if config.is_layer3:
         if config.detect_duplicates:
             interfaces.try_sysctl("ipv6", "conf", ifname, "enhanced_dad", value="1")
         interfaces.try_sysctl("ipv6", "conf", ifname, "accept_dad", value="1" if config.detect_duplicates else "0")
         interfaces.try_sysctl("ipv4", "conf", ifname, "arp_notify", value="1")
-        interfaces.bring_up(session, links.container, wanted, interfaces.routes(links.container, wanted))
+        interfaces.bring_up(session, container, wanted, interfaces.routes(container, wanted))
         if config.is_gateway:
-            gateway = _set_up_gateways(session, links.bridge, config, wanted)
+            gateway = _set_up_gateways(session, bridge, config, wanted)
     elif not config.disable_container_interface:
-        interfaces.bring_up(session, links.container, wanted, [])
+        interfaces.bring_up(session, container, wanted, [])
     if not config.disable_container_interface:
-        host = _until_forwarding(session, links.host)
-    with step(f'find "{links.bridge.name}"'):
+        host = _until_forwarding(session, host)
+    with step(f'find "{bridge.name}"'):
         # Its MAC address may have become that of its lowest port.
-        bridge = session.host.link(links.bridge.name)
-    return Links(bridge, host, links.container, gateway)
+        bridge = session.host.link(bridge.name)
+    return [bridge, host, *([gateway] if gateway else [])]
 
 
 def _ensure_bridge(session: Session, config: BridgeConfig) -> Link:

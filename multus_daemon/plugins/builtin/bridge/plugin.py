@@ -62,26 +62,23 @@ def add(call: Call, session: Session) -> Result:
         undo.arm("remove the veth pair", functools.partial(veth.undo, pair, session))
         with located(call):
             session.require()
-            links = kernel.connect(session, config=settings, ifname=ifname, pair=pair)
+            bridge, host, container = kernel.connect(session, config=settings, ifname=ifname, pair=pair)
         if settings.spoof_check:
             undo.arm("remove the rules against other MAC addresses", functools.partial(spoofing.remove, call))
-            spoofing.add(call, links.host.name, links.container.mac)
+            spoofing.add(call, host.name, container.mac)
         if settings.is_layer3:
             undo.arm("release the addresses", functools.partial(ipam.run, call, "DEL"))
             answer = _with_gateways(ipam.run(call, "ADD"), settings)
         with located(call), session.inside():
-            links = kernel.configure(session, config=settings, links=links, wanted=answer)
+            on_host = kernel.configure(
+                session, config=settings, bridge=bridge, host=host, container=container, wanted=answer
+            )
         if settings.is_layer3 and settings.masquerade:
             addresses = [inet.interface_of(ip.address) for ip in answer.ips]
             undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
             masquerade.add(call, addresses)
-    made = [
-        Interface(links.bridge.name, links.bridge.mac),
-        Interface(links.host.name, links.host.mac),
-        Interface(links.container.name, links.container.mac, sandbox=call.invocation.netns),
-    ]
-    if links.gateway:
-        made.append(Interface(links.gateway.name, links.gateway.mac))
+    made = [Interface(link.name, link.mac) for link in on_host]
+    made.insert(_CONTAINER_INTERFACE, Interface(ifname, container.mac, sandbox=call.invocation.netns))
     return replace(answer, interfaces=tuple(made), dns=answer.dns if settings.dns is None else settings.dns)
 
 

@@ -219,14 +219,14 @@ def _overlap(ranges: Sequence[Range]) -> tuple[int, int] | None:
     One pass over the sorted ranges: a configuration can have thousands.
     """
     pairs: list[tuple[int, int]] = []
-    last: int | None = None
-    for position in sorted(range(len(ranges)), key=lambda at: (ranges[at].version, ranges[at].first, at)):
-        one = ranges[position]
-        before = None if last is None else ranges[last]
-        if before is not None and last is not None and before.overlaps(one):
-            pairs.append((min(last, position), max(last, position)))
-        if before is None or before.version != one.version or before.last < one.last:
-            last = position
+    order = sorted(range(len(ranges)), key=lambda at: (ranges[at].version, ranges[at].first, at))
+    before = order[0] if order else 0
+    for position in order[1:]:
+        one, other = ranges[before], ranges[position]
+        if one.overlaps(other):
+            pairs.append((min(before, position), max(before, position)))
+        if one.version != other.version or one.last < other.last:
+            before = position
     return min(pairs, default=None)
 
 
