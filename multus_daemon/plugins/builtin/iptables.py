@@ -45,7 +45,7 @@ def add(tools: HostTools, version: int, chain: str, comment: str, addresses: Seq
         present = set()
         for name in (chain, _POSTROUTING):
             listed = _run(tools, _TOOL[version], [*_wait(), "-t", "nat", "-S", name])
-            present |= {_meaning(words) for line in _lines(listed) if (words := _words(line, chain))}
+            present |= {_meaning(rule) for rule in _rules_naming(chain, listed)}
         rules = [rule for rule in rules if _meaning(rule) not in present]
     if rules:
         # Each once: several addresses share one.
@@ -70,7 +70,7 @@ def remove(
     if listed.status and any(text in listed.stderr for text in _NO_TABLE):
         return False
     _require(_TOOL[version], listed)
-    jumps = [jump for line in _lines(listed) if (jump := jump_of(line, chain))]
+    jumps = jumps_to(chain, listed)
     if addresses is None:
         living = {ipaddress.ip_network(item.ip) for item in spared}
         doomed = [jump for jump in jumps if _source(jump) not in living]
@@ -88,21 +88,16 @@ def remove(
     return bool(changes)
 
 
-def jump_of(line: str, chain: str) -> list[str]:
-    """Return the specification in a line of `iptables -S` if it is a jump to `chain`; else an empty list."""
-    words = _words(line, chain)
-    return words if ("-j", chain) in itertools.pairwise(words) else []
+def jumps_to(chain: str, listed: ToolExit) -> list[list[str]]:
+    """Return the rules in the output of `iptables -S` that jump to `chain`, each with its own chain first."""
+    return [rule for rule in _rules_naming(chain, listed) if ("-j", chain) in itertools.pairwise(rule)]
 
 
-def _lines(listed: ToolExit) -> list[str]:
+def _rules_naming(chain: str, listed: ToolExit) -> list[list[str]]:
     # The comments of other rules can hold anything.
-    return listed.stdout.decode(errors="surrogateescape").split("\n")
-
-
-def _words(line: str, chain: str) -> list[str]:
-    """Return chain and specification of a line of `iptables -S` that mentions `chain`; else an empty list."""
-    words = shlex.split(line) if chain in line else []
-    return words[1:] if words[:1] == ["-A"] else []
+    lines = listed.stdout.decode(errors="surrogateescape").split("\n")
+    rules = [shlex.split(line) for line in lines if chain in line]
+    return [rule[1:] for rule in rules if rule[0] == "-A"]
 
 
 def _meaning(rule: Sequence[str]) -> tuple[object, ...]:

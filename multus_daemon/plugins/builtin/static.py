@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from multus_daemon.kernel.ops import Session
@@ -21,20 +20,13 @@ from multus_daemon.spec.cni.errors import (
     InvalidEnvironmentError,
     InvalidNetworkConfigError,
 )
-from multus_daemon.spec.cni.result import Dns, IpConfig, Result, Route, cidr, read_dns
+from multus_daemon.spec.cni.result import IpConfig, Result, cidr, read_dns
 
 _IPAM_KEYS: Final = ("type", "name", "addresses", "routes", "dns")
 # `version` is a key of CNI 0.3 that is still written and never read.
 _ADDRESS_KEYS: Final = ("address", "gateway", "version")
 # The first version whose results can hold any number of addresses.
 _LISTS: Final = "0.3.0"
-
-
-@dataclass(frozen=True, slots=True)
-class _Config:
-    ips: tuple[IpConfig, ...]
-    routes: tuple[Route, ...]
-    dns: Dns
 
 
 def unsupported(call: Call) -> str:
@@ -61,8 +53,7 @@ def validate(call: Call) -> None:
 def add(call: Call, session: Session) -> Result:
     """Return the addresses, routes and DNS settings."""
     validate(call)
-    config = call.once(_read)
-    return Result(ips=config.ips, routes=config.routes, dns=config.dns)
+    return call.once(_read)
 
 
 def delete(call: Call, session: Session) -> None:
@@ -74,13 +65,13 @@ def check(call: Call, session: Session) -> None:
 
     As in the reference, a configured address may be absent from prevResult.
     """
-    config = _read(call)
+    configured = _read(call)
     if call.prev_result is None:
         raise InvalidNetworkConfigError("Required prevResult missing", f"network {call.name!r}")
     present: dict[str, IpConfig] = {}
     for item in call.prev_result.ips:
         present.setdefault(item.ip, item)
-    for ip in config.ips:
+    for ip in configured.ips:
         given = present.get(ip.ip)
         if given is not None and ip.gateway and ip.gateway != given.gateway:
             raise InternalError(
@@ -93,7 +84,7 @@ def status(call: Call) -> None:
     """Do nothing: the plugin is always ready."""
 
 
-def _read(call: Call) -> _Config:
+def _read(call: Call) -> Result:
     """Read the configuration: runtimeConfig, else args, else CNI_ARGS together with `addresses`.
 
     Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7).
@@ -119,7 +110,7 @@ def _read(call: Call) -> _Config:
             ips.append(IpConfig(address, ip.gateway))
         ips += by_environment
     configuration.require_one_per_family([ip.is_ipv4 for ip in ips], call.cni_version)
-    return _Config(tuple(ips), routes, dns)
+    return Result(ips=tuple(ips), routes=routes, dns=dns)
 
 
 def _written(item: Any) -> IpConfig:

@@ -54,7 +54,7 @@ def test_a_comment_is_cut_to_what_the_kernel_takes(ifname: str) -> None:
     ],
 )
 def test_jumps(line: str, expected: list[str]) -> None:
-    assert iptables.jump_of(line, "CNI-abc") == expected
+    assert iptables.jumps_to("CNI-abc", ToolExit(0, line.encode(), "")) == ([expected] if expected else [])
 
 
 def test_quoting_is_what_iptables_restore_reads() -> None:
