@@ -1,4 +1,4 @@
-"""Reading the configuration of a built-in: known keys, requests of the pod, CNI_ARGS, addresses. Pure."""
+"""Read the configuration of a built-in: known keys, requests of the pod, CNI_ARGS, addresses. Pure."""
 
 from __future__ import annotations
 

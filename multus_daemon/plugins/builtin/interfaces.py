@@ -199,7 +199,7 @@ def _settle(session: Session, link: Link) -> None:
         deadline.pause(_SETTLE_POLL_SECONDS)
     with step(f'read the state of "{link.name}"'):
         operstate = session.pod.link(link.name).operstate
-    # Without a carrier the detection never runs. Then the routes may fail, or not.
+    # Without a carrier the detection never runs; then the kernel accepts or refuses the routes.
     if operstate == OPERSTATE_UP:
         raise InternalError(
             f"link {link.name} still has tentative addresses after {deadlines.ADDRESSES_SECONDS:g} seconds"

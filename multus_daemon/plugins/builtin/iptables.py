@@ -41,7 +41,7 @@ def add(tools: HostTools, version: int, chain: str, comment: str, addresses: Seq
         rules.append((chain, "!", "-d", _MULTICAST[version], "-j", "MASQUERADE", *commented))
         rules.append((_POSTROUTING, "-s", str(address.ip), "-j", chain, *commented))
     if not _nat(tools, version, "-N", chain):
-        # It exists, for another interface or from an interrupted ADD. Or -N failed; then the listing fails too.
+        # The chain exists, for another interface or from an interrupted ADD; else the listing fails too.
         present = set()
         for name in (chain, _POSTROUTING):
             listed = _run(tools, _TOOL[version], [*_wait(), "-t", "nat", "-S", name])

@@ -1,4 +1,4 @@
-"""`macvlan`: an interface with its own MAC address on top of one of the host's, or of the container's.
+"""`macvlan`: an interface with its own MAC address on top of an interface of the host or the container.
 
 The kernel state is that of the reference plugin (containernetworking/plugins `plugins/main/macvlan`), so that either
 can remove what the other made; `docs/builtin-plugins.md` lists the differences.
@@ -97,7 +97,7 @@ def add(call: Call, session: Session) -> Result:
 
 
 def delete(call: Call, session: Session) -> None:
-    """Release the addresses, then remove the interface. An absent one is not an error."""
+    """Release the addresses, then remove the interface. An absent interface is not an error."""
     if ipam.named(call):
         ipam.run(call, "DEL")
     veth.remove(call, session)

@@ -1,4 +1,4 @@
-"""`passthru`: does nothing and says so; the first plugin of the auxiliary chain (upstream's `cmd/passthru-cni`)."""
+"""`passthru`: returns an empty result; the first plugin of the auxiliary chain (upstream's `cmd/passthru-cni`)."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def add(call: Call, session: Session) -> Result:
 
 
 def delete(call: Call, session: Session) -> None:
-    """Release the addresses, remove the pair and the rules. An absent one is not an error."""
+    """Release the addresses, remove the pair and the rules. Absent ones are not an error."""
     ipam.run(call, "DEL")
     masquerade.forget(call, veth.remove(call, session, others=masquerade.goes_by_name(call)))
 
@@ -136,7 +136,7 @@ def _connect(config: _Config, session: Session, *, ifname: str, wanted: Result, 
     host, container = veth.make(session, ifname, pair, mtu=config.mtu)
     ends = [(inet.interface_of(ip.address), inet.address_of(ip.gateway)) for ip in wanted.ips]
     if not config.dad and any(address.version == 6 for address, _ in ends):
-        # The kernel asks for its neighbour from the link-local address, and not before the detection has ended.
+        # The kernel uses the link-local address to find its neighbour, but only after the detection has ended.
         with session.on_host():
             interfaces.try_sysctl("ipv6", "conf", host.name, "accept_dad", value="0")
     interfaces.bring_up(session, container, wanted, _container_routes(container, wanted, ends), dad=config.dad)

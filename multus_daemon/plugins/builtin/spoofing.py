@@ -51,7 +51,7 @@ def remove(call: Call) -> None:
             # The rule and the chains are made in one transaction and removed in one.
             return
         commands = [{"delete": {"rule": _in_chain(_BASE, handle=rule.handle)}} for rule in jumps]
-        # Added first, so that it is not an error if one of them is absent.
+        # The chains are added first, because the deletion of an absent one is an error.
         commands += [*_emptied(chain), *_emptied(mac_chain)]
         commands += [{"delete": {"chain": item.to_object()}} for item in (chain, mac_chain)]
         nftables.run_commands(call.tools, commands)

@@ -96,7 +96,7 @@ def _read(call: Call) -> BridgeConfig:
         promiscuous=flag("promiscMode"),
         vlan=vlan,
         trunk=_trunk(trunk or ()),
-        # An empty trunk too, as with the reference.
+        # An empty trunk enables it too, as in the reference.
         vlan_filtering=vlan != 0 or trunk is not None,
         preserve_default_vlan=flag("preserveDefaultVlan"),
         spoof_check=flag("macspoofchk"),

@@ -1,4 +1,4 @@
-"""The changes of bridge in the kernel. The functions raise InternalError."""
+"""Kernel operations of `bridge`. The functions raise InternalError."""
 
 from __future__ import annotations
 

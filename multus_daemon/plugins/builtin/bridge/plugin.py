@@ -83,7 +83,7 @@ def add(call: Call, session: Session) -> Result:
 
 
 def delete(call: Call, session: Session) -> None:
-    """Remove the pair, release the addresses, remove the rules. An absent one is not an error; the bridge stays.
+    """Remove the pair, release the addresses, remove the rules; the bridge stays. Absent ones are not an error.
 
     The addresses are released only after the pair has been removed. Later steps run even if one fails.
     """

@@ -52,7 +52,7 @@ class Range:
     """Never given to a pod. It may be outside the subnet, and of the other family."""
 
     def __contains__(self, address: Address) -> bool:
-        """Report whether `address` is in the range; the gateway may be."""
+        """Report whether `address` is in the range, which may include the gateway."""
         return address.version == self.version and self.first <= int(address) <= self.last
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Memory of the networks' directories between calls, so that a call does not open every lease.
+"""Remember the networks' directories between calls, so that a call does not open every lease.
 
 The reference plugin, `multus-builtin` and people change a directory too. inotify(7) names each changed entry before the
 system call that changes it returns, and plugins hold the directory's lock for their changes: under the lock all their
@@ -212,7 +212,7 @@ class Index:
         self._names_max = names_max
         self._mutex = threading.Lock()
         self._watcher: Watcher | None = None
-        # The last used one is the last.
+        # Least recently used first.
         self._entries: OrderedDict[tuple[int, int], _Entry] = OrderedDict()
         self._watches: dict[int, _Entry] = {}
         self._used = False

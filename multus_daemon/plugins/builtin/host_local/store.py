@@ -107,7 +107,7 @@ class LeaseDirectory:
         """Look up the unread leases, except those that could not be read in this call."""
         for name in self._book.unread - self._unreadable.keys():
             self._look_up(name)
-        # A set never shrinks, and iteration visits all of it.
+        # A copy, because a set never shrinks and iteration visits its whole table.
         self._book.unread = set(self._book.unread)
 
     def _look_up(self, name: str) -> None:
@@ -140,7 +140,7 @@ class LeaseDirectory:
     def reserve(self, address: str, index: int) -> bool:
         """Make the address file, then the mark of the set `index`; return False if the file exists.
 
-        No file is left where it raises.
+        If it raises, no file is left.
         """
         content = self._owner.content
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
