@@ -194,7 +194,7 @@ def _range_sets(drafts: Sequence[Sequence[_Draft]], cni_version: str) -> tuple[R
         ranges += sets[-1].ranges
         position_of_set += [index] * len(draft)
     configuration.require_one_per_family([one.ranges[0].version == 4 for one in sets], cni_version)
-    if pair := _overlap(ranges):
+    if len(ranges) > 1 and (pair := _overlap(ranges)):
         first, second = sorted(position_of_set[position] for position in pair)
         raise InvalidNetworkConfigError(f"range set {first} overlaps with {second}")
     return tuple(sets)
@@ -208,7 +208,7 @@ def _range_set(drafts: Sequence[_Draft]) -> RangeSet:
         ranges.append(_range(draft))
         if ranges[-1].version != ranges[0].version:
             raise InvalidNetworkConfigError("mixed address families")
-    if pair := _overlap(ranges):
+    if len(ranges) > 1 and (pair := _overlap(ranges)):
         raise InvalidNetworkConfigError(f"subnets {ranges[pair[0]]} and {ranges[pair[1]]} overlap")
     return RangeSet(tuple(ranges))
 

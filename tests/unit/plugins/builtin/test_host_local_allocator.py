@@ -1,4 +1,4 @@
-"""Which address comes next, on a dict in place of the directory; and what any sequence of ADD and DEL keeps true."""
+"""The order of addresses, on a dict in place of the directory, and invariants of any sequence of ADD and DEL."""
 
 import ipaddress
 from typing import Any

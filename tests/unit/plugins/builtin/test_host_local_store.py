@@ -1,4 +1,4 @@
-"""The data directory: what is written byte for byte, what a crash leaves, who waits for whom."""
+"""The data directory: its bytes, its state after a crash, its lock."""
 
 import fcntl
 import os
