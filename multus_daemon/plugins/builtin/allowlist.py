@@ -52,7 +52,7 @@ def require_allowed(keys: Iterable[str], path: Path) -> None:
         if not is_allowed(key, patterns):
             raise InvalidNetworkConfigError(
                 f"Sysctl {key} is not allowed. Only the following sysctls are allowed: [{' '.join(patterns)}]",
-                f"the node's {PATH} says so",
+                f"see the node's {PATH}",
             )
 
 

@@ -73,10 +73,10 @@ def add(call: Call, session: Session) -> Result:
     with Undo() as undo:
         with step("save the delegate's configuration for DEL"):
             before = read_file(path)
-            undo.arm("put the saved configuration back", functools.partial(write_file, path, before))
+            undo.arm("restore the saved configuration", functools.partial(write_file, path, before))
             write_file(path, composed.stdin)
         if not existed:
-            undo.arm("remove what the delegate has made", functools.partial(_run, call, "DEL", composed))
+            undo.arm("run the delegate's DEL", functools.partial(_run, call, "DEL", composed))
         return _run(call, "ADD", composed)
 
 

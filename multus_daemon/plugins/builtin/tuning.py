@@ -110,12 +110,12 @@ def add(call: Call, session: Session) -> Result:
     path = _backup_path(call, settings.data_dir)
     with Undo() as undo:
         if settings.attributes != _UNSET:
-            with step("read the attributes of before"):
+            with step("read the backup of the attributes"):
                 before = read_file(path, limit=_BACKUP_LIMIT)
             # No fsync: dataDir is in memory by default, and its files end with the interfaces when the node restarts.
-            undo.arm("put the backup back", functools.partial(write_file, path, before, fsync=False))
+            undo.arm("restore the backup", functools.partial(write_file, path, before, fsync=False))
         changed = _Changed()
-        undo.arm("put attributes and sysctls back", functools.partial(_restore, call, session, changed))
+        undo.arm("restore attributes and sysctls", functools.partial(_restore, call, session, changed))
         with located(call), session.inside():
             _apply(session, settings=settings, ifname=call.invocation.ifname, path=path, changed=changed)
     mac = settings.attributes.mac

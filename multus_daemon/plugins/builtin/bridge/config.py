@@ -63,7 +63,7 @@ def read(call: Call) -> BridgeConfig:
         config = _read(call)
     problem = names.ifname_problem(config.bridge)
     if problem or "%" in config.bridge:
-        problem = problem or "interface name contains %, for which the kernel puts a number"
+        problem = problem or "interface name contains %, which the kernel replaces with a number"
         raise InvalidNetworkConfigError(f'failed to create bridge "{config.bridge}": {problem}')
     if config.is_layer3 and config.disable_container_interface:
         raise InvalidNetworkConfigError("cannot use IPAM when DisableContainerInterface flag is set")
