@@ -12,8 +12,8 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from multus_daemon.plugins.builtin import flannel as plugin
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.flannel import plugin
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted

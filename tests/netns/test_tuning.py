@@ -13,8 +13,8 @@ import hypothesis.strategies as st
 import pytest
 
 from multus_daemon.kernel.links import Rtnl
+from multus_daemon.plugins.builtin import tuning as plugin
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.tuning import backup, plugin
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError, IoFailureError
 from tests.netns import outcome, reference
 from tests.netns.direct import Direct
@@ -420,6 +420,6 @@ def test_any_configuration(keys: dict[str, Any], start: tuple[int, str, str], ma
 
 def test_what_is_written_can_be_read() -> None:
     for content in (b"{}", b'{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":true,"txQLen":0}'):
-        assert backup.decode(backup.encode(backup.decode(content))) == backup.decode(content)
+        assert plugin.decode(plugin.encode(plugin.decode(content))) == plugin.decode(content)
     with pytest.raises(CniError):
-        backup.decode(b'{"mtu": -1}')
+        plugin.decode(b'{"mtu": -1}')

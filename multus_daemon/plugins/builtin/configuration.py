@@ -1,35 +1,34 @@
-"""What the configurations of the built-ins have in common: known keys, CNI_ARGS, `dns`, MAC addresses. Pure."""
+"""Read the configuration of a built-in: known keys, requests of the pod, CNI_ARGS, addresses. Pure."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from multus_daemon.spec.cni import args as cni_args
-from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import InvalidEnvironmentError, InvalidNetworkConfigError
-from multus_daemon.spec.cni.result import Dns, read_dns
+from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidEnvironmentError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Dns, Route, read_dns, read_route
 
 COMMON_KEYS: Final = frozenset(
     {
-        # The SPEC's, and those that a configuration keeps which was written for a list of one plugin.
+        # The SPEC's keys, and those that remain from a configuration that was written for a list of one plugin.
         *("cniVersion", "cniVersions", "name", "type", "capabilities", "ipam", "dns", "prevResult"),
         *("disableCheck", "disableGC", "loadOnlyInlinedPlugins"),
-        # CONVENTIONS: a plugin takes what is its own from these and passes over the rest.
+        # CONVENTIONS: a plugin takes its own keys from these and ignores the rest.
         *("args", "runtimeConfig"),
         *("cni.dev/attachments", "cni.dev/valid-attachments"),
-        # Multus gives them to each plugin of a network that has a resource; they mean something to device plugins' CNI
-        # plugins only.
+        # Multus gives them to each plugin of a network that has a resource. Only plugins for devices read them.
         *("deviceID", "pciBusID"),
     }
 )
 SIGNED_MAX: Final = 2**31 - 1
 UNSIGNED_MAX: Final = 2**32 - 1
 _SHOWN: Final = 60
-# Go's net.ParseMAC, as far as it is 6 bytes.
+# Go's net.ParseMAC, for addresses of 6 bytes.
 _MAC: Final = re.compile(
     r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}|[0-9a-f]{2}(?:-[0-9a-f]{2}){5}|[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}",
     re.ASCII | re.IGNORECASE,
@@ -37,47 +36,72 @@ _MAC: Final = re.compile(
 _BOOLEANS: Final[Mapping[str, bool]] = {"0": False, "false": False, "1": True, "true": True}
 
 
+class reading:  # noqa: N801  a class, because a generator takes four times as long
+    """Turn a JsonError of the block into a DecodingFailureError (6) that names the network."""
+
+    __slots__ = ("_network", "_step")
+
+    def __init__(self, network: str, step: str = "failed to load netconf") -> None:
+        self._network = network
+        self._step = step
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, gojson.JsonError):
+            raise DecodingFailureError(f"{self._step}: {error}", f"network {self._network!r}") from error
+
+
 class UnknownKey(str):
-    """What `unknown_key` has found, as text, and what it is about."""
+    """The answer of `unknown_key` as text, with its parts."""
 
     within: str
-    """Before the key: the objects that it is in."""
+    """The objects around the key, as a prefix of the text."""
     key: str
     known: frozenset[str]
-    """The keys that there are in its place."""
+    """The keys that are allowed at this place."""
 
 
 def unknown_key(fields: Mapping[str, Any], known: Iterable[str], *, within: str = "") -> str:
-    """The first key of `fields`, with its value, that is not among `known` (in any case); empty if all are.
+    """Return the first key of `fields` that is not in `known` (in any case), with its value; empty if there is none.
 
-    A key without a value (null) asks for nothing. What is found is an UnknownKey.
+    A key whose value is null is ignored. A non-empty answer is an UnknownKey.
     """
     lower = {key.lower() for key in known}
     for key, value in fields.items():
         if key.lower() not in lower and value is not None:
-            found = UnknownKey(f"{within}{key}: {shown(value)}")
-            found.within, found.key, found.known = within, key, frozenset(known)
-            return found
+            unknown = UnknownKey(f"{within}{key}: {shown(value)}")
+            unknown.within, unknown.key, unknown.known = within, key, frozenset(known)
+            return unknown
     return ""
 
 
 def shown(value: Any) -> str:
-    """A value of a configuration for a message, cut where it is long."""
+    """Return a value of a configuration for a message, shortened to 60 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
-    """The values of `keys` in CNI_ARGS.
+def requests(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return `runtimeConfig` and `args.cni` (CNI CONVENTIONS), each empty if absent. Raises JsonError."""
+    runtime = gojson.get_object(fields, "runtimeConfig") or {}
+    return runtime, gojson.get_object(gojson.get_object(fields, "args") or {}, "cni") or {}
 
-    Raises InvalidEnvironmentError for other keys, unless IgnoreUnknown says that they are meant for others, and for
-    what is no CNI_ARGS (containernetworking/cni `pkg/types`, LoadArgs).
+
+def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
+    """Return the values of `keys` in CNI_ARGS (containernetworking/cni `pkg/types`, LoadArgs).
+
+    Raises InvalidEnvironmentError for malformed CNI_ARGS, and for other keys unless IgnoreUnknown allows them.
     """
     wanted = {*keys, "IgnoreUnknown"}
-    pairs = cni_args.parse(text)
-    found = {key: value for key, value in pairs if key in wanted}
-    unknown = [f"{key}={value}" for key, value in pairs if key not in wanted]
-    ignore = found.pop("IgnoreUnknown", "0")
+    values, unknown = {}, []
+    for key, value in cni_args.parse(text):
+        if key in wanted:
+            values[key] = value
+        else:
+            unknown.append(f"{key}={value}")
+    ignore = values.pop("IgnoreUnknown", "0")
     if ignore.lower() not in _BOOLEANS:
         raise InvalidEnvironmentError(
             f'ARGS: error parsing value of pair "IgnoreUnknown={ignore}": '
@@ -87,18 +111,38 @@ def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
     if unknown and not _BOOLEANS[ignore.lower()]:
         quoted = " ".join(json.dumps(pair, ensure_ascii=False) for pair in unknown)
         raise InvalidEnvironmentError(f"ARGS: unknown args [{quoted}]", "in CNI_ARGS; IgnoreUnknown=1 allows them")
-    return found
+    return values
+
+
+def as_object(value: Any, where: str) -> Mapping[str, Any]:
+    """Return an item of an array as an object; null is an empty object. Raises JsonError."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise gojson.JsonError(f"{where}: an object is needed, not {gojson.kind_of(value)}")
+    return value
+
+
+def ipam_routes(ipam: Mapping[str, Any]) -> tuple[Route, ...]:
+    """Return `routes` of the section `ipam`. Raises JsonError."""
+    return tuple([read_route(as_object(item, "routes")) for item in gojson.get_list(ipam, "routes") or ()])
+
+
+def require_one_per_family(are_ipv4: Sequence[bool], cni_version: str) -> None:
+    """Raise InvalidNetworkConfigError for two addresses of one family if the version's results can't have them."""
+    if max(are_ipv4.count(True), are_ipv4.count(False)) > 1 and not versions.at_least(cni_version, "0.3.0"):
+        raise InvalidNetworkConfigError(f"CNI version {cni_version} does not support more than 1 address per family")
 
 
 def in_range(key: str, value: int, most: int) -> int:
-    """`value`, which the kernel can be told. Raises InvalidNetworkConfigError."""
+    """Return `value` if it is between 0 and `most`. Raises InvalidNetworkConfigError."""
     if not 0 <= value <= most:
         raise InvalidNetworkConfigError(f"{key}: {value} is out of range", f"0 to {most}")
     return value
 
 
 def mtu(fields: Mapping[str, Any]) -> int:
-    """`mtu` in bytes; 0 where it is absent, or negative as in the reference plugins.
+    """Return `mtu` in bytes; 0 if it is absent, or negative as in the reference plugins.
 
     Raises JsonError, InvalidNetworkConfigError.
     """
@@ -106,29 +150,35 @@ def mtu(fields: Mapping[str, Any]) -> int:
 
 
 def own_dns(fields: Mapping[str, Any]) -> Dns | None:
-    """`dns`, which replaces the IPAM plugin's as a whole; None where it says nothing. Raises JsonError."""
-    dns = gojson.get_object(fields, "dns") or {}
+    """Return `dns`, which replaces the IPAM plugin's as a whole; None if it sets nothing. Raises JsonError."""
+    dns = gojson.get_object(fields, "dns")
+    if not dns:
+        return None
     lists = [gojson.get_list(dns, key) for key in ("nameservers", "search", "options")]
-    says = gojson.get_str(dns, "domain") or any(item is not None for item in lists)
-    return read_dns(dns) if says else None
+    return read_dns(dns) if gojson.get_str(dns, "domain") or any(item is not None for item in lists) else None
 
 
 def mac_address(text: str) -> str:
-    """An Ethernet address as the kernel writes it. Raises InvalidNetworkConfigError."""
+    """Return an Ethernet address in the kernel's spelling. Raises InvalidNetworkConfigError."""
     if not _MAC.fullmatch(text):
         raise InvalidNetworkConfigError(
             f"address {text[:_SHOWN]}: invalid MAC address", "six bytes are needed, e.g. 02:00:5e:10:00:01"
         )
-    digits = re.sub("[:.-]", "", text.lower())
-    return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
+    return bytes.fromhex(re.sub("[:.-]", "", text)).hex(":")
 
 
-def ip_address(text: str) -> str:
-    """An address without a prefix length as Go's net.ParseIP takes it: `::ffff:a.b.c.d` is IPv4, a zone is none.
-
-    Raises ValueError.
-    """
+def ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Read an address as Go's net.ParseIP does: `::ffff:a.b.c.d` is IPv4, a zone is an error. Raises ValueError."""
     if "%" in text:
         raise ValueError(text)
     address = ipaddress.ip_address(text)
-    return str(address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else str(address)
+    return address.ipv4_mapped or address if isinstance(address, ipaddress.IPv6Address) else address
+
+
+def ip_interface(text: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
+    """Read an address with its prefix length as Go's net.ParseCIDR does. Raises ValueError."""
+    length = text.partition("/")[2]
+    # ipaddress also accepts a netmask there, and a missing length.
+    if "%" in text or not (length.isascii() and length.isdigit()):
+        raise ValueError(text)
+    return ipaddress.ip_interface(text)

@@ -1,13 +1,14 @@
-"""What plugins that make an interface have in common: entering the pod, addresses, routes (plugins `pkg/ipam`).
+"""Addresses and routes of a pod's interface: set them in ADD, compare them in CHECK (plugins `pkg/ipam`, `pkg/ip`).
 
-The functions that take a `Session` run in its thread. They raise CniError; each names the step that failed, the
-interface and what the kernel said.
+Functions that take a `PodNetns` run in its thread. They raise a CniError that names the failed step, the interface and
+the kernel's message.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
 import time
@@ -17,16 +18,16 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel import inet, links, sysctl
-from multus_daemon.kernel.inet import IpAddress
+from multus_daemon.kernel.expected import Tables, fits
 from multus_daemon.kernel.links import OPERSTATE_UP, Link, Rtnl
 from multus_daemon.kernel.netns import NamespaceError
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.kernel.transport import Request
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.runtime import deadline
-from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError
-from multus_daemon.spec.cni.result import IpConfig, Result
+from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from multus_daemon.spec.cni.result import Route as ResultRoute
 
 log = logging.getLogger(__name__)
@@ -35,28 +36,13 @@ _SETTLE_POLL_SECONDS: Final = 0.05
 _SCOPE_MAX: Final = 255
 
 
-@contextlib.contextmanager
-def inside(call: Call, session: Session) -> Iterator[None]:
-    """The thread is in the pod's namespace for the block. Raises InvalidNetnsError (8); place added to CniErrors."""
-    with _place_added(call), session.inside():
-        yield
+class located:  # noqa: N801  as `step`
+    """Add the interface and the namespace to CniErrors of the block; a NamespaceError becomes an InvalidNetnsError."""
 
-
-@contextlib.contextmanager
-def reached(call: Call, session: Session) -> Iterator[None]:
-    """As `inside`, for what needs only the sockets of `session`: the thread stays where it is."""
-    with _place_added(call):
-        session.require()
-        yield
-
-
-class _place_added:  # noqa: N801  as `step`
-    """Turn a NamespaceError of the block into an InvalidNetnsError, and add the place to a CniError."""
-
-    __slots__ = ("_place",)
+    __slots__ = ("_invocation",)
 
     def __init__(self, call: Call) -> None:
-        self._place = call.invocation
+        self._invocation = call.invocation
 
     def __enter__(self) -> None:
         pass
@@ -65,12 +51,12 @@ class _place_added:  # noqa: N801  as `step`
         if isinstance(error, NamespaceError):
             raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
         if isinstance(error, CniError):
-            place = self._place
+            place = self._invocation
             raise error.with_context(f'interface "{place.ifname}" in netns "{place.netns}"') from error
 
 
-class step:  # noqa: N801  a class, as a generator takes four times as long, and there are ten of them to an ADD
-    """Turn what the kernel refuses in the block into an InternalError: `failed to <what>: <the kernel's words>`."""
+class step:  # noqa: N801  a class, because a generator takes four times as long, and an ADD has ten steps
+    """Turn an OSError of the block into an InternalError: `failed to <what>: <the kernel's message>`."""
 
     __slots__ = ("_what",)
 
@@ -86,20 +72,46 @@ class step:  # noqa: N801  a class, as a generator takes four times as long, and
             raise InternalError(f"failed to {self._what}: {error.strerror or error}{where}") from error
 
 
+@contextlib.contextmanager
+def ignoring_absent_link() -> Iterator[None]:
+    """End the block without an error where a link does not exist."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+
+
+@contextlib.contextmanager
+def ignoring_absent_netns() -> Iterator[None]:
+    """End the block without an error where the pod's namespace does not exist."""
+    try:
+        yield
+    except InvalidNetnsError as error:
+        if not (isinstance(error.__cause__, NamespaceError) and error.__cause__.is_absent):
+            raise
+
+
+def try_sysctl(*parts: str, value: str) -> None:
+    """Write a sysctl, ignore an error: its file is absent without IPv6, and can't be written if /proc is read-only."""
+    with contextlib.suppress(OSError):
+        sysctl.write(*parts, value=value)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A request to the kernel, with the words for it: `failed to <what>`."""
+    """A request to the kernel, with its name for messages: `failed to <what>`."""
 
     what: str
     request: Request
     tolerated: int = 0
-    """The errno that is no failure."""
+    """The errno that is not an error."""
 
 
 def apply(kernel: Rtnl, changes: Sequence[Change]) -> None:
-    """Have the kernel make `changes` at once, in order. Raises InternalError for the first that it refuses.
+    """Send `changes` to the kernel at once, in order. Raises InternalError for the first one that it refuses.
 
-    NB: it makes those behind that one nevertheless, so this is for what an ADD that fails takes back as a whole.
+    NB: the kernel also makes the changes behind a refused one, so the caller must undo all of them.
     """
     with step("make changes"):
         errors = kernel.batch([change.request for change in changes])
@@ -109,80 +121,57 @@ def apply(kernel: Rtnl, changes: Sequence[Change]) -> None:
                 raise error
 
 
-def require_absent(call: Call, session: Session, *, kind: str) -> None:
-    """Raise InternalError where the interface exists already, before anything is touched; and as `inside` does.
+def require_absent(call: Call, netns: PodNetns, *, kind: str) -> None:
+    """Raise InternalError if the interface exists already, InvalidNetnsError if the namespace can't be entered.
 
-    `kind` is what the plugin makes, in the message only.
+    `kind`: the kind of link that the plugin makes, for the message.
     """
     ifname = call.invocation.ifname
-    if ifname in session.absent:
-        # The engine has looked, in this request. What has come since is refused by the kernel.
+    if ifname in netns.absent:
+        # The engine has looked in this request. The kernel refuses a name that was taken since.
         return
-    with inside(call, session):
+    with located(call), netns.inside():
         with step("look for the interface"):
-            found = session.pod.find_link(ifname)
-        if found is not None:
+            present = netns.pod.find_link(ifname)
+        if present is not None:
             raise InternalError(
                 f'container {kind} name ("{ifname}") already exists',
                 "an earlier ADD of this container was not followed by DEL, or two networks ask for the same name",
             )
 
 
-# --- addresses and routes --------------------------------------------------------------------------------------------
+# --- ADD -------------------------------------------------------------------------------------------------------------
 
 
-def bring_up(
-    session: Session, link: Link, result: Result, wanted_routes: Sequence[Change], *, dad: bool = True
-) -> None:
-    """Give the link the addresses of `result` that belong to it, bring it up, let IPv6 settle, then add the routes.
+def bring_up(netns: PodNetns, link: Link, result: Result, routes: Sequence[Change], *, dad: bool = True) -> None:
+    """Give the link the addresses of `result`, bring it up, wait for duplicate address detection, add the routes.
 
-    Addresses come first so that the link is never up without them. Addresses that name no interface are passed over.
-    Without `dad` nobody is asked whether an IPv6 address is a duplicate, and there is nothing to wait for. Where
-    nothing is waited for, all of it is one datagram.
+    Addresses come first, so that the link is never up without them. Without `dad` there is no detection of IPv6
+    duplicates. If nothing has to be waited for, all changes are one datagram.
     """
-    ips = _ips_of(link.name, result)
-    if any(not ip.is_ipv4 for ip in ips):
-        with session.inside():
-            enable_ipv6(link.name)
-    addresses = [
-        Change(
-            f'add IP address {ip.address} to "{link.name}"',
-            inet.add_address(link.index, inet.interface_of(ip.address), dad=dad),
-        )
-        for ip in ips
-    ]
-    changes = [*addresses, Change(f'set "{link.name}" up', links.set_up(link.index))]
-    if dad and any(ip.gateway and ":" in ip.gateway for ip in ips):
-        apply(session.pod, changes)
-        _settle(session, link)
-        apply(session.pod, wanted_routes)
-    else:
-        apply(session.pod, [*changes, *wanted_routes])
-
-
-def _ips_of(ifname: str, result: Result) -> list[IpConfig]:
-    ips = []
+    changes = []
     for ip in result.ips:
-        if ip.interface is None:
-            continue
-        if not 0 <= ip.interface < len(result.interfaces):
-            raise InternalError(f"failed to add IP address {ip.address}: no interface has index {ip.interface}")
-        if result.interfaces[ip.interface].name != ifname:
-            raise InternalError(
-                f'failed to add IP address {ip.address} to "{ifname}": it belongs to '
-                f'"{result.interfaces[ip.interface].name}"'
-            )
-        ips.append(ip)
-    return ips
+        request = inet.add_address(link.index, inet.interface_of(ip.address), dad=dad)
+        changes.append(Change(f'add IP address {ip.address} to "{link.name}"', request))
+    if any(not ip.is_ipv4 for ip in result.ips):
+        with netns.inside():
+            _enable_ipv6(link.name)
+    changes.append(Change(f'set "{link.name}" up', links.set_up(link.index)))
+    if dad and any(":" in ip.gateway for ip in result.ips):
+        apply(netns.pod, changes)
+        _settle(netns, link)
+        apply(netns.pod, routes)
+    else:
+        apply(netns.pod, [*changes, *routes])
 
 
-def enable_ipv6(ifname: str) -> None:
-    """Switch IPv6 on for `lo` and `ifname`, and keep addresses when the link goes down. In the pod's namespace."""
+def _enable_ipv6(ifname: str) -> None:
+    """Enable IPv6 on `lo` and `ifname`, and keep addresses when the link goes down. Call it in the pod's namespace."""
     for name in ("lo", ifname):
         try:
             disabled = sysctl.read("ipv6", "conf", name, "disable_ipv6")
         except OSError as error:
-            log.warning("can't read whether IPv6 is disabled, trying without: %s", error)
+            log.warning("cannot read whether IPv6 is disabled, trying without: %s", error)
             continue
         if disabled != "0":
             with step(f'enable IPv6 on "{name}"'):
@@ -191,12 +180,12 @@ def enable_ipv6(ifname: str) -> None:
         sysctl.write("ipv6", "conf", ifname, "keep_addr_on_down", value="1")
 
 
-def _settle(session: Session, link: Link) -> None:
-    """Wait until no IPv6 address is tentative: until then the kernel takes none of them as a route's source."""
+def _settle(netns: PodNetns, link: Link) -> None:
+    """Wait until no IPv6 address is tentative: the kernel refuses a tentative address as the source of a route."""
     end = time.monotonic() + deadlines.ADDRESSES_SECONDS
     while True:
         with step(f'read the IPv6 addresses of "{link.name}"'):
-            addresses = session.pod.addresses(link.index, socket.AF_INET6)
+            addresses = netns.pod.addresses(link.index, socket.AF_INET6)
         for item in addresses:
             if item.is_duplicate:
                 raise InternalError(
@@ -208,8 +197,8 @@ def _settle(session: Session, link: Link) -> None:
             break
         deadline.pause(_SETTLE_POLL_SECONDS)
     with step(f'read the state of "{link.name}"'):
-        operstate = session.pod.link(link.name).operstate
-    # Without a carrier the detection never runs: that is for the routes to fail on, or not.
+        operstate = netns.pod.link(link.name).operstate
+    # Without a carrier the detection never runs; then the kernel accepts or refuses the routes.
     if operstate == OPERSTATE_UP:
         raise InternalError(
             f"link {link.name} still has tentative addresses after {deadlines.ADDRESSES_SECONDS:g} seconds"
@@ -217,20 +206,20 @@ def _settle(session: Session, link: Link) -> None:
 
 
 def routes(link: Link, result: Result) -> list[Change]:
-    """Add the routes of `result` in their order, through the first gateway of their family where they name none.
+    """Return the changes that add the routes of `result` in their order.
 
-    `mtu` and `advmss` are not applied, as with the reference plugins.
+    A route without a gateway goes through the first gateway of its family. `mtu` and `advmss` are not applied, as with
+    the reference plugins. Raises InvalidNetworkConfigError for a number that the kernel does not accept.
     """
-    ips = _ips_of(link.name, result)
     gateways: dict[bool, str] = {}
-    for ip in ips:
+    for ip in result.ips:
         if ip.gateway:
             gateways.setdefault(":" not in ip.gateway, ip.gateway)
     changes = []
     for route in result.routes:
         gateway = route.gw or gateways.get(route.is_ipv4, "")
-        for key, value in (("priority", route.priority), ("table", route.table or 0)):
-            configuration.in_range(f"routes: {key}", value, configuration.UNSIGNED_MAX)
+        configuration.in_range("routes: priority", route.priority, configuration.UNSIGNED_MAX)
+        configuration.in_range("routes: table", route.table or 0, configuration.UNSIGNED_MAX)
         configuration.in_range("routes: scope", route.scope or 0, _SCOPE_MAX)
         wanted = inet.Route(
             dst=inet.interface_of(route.dst),
@@ -240,48 +229,85 @@ def routes(link: Link, result: Result) -> list[Change]:
             table=route.table or inet.TABLE_MAIN,
             priority=route.priority,
         )
-        # Without EXCL: several default routes of one priority are one route with several next hops, or in turn.
+        # Without EXCL: several default routes of one priority become one route with several next hops.
         request = inet.add_route(wanted, exclusive=False)
-        changes.append(Change(f"add route '{describe_route(route, gateway, link.name)}'", request))
+        changes.append(Change(f"add route '{_described(route, gateway, link.name)}'", request))
     return changes
 
 
-def describe_route(route: ResultRoute, gateway: str, ifname: str) -> str:
-    """A route as `ip route` would have it, for messages."""
-    parts = [route.dst]
-    if gateway:
-        parts.append(f"via {gateway}")
-    parts.append(f"dev {ifname}")
-    if route.priority:
-        parts.append(f"metric {route.priority}")
-    if route.table:
-        parts.append(f"table {route.table}")
-    return " ".join(parts)
+def _described(route: ResultRoute, gateway: str, ifname: str) -> str:
+    """Return a route for messages, in the syntax of `ip route`."""
+    via = f" via {gateway}" if gateway else ""
+    metric = f" metric {route.priority}" if route.priority else ""
+    table = f" table {route.table}" if route.table else ""
+    return f"{route.dst}{via} dev {ifname}{metric}{table}"
 
 
-def host_network(address: IpAddress) -> inet.IpInterface:
-    """The address with its full length: /32 or /128."""
-    return inet.interface_of(address)
-
-
-def enable_forwarding(session: Session, ips: tuple[IpConfig, ...]) -> None:
-    """Have the host forward the families of `ips`, where it does not yet."""
-    missing = {ip.is_ipv4 for ip in ips} - session.forwarded
-    with session.on_host():
+def enable_forwarding(netns: PodNetns, ips: Sequence[IpConfig]) -> None:
+    """Enable forwarding on the host for the families of `ips`, once for each request."""
+    missing = {ip.is_ipv4 for ip in ips} - netns.forwarded
+    with netns.on_host():
         if True in missing:
             with step("enable IPv4 forwarding on the host"):
                 sysctl.ensure("ipv4", "ip_forward", value="1")
         if False in missing:
             with step("enable IPv6 forwarding on the host"):
                 sysctl.ensure("ipv6", "conf", "all", "forwarding", value="1")
-    session.forwarded |= missing
+    netns.forwarded |= missing
 
 
-@contextlib.contextmanager
-def absent_is_done() -> Iterator[None]:
-    """A link that is not there counts as removed."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENODEV:
-            raise
+# --- CHECK -----------------------------------------------------------------------------------------------------------
+
+
+def previous_result(call: Call, plugin: str) -> tuple[Result, Interface]:
+    """Return `prevResult` and its entry for the call's interface.
+
+    Raises InvalidNetworkConfigError without a prevResult, InternalError without the entry.
+    """
+    previous, invocation = call.prev_result, call.invocation
+    if previous is None:
+        raise InvalidNetworkConfigError(f"{plugin}: Required prevResult missing", f"network {call.name!r}")
+    for item in previous.interfaces:
+        if item.name == invocation.ifname and item.sandbox == invocation.netns:
+            return previous, item
+    known = ", ".join(f"{item.name} in {item.sandbox or 'the host'}" for item in previous.interfaces) or "none"
+    raise InternalError(
+        f'Sandbox in prevResult doesn\'t match configured netns: "{invocation.netns}"',
+        f'no entry for "{invocation.ifname}"; interfaces in prevResult: {known}',
+    )
+
+
+def check(netns: PodNetns, expected: Interface, previous: Result, kind: str, *, gateways: bool = False) -> Link:
+    """Compare the pod's link with `expected`, its addresses and routes with `previous`. Raises InternalError.
+
+    `gateways`: each gateway of an address must have a route of its own on the link. Returns the link.
+    """
+    with step(f'find "{expected.name}"'):
+        link = netns.pod.link(expected.name)
+    if link.kind != kind:
+        raise InternalError(f'"{expected.name}" is not a {kind} but {link.kind or "a link without a kind"}')
+    require_mac(link, expected, f'"{expected.name}"')
+    with step(f'read addresses and routes of "{link.name}"'):
+        present = {item.address for item in netns.pod.addresses(link.index)}
+        tables = Tables(netns.pod)
+        for ip in previous.ips:
+            address = inet.interface_of(ip.address)
+            if address not in present:
+                raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
+            if address.network not in tables.routes(ip.is_ipv4, inet.TABLE_MAIN):
+                raise InternalError(f'expected a route to {address.network} for "{link.name}", and there is none')
+        for route in previous.routes:
+            if not any(fits(route, item) for item in tables.routes_to(route, route.table or inet.TABLE_MAIN)):
+                text = _described(route, route.gw, "any")
+                raise InternalError(f"expected route '{text}' was not found in the routing table")
+        for gateway in [ip.gateway for ip in previous.ips if gateways and ip.gateway]:
+            there = tables.routes(":" not in gateway, inet.TABLE_MAIN).get(ipaddress.ip_network(gateway), ())
+            if not any(route.oif == link.index for route in there):
+                raise InternalError(f'expected a route to the gateway {gateway} on "{link.name}", and there is none')
+    return link
+
+
+def require_mac(link: Link, expected: Interface, what: str) -> None:
+    """Raise InternalError if prevResult has another MAC address for the link; `what` names it."""
+    if expected.mac and expected.mac.lower() != link.mac.lower():
+        raise InternalError(f"{what} has MAC {link.mac}, not {expected.mac} as in prevResult")

@@ -1,7 +1,4 @@
-"""Delegating to the IPAM plugin that a configuration names (CNI SPEC section 4, "Plugin Delegation").
-
-It gets the same variables and the same configuration as the plugin that delegates.
-"""
+"""Call the IPAM plugin that a configuration names (CNI SPEC section 4, "Plugin Delegation")."""
 
 from __future__ import annotations
 
@@ -9,73 +6,50 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import conf, gojson
-from multus_daemon.spec.cni.errors import DecodingFailureError, InternalError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Result
 
 ADDRESSES_MAX: Final = 4096
-"""Of one interface."""
+"""Maximum number of addresses of one interface."""
 
 
 def called_by(call: Call) -> Mapping[str, Invocation]:
-    """The IPAM plugin that a configuration names, which is called as who names it. Raises DecodingFailureError."""
-    named = _named(call)
-    return {named: call.invocation} if named else {}
+    """Return the call of the IPAM plugin by its type; empty if there is none. Raises DecodingFailureError."""
+    plugin_type = named(call)
+    return {plugin_type: call.invocation} if plugin_type else {}
 
 
-def is_named(call: Call) -> bool:
-    """Whether the configuration names an IPAM plugin. Raises DecodingFailureError."""
-    return bool(_named(call))
-
-
-def plugin_type(call: Call) -> str:
-    """`ipam.type`. Raises InvalidNetworkConfigError where there is none, in the words of the reference plugins."""
-    name = _named(call)
-    if not name:
-        raise InvalidNetworkConfigError("no plugin name provided", f"network {call.name!r}: set ipam.type")
-    return name
-
-
-def _named(call: Call) -> str:
-    try:
-        return conf.once(call.fields, _named, lambda: _type_in(call))
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"ipam: {error}", f"network {call.name!r}") from error
-
-
-def _type_in(call: Call) -> str:
-    return gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
-
-
-def add(call: Call) -> Result:
-    """Have addresses assigned; at least one. Raises CniError, the IPAM plugin's own unchanged."""
-    answer = _run(call, "ADD")
-    if not answer.ips:
-        raise InternalError("IPAM plugin returned missing IP config", f"ipam.type {plugin_type(call)!r}")
-    if len(answer.ips) > ADDRESSES_MAX:
-        raise InternalError(
-            f"IPAM plugin returned {len(answer.ips)} addresses, and at most {ADDRESSES_MAX} are taken",
-            f"ipam.type {plugin_type(call)!r}",
+def named(call: Call) -> str:
+    """Return `ipam.type`, empty if there is none. Raises DecodingFailureError."""
+    with configuration.reading(call.name, "ipam"):
+        return conf.once(
+            call.fields,
+            named,
+            lambda: gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or "",
         )
+
+
+def required(call: Call) -> str:
+    """Return `ipam.type`. Raises DecodingFailureError; InvalidNetworkConfigError if there is none."""
+    plugin_type = named(call)
+    if not plugin_type:
+        raise InvalidNetworkConfigError("no plugin name provided", f"network {call.name!r}: set ipam.type")
+    return plugin_type
+
+
+def run(call: Call, verb: str) -> Result:
+    """Run a verb of the IPAM plugin; an ADD must return between 1 and ADDRESSES_MAX addresses.
+
+    Raises CniError, the IPAM plugin's own unchanged.
+    """
+    plugin_type = required(call)
+    answer = call.ipam.run(plugin_type, replace(call.invocation, verb=verb), call.netns)
+    if verb == "ADD" and not 0 < len(answer.ips) <= ADDRESSES_MAX:
+        too_many = f"{len(answer.ips)} addresses, and at most {ADDRESSES_MAX} are taken"
+        problem = too_many if answer.ips else "missing IP config"
+        raise InternalError(f"IPAM plugin returned {problem}", f"ipam.type {plugin_type!r}")
     return answer
-
-
-def delete(call: Call) -> None:
-    """Have the addresses released. Raises CniError, the IPAM plugin's own unchanged."""
-    _run(call, "DEL")
-
-
-def check(call: Call) -> None:
-    """Have the addresses checked. Raises CniError, the IPAM plugin's own unchanged."""
-    _run(call, "CHECK")
-
-
-def status(call: Call) -> None:
-    """Ask whether addresses can be assigned. Raises CniError, the IPAM plugin's own unchanged."""
-    _run(call, "STATUS")
-
-
-def _run(call: Call, verb: str) -> Result:
-    return call.ipam.run(plugin_type(call), replace(call.invocation, verb=verb), call.netns)

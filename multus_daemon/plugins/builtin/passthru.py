@@ -1,33 +1,33 @@
-"""`passthru`: does nothing and says so; the first plugin of the auxiliary chain (upstream's `cmd/passthru-cni`)."""
+"""`passthru`: returns an empty result; the first plugin of the auxiliary chain (upstream's `cmd/passthru-cni`)."""
 
 from __future__ import annotations
 
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.spec.cni.result import Result
 
 
 def unsupported(call: Call) -> str:
-    """Nothing is asked of it that it could fail to do."""
+    """Accept every key."""
     return ""
 
 
 def validate(call: Call) -> None:
-    """Nothing is configured."""
+    """Accept every configuration."""
 
 
-def add(call: Call, session: Session) -> Result:
-    """An empty result."""
+def add(call: Call, netns: PodNetns) -> Result:
+    """Return an empty result."""
     return Result()
 
 
-def delete(call: Call, session: Session) -> None:
-    """Nothing has been made."""
+def delete(call: Call, netns: PodNetns) -> None:
+    """Do nothing."""
 
 
-def check(call: Call, session: Session) -> None:
-    """Nothing can be missing."""
+def check(call: Call, netns: PodNetns) -> None:
+    """Do nothing."""
 
 
 def status(call: Call) -> None:
-    """Always ready."""
+    """Do nothing: the plugin is always ready."""

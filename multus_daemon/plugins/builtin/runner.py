@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "bridge": "multus_daemon.plugins.builtin.bridge.plugin",
-        "flannel": "multus_daemon.plugins.builtin.flannel.plugin",
+        "flannel": "multus_daemon.plugins.builtin.flannel",
         "host-local": "multus_daemon.plugins.builtin.host_local.plugin",
         "loopback": "multus_daemon.plugins.builtin.loopback",
         "macvlan": "multus_daemon.plugins.builtin.macvlan",
         "passthru": "multus_daemon.plugins.builtin.passthru",
         "ptp": "multus_daemon.plugins.builtin.ptp",
         "static": "multus_daemon.plugins.builtin.static",
-        "tuning": "multus_daemon.plugins.builtin.tuning.plugin",
+        "tuning": "multus_daemon.plugins.builtin.tuning",
     }
 )
 # An ADD waits one or two seconds for duplicate address detection of IPv6 on a real segment. The networks of a pod wait

@@ -1,4 +1,4 @@
-"""`macspoofchk`: a port passes on only what comes from its container's MAC address.
+"""`macspoofchk`: a port of a bridge drops frames that don't come from its container's MAC address.
 
 Table, chains, rules and comments are those of the reference plugin (containernetworking/plugins `pkg/link`,
 spoofcheck), so that either removes what the other made. The table and its base chain stay.
@@ -10,23 +10,20 @@ from typing import Any, Final
 
 from multus_daemon.plugins.builtin import nftables
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
+from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.spec.cni.errors import CniError, InternalError, from_code
 
 _BASE: Final = nftables.Chain("bridge", "nat", "PREROUTING")
-_TABLE: Final = {"family": _BASE.family, "name": _BASE.table}
 
 
 def add(call: Call, port: str, mac: str) -> None:
-    """Drop what comes in by `port` from another address than `mac`.
-
-    Raises CniError; nothing is done then.
-    """
+    """Drop frames from `port` whose source address is not `mac`. Raises CniError; nothing is changed then."""
+    assert call.tools is not None, "`unsupported` requires it"
     chain, mac_chain, comment = _names(call)
     by_port = _equals({"meta": {"key": "iifname"}}, port)
     by_mac = _equals({"payload": {"protocol": "ether", "field": "saddr"}}, mac)
     commands = [
-        {"add": {"table": _TABLE}},
+        {"add": {"table": {"family": _BASE.family, "name": _BASE.table}}},
         {"add": {"chain": _BASE.to_object(type="filter", hook="prerouting", prio=-300, policy="accept")}},
         *_emptied(chain),
         *_emptied(mac_chain),
@@ -36,47 +33,41 @@ def add(call: Call, port: str, mac: str) -> None:
         _rule(mac_chain, comment, {"drop": None}),
     ]
     try:
-        nftables.run_commands(_tools(call), commands)
+        nftables.run_commands(call.tools, commands)
     except (ToolNotFoundError, nftables.NftError) as error:
         raise InternalError(f"failed to setup spoof-check: {error}") from error
 
 
 def remove(call: Call) -> None:
-    """Remove the interface's rules and chains; none is done.
+    """Remove the interface's rules and chains; absent ones are not an error.
 
-    Raises CniError where they may still be there: `nft` fails, or is not there any more.
+    Raises CniError where they may still exist: `nft` fails, or has disappeared since ADD.
     """
-    tools = _tools(call)
+    assert call.tools is not None, "`unsupported` requires it"
     chain, mac_chain, comment = _names(call)
     try:
-        jumps = [rule for rule in nftables.rules(tools, _BASE) if rule.comment == comment]
+        jumps = [rule for rule in nftables.rules(call.tools, _BASE) if rule.comment == comment]
         if not jumps:
-            # One transaction makes, and one removes, the rule with the chains.
+            # The rule and the chains are made in one transaction and removed in one.
             return
         commands = [{"delete": {"rule": _in_chain(_BASE, handle=rule.handle)}} for rule in jumps]
-        # Added before, so that it is no error where one of them is missing.
+        # The chains are added first, because the deletion of an absent one is an error.
         commands += [*_emptied(chain), *_emptied(mac_chain)]
         commands += [{"delete": {"chain": item.to_object()}} for item in (chain, mac_chain)]
-        nftables.run_commands(tools, commands)
+        nftables.run_commands(call.tools, commands)
     except ToolNotFoundError as error:
-        # Whose ADD was done had the program.
+        # The tool existed when ADD succeeded.
         if call.prev_result is not None:
             raise InternalError(f"failed to teardown spoof-check: {error}") from error
     except CniError as error:
         raise from_code(error.code, f"failed to teardown spoof-check: {error.msg}", error.details) from error
 
 
-def _tools(call: Call) -> HostTools:
-    assert call.tools is not None, "asked of `unsupported` first"
-    return call.tools
-
-
 def _names(call: Call) -> tuple[nftables.Chain, nftables.Chain, str]:
-    """The interface's chain, the chain that it jumps to, and the comment on every rule."""
+    """Return the interface's chain, the chain that it jumps to, and the comment on every rule."""
     interface = f"{call.invocation.container_id}-{call.invocation.ifname}"
-    name = f"cni-br-iface-{interface}"
-    chains = [nftables.Chain(_BASE.family, _BASE.table, item) for item in (name, f"{name}-mac")]
-    return chains[0], chains[1], f"macspoofchk-{interface}"
+    chain = nftables.Chain(_BASE.family, _BASE.table, f"cni-br-iface-{interface}")
+    return chain, nftables.Chain(_BASE.family, _BASE.table, f"{chain.name}-mac"), f"macspoofchk-{interface}"
 
 
 def _emptied(chain: nftables.Chain) -> list[dict[str, Any]]:

@@ -1,87 +1,77 @@
-"""`static`: the IPAM plugin that hands out what its configuration says (plugins `plugins/ipam/static`).
+"""`static`: the IPAM plugin that returns the addresses of its configuration (plugins `plugins/ipam/static`).
 
-Which source of addresses counts, checks and the words of the errors are the reference plugin's; codes are those that
-the CNI SPEC has. Pure: nothing is kept, so a DEL has nothing to do, and two containers may be given one address.
+Precedence, checks and messages are the reference plugin's; codes are those of the CNI SPEC. Pure: it keeps no state, so
+DEL does nothing, and two containers may get one address.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.spec.cni import gojson, versions
 from multus_daemon.spec.cni.errors import (
-    DecodingFailureError,
     IncompatibleVersionError,
     InternalError,
     InvalidEnvironmentError,
     InvalidNetworkConfigError,
 )
-from multus_daemon.spec.cni.result import Dns, IpConfig, Result, Route, cidr, read_dns, read_route
+from multus_daemon.spec.cni.result import IpConfig, Result, cidr, read_dns
 
 _IPAM_KEYS: Final = ("type", "name", "addresses", "routes", "dns")
-# `version` is of CNI 0.3: written still, and read by nobody.
+# `version` is a key of CNI 0.3 that is still written and never read.
 _ADDRESS_KEYS: Final = ("address", "gateway", "version")
-# The first whose results hold any number of addresses, none included.
+# The first version whose results can hold any number of addresses.
 _LISTS: Final = "0.3.0"
 
 
-@dataclass(frozen=True, slots=True)
-class StaticConfig:
-    """One configuration, checked."""
-
-    ips: tuple[IpConfig, ...]
-    routes: tuple[Route, ...]
-    dns: Dns
-
-
 def unsupported(call: Call) -> str:
-    """See `contract.Plugin`; of the section `ipam`, the others are not for this plugin."""
+    """Name the first key of `ipam` that this plugin does not know; other keys belong to the calling plugin."""
     ipam = gojson.get_object(call.fields, "ipam") or {}
-    if found := configuration.unknown_key(ipam, _IPAM_KEYS, within="ipam."):
-        return found
-    items = [item for item in gojson.get_list(ipam, "addresses") or () if isinstance(item, dict)]
-    unknown = (configuration.unknown_key(item, _ADDRESS_KEYS, within="ipam.addresses: ") for item in items)
-    return next(filter(None, unknown), "")
+    if unknown := configuration.unknown_key(ipam, _IPAM_KEYS, within="ipam."):
+        return unknown
+    for item in gojson.get_list(ipam, "addresses") or ():
+        if isinstance(item, dict) and (
+            unknown := configuration.unknown_key(item, _ADDRESS_KEYS, within="ipam.addresses: ")
+        ):
+            return unknown
+    return ""
 
 
 def validate(call: Call) -> None:
-    """See `contract.Plugin`."""
-    config = call.once(read)
-    if not config.ips and not versions.at_least(call.cni_version, _LISTS):
+    """Read the configuration. Raises IncompatibleVersionError if the version's result can't be without address."""
+    if not call.once(_read).ips and not versions.at_least(call.cni_version, _LISTS):
         raise IncompatibleVersionError(
             "cannot convert: no valid IP addresses", f"a result of version {call.cni_version} must have one"
         )
 
 
-def add(call: Call, session: Session) -> Result:
-    """The addresses, routes and DNS settings. Raises CniError."""
+def add(call: Call, netns: PodNetns) -> Result:
+    """Return the addresses, routes and DNS settings."""
     validate(call)
-    config = call.once(read)
-    return Result(ips=config.ips, routes=config.routes, dns=config.dns)
+    return call.once(_read)
 
 
-def delete(call: Call, session: Session) -> None:
-    """Nothing has been taken; the configuration is not looked at."""
+def delete(call: Call, netns: PodNetns) -> None:
+    """Do nothing; the configuration is not read."""
 
 
-def check(call: Call, session: Session) -> None:
-    """An address of prevResult that is configured with a gateway has that one. Raises CniError.
+def check(call: Call, netns: PodNetns) -> None:
+    """Compare the configured gateways with those of prevResult.
 
-    As the reference: an address that prevResult lacks is no failure, it may have been asked for since.
+    As in the reference, a configured address may be absent from prevResult.
     """
-    config = read(call)
+    configured = _read(call)
     if call.prev_result is None:
         raise InvalidNetworkConfigError("Required prevResult missing", f"network {call.name!r}")
     present: dict[str, IpConfig] = {}
     for item in call.prev_result.ips:
         present.setdefault(item.ip, item)
-    for ip in config.ips:
+    for ip in configured.ips:
         given = present.get(ip.ip)
         if given is not None and ip.gateway and ip.gateway != given.gateway:
             raise InternalError(
@@ -91,107 +81,79 @@ def check(call: Call, session: Session) -> None:
 
 
 def status(call: Call) -> None:
-    """Always ready."""
+    """Do nothing: the plugin is always ready."""
 
 
-def read(call: Call) -> StaticConfig:
-    """The configuration together with CNI_ARGS.
+def _read(call: Call) -> Result:
+    """Read the configuration: runtimeConfig, else args, else CNI_ARGS together with `addresses`.
 
-    runtimeConfig before args before CNI_ARGS and `addresses`, of which the last two add up. Raises
-    DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7).
+    Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7).
     """
-    try:
+    with configuration.reading(call.name, "static"):
         ipam = gojson.get_object(call.fields, "ipam")
         if ipam is None:
             raise InvalidNetworkConfigError("IPAM config missing 'ipam' key", f"network {call.name!r}")
-        runtime = gojson.get_object(call.fields, "runtimeConfig") or {}
-        given = gojson.get_object(gojson.get_object(call.fields, "args") or {}, "cni") or {}
+        runtime, given = configuration.requests(call.fields)
         configured = [_written(item) for item in gojson.get_list(ipam, "addresses") or ()]
-        by_runtime, by_args = (gojson.get_strings(section, "ips") or () for section in (runtime, given))
-        routes = tuple(read_route(_object(item, "routes")) for item in gojson.get_list(ipam, "routes") or ())
+        by_runtime = gojson.get_strings(runtime, "ips") or ()
+        by_args = gojson.get_strings(given, "ips") or ()
+        routes = configuration.ipam_routes(ipam)
         dns = read_dns(gojson.get_object(ipam, "dns") or {})
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"static: {error}", f"network {call.name!r}") from error
     by_environment = _by_environment(call.invocation.args)
-    # All that is asked for is checked, also what then does not count, as in the reference.
-    asked_for = [_asked_for(texts) for texts in (by_args, by_runtime)]
-    ips = asked_for[1] or asked_for[0] or [*map(_checked, configured), *by_environment]
-    _require_one_of_each_family(ips, call.cni_version)
-    return StaticConfig(tuple(ips), routes, dns)
-
-
-def _object(item: Any, where: str) -> Mapping[str, Any]:
-    if item is None:
-        return {}
-    if not isinstance(item, dict):
-        raise gojson.JsonError(f"{where}: an object is needed, not {gojson.kind_of(item)}")
-    return item
+    # All requests are checked, also those without effect, as in the reference.
+    ips_of_args = [IpConfig(_cidr(text, "an entry in the 'ips' field is NOT in CIDR notation")) for text in by_args]
+    ips = [IpConfig(_cidr(text, "an entry in the 'ips' field is NOT in CIDR notation")) for text in by_runtime]
+    ips = ips or ips_of_args
+    if not ips:
+        for ip in configured:
+            address = _cidr(ip.address, "the 'address' field is expected to be in CIDR notation")
+            ips.append(IpConfig(address, ip.gateway))
+        ips += by_environment
+    configuration.require_one_per_family([ip.is_ipv4 for ip in ips], call.cni_version)
+    return Result(ips=tuple(ips), routes=routes, dns=dns)
 
 
 def _written(item: Any) -> IpConfig:
-    """An entry of `addresses`, its address as it is written."""
-    fields = _object(item, "addresses")
-    gateway = gojson.get_str(fields, "gateway") or ""
+    """Return an entry of `addresses`; its address is not checked yet."""
+    fields = configuration.as_object(item, "addresses")
+    gateway = gojson.get_str(fields, "gateway")
     try:
-        return IpConfig(gojson.get_str(fields, "address") or "", configuration.ip_address(gateway) if gateway else "")
+        given = str(configuration.ip_address(gateway)) if gateway else ""
     except ValueError as error:
         raise gojson.JsonError(f"addresses.gateway: invalid IP address: {gateway}") from error
+    return IpConfig(gojson.get_str(fields, "address") or "", given)
 
 
-def _checked(ip: IpConfig) -> IpConfig:
+def _cidr(text: str, problem: str) -> str:
     try:
-        return IpConfig(cidr(ip.address, "address"), ip.gateway)
+        return cidr(text, "address")
     except gojson.JsonError as error:
-        raise InvalidNetworkConfigError(
-            f"the 'address' field is expected to be in CIDR notation, got: '{ip.address}'"
-        ) from error
+        raise InvalidNetworkConfigError(f"{problem}, got: '{text}'") from error
 
 
-def _asked_for(texts: Iterable[str]) -> list[IpConfig]:
-    """The addresses of an `ips`; they have no gateway."""
-    ips = []
-    for text in texts:
-        try:
-            ips.append(IpConfig(cidr(text, "ips")))
-        except gojson.JsonError as error:
-            raise InvalidNetworkConfigError(
-                f"an entry in the 'ips' field is NOT in CIDR notation, got: '{text}'"
-            ) from error
-    return ips
+def _by_environment(args: str) -> Sequence[IpConfig]:
+    """Return the addresses of `IP=` in CNI_ARGS, each with the last address of `GATEWAY=` in its network.
 
-
-def _by_environment(args: str) -> list[IpConfig]:
-    """`IP=<CIDR>[,<CIDR>]` of CNI_ARGS, with those of `GATEWAY=<address>[,<address>]` that lie in their networks."""
-    found = configuration.own_args(args, ("IP", "GATEWAY"))
-    addresses = []
-    for text in _items(found.get("IP", "")):
-        try:
-            addresses.append(cidr(text, "IP"))
-        except gojson.JsonError as error:
-            raise InvalidEnvironmentError(
-                f"the 'ip' field is expected to be in CIDR notation, got: '{text}'", "IP in CNI_ARGS"
-            ) from error
+    Both keys hold items that are separated by commas.
+    """
+    given = configuration.own_args(args, ("IP", "GATEWAY"))
+    try:
+        problem = "the 'ip' field is expected to be in CIDR notation"
+        addresses = [_cidr(text, problem) for text in _items(given.get("IP", ""))]
+    except InvalidNetworkConfigError as error:
+        raise InvalidEnvironmentError(error.msg, "IP in CNI_ARGS") from error
     gateways = []
-    for text in _items(found.get("GATEWAY", "")):
+    for text in _items(given.get("GATEWAY", "")):
         try:
-            gateways.append(ipaddress.ip_address(configuration.ip_address(text)))
+            gateways.append(configuration.ip_address(text))
         except ValueError as error:
             raise InvalidEnvironmentError(f"invalid gateway address: {text}", "GATEWAY in CNI_ARGS") from error
-    return [
-        IpConfig(
-            address,
-            # Of several the last one.
-            next((str(item) for item in reversed(gateways) if item in ipaddress.ip_interface(address).network), ""),
-        )
-        for address in addresses
-    ]
+    ips = []
+    for address in addresses:
+        network = ipaddress.ip_interface(address).network
+        ips.append(IpConfig(address, next((str(item) for item in reversed(gateways) if item in network), "")))
+    return ips
 
 
 def _items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",")] if text else []
-
-
-def _require_one_of_each_family(ips: Iterable[IpConfig], cni_version: str) -> None:
-    families = [ip.is_ipv4 for ip in ips]
-    if max(families.count(True), families.count(False)) > 1 and not versions.at_least(cni_version, _LISTS):
-        raise InvalidNetworkConfigError(f"CNI version {cni_version} does not support more than 1 address per family")

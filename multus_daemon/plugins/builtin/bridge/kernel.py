@@ -1,19 +1,17 @@
-"""What bridge changes in the kernel. The functions raise InternalError."""
+"""Kernel operations of `bridge`. The functions raise InternalError."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.kernel import inet, sysctl
+from multus_daemon.kernel import inet
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import OPERSTATE_UP, Link
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
 from multus_daemon.plugins.builtin import interfaces, veth
 from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
 from multus_daemon.plugins.builtin.interfaces import step
@@ -26,91 +24,76 @@ _NATIVE_VLAN: Final = 1
 _NO_MAC: Final = "00:00:00:00:00:00"
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The links of an ADD, as read last."""
+def connect(netns: PodNetns, *, config: BridgeConfig, ifname: str, pair: veth.Pair) -> tuple[Link, Link, Link]:
+    """Make the bridge, and the pair with the host's end as a port; return bridge, host's and container's end.
 
-    bridge: Link
-    host: Link
-    container: Link
-    gateway: Link | None = None
-    """What has the gateway's addresses where that is not the bridge itself: its end in the network's VLAN."""
-
-
-def connect(session: Session, *, config: BridgeConfig, ifname: str, pair: veth.Pair) -> Links:
-    """The bridge, and the pair with its host end as a port. The container's end is down."""
-    bridge = _ensure_bridge(session, config)
-    host, container = veth.make(session, ifname, pair, mtu=config.mtu, mac=config.mac)
-    _make_port(session, bridge, host, config)
-    return Links(bridge, host, container)
-
-
-def configure(session: Session, *, config: BridgeConfig, links: Links, wanted: Result) -> Links:
-    """Addresses and routes of the container, its gateways, and its link up; the links as they are then."""
-    ifname, gateway = links.container.name, None
-    if config.is_layer3:
-        _set_neighbour_discovery(ifname, config)
-        interfaces.bring_up(session, links.container, wanted, interfaces.routes(links.container, wanted))
-        if config.is_gateway:
-            gateway = _set_up_gateways(session, links.bridge, config, wanted)
-    elif not config.disable_container_interface:
-        with step(f'set "{ifname}" up'):
-            session.pod.set_up(links.container.index)
-    host = links.host
-    if not config.disable_container_interface:
-        host = _until_forwarding(session, links.host)
-    with step(f'find "{links.bridge.name}"'):
-        # Its address can be that of its lowest port.
-        bridge = session.host.link(links.bridge.name)
-    return Links(bridge, host, links.container, gateway)
-
-
-# --- bridge and port -------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _creating(name: str) -> Iterator[None]:
+    The container's end stays down.
+    """
     try:
-        with step(f'set up "{name}"'):
-            yield
+        with step(f'set up "{config.bridge}"'):
+            bridge = _ensure_bridge(netns, config)
     except InternalError as error:
-        raise InternalError(f'failed to create bridge "{name}": {error.msg}', error.details) from error
+        raise InternalError(f'failed to create bridge "{config.bridge}": {error.msg}', error.details) from error
+    host, container = veth.make(netns, ifname, pair, mtu=config.mtu, mac=config.mac)
+    with step(f'connect "{host.name}" to bridge {bridge.name}'):
+        netns.host.set_master(host.index, bridge.index)
+    # Both are off on a new port.
+    if config.hairpin or config.port_isolation:
+        with step(f"set up hairpin mode and isolation for {host.name}"):
+            netns.host.set_port(host.index, hairpin=config.hairpin, isolated=config.port_isolation)
+    _set_vlans(netns, host, config, config.trunk)
+    return bridge, host, container
 
 
-def _ensure_bridge(session: Session, config: BridgeConfig) -> Link:
-    """The bridge, made where it is missing; one that is there keeps its MTU and its VLAN filtering."""
-    name, host = config.bridge, session.host
-    with _creating(name):
-        link = host.find_link(name)
-        if link is None:
-            # Another ADD may be quicker.
-            with step(f'add "{name}"'), contextlib.suppress(FileExistsError):
-                host.add_bridge(name, mtu=config.mtu, vlan_filtering=config.vlan_filtering)
-            link = host.link(name)
-        if link.kind != "bridge":
-            raise InternalError(f'"{name}" already exists but is not a bridge')
-        if config.promiscuous and not link.is_promiscuous:
-            with step(f'set promiscuous mode on "{name}"'):
-                host.set_promiscuous(link.index)
-        with session.on_host():
-            veth.ignore_advertisements(name)
-        if not link.is_up:
-            host.set_up(link.index)
+def configure(
+    netns: PodNetns, *, config: BridgeConfig, bridge: Link, host: Link, container: Link, wanted: Result
+) -> list[Link]:
+    """Set the container's addresses and routes, its gateways, and its link up.
+
+    Returns bridge and host's end as they are then, and the interface in the network's VLAN if that has the gateways.
+    """
+    ifname, gateway = container.name, None
+    if config.is_layer3:
+        if config.detect_duplicates:
+            interfaces.try_sysctl("ipv6", "conf", ifname, "enhanced_dad", value="1")
+        interfaces.try_sysctl("ipv6", "conf", ifname, "accept_dad", value="1" if config.detect_duplicates else "0")
+        interfaces.try_sysctl("ipv4", "conf", ifname, "arp_notify", value="1")
+        interfaces.bring_up(netns, container, wanted, interfaces.routes(container, wanted))
+        if config.is_gateway:
+            gateway = _set_up_gateways(netns, bridge, config, wanted)
+    elif not config.disable_container_interface:
+        interfaces.bring_up(netns, container, wanted, [])
+    if not config.disable_container_interface:
+        host = _until_forwarding(netns, host)
+    with step(f'find "{bridge.name}"'):
+        # Its MAC address may have become that of its lowest port.
+        bridge = netns.host.link(bridge.name)
+    return [bridge, host, *([gateway] if gateway else [])]
+
+
+def _ensure_bridge(netns: PodNetns, config: BridgeConfig) -> Link:
+    """Return the bridge; make it if it is missing. An existing one keeps its MTU and its VLAN filtering."""
+    name, host = config.bridge, netns.host
+    link = host.find_link(name)
+    if link is None:
+        # Another ADD may make it first.
+        with step(f'add "{name}"'), contextlib.suppress(FileExistsError):
+            host.add_bridge(name, mtu=config.mtu, vlan_filtering=config.vlan_filtering)
+        link = host.link(name)
+    if link.kind != "bridge":
+        raise InternalError(f'"{name}" already exists but is not a bridge')
+    if config.promiscuous and not link.is_promiscuous:
+        with step(f'set promiscuous mode on "{name}"'):
+            host.set_promiscuous(link.index)
+    with netns.on_host():
+        veth.ignore_advertisements(name)
+    if not link.is_up:
+        host.set_up(link.index)
     return link
 
 
-def _make_port(session: Session, bridge: Link, port: Link, config: BridgeConfig) -> None:
-    with step(f'connect "{port.name}" to bridge {bridge.name}'):
-        session.host.set_master(port.index, bridge.index)
-    # Off is what a new port is.
-    if config.hairpin or config.port_isolation:
-        with step(f"set up hairpin mode and isolation for {port.name}"):
-            session.host.set_port(port.index, hairpin=config.hairpin, isolated=config.port_isolation)
-    _set_vlans(session, port, config, config.trunk)
-
-
-def _set_vlans(session: Session, port: Link, config: BridgeConfig, trunk: tuple[tuple[int, int], ...]) -> None:
-    kernel = session.host
+def _set_vlans(netns: PodNetns, port: Link, config: BridgeConfig, trunk: tuple[tuple[int, int], ...]) -> None:
+    kernel = netns.host
     if not (config.vlan or trunk):
         return
     if not config.preserve_default_vlan:
@@ -127,48 +110,39 @@ def _set_vlans(session: Session, port: Link, config: BridgeConfig, trunk: tuple[
             kernel.add_vlans(port.index, _NATIVE_VLAN, _NATIVE_VLAN, native=True)
 
 
-def _until_forwarding(session: Session, port: Link) -> Link:
-    """The port, once it is up."""
+def _until_forwarding(netns: PodNetns, port: Link) -> Link:
+    """Wait until the port is up; return it."""
     end = time.monotonic() + deadlines.BRIDGE_PORT_UP_SECONDS
     pause, longest = _PORT_POLL_SECONDS
     while True:
         with step(f'find "{port.name}"'):
-            found = session.host.link(port.name)
-        if found.operstate == OPERSTATE_UP:
-            return found
+            current = netns.host.link(port.name)
+        if current.operstate == OPERSTATE_UP:
+            return current
         if time.monotonic() >= end:
-            raise InternalError(f"bridge port in error state: {found.operstate.lower()}", f'"{port.name}" is not up')
+            raise InternalError(f"bridge port in error state: {current.operstate.lower()}", f'"{port.name}" is not up')
         deadline.pause(pause)
         pause = min(pause * 2, longest)
 
 
-# --- addresses -------------------------------------------------------------------------------------------------------
+def _set_up_gateways(netns: PodNetns, bridge: Link, config: BridgeConfig, wanted: Result) -> Link | None:
+    """Set each gateway's address on the bridge or its interface in the VLAN, and enable forwarding.
 
-
-def _set_neighbour_discovery(ifname: str, config: BridgeConfig) -> None:
-    """What a kernel without IPv6, or a read-only /proc, does not have is passed over, as in the reference."""
-    detect = ("1" if config.detect_duplicates else "0", "ipv6", "conf", ifname, "accept_dad")
-    enhanced = [("1", "ipv6", "conf", ifname, "enhanced_dad")] if config.detect_duplicates else []
-    for value, *parts in (*enhanced, detect, ("1", "ipv4", "conf", ifname, "arp_notify")):
-        with contextlib.suppress(OSError):
-            sysctl.write(*parts, value=value)
-
-
-def _set_up_gateways(session: Session, bridge: Link, config: BridgeConfig, wanted: Result) -> Link | None:
-    """Each gateway's address on the bridge, or in its VLAN, and forwarding; the link in the VLAN."""
-    in_vlan = _ensure_vlan_interface(session, bridge, config) if config.vlan else None
+    Returns the interface in the VLAN.
+    """
+    in_vlan = _ensure_vlan_interface(netns, bridge, config) if config.vlan else None
     for ip in sorted(wanted.ips, key=lambda ip: not ip.is_ipv4):
         gateway = inet.interface_of(f"{ip.gateway}/{ip.address.partition('/')[2]}")
-        _ensure_address(session, in_vlan or bridge, gateway, force=config.force_address)
-    interfaces.enable_forwarding(session, wanted.ips)
+        _ensure_address(netns, in_vlan or bridge, gateway, force=config.force_address)
+    interfaces.enable_forwarding(netns, wanted.ips)
     return in_vlan
 
 
-def _ensure_address(session: Session, link: Link, address: IpInterface, *, force: bool) -> None:
-    """The address on the link, in place of one that it can't be beside: any of IPv4, an overlapping one of IPv6."""
+def _ensure_address(netns: PodNetns, link: Link, address: IpInterface, *, force: bool) -> None:
+    """Set the address on the link. With `force` it replaces any other IPv4 address, or an overlapping IPv6 one."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with step(f'read the addresses of "{link.name}"'):
-        present = [item.address for item in session.host.addresses(link.index, family)]
+        present = [item.address for item in netns.host.addresses(link.index, family)]
     if address in present:
         return
     for other in present:
@@ -180,40 +154,40 @@ def _ensure_address(session: Session, link: Link, address: IpInterface, *, force
                 f"it has {other}; forceAddress: true replaces it",
             )
         with step(f'remove IP address {other} from "{link.name}"'):
-            session.host.delete_address(link.index, other)
+            netns.host.delete_address(link.index, other)
     with step(f'add IP address {address} to "{link.name}"'):
         try:
-            session.host.add_address(link.index, address)
+            netns.host.add_address(link.index, address)
         except FileExistsError:
-            # Another ADD was quicker.
+            # Another ADD was first.
             return
-    # Its own address, so that it does not become that of the lowest port, and change as these come and go. One that
-    # has lost its last port has none (and the reference fails then): it keeps what our port has given it.
+    # Set explicitly, so that it does not follow the lowest port as ports come and go. A bridge that has lost its last
+    # port has none (and the reference fails then): it keeps the address that our port has given it.
     with step(f'set the MAC address of "{link.name}"'):
-        own = link if link.mac != _NO_MAC else session.host.link(link.name)
-        session.host.set_mac(link.index, own.mac)
+        own = link if link.mac != _NO_MAC else netns.host.link(link.name)
+        netns.host.set_mac(link.index, own.mac)
 
 
-def _ensure_vlan_interface(session: Session, bridge: Link, config: BridgeConfig) -> Link:
-    """`<bridge>.<vlan>`, the end of a pair whose other end is a port in the VLAN; it stays, as the bridge does."""
-    name, kernel, pair = f"{bridge.name}.{config.vlan}", session.host, veth.Pair()
+def _ensure_vlan_interface(netns: PodNetns, bridge: Link, config: BridgeConfig) -> Link:
+    """Return `<bridge>.<vlan>`, one end of a pair whose other end is a port in the VLAN. It stays after a DEL."""
+    name, kernel, pair = f"{bridge.name}.{config.vlan}", netns.host, veth.Pair()
     with step(f'create vlan interface "{name}"'):
-        found = kernel.find_link(name)
-        if found is not None:
-            return found
+        existing = kernel.find_link(name)
+        if existing is not None:
+            return existing
         try:
-            veth.add(kernel, name, kernel, session.host_netns, pair, mtu=bridge.mtu)
+            veth.add(kernel, name, kernel, netns.host_netns, pair, mtu=bridge.mtu)
         except InternalError:
-            if found := kernel.find_link(name):
-                # Another ADD was quicker.
-                return found
+            if existing := kernel.find_link(name):
+                # Another ADD was first.
+                return existing
             raise
         try:
             link, port = kernel.link(name), kernel.link(pair.host_name)
-            with session.on_host():
+            with netns.on_host():
                 veth.ignore_advertisements(port.name)
             kernel.set_master(port.index, bridge.index)
-            _set_vlans(session, port, config, trunk=())
+            _set_vlans(netns, port, config, trunk=())
             kernel.set_up(link.index)
         except (OSError, InternalError):
             with contextlib.suppress(OSError):

@@ -1,149 +1,136 @@
-"""The verbs of bridge."""
+"""`bridge`: a veth pair whose host end is a port of a bridge, which may be the containers' gateway.
+
+The kernel state is that of the reference plugin (containernetworking/plugins `plugins/main/bridge`), so that either can
+remove what the other made; `docs/builtin-plugins.md` lists the differences. The bridge and its addresses belong to the
+network: they stay after a DEL, and after an ADD that fails.
+"""
 
 from __future__ import annotations
 
 import functools
 import ipaddress
-from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from multus_daemon.kernel import inet
 from multus_daemon.kernel.links import Link
-from multus_daemon.kernel.ops import Session
-from multus_daemon.plugins.builtin import interfaces, ipam, masquerade, spoofing, veth
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.builtin import configuration, interfaces, ipam, masquerade, spoofing, veth
 from multus_daemon.plugins.builtin.bridge import config, kernel
-from multus_daemon.plugins.builtin.bridge.check import comparison
 from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
 from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import located, step
 from multus_daemon.plugins.builtin.undo import Undo
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 
-# Position of the container's end in the result's interfaces: behind the bridge and the host's end.
+# Position of the container's end in the result's interfaces, behind the bridge and the host's end.
 _CONTAINER_INTERFACE: Final = 2
 
 
 def unsupported(call: Call) -> str:
-    """See `contract.Plugin`."""
-    return config.unsupported(call)
+    """Name the first key or value that this plugin does not know."""
+    if unknown := configuration.unknown_key(call.fields, config.KEYS):
+        return unknown
+    for item in gojson.get_list(call.fields, "vlanTrunk") or ():
+        trunk = item if isinstance(item, dict) else {}
+        if unknown := configuration.unknown_key(trunk, config.TRUNK_KEYS, within="vlanTrunk: "):
+            return unknown
+    if gojson.get_bool(call.fields, "macspoofchk") and call.tools is None:
+        return "macspoofchk: true"
+    return masquerade.unsupported(call)
 
 
 def validate(call: Call) -> None:
-    """See `contract.Plugin`."""
+    """Read the configuration."""
     call.once(config.read)
 
 
-def add(call: Call, session: Session) -> Result:
-    """Make the port, and the bridge if need be. Raises CniError, Interrupted; the port and what is its are gone.
+def add(call: Call, netns: PodNetns) -> Result:
+    """Make the port, and the bridge if it is missing. If it raises, the port and everything of it is removed.
 
-    The pair comes before the addresses: an IPAM plugin such as dhcp needs the container's end.
+    The pair comes before the addresses, because an IPAM plugin such as dhcp needs the container's end.
     """
     settings = call.once(config.read)
     ifname = call.invocation.ifname
+    answer = Result()
     with Undo() as undo:
-        interfaces.require_absent(call, session, kind="veth")
+        interfaces.require_absent(call, netns, kind="veth")
         pair = veth.Pair()
-        undo.arm("remove the veth pair", functools.partial(veth.undo, pair, session))
-        with interfaces.reached(call, session):
-            links = kernel.connect(session, config=settings, ifname=ifname, pair=pair)
+        undo.arm("remove the veth pair", functools.partial(veth.undo, pair, netns))
+        with located(call):
+            netns.require()
+            bridge, host, container = kernel.connect(netns, config=settings, ifname=ifname, pair=pair)
         if settings.spoof_check:
             undo.arm("remove the rules against other MAC addresses", functools.partial(spoofing.remove, call))
-            spoofing.add(call, links.host.name, links.container.mac)
-        wanted = Result(interfaces=(Interface(""), Interface(""), Interface(ifname)))
+            spoofing.add(call, host.name, container.mac)
         if settings.is_layer3:
-            undo.arm("release the addresses", functools.partial(ipam.delete, call))
-            wanted = _with_gateways(wanted, ipam.add(call), settings)
-        with interfaces.inside(call, session):
-            links = kernel.configure(session, config=settings, links=links, wanted=wanted)
+            undo.arm("release the addresses", functools.partial(ipam.run, call, "DEL"))
+            answer = _with_gateways(ipam.run(call, "ADD"), settings)
+        with located(call), netns.inside():
+            on_host = kernel.configure(
+                netns, config=settings, bridge=bridge, host=host, container=container, wanted=answer
+            )
         if settings.is_layer3 and settings.masquerade:
-            addresses = [inet.interface_of(ip.address) for ip in wanted.ips]
+            addresses = [inet.interface_of(ip.address) for ip in answer.ips]
             undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
             masquerade.add(call, addresses)
-    return replace(
-        wanted,
-        interfaces=(
-            _reported(links.bridge),
-            _reported(links.host),
-            replace(_reported(links.container), sandbox=call.invocation.netns),
-            *([_reported(links.gateway)] if links.gateway else []),
-        ),
-        dns=wanted.dns if settings.dns is None else settings.dns,
-    )
+    made = [Interface(link.name, link.mac) for link in on_host]
+    made.insert(_CONTAINER_INTERFACE, Interface(ifname, container.mac, sandbox=call.invocation.netns))
+    return replace(answer, interfaces=tuple(made), dns=answer.dns if settings.dns is None else settings.dns)
 
 
-def delete(call: Call, session: Session) -> None:
-    """Remove the pair, release the addresses, remove the rules. Absent is done; the bridge stays.
+def delete(call: Call, netns: PodNetns) -> None:
+    """Remove the pair, release the addresses, remove the rules; the bridge stays. Absent ones are not an error.
 
-    The addresses are released only when the pair is gone; the rest goes on past what fails.
+    The addresses are released only after the pair has been removed. Later steps run even if one fails.
     """
-    removed = veth.remove(call, session, others=masquerade.goes_by_name(call))
+    removed = veth.remove(call, netns, others=masquerade.goes_by_name(call))
     failures: list[CniError] = []
     try:
-        if ipam.is_named(call):
-            ipam.delete(call)
+        if ipam.named(call):
+            ipam.run(call, "DEL")
     except CniError as error:
         failures.append(error)
     try:
         if call.tools is not None and gojson.get_bool(call.fields, "macspoofchk"):
             spoofing.remove(call)
     except gojson.JsonError:
-        # No ADD has come past this either.
+        # An ADD refuses such a configuration.
         pass
     except CniError as error:
         failures.append(error)
     try:
-        if ipam.is_named(call):
+        if ipam.named(call):
             masquerade.forget(call, removed)
     except CniError as error:
         failures.append(error)
     if failures:
-        raise _joined(failures)
-
-
-def check(call: Call, session: Session) -> None:
-    """Compare bridge, port, container and the IPAM plugin's books with prevResult."""
-    settings = config.read(call)
-    with interfaces.inside(call, session):
-        pass
-    if settings.is_layer3:
-        ipam.check(call)
-    compare = comparison(call, settings)
-    with interfaces.inside(call, session):
-        compare(session)
+        first, *others = failures
+        raise first.with_context("; then: " + "; ".join(map(str, others))) if others else first
 
 
 def status(call: Call) -> None:
-    """Ready where the configuration is usable and the IPAM plugin, if there is one, is ready."""
+    """Raise CniError if the configuration is not usable, or the IPAM plugin, if there is one, is not ready."""
     if config.read(call).is_layer3:
-        ipam.status(call)
+        ipam.run(call, "STATUS")
 
 
-def _reported(link: Link) -> Interface:
-    return Interface(link.name, link.mac)
-
-
-def _joined(failures: Sequence[CniError]) -> CniError:
-    first, *others = failures
-    return first.with_context("; then: " + "; ".join(map(str, others))) if others else first
-
-
-def _with_gateways(wanted: Result, answer: Result, settings: BridgeConfig) -> Result:
-    """The IPAM plugin's answer, its addresses assigned to the container's end, with the gateways that are configured.
+def _with_gateways(answer: Result, settings: BridgeConfig) -> Result:
+    """Assign the addresses to the container's end; add the gateways and default routes that are configured.
 
     A gateway that the IPAM plugin does not name is the first address of the network.
     """
-    ips = tuple(_with_gateway(ip, settings) for ip in answer.ips)
+    ips = tuple([_with_gateway(ip, settings) for ip in answer.ips])
     routes = list(answer.routes)
-    if settings.is_default_gateway:
-        for ipv4 in (True, False):
-            first = next((ip for ip in ips if ip.is_ipv4 is ipv4), None)
-            has_default = any(route.is_default and route.gw and route.is_ipv4 is ipv4 for route in routes)
-            if first is not None and not has_default:
-                routes.append(Route("0.0.0.0/0" if ipv4 else "::/0", gw=first.gateway))
-    return replace(answer, interfaces=wanted.interfaces, ips=ips, routes=tuple(routes))
+    for ipv4 in (True, False) if settings.is_default_gateway else ():
+        first = next((ip for ip in ips if ip.is_ipv4 is ipv4), None)
+        has_default = any(route.is_default and route.gw and route.is_ipv4 is ipv4 for route in routes)
+        if first is not None and not has_default:
+            routes.append(Route("0.0.0.0/0" if ipv4 else "::/0", gw=first.gateway))
+    return replace(answer, ips=ips, routes=tuple(routes))
 
 
 def _with_gateway(ip: IpConfig, settings: BridgeConfig) -> IpConfig:
@@ -155,3 +142,53 @@ def _with_gateway(ip: IpConfig, settings: BridgeConfig) -> IpConfig:
         except ipaddress.AddressValueError as error:
             raise InternalError(f"no address is left for a gateway of {ip.address}") from error
     return replace(ip, interface=_CONTAINER_INTERFACE, gateway=gateway)
+
+
+def check(call: Call, netns: PodNetns) -> None:
+    """Compare bridge, port and container with prevResult; run the IPAM plugin's CHECK."""
+    settings = config.read(call)
+    with located(call), netns.inside():
+        pass
+    if settings.is_layer3:
+        ipam.run(call, "CHECK")
+    previous, container = interfaces.previous_result(call, "bridge")
+    bridge = next((item for item in previous.interfaces if item.name == settings.bridge and not item.sandbox), None)
+    if bridge is None:
+        raise InternalError(
+            f"CNI created bridge {settings.bridge} was not found in prevResult",
+            "has the configuration's 'bridge' changed since ADD?",
+        )
+    with located(call), netns.inside():
+        master = _check_bridge(netns, bridge, settings)
+        link = interfaces.check(netns, container, previous, "veth")
+        _check_port(netns, link, master, previous)
+
+
+def _check_bridge(netns: PodNetns, expected: Interface, settings: BridgeConfig) -> Link:
+    with step(f'find bridge "{expected.name}"'):
+        link = netns.host.link(expected.name)
+    if link.kind != "bridge":
+        raise InternalError(f'interface "{expected.name}" does not have link type of bridge')
+    interfaces.require_mac(link, expected, f'bridge "{expected.name}"')
+    if link.is_promiscuous is not settings.promiscuous:
+        raise InternalError(
+            f'bridge "{expected.name}" is {"" if link.is_promiscuous else "not "}promiscuous, '
+            f"and promiscMode is {str(settings.promiscuous).lower()}"
+        )
+    return link
+
+
+def _check_port(netns: PodNetns, container: Link, bridge: Link, previous: Result) -> None:
+    """Require that the other end of the pair is a port of the bridge, with the name and MAC address of prevResult."""
+    for expected in previous.interfaces:
+        with step("look for the port"):
+            link = None if expected.sandbox else netns.host.find_link(expected.name)
+        if link is None:
+            continue
+        # A veth has the other end's index, as its own namespace numbers it.
+        if link.index == container.peer and link.peer == container.index and link.master == bridge.index:
+            interfaces.require_mac(link, expected, f'"{link.name}"')
+            return
+    raise InternalError(
+        f'the other end of "{container.name}" is no port of bridge "{bridge.name}" by any name in prevResult'
+    )

@@ -1,55 +1,188 @@
-"""What is known of the networks' directories from one call to the next, so that a call does not open every lease.
+"""Remember the networks' directories between calls, so that a call does not open every lease.
 
-Others change a directory as well: the reference plugin, `multus-builtin`, a person. Two ways to notice were compared:
+The reference plugin, `multus-builtin` and people change a directory too. inotify(7) names each changed entry before the
+system call that changes it returns, and plugins hold the directory's lock for their changes: under the lock all their
+events are in the queue, and only changed leases are read. The directory's mtime does not suffice: it advances with the
+kernel's tick, 1 to 10 ms, and not at all for a lease that is rewritten in place.
 
-* The directory's mtime advances with the kernel's tick, 1 to 10 ms; a change by somebody else in the tick of our own
-  can't be told from it. To trust only an mtime that is older than a tick, as git does with its index, means to read
-  everything after each own ADD: while many pods start, nothing is gained. And a lease that is rewritten in place does
-  not change it at all.
-* inotify(7) names each entry that was made, removed or written to, in order, without a clock. The event is queued
-  before the system call of whoever made the change returns. So under the lock of the directory, which they have had to
-  give back, all that other plugins did is in the queue; only what has changed is read, also in a directory that the
-  reference plugin works on all the time.
-
-So it is inotify. An entry of which an event comes is read anew, also after our own changes: there is one way into a
-book, and nobody tells own events from those of others.
-
-Where it does not suffice, everything is read as in the first call:
+Everything is read again if
 
 * the queue overflowed, or too many names have changed to keep them;
-* the directory is another one (device and inode), or has gone in between: `rm -r` drops the watch, and says so before
-  the inode's number can be used again;
-* the mtime differs, and no event has come: a change that this kernel did not make (NFS, FUSE). Within one tick such a
-  change is missed, wherefore an answer that costs somebody a lease is never given from here alone: `store` reads a
-  lease before it removes it, link(2) decides who gets an address, and `allocator` lists once more before it refuses;
-* inotify is refused (its limits), or two calls hold one directory at a time (somebody has removed `lock`).
+* the directory is another one (device and inode), or was removed: the kernel reports that before it reuses the inode;
+* the mtime differs without an event: a change by another kernel (NFS, FUSE). Such a change is missed within one tick,
+  so memory alone never decides about a lease: `store` reads a lease before it removes it, link(2) decides who gets an
+  address, and `plugin` lists again before it refuses;
+* inotify is refused (its limits), or two calls hold one directory at a time (`lock` was removed).
 
-Bounded: the directories that were used last, and so many leases in all of them together. A directory that is over the
-limit by itself is read at each call. What happens meanwhile waits in the kernel's queue, 16,384 events by default.
+Bounded: the directories that were used last, and a maximum of leases in all of them together. A directory that exceeds
+the maximum alone is read at each call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
+import socket
 import threading
+from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, KeysView
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from multus_daemon.plugins.builtin.host_local.book import Book, is_lease
+from multus_daemon.plugins.builtin.host_local.config import text_of
 
 if TYPE_CHECKING:
-    from multus_daemon.runtime.inotify import Change, Watcher
+    from multus_daemon.runtime.inotify import Watcher
 
 log = logging.getLogger(__name__)
 
+LOCK_NAME: Final = "lock"
+LAST_RESERVED_PREFIX: Final = "last_reserved_ip."
+BESIDE: Final = ".new"
+"""Temporary name of a new lease. One is enough, because only the holder of the lock writes it."""
 DIRECTORIES_MAX: Final = 64
 NAMES_MAX: Final = 32_768
-"""In all books together. One takes about 0.4 KiB."""
+"""Maximum number of names in all books together. One takes about 0.4 KiB."""
 _CHANGES_MAX: Final = 4096
+
+
+def is_lease(name: str) -> bool:
+    """Report whether a file of the directory can name an owner."""
+    return name not in (LOCK_NAME, BESIDE) and not name.startswith(LAST_RESERVED_PREFIX)
+
+
+# --- one directory ---------------------------------------------------------------------------------------------------
+
+
+class Book:
+    """The names and the leases of one directory, for one thread at a time. `store` fills it."""
+
+    def __init__(self) -> None:
+        self.listed = False
+        """True once it has the directory's names."""
+        self.unread: set[str] = set()
+        """Leases to be looked up before they count; they may not exist."""
+        self._contents: dict[str, bytes | None] = {}
+        self._names: dict[bytes, list[str]] = {}
+        # By IP version. Made when a wanted address is taken, which is rare.
+        self._numbers: dict[int, Numbers] = {}
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    @property
+    def taken(self) -> KeysView[str]:
+        """Every name: an address is taken if it is the name of a file."""
+        return self._contents.keys()
+
+    def relist(self, names: Iterable[str]) -> None:
+        """Replace the names; the contents of names that stay are kept."""
+        present = set(names)
+        for name in self._contents.keys() - present:
+            self.drop(name)
+        for name in present - self._contents.keys():
+            self.put(name, None)
+            if is_lease(name):
+                self.unread.add(name)
+        self.listed = True
+
+    def put(self, name: str, content: bytes | None) -> None:
+        """Enter a name with its content, stripped of white space; None for unreadable content."""
+        if name in self._contents:
+            self._disown(name)
+        elif self._numbers and (number := _number(name)) and number[0] in self._numbers:
+            self._numbers[number[0]].add(number[1])
+        self._contents[name] = content
+        if content is not None:
+            self._names.setdefault(content, []).append(name)
+
+    def drop(self, name: str) -> None:
+        """Remove a name; an absent one is ignored."""
+        self.unread.discard(name)
+        if name not in self._contents:
+            return
+        self._disown(name)
+        del self._contents[name]
+        if self._numbers and (number := _number(name)) and number[0] in self._numbers:
+            self._numbers[number[0]].discard(number[1])
+
+    def holding(self, content: bytes) -> list[str]:
+        """Return the names of the leases with this content, in no order."""
+        return list(self._names.get(content, ()))
+
+    def next_free(self, value: int, version: int) -> int:
+        """Return the first address from `value` on, both as numbers, that is not taken. It may be outside any range."""
+        if text_of(value, version) not in self._contents:
+            return value
+        if version not in self._numbers:
+            numbers = (_number(name) for name in self._contents)
+            self._numbers[version] = Numbers(number[1] for number in numbers if number and number[0] == version)
+        return self._numbers[version].next_free(value)
+
+    def _disown(self, name: str) -> None:
+        content = self._contents[name]
+        if content is None:
+            return
+        names = self._names[content]
+        names.remove(name)
+        if not names:
+            del self._names[content]
+
+
+def _number(name: str) -> tuple[int, int] | None:
+    """Return version and number of the address that `name` is; None for anything else.
+
+    It must be in the form of `text_of`: a file `fd00::02` does not take `fd00::2`.
+    """
+    try:
+        if ":" in name:
+            version, value = 6, int(ipaddress.IPv6Address(name))
+        else:
+            version, value = 4, int.from_bytes(socket.inet_pton(socket.AF_INET, name), "big")
+    except (OSError, ValueError):
+        return None
+    return (version, value) if text_of(value, version) == name else None
+
+
+class Numbers:
+    """A sorted set of numbers that finds the next free one without looking at each."""
+
+    __slots__ = ("_sorted",)
+
+    def __init__(self, values: Iterable[int]) -> None:
+        self._sorted = sorted(set(values))
+
+    def next_free(self, value: int) -> int:
+        """Return the smallest number from `value` on that is not in the set."""
+        position = self._position(value)
+        if position < 0:
+            return value
+        # Within a run without a gap, number and position grow alike.
+        distance = value - position
+        end = bisect_right(range(len(self._sorted)), distance, position, key=lambda at: self._sorted[at] - at)
+        return self._sorted[end - 1] + 1
+
+    def add(self, value: int) -> None:
+        """Add a number."""
+        if self._position(value) < 0:
+            insort(self._sorted, value)
+
+    def discard(self, value: int) -> None:
+        """Remove a number; an absent one is ignored."""
+        position = self._position(value)
+        if position >= 0:
+            del self._sorted[position]
+
+    def _position(self, value: int) -> int:
+        """Return the position of a number; -1 if it is absent."""
+        position = bisect_right(self._sorted, value) - 1
+        return position if position >= 0 and self._sorted[position] == value else -1
+
+
+# --- all directories -------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
@@ -63,15 +196,15 @@ class _Entry:
     changed: set[str] = field(default_factory=set)
     """Names to be read before the book counts."""
     lost: bool = False
-    """Changes are missing: the book is worth nothing."""
-    told: bool = False
-    """Some event has come since `mtime_ns` was read."""
+    """Changes are missing, so the book is useless."""
+    notified: bool = False
+    """An event has come since `mtime_ns` was read."""
     mtime_ns: int = 0
     lent: bool = False
 
 
 class Index:
-    """The books of the directories that were used last. Any thread may use it; it waits for nothing."""
+    """The books of the directories that were used last. Thread-safe; it never blocks."""
 
     def __init__(self, *, directories_max: int = DIRECTORIES_MAX, names_max: int = NAMES_MAX) -> None:
         """`names_max` counts the names of all directories together."""
@@ -79,22 +212,20 @@ class Index:
         self._names_max = names_max
         self._mutex = threading.Lock()
         self._watcher: Watcher | None = None
-        # The one that was used last comes last.
+        # Least recently used first.
         self._entries: OrderedDict[tuple[int, int], _Entry] = OrderedDict()
         self._watches: dict[int, _Entry] = {}
         self._used = False
         self._refused = False
 
     def __len__(self) -> int:
-        """How many directories are known now."""
         return len(self._entries)
 
     @contextlib.contextmanager
     def book(self, directory: int) -> Iterator[Book]:
-        """What is known of an open directory, for the duration of the block, in which its lock is held.
+        """Lend the book of an open directory for the block, in which the caller holds the directory's lock.
 
-        The names in `unread` are to be read before anything else counts; a book that is not `listed` is empty. Raises
-        OSError.
+        The caller reads the names in `unread` first; a book that is not `listed` is empty. Raises OSError.
         """
         entry = self._lend(directory)
         if entry is None:
@@ -109,14 +240,14 @@ class Index:
         status = os.fstat(directory)
         with self._mutex:
             if not self._used:
-                # A program (`multus-builtin`) makes one call; the price of a watch pays off with the second.
+                # A program (`multus-builtin`) makes one call; a watch pays off with the second.
                 self._used = True
                 return None
             entry = self._watched((status.st_dev, status.st_ino), directory)
             if entry is None or entry.lent:
                 return None
-            untold = entry.book.listed and not entry.told and status.st_mtime_ns != entry.mtime_ns
-            if entry.lost or untold:
+            unseen = entry.book.listed and not entry.notified and status.st_mtime_ns != entry.mtime_ns
+            if entry.lost or unseen:
                 entry.book = Book()
             else:
                 entry.book.unread |= entry.changed
@@ -126,10 +257,10 @@ class Index:
             return entry
 
     def _watched(self, key: tuple[int, int], directory: int) -> _Entry | None:
-        """The directory's entry, made where there is none: the watch is there before the book is filled."""
+        """Return the directory's entry; a new one is watched before its book is filled."""
         try:
             if self._watcher is None:
-                from multus_daemon.runtime.inotify import Watcher  # ctypes: a program does without
+                from multus_daemon.runtime.inotify import Watcher  # needs ctypes, which a program does not load
 
                 self._watcher = Watcher()
             self._collect(self._watcher)
@@ -151,42 +282,41 @@ class Index:
             try:
                 entry.mtime_ns = os.fstat(directory).st_mtime_ns
                 if self._watcher is not None:
-                    # What we did ourselves: from here on an event is about a later mtime.
+                    # Take our own events, so that later events are about a later mtime.
                     self._collect(self._watcher)
             except OSError:
                 entry.lost = True
-            entry.told = False
+            entry.notified = False
             self._trim(entry)
 
     def _collect(self, watcher: Watcher) -> None:
-        """Note for each directory what has changed. What can't be read is lost, for all of them; raises OSError."""
+        """Note the changes of each directory. If events can't be read, all books are lost; raises OSError."""
         try:
             for change in watcher.changes():
                 if change.lost:
                     self._lose_all()
-                if entry := self._watches.get(change.watch):
-                    self._note(entry, change)
+                entry = self._watches.get(change.watch)
+                if entry is None:
+                    continue
+                entry.notified = True
+                if change.gone:
+                    entry.lost = True
+                    del self._entries[entry.key], self._watches[entry.watch]
+                elif change.name and is_lease(change.name):
+                    entry.changed.add(change.name)
+                    if len(entry.changed) > _CHANGES_MAX:
+                        entry.changed.clear()
+                        entry.lost = True
         except OSError:
             self._lose_all()
             raise
-
-    def _note(self, entry: _Entry, change: Change) -> None:
-        entry.told = True
-        if change.gone:
-            entry.lost = True
-            del self._entries[entry.key], self._watches[entry.watch]
-        elif change.name and is_lease(change.name):
-            entry.changed.add(change.name)
-            if len(entry.changed) > _CHANGES_MAX:
-                entry.changed.clear()
-                entry.lost = True
 
     def _lose_all(self) -> None:
         for entry in self._entries.values():
             entry.lost = True
 
     def _trim(self, latest: _Entry) -> None:
-        """Forget what is over the limits: a directory that is too large, then those that were not used for longest."""
+        """Forget a directory that is too large, then the least recently used ones that exceed the limits."""
         if len(latest.book) > self._names_max and self._entries.get(latest.key) is latest:
             self._forget(latest)
         names = sum(len(entry.book) for entry in self._entries.values())

@@ -1,75 +1,91 @@
-"""The verbs of host-local. The lock of a network is held for a whole verb."""
+"""`host-local`: addresses from ranges, each a file in a directory of this node.
+
+Configuration, directory and answers are those of the reference plugin (containernetworking/plugins
+`plugins/ipam/host-local`), so that the two can alternate on one directory. The lock of a network is held for a whole
+verb. Addresses are given round robin through the ranges of a set, requested ones first; an ADD takes one address from
+each set, or none.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.ops import Session
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.host_local import allocator, book, config, store
-from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.plugins.builtin.host_local import config, store
+from multus_daemon.plugins.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet
+from multus_daemon.plugins.builtin.host_local.index import LOCK_NAME, Index
+from multus_daemon.plugins.builtin.host_local.store import LeaseDirectory
+from multus_daemon.plugins.builtin.ipam import ADDRESSES_MAX
 from multus_daemon.runtime import deadline, fs
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.cni import conf, gojson
-from multus_daemon.spec.cni.errors import InternalError, IoFailureError
-from multus_daemon.spec.cni.result import Dns, Result
+from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError
+from multus_daemon.spec.cni.result import Dns, IpConfig, Result
 
-T = TypeVar("T")
-
-# Of the directories. Calls of this process come in turn; between processes the lock in the directory is polled for.
+# By directory. Calls of this process take turns; they poll the lock in the directory for other processes.
 _locks: Final = KeyedLock()
 _index: Final = Index()
 
+_EXHAUSTED_ADVICE: Final = (
+    "`multusctl attachments` shows who holds them, with `--leaks` those that nobody deletes; "
+    "delete pods, or give the network a larger range"
+)
+
 
 def unsupported(call: Call) -> str:
-    """See `contract.Plugin`; of the section `ipam`, the others are not for this plugin."""
-    return config.unsupported(call.fields)
+    """Name the first key of `ipam` that this plugin does not know; other keys belong to the calling plugin."""
+    ipam = gojson.get_object(call.fields, "ipam") or {}
+    if unknown := configuration.unknown_key(ipam, config.IPAM_KEYS, within="ipam."):
+        return unknown
+    for entries in gojson.get_list(ipam, "ranges") or ():
+        for entry in entries if isinstance(entries, list) else ():
+            one = configuration.as_object(entry, "ranges")
+            if unknown := configuration.unknown_key(one, config.RANGE_KEYS, within="ipam.ranges: "):
+                return unknown
+    return ""
 
 
 def validate(call: Call) -> None:
-    """See `contract.Plugin`."""
-    call.once(_settings)
+    """Read the configuration."""
+    _settings(call)
 
 
-def add(call: Call, session: Session) -> Result:
-    """One address from each range set. Raises CniError; nothing is taken then."""
-    settings = call.once(_settings)
+def add(call: Call, netns: PodNetns) -> Result:
+    """Take one address from each range set. If it raises, none is taken."""
+    settings = _settings(call)
     resolv_conf = call.on_host(settings.resolv_conf) if settings.resolv_conf else None
-
-    def work(leases: store.LeaseDirectory) -> Result:
+    with _locked(call, settings) as leases:
         dns = Dns() if resolv_conf is None else read_resolv_conf(resolv_conf)
-        ips = allocator.allocate(settings, leases, call.invocation.container_id)
-        return Result(ips=ips, routes=settings.routes, dns=dns)
-
-    return _locked(call, settings, work)
+        ips = allocate(settings, leases, call.invocation.container_id)
+    return Result(ips=ips, routes=settings.routes, dns=dns)
 
 
-def delete(call: Call, session: Session) -> None:
-    """Release every address of the container's interface; none is done.
+def delete(call: Call, netns: PodNetns) -> None:
+    """Release every address of the container's interface; no address is not an error.
 
-    Raises CniError, also where the file of one can't be read: of those that the ADD answered, or, where that is not
-    known, of any.
+    Raises CniError also if an address file can't be read: one that ADD returned, or any if they are not known.
     """
-
-    def work(leases: store.LeaseDirectory) -> None:
+    with _locked(call, _settings(call)) as leases:
         for name in leases.files():
             leases.release(name)
         leases.require_readable(_recorded(call))
 
-    _locked(call, call.once(_settings), work)
-
 
 def kept(call: Call) -> str:
-    """The addresses of the container's interface, whatever else the configuration says; see `ports.BuiltinPlugins`."""
+    """Return the addresses of the container's interface for a message; see `ports.BuiltinPlugins`."""
     try:
         data_dir = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "dataDir") or config.DEFAULT_DATA_DIR
     except gojson.JsonError:
-        # No ADD has come past this.
+        # An ADD refuses such a configuration.
         return ""
     directory = call.on_host(data_dir) / call.name
     try:
@@ -79,57 +95,51 @@ def kept(call: Call) -> str:
     return f"addresses in {directory}: {', '.join(held)}" if held else ""
 
 
-def check(call: Call, session: Session) -> None:
-    """Some address is the container's interface's. Raises CniError."""
-
-    def work(leases: store.LeaseDirectory) -> bool:
+def check(call: Call, netns: PodNetns) -> None:
+    """Raise CniError if the container's interface has no address."""
+    with _locked(call, _settings(call)) as leases:
         if leases.files() or (leases.refresh() and leases.files()):
-            return True
+            return
         leases.require_readable(_recorded(call))
-        return False
-
-    if not _locked(call, _settings(call), work):
-        raise InternalError(f"host-local: Failed to find address added by container {call.invocation.container_id}")
+    raise InternalError(f"host-local: Failed to find address added by container {call.invocation.container_id}")
 
 
 def status(call: Call) -> None:
-    """Always well, as with the reference plugin."""
+    """Do nothing, as the reference plugin."""
 
 
-def _locked(call: Call, settings: config.HostLocalConfig, work: Callable[[store.LeaseDirectory], T]) -> T:
+@contextlib.contextmanager
+def _locked(call: Call, settings: HostLocalConfig) -> Iterator[LeaseDirectory]:
+    """Hold the network's directory for the block; its OSErrors become IoFailureErrors."""
     directory = str(call.on_host(f"{settings.data_dir}/{settings.name}"))
     owner = store.Owner(call.invocation.container_id, call.invocation.ifname)
-    seconds = deadlines.HOST_LOCAL_LOCK_SECONDS
-    began = time.monotonic()
+    end = time.monotonic() + deadlines.HOST_LOCAL_LOCK_SECONDS
     with contextlib.ExitStack() as stack:
         try:
-            with deadline.within(seconds):
+            with deadline.within(deadlines.HOST_LOCAL_LOCK_SECONDS):
                 stack.enter_context(_locks.hold(directory))
         except TimeoutError as error:
-            raise store.busy(f"{directory}/{book.LOCK_NAME}") from error
-        patience = seconds - (time.monotonic() - began)
+            raise store.busy(f"{directory}/{LOCK_NAME}") from error
         try:
-            with store.locked(directory, owner, patience=patience, index=_index) as leases:
-                return work(leases)
+            with store.locked(directory, owner, patience=end - time.monotonic(), index=_index) as leases:
+                yield leases
         except OSError as error:
             reason = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
             raise IoFailureError(f"host-local: {reason}", f"data directory {directory}") from error
 
 
 def _recorded(call: Call) -> list[str]:
-    """The addresses that the ADD answered; empty where they are not known."""
+    """Return the addresses that ADD returned; empty if they are not known."""
     return [] if call.prev_result is None else [ip.ip for ip in call.prev_result.ips]
 
 
-def _settings(call: Call) -> config.HostLocalConfig:
-    settings = conf.once(
-        call.fields, config.read, lambda: config.read(call.fields, name=call.name, cni_version=call.cni_version)
-    )
-    return config.with_args(settings, call.invocation.args)
+def _settings(call: Call) -> HostLocalConfig:
+    read = functools.partial(config.read, call.fields, name=call.name, cni_version=call.cni_version)
+    return config.with_args(conf.once(call.fields, config.read, read), call.invocation.args)
 
 
 def read_resolv_conf(path: Path) -> Dns:
-    """The settings in a resolv.conf(5) file: `search` and `options` add up, the last `domain` counts.
+    """Read a resolv.conf(5) file: `search` and `options` accumulate, the last `domain` wins.
 
     Raises IoFailureError. Blocks.
     """
@@ -137,21 +147,105 @@ def read_resolv_conf(path: Path) -> Dns:
         text = fs.read_limited(path).decode("utf-8", "replace")
     except OSError as error:
         raise IoFailureError(f"open {path}: {error.strerror}", "ipam.resolvConf") from error
-    nameservers: list[str] = []
-    search: list[str] = []
-    options: list[str] = []
-    domain = ""
+    values: dict[str, list[str]] = {"nameserver": [], "domain": [""], "search": [], "options": []}
     for line in text.split("\n"):
-        match line.split():
-            case ["nameserver", first, *_]:
-                nameservers.append(first)
-            case ["domain", first, *_]:
-                domain = first
-            case ["search", _, *_] as words:
-                search += words[1:]
-            case ["options", _, *_] as words:
-                options += words[1:]
-            case _:
-                # Comments (`#`, `;`) come here as well: their first word is none of the above.
-                pass
-    return Dns(tuple(nameservers), domain, tuple(search), tuple(options))
+        # A comment's first word is not a key.
+        key, *words = line.split() or [""]
+        if key in values:
+            values[key] += words if key in ("search", "options") else words[:1]
+    return Dns(tuple(values["nameserver"]), values["domain"][-1], tuple(values["search"]), tuple(values["options"]))
+
+
+# --- allocation ------------------------------------------------------------------------------------------------------
+
+
+def allocate(settings: HostLocalConfig, leases: LeaseDirectory, container_id: str) -> tuple[IpConfig, ...]:
+    """Take one address from each set, in the order of the sets, and all that were requested.
+
+    If it raises, the addresses of this call are released, and no older ones. Raises InternalError (999 as with the
+    reference plugin: the node is the cause, not the configuration), OSError.
+    """
+    if len(settings.range_sets) > ADDRESSES_MAX:
+        raise InternalError(f"{len(settings.range_sets)} range sets, and at most {ADDRESSES_MAX} are taken")
+    wanted = dict.fromkeys(settings.requested)
+    # Read once: sets don't overlap, so an address of this call is in no other set.
+    owned = [ipaddress.ip_address(text) for text in leases.owned()]
+    ips: list[IpConfig] = []
+    with contextlib.ExitStack() as undo:
+        for index, range_set in enumerate(settings.range_sets):
+            requested = next((address for address in wanted if range_set.range_of(address)), None)
+            try:
+                if requested is None:
+                    text, source = _take_next(range_set, leases, index, owned, container_id)
+                else:
+                    del wanted[requested]
+                    text, source = _take_requested(range_set, requested, leases, index)
+            except CniError as error:
+                raise InternalError(f"failed to allocate for range {index}: {error.msg}", error.details) from error
+            undo.callback(_release, leases, text)
+            ips.append(IpConfig(f"{text}/{source.prefix_length}", str(source.gateway)))
+        if wanted:
+            rest = " ".join(map(str, wanted))
+            raise InternalError(f"failed to allocate all requested IPs: {rest}")
+        undo.pop_all()
+    return tuple(ips)
+
+
+def _release(leases: LeaseDirectory, text: str) -> None:
+    # The error that led here says more than an error of the clean-up. The DEL that follows releases again.
+    with contextlib.suppress(OSError):
+        leases.release(text)
+
+
+def _take_requested(range_set: RangeSet, address: Address, leases: LeaseDirectory, index: int) -> tuple[str, Range]:
+    """Reserve a requested address. An interface may own several addresses of a set by request."""
+    source = range_set.range_of(address)
+    assert source is not None
+    if address == source.gateway:
+        raise InternalError(f"requested ip {address} is subnet's gateway")
+    text = str(address)
+    while text in leases.taken or not leases.reserve(text, index):
+        if not leases.refresh():
+            raise InternalError(f"requested IP address {address} is not available in range set {range_set}")
+    return text, source
+
+
+def _take_next(
+    range_set: RangeSet, leases: LeaseDirectory, index: int, owned: Sequence[Address], container_id: str
+) -> tuple[str, Range]:
+    for address in owned:
+        if range_set.range_of(address):
+            raise InternalError(f"{address} has been allocated to {container_id}, duplicate allocation is not allowed")
+    while True:
+        for text, source in candidates(range_set, leases.last_reserved(index), leases.next_free):
+            if leases.reserve(text, index):
+                return text, source
+        if not leases.refresh():
+            raise InternalError(f"no IP addresses available in range set: {range_set}", _EXHAUSTED_ADVICE)
+
+
+def candidates(
+    range_set: RangeSet, last_reserved: str, next_free: Callable[[int, int], int]
+) -> Iterator[tuple[str, Range]]:
+    """Yield every free address of the set but the gateways, once: from the one behind `last_reserved`, cyclically.
+
+    It begins with the first address if `last_reserved` is not in the set. `next_free` skips taken addresses (see
+    `Book.next_free`). Lazy: a /64 costs nothing.
+    """
+    ranges = range_set.ranges
+    start, resume = 0, ranges[0].first - 1
+    with contextlib.suppress(ValueError):
+        last = ipaddress.ip_address(last_reserved)
+        for position, candidate in enumerate(ranges):
+            if last in candidate:
+                start, resume = position, int(last)
+                break
+    first = ranges[start]
+    others = [(source, source.first, source.last) for source in ranges[start + 1 :] + ranges[:start]]
+    for source, begin, end in ((first, resume + 1, first.last), *others, (first, first.first, resume)):
+        gateway = int(source.gateway) if source.gateway.version == source.version else -1
+        value = begin
+        while value <= end and (value := next_free(value, source.version)) <= end:
+            if value != gateway:
+                yield config.text_of(value, source.version), source
+            value += 1

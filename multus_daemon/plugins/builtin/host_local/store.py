@@ -1,14 +1,9 @@
-"""The data directory of one network, as the reference plugin writes it: its lock, its address files, its marks.
+"""The data directory of one network in the reference plugin's format: its lock, its address files, its marks.
 
-`<dataDir>/<network>/`: one file for each address, named by it, `<container id>\\r\\n<interface>` inside;
-`last_reserved_ip.<set>` with the address given away last; `lock` for flock(2), exclusive. Both implementations can
-work on one directory at the same time.
-
-What is better here: an address file appears with its content at once (written beside, then linked into place), so a
-crash never leaves a file without an owner, which nothing could ever release. One that the reference plugin left
-counts as taken.
-
-What is in the directory comes from a book (`book`), which an `index` may have kept since an earlier call.
+`<dataDir>/<network>/`: one file for each address, named by it, with the content `<container id>\\r\\n<interface>`;
+`last_reserved_ip.<set>` with the address that was given last; `lock` for flock(2), exclusive. Both implementations can
+work on one directory at the same time. Here an address file appears together with its content (written beside, then
+linked into place), so a crash never leaves a file without an owner, which nothing could release.
 """
 
 from __future__ import annotations
@@ -21,12 +16,10 @@ import os
 import time
 from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.plugins.builtin.host_local.book import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book
-from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.plugins.builtin.host_local.index import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book, Index
 from multus_daemon.runtime import deadline, fs
 from multus_daemon.runtime.backoff import backoff
 from multus_daemon.spec.cni.errors import TryAgainLaterError
@@ -36,75 +29,67 @@ _OWNER_MAX_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose an address is: an interface of a container."""
+    """The owner of an address: an interface of a container."""
 
     container_id: str
     ifname: str
 
     @property
     def content(self) -> bytes:
-        """What the address file holds."""
+        """The content of the address file."""
         return os.fsencode(f"{self.container_id.strip()}\r\n{self.ifname}")
 
     @property
     def old_content(self) -> bytes:
-        """What versions before 0.8 of the reference plugin wrote."""
+        """The content before version 0.8 of the reference plugin."""
         return os.fsencode(self.container_id.strip())
 
 
 class LeaseDirectory:
-    """The directory while its lock is held (`locked` makes one). Everything here blocks and raises OSError."""
+    """The directory while its lock is held (`locked` makes one). All methods block and raise OSError."""
 
     def __init__(self, descriptor: int, owner: Owner, book: Book | None = None) -> None:
-        """`book`: what is known of the directory already."""
         self._descriptor = descriptor
         self._owner = owner
-        self._kept = Book() if book is None else book
+        self._book = Book() if book is None else book
         self._listed = False
         self._unreadable: dict[str, OSError] = {}
-
-    @cached_property
-    def _book(self) -> Book:
-        """The book, as the directory is now."""
-        if self._kept.listed:
-            # Until it has been looked up, a name that has changed may be one that is there or one that is not.
+        if self._book.listed:
+            # A changed name may be present or absent until it has been looked up.
             self._read_unread()
         else:
-            self._list()
-        return self._kept
+            self.refresh()
 
     @property
     def taken(self) -> Set[str]:
-        """Every name in the directory: an address that is a file is taken, whatever is in the file."""
+        """Every name in the directory: an address is taken if it is the name of a file."""
         return self._book.taken
 
     def next_free(self, value: int, version: int) -> int:
-        """The first address from `value` on that is not taken, whether or not it is in a range."""
+        """Return the first address from `value` on, both as numbers, that is not taken. It may be outside any range."""
         return self._book.next_free(value, version)
 
     def refresh(self) -> bool:
-        """List the directory, where what is known of it is from an earlier call; else return False."""
+        """List the directory; return False if this call has listed it already."""
         if self._listed:
             return False
-        self._list()
+        self._book.relist(os.listdir(self._descriptor))
+        self._listed = True
         return True
 
     def owned(self) -> list[str]:
-        """The addresses of the owner, those in the old form too."""
-        mine = (self._owner.content, self._owner.old_content)
-        return sorted(name for content in mine for name in self._holding(content) if _is_address(name))
+        """Return the addresses of the owner, those in the old form included."""
+        names = [*self._holding(self._owner.content), *self._holding(self._owner.old_content)]
+        return sorted(filter(_is_address, names))
 
     def files(self) -> list[str]:
-        """The files of the owner; those of the old form only where there are no others."""
-        for mine in (self._owner.content, self._owner.old_content):
-            if found := self._holding(mine):
-                return sorted(found)
-        return []
+        """Return the files of the owner; those in the old form only if there are no others."""
+        return sorted(self._holding(self._owner.content) or self._holding(self._owner.old_content))
 
     def require_readable(self, addresses: Collection[str]) -> None:
-        """Raise OSError where one of `addresses`, or any where there are none, is a file that could not be read.
+        """Raise OSError if the file of one of `addresses` could not be read; if there are none, of any address.
 
-        For a DEL, once the `files` of the owner are released: it may be another one of them.
+        A DEL calls it after it has released the owner's `files`: an unreadable one may be another of them.
         """
         wanted = {ipaddress.ip_address(text) for text in addresses}
         for name, error in self._unreadable.items():
@@ -112,46 +97,40 @@ class LeaseDirectory:
                 raise OSError(error.errno, error.strerror, name) from error
 
     def _holding(self, content: bytes) -> list[str]:
-        """The leases with this content, each looked up again: nothing is removed from memory alone."""
-        book = self._book
+        """Return the leases with this content. Each is read again: nothing is removed from memory alone."""
         self._read_unread()
-        for name in book.holding(content):
+        for name in self._book.holding(content):
             self._look_up(name)
-        return book.holding(content)
-
-    def _list(self) -> None:
-        self._kept.relist(os.listdir(self._descriptor))
-        self._listed = True
+        return self._book.holding(content)
 
     def _read_unread(self) -> None:
-        """Look up what has to be, but not twice what could not be read: for this call nobody knows whose it is."""
-        if self._kept.unread:
-            for name in self._kept.unread - self._unreadable.keys():
-                self._look_up(name)
-            # A set stays as large as it ever was, and is walked through from end to end.
-            self._kept.unread = set(self._kept.unread)
+        """Look up the unread leases, except those that could not be read in this call."""
+        for name in self._book.unread - self._unreadable.keys():
+            self._look_up(name)
+        # A copy, because a set never shrinks and iteration visits its whole table.
+        self._book.unread = set(self._book.unread)
 
     def _look_up(self, name: str) -> None:
-        """Enter what a lease holds, without white space around it, or that there is none."""
+        """Enter the content of a lease, or its absence, into the book."""
         try:
             content = self._read(name).strip()
         except FileNotFoundError:
-            self._kept.drop(name)
+            self._book.drop(name)
             self._unreadable.pop(name, None)
         except OSError as error:
-            # It is taken, and tried again next time.
-            self._kept.put(name, None)
-            self._kept.unread.add(name)
-            # Who gives out addresses makes files: a directory or a link is nobody's.
+            # The address is taken; the next call tries to read it again.
+            self._book.put(name, None)
+            self._book.unread.add(name)
+            # An IPAM plugin makes files: a directory or a link has no owner.
             if not isinstance(error, fs.NotRegularFileError) and error.errno != errno.ELOOP:
                 self._unreadable[name] = error
         else:
-            self._kept.put(name, content)
-            self._kept.unread.discard(name)
+            self._book.put(name, content)
+            self._book.unread.discard(name)
             self._unreadable.pop(name, None)
 
     def last_reserved(self, index: int) -> str:
-        """The mark of the set `index`; empty if there is none that can be read."""
+        """Return the address that was given last from the set `index`; empty if it can't be read."""
         try:
             return self._read(f"{LAST_RESERVED_PREFIX}{index}").decode("ascii")
         except (OSError, UnicodeDecodeError):
@@ -159,19 +138,28 @@ class LeaseDirectory:
             return ""
 
     def reserve(self, address: str, index: int) -> bool:
-        """Make the address file, then the mark; False if the file is there already. No file is left where it raises."""
-        self._write_beside(self._owner.content)
+        """Make the address file, then the mark of the set `index`; return False if the file exists.
+
+        If it raises, no file is left.
+        """
+        content = self._owner.content
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(BESIDE, flags, 0o600, dir_fd=self._descriptor)
+        try:
+            os.write(descriptor, content)
+        finally:
+            os.close(descriptor)
         try:
             os.link(BESIDE, address, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor, follow_symlinks=False)
         except OSError as error:
-            self.sweep()
+            _sweep(self._descriptor)
             if not isinstance(error, FileExistsError):
                 raise
             self._look_up(address)
             return False
-        self._kept.put(address, self._owner.content)
+        self._book.put(address, content)
         try:
-            self.sweep()
+            _sweep(self._descriptor)
             self._mark(f"{LAST_RESERVED_PREFIX}{index}", address.encode())
         except BaseException:
             self.release(address)
@@ -179,10 +167,10 @@ class LeaseDirectory:
         return True
 
     def release(self, address: str) -> None:
-        """Remove a file; absent is done."""
+        """Remove a file; an absent one is not an error."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address, dir_fd=self._descriptor)
-        self._kept.drop(address)
+        self._book.drop(address)
 
     def _read(self, name: str) -> bytes:
         descriptor = fs.open_regular(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._descriptor)
@@ -191,19 +179,11 @@ class LeaseDirectory:
         finally:
             os.close(descriptor)
 
-    def sweep(self) -> None:
-        """Remove what a crash left beside: under the lock nobody else writes there.
-
-        It may be a second name of an address file, so it is never written to.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(BESIDE, dir_fd=self._descriptor)
-
     def _mark(self, name: str, data: bytes) -> None:
-        """Written in place. Only the order depends on it, so what a crash leaves of it does no harm.
+        """Write a mark in place. Only the order depends on it, so half a mark after a crash is harmless.
 
-        Put in place by rename(2), or emptied first, it would be on its way to the disk at once (ext4(5),
-        auto_da_alloc), for which this would wait: 0.7 ms instead of 0.02, more on a busy disk.
+        With rename(2), or truncated first, ext4 would write it to the disk at once (ext4(5), auto_da_alloc), and this
+        call would wait for that: 0.7 ms instead of 0.02, more on a busy disk.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         try:
@@ -211,7 +191,7 @@ class LeaseDirectory:
         except OSError as error:
             if error.errno != errno.ELOOP and not isinstance(error, fs.NotRegularFileError):
                 raise
-            # A link, to wherever, or a pipe.
+            # A symbolic link or a pipe.
             os.unlink(name, dir_fd=self._descriptor)
             descriptor = fs.open_regular(name, flags, dir_fd=self._descriptor)
         try:
@@ -221,32 +201,23 @@ class LeaseDirectory:
         finally:
             os.close(descriptor)
 
-    def _write_beside(self, data: bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(BESIDE, flags, 0o600, dir_fd=self._descriptor)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
-
 
 @contextlib.contextmanager
 def locked(path: str, owner: Owner, *, patience: float, index: Index | None = None) -> Iterator[LeaseDirectory]:
-    """The directory `path`, made where it is missing, held exclusively for the duration of the block.
+    """Hold the directory `path` exclusively for the block; make it if it is missing.
 
-    `index` remembers what is in the directory from one call to the next; without it, everything is read.
-    Raises TryAgainLaterError (11) where the lock is not to be had in `patience` seconds, Interrupted, OSError.
+    `index` keeps the directory's content between calls; without it, everything is read. Raises TryAgainLaterError (11)
+    if the lock is not free within `patience` seconds, Interrupted, OSError.
     """
     descriptor = _open_directory(path)
     try:
         lock = fs.open_regular(LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o750, dir_fd=descriptor)
         try:
             _acquire(lock, f"{path}/{LOCK_NAME}", patience)
-            # Closing the file gives the lock back.
+            # Closing the file releases the lock.
             with contextlib.nullcontext(Book()) if index is None else index.book(descriptor) as book:
-                leases = LeaseDirectory(descriptor, owner, book)
-                leases.sweep()
-                yield leases
+                _sweep(descriptor)
+                yield LeaseDirectory(descriptor, owner, book)
         finally:
             os.close(lock)
     finally:
@@ -254,7 +225,10 @@ def locked(path: str, owner: Owner, *, patience: float, index: Index | None = No
 
 
 def held(path: Path, owner: Owner) -> list[str]:
-    """The owner's files in the directory `path`, without its lock; none where it is no directory. Raises OSError."""
+    """Return the owner's files in the directory `path`, without its lock; empty if there is no directory.
+
+    Raises OSError.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -265,23 +239,27 @@ def held(path: Path, owner: Owner) -> list[str]:
         os.close(descriptor)
 
 
+def _sweep(directory: int) -> None:
+    """Remove the temporary file of a crash. It may be a link to an address file, so it is never written to."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(BESIDE, dir_fd=directory)
+
+
 def _acquire(lock: int, path: str, patience: float) -> None:
-    """Polls: a thread in a blocking flock(2) can't be told to stop."""
+    """Poll the lock: a thread in a blocking flock(2) can't be stopped."""
     end = time.monotonic() + patience
     for delay in backoff(0.0005, 0.02, jitter=0.2):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
             return
-        if time.monotonic() > end:
-            raise busy(path)
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise busy(path) from error
         deadline.pause(delay)
 
 
 def busy(lock: str) -> TryAgainLaterError:
-    """The error for a lock that somebody else keeps too long."""
+    """Return the error for a lock that another process or thread holds too long."""
     return TryAgainLaterError(
         f"host-local: the addresses of the network are busy: {lock} is locked",
         "gave up waiting; `lslocks` shows who holds it",
@@ -295,7 +273,7 @@ def _open_directory(path: str) -> int:
     except FileNotFoundError:
         for directory in (*reversed(Path(path).parents), Path(path)):
             with contextlib.suppress(FileExistsError):
-                # Each with its mode: an open umask must not let others put leases there.
+                # Each with its mode: with an open umask others could put leases there.
                 directory.mkdir(mode=0o755)
         return os.open(path, flags)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from multus_daemon.plugins.builtin.flannel import delegate, subnet
+from multus_daemon.plugins.builtin import flannel
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson
@@ -11,7 +11,7 @@ REST = "FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
 
 def test_what_flanneld_writes():
     text = V4 + "FLANNEL_IPV6_NETWORK=fd44::/48\nFLANNEL_IPV6_SUBNET=fd44:0:0:7::1/64\n" + REST
-    assert subnet.read(text, "f") == subnet.Subnets(
+    assert flannel.read_subnets(text, "f") == flannel.Subnets(
         networks=["10.244.0.0/16"],
         networks_v6=["fd44::/48"],
         subnet="10.244.7.0/24",
@@ -38,7 +38,7 @@ def test_what_flanneld_writes():
     ],
 )
 def test_lines(line, key, expected):
-    assert getattr(subnet.read(V4 + REST + line, "f"), key) == expected
+    assert getattr(flannel.read_subnets(V4 + REST + line, "f"), key) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_lines(line, key, expected):
     ],
 )
 def test_files_that_cannot_be_used(text, words):
-    with pytest.raises(subnet.SubnetError, match=words):
-        subnet.read(text, "f")
+    with pytest.raises(flannel.SubnetError, match=words):
+        flannel.read_subnets(text, "f")
 
 
 @pytest.mark.parametrize("saved", [b"", b"{", b"5", b"{}", b'{"type": ""}', b'{"type": []}'])
 def test_saved_configurations_that_are_none(saved):
     with pytest.raises(gojson.JsonError):
-        delegate.type_of(saved)
+        flannel.type_of(saved)
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_lease_that_cannot_be_read_fails_the_del(node, monkeypatch, function, 
 
 @pytest.mark.parametrize(("function", "code"), UNREADABLE)
 def test_a_lease_that_cannot_be_read_holds_up_nobody_else(node, monkeypatch, function, code):
-    """Whose addresses are known: the ADD's result has them."""
+    """The ADD's result has the addresses."""
     for number in (1, 2):
         node.call("ADD", f"c{number}")
     broken(monkeypatch, function, code, "10.0.0.2")
@@ -286,7 +286,7 @@ def test_an_add_that_cannot_tidy_up_gives_no_address_away(node, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe", "socket"])
 def test_what_is_no_file_is_no_lease(node, kind):
-    """Nobody could have given it out."""
+    """An IPAM plugin cannot have made it."""
     node.call("ADD")
     path = node.directory / "10.0.0.9"
     match kind:
@@ -358,7 +358,7 @@ def test_a_lock_that_somebody_keeps(node, held, monkeypatch):
 
 
 def test_a_call_of_this_process_that_hangs(node, monkeypatch):
-    """As on a disk that does not answer: those behind it wait as long as for any other process, and are told why."""
+    """A disk that does not answer: later calls wait as long as for another process, then fail with the reason."""
     monkeypatch.setattr(deadlines, "HOST_LOCAL_LOCK_SECONDS", 0.1)
     with plugin._locks.hold(str(node.directory)):
         call = Aside(node.call, "ADD")
@@ -456,7 +456,7 @@ def test_an_add_opens_no_lease_of_others(node, monkeypatch, leases):
 
 
 def test_a_refusal_comes_from_the_directory_not_from_memory(node, monkeypatch):
-    """Where changes are not reported, as those of another machine on NFS, and within one tick of the clock."""
+    """Changes without an event, as on NFS, within one tick of the clock."""
     node.call("ADD", subnet="10.0.0.0/30")
     for _ in range(2):
         node.call("CHECK", subnet="10.0.0.0/30")
@@ -482,7 +482,7 @@ def test_a_refusal_comes_from_the_directory_not_from_memory(node, monkeypatch):
 
 
 async def test_a_cancelled_call_ends_before_the_caller_goes_on(node, monkeypatch):
-    """What the thread has begun is done, one way or the other, when the cancellation is seen: DEL can follow."""
+    """The thread has finished its work when the cancellation is reported, so a DEL can follow."""
     real = os.link
 
     def slow(*args, **kwargs):

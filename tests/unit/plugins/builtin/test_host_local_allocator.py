@@ -1,13 +1,14 @@
-"""Which address comes next, on a dict in place of the directory; and what any sequence of ADD and DEL keeps true."""
+"""The order of addresses, on a dict in place of the directory, and invariants of any sequence of ADD and DEL."""
 
 import ipaddress
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from multus_daemon.plugins.builtin.host_local import allocator, config
+from multus_daemon.plugins.builtin.host_local import config, plugin
 from multus_daemon.spec.cni.errors import CniError
 
 
@@ -57,8 +58,8 @@ class Node:
     def add(self, container_id, *ips, refuse=()):
         fields = {"ipam": {"ranges": self.sets}, "runtimeConfig": {"ips": list(ips)}}
         settings = config.read(fields, name="n", cni_version="1.0.0")
-        leases = DictLeases(self.owners, self.marks, container_id, refuse=refuse)
-        return [item.ip for item in allocator.allocate(settings, leases, container_id)]
+        leases: Any = DictLeases(self.owners, self.marks, container_id, refuse=refuse)
+        return [item.ip for item in plugin.allocate(settings, leases, container_id)]
 
     def delete(self, container_id):
         for address in DictLeases(self.owners, self.marks, container_id).owned():

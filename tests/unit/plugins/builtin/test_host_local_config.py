@@ -1,4 +1,4 @@
-"""What host-local accepts and refuses; the words are the reference plugin's, taken from runs of its binary."""
+"""Configurations that host-local accepts and refuses; the words are from runs of the reference plugin's binary."""
 
 import ipaddress
 import itertools

@@ -1,4 +1,4 @@
-"""What is kept of a directory between calls: changes by others are seen, and the cost is flat in leases."""
+"""The index of a directory between calls: it sees the changes of other programs, and its cost is flat in leases."""
 
 import collections
 import contextlib
@@ -397,7 +397,7 @@ def test_leases_are_bounded(tmp_path, calls):
         (tmp_path / name).mkdir()
         fill(tmp_path / name, leases)
         networks[name] = Network(tmp_path / name, index)
-    # One that is too large is kept at no time, and takes nobody's place.
+    # A directory that is too large is never kept, and displaces no other.
     assert (len(index), _watches(index)) == (2, 2)
     assert len(networks["large"].taken()) == 120
     calls.clear()

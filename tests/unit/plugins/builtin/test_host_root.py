@@ -26,7 +26,7 @@ def outside(tmp_path):
 
 @pytest.fixture
 def inside(tmp_path, outside, monkeypatch):
-    """What the host has at the path of `outside`, to which its /var/run leads."""
+    """The host's directory at the path of `outside`, the target of its /var/run."""
     monkeypatch.setattr(host_local, "_index", Index())
     root = tmp_path / "host"
     inside = root / outside.relative_to("/")

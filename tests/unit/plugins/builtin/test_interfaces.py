@@ -1,4 +1,4 @@
-"""What is no failure when a link is removed."""
+"""Errors that are ignored when a link is removed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from multus_daemon.plugins.builtin import interfaces
 
 
 @pytest.mark.parametrize(("number", "is_done"), [(errno.ENODEV, True), (errno.EBUSY, False), (errno.EPERM, False)])
-def test_only_a_link_that_is_absent_counts_as_removed(number: int, is_done: bool) -> None:
+def test_only_an_absent_link_is_ignored(number: int, is_done: bool) -> None:
     def remove() -> None:
-        with interfaces.absent_is_done():
+        with interfaces.ignoring_absent_link():
             raise OSError(number, os.strerror(number))
 
     if is_done:

@@ -11,10 +11,9 @@ import pytest
 
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.plugins.builtin import masquerade
+from multus_daemon.plugins.builtin import iptables, masquerade
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.masquerade import iptables
-from multus_daemon.plugins.builtin.masquerade.owner import Owner
+from multus_daemon.plugins.builtin.masquerade import Owner
 from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline
@@ -56,7 +55,7 @@ def test_a_comment_is_cut_to_what_the_kernel_takes(ifname: str) -> None:
     ],
 )
 def test_jumps(line: str, expected: list[str]) -> None:
-    assert iptables.jump_of(line, "CNI-abc") == expected
+    assert iptables.jumps_to("CNI-abc", ToolExit(0, line.encode(), "")) == ([expected] if expected else [])
 
 
 def test_quoting_is_what_iptables_restore_reads() -> None:

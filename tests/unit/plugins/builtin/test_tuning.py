@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pytest
 
 from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.builtin import allowlist, tuning
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
-from multus_daemon.plugins.builtin.tuning import allowlist, config
-from multus_daemon.plugins.builtin.tuning.config import Attributes
+from multus_daemon.plugins.builtin.tuning import Attributes
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 
@@ -33,7 +33,7 @@ def call(ifname="eth0", cni_args="", **keys):
     ],
 )
 def test_sysctl_names(key, ifname, parts):
-    (found,) = config.read(call(ifname, sysctl={key: "1"})).sysctls
+    (found,) = tuning.read(call(ifname, sysctl={key: "1"})).sysctls
     assert (found.key, found.parts, found.value) == (key, parts, "1")
 
 
@@ -43,7 +43,7 @@ def test_sysctl_names(key, ifname, parts):
 )
 def test_names_that_are_refused(key):
     with pytest.raises(InvalidNetworkConfigError, match="invalid net sysctl key"):
-        config.read(call(sysctl={key: "1"}))
+        tuning.read(call(sysctl={key: "1"}))
 
 
 @hypothesis.given(
@@ -51,7 +51,7 @@ def test_names_that_are_refused(key):
 )
 def test_no_name_leads_elsewhere(key, ifname):
     try:
-        (found,) = config.read(call(ifname, sysctl={f"net.{key}": "1"})).sysctls
+        (found,) = tuning.read(call(ifname, sysctl={f"net.{key}": "1"})).sysctls
     except InvalidNetworkConfigError:
         return
     assert found.parts
@@ -72,7 +72,7 @@ def test_no_name_leads_elsewhere(key, ifname):
     ],
 )
 def test_attributes(keys, args, expected):
-    assert config.read(call(cni_args=args, **keys)).attributes == expected
+    assert tuning.read(call(cni_args=args, **keys)).attributes == expected
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_attributes(keys, args, expected):
 )
 def test_codes(keys, code):
     with pytest.raises(CniError) as caught:
-        config.read(call(**keys))
+        tuning.read(call(**keys))
     assert caught.value.code == code
 
 
@@ -102,7 +102,7 @@ def test_codes(keys, code):
     ],
 )
 def test_keys(keys, expected):
-    assert config.unsupported(call(**keys)) == expected
+    assert tuning.unsupported(call(**keys)) == expected
 
 
 @pytest.mark.parametrize(

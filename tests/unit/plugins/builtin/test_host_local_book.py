@@ -1,4 +1,4 @@
-"""Runs of taken numbers and the book, against a plain set and a plain dict."""
+"""Taken numbers and the book, against a plain set and a plain dict."""
 
 import ipaddress
 
@@ -6,23 +6,22 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from multus_daemon.plugins.builtin.host_local import book
-from multus_daemon.plugins.builtin.host_local.book import Book
+from multus_daemon.plugins.builtin.host_local import index
 from multus_daemon.plugins.builtin.host_local.config import text_of
-from multus_daemon.plugins.builtin.host_local.runs import Runs
+from multus_daemon.plugins.builtin.host_local.index import Book, Numbers
 
 FEW = st.integers(0, 20)
 
 
 @given(st.lists(FEW), st.lists(st.tuples(st.booleans(), FEW)))
-def test_runs_are_a_set(begin, changes):
-    runs, expected = Runs(begin), set(begin)
+def test_numbers_are_a_set(begin, changes):
+    numbers, expected = Numbers(begin), set(begin)
     for adds, value in [(True, None), *changes]:
         if value is not None:
-            (runs.add if adds else runs.discard)(value)
+            (numbers.add if adds else numbers.discard)(value)
             (expected.add if adds else expected.discard)(value)
         free = [next(number for number in range(start, 30) if number not in expected) for start in range(22)]
-        assert [runs.next_free(start) for start in range(22)] == free
+        assert [numbers.next_free(start) for start in range(22)] == free
 
 
 NAMES = ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.03", "fd00::2", "fd00::3", "fd00::03", "note", "lock", "\udcff"]
@@ -72,7 +71,7 @@ def test_the_next_free_address_costs_the_same_behind_any_number_of_taken_ones(mo
         seen.append(args)
         return text_of(*args)
 
-    monkeypatch.setattr(book, "text_of", counted)
+    monkeypatch.setattr(index, "text_of", counted)
     first = int(ipaddress.ip_address("10.0.0.2" if version == 4 else "fd00::2"))
 
     def looks(leases):

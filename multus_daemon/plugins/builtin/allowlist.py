@@ -1,7 +1,6 @@
-"""Which sysctls the node's administrator allows: `/etc/cni/tuning/allowlist.conf`, a regular expression on each line.
+"""The sysctls that the node's administrator allows: `/etc/cni/tuning/allowlist.conf`, a regular expression per line.
 
-The expressions are Go's (RE2 syntax), searched for anywhere in the key. One that can't be read as such here is
-refused, never passed over: what it was to allow is not allowed then.
+The expressions are Go's (RE2 syntax) and match anywhere in the key. One that can't be translated is an error.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from multus_daemon.runtime import fs
 from multus_daemon.spec.cni.errors import InvalidNetworkConfigError, IoFailureError
 
 PATH: Final = "/etc/cni/tuning/allowlist.conf"
-"""As the host sees it."""
 _LIMIT: Final = 1024 * 1024
-# An escape, a set (in which `]` may come first, and named classes), a single character.
+# An escape, a set (`]` may come first, named classes are allowed), or a single character.
 _PIECE: Final = re.compile(r"\\.|\[\^?\]?(?:\[:\^?[a-z]+:\]|\\.|[^\]\\])*\]|.", re.DOTALL)
 _NAMED: Final = re.compile(r"\[:(\^?)([a-z]+):\]")
 _CLASSES: Final[Mapping[str, str]] = {
@@ -39,33 +37,27 @@ _CLASSES: Final[Mapping[str, str]] = {
 
 
 def require_allowed(keys: Iterable[str], path: Path) -> None:
-    """Refuse a key that no line of the file at `path` allows; without the file every one is allowed. Blocks.
+    """Raise InvalidNetworkConfigError for a key that the file at `path` does not allow, IoFailureError if unreadable.
 
-    Raises InvalidNetworkConfigError, IoFailureError.
+    Without the file every key is allowed. Blocks.
     """
-    patterns = _lines(path)
-    if patterns is None:
+    try:
+        text = fs.read_limited(path, limit=_LIMIT).decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise IoFailureError(f"open {path}: {error.strerror}", "the allowlist of sysctls") from error
+    patterns = [line.strip() for line in text.split("\n") if line.strip()]
     for key in keys:
         if not is_allowed(key, patterns):
             raise InvalidNetworkConfigError(
                 f"Sysctl {key} is not allowed. Only the following sysctls are allowed: [{' '.join(patterns)}]",
-                f"the node's {PATH} says so",
+                f"see the node's {PATH}",
             )
 
 
-def _lines(path: Path) -> list[str] | None:
-    try:
-        text = fs.read_limited(path, limit=_LIMIT).decode("utf-8", "surrogateescape")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise IoFailureError(f"open {path}: {error.strerror}", "the allowlist of sysctls") from error
-    return [line.strip() for line in text.split("\n") if line.strip()]
-
-
 def is_allowed(key: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the expressions is found in the key. Raises InvalidNetworkConfigError for one that is none."""
+    """Report whether an expression matches in the key. Raises InvalidNetworkConfigError for a malformed one."""
     for pattern in patterns:
         try:
             if re.search(_translated(pattern), key, re.ASCII):
@@ -78,13 +70,13 @@ def is_allowed(key: str, patterns: Sequence[str]) -> bool:
 
 
 def _translated(pattern: str) -> str:
-    """The expression in Python's syntax, where that differs: `$`, `\\z`, named classes."""
+    """Translate an expression to Python's syntax, which differs in `$`, `\\z` and named classes."""
     return "".join(_piece(found[0]) for found in _PIECE.finditer(pattern))
 
 
 def _piece(piece: str) -> str:
     if piece in ("$", r"\z"):
-        # Python's `$` also stands before a newline at the end.
+        # Python's `$` also matches before a newline at the end.
         return r"\Z"
     if piece == r"\Z":
         raise re.error(r"invalid escape sequence: \Z")

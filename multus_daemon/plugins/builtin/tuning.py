@@ -1,0 +1,360 @@
+"""`tuning`: sysctls and attributes of an interface that an earlier plugin of the list has made.
+
+Order, backup file and messages are those of the reference plugin (containernetworking/plugins `plugins/meta/tuning`),
+so that either can restore what the other changed; `docs/builtin-plugins.md` lists the differences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from multus_daemon.kernel import sysctl
+from multus_daemon.kernel.links import Link, Rtnl
+from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.plugins.builtin import allowlist, configuration
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import ignoring_absent_netns, located, step
+from multus_daemon.plugins.builtin.undo import Undo, read_file, write_file
+from multus_daemon.runtime import fs
+from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Result
+
+log = logging.getLogger(__name__)
+
+DEFAULT_DATA_DIR: Final = "/run/cni/tuning"
+_KEYS: Final = configuration.COMMON_KEYS.union(("sysctl", "mac", "promisc", "mtu", "allmulti", "txQLen", "dataDir"))
+_PLACEHOLDER: Final = "IFNAME"
+_NETWORK: Final = "net"
+_KEY_MAX: Final = 256
+_BACKUP_LIMIT: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sysctl:
+    """A sysctl with its wanted value."""
+
+    key: str
+    """The text in the configuration; the allowlist is applied to it."""
+    parts: tuple[str, ...]
+    """The path below /proc/sys/net."""
+    value: str
+
+
+class Attributes(
+    Struct, frozen=True, omit_defaults=True, rename={"promiscuous": "promisc", "tx_queue_length": "txQLen"}
+):
+    """Attributes of an interface; empty, 0 and None mean unset."""
+
+    mac: str = ""
+    promiscuous: bool | None = None
+    mtu: int = 0
+    """Bytes."""
+    allmulti: bool | None = None
+    tx_queue_length: int | None = None
+    """Packets."""
+
+
+_UNSET: Final = Attributes()
+
+
+@dataclass(frozen=True, slots=True)
+class TuningConfig:
+    """A checked configuration."""
+
+    sysctls: tuple[Sysctl, ...]
+    attributes: Attributes
+    """`promiscuous` is True or None."""
+    data_dir: str
+    """Path on the host."""
+
+
+@dataclass(slots=True)
+class _Changed:
+    """State needed to undo an ADD."""
+
+    sysctls: list[tuple[Sysctl, str]] = field(default_factory=list)
+    """Each with its previous value."""
+    attributes: Attributes = _UNSET
+    """Their previous values."""
+
+
+def unsupported(call: Call) -> str:
+    """Name the first key that this plugin does not know."""
+    return configuration.unknown_key(call.fields, _KEYS)
+
+
+def validate(call: Call) -> None:
+    """Read the configuration."""
+    call.once(read)
+
+
+def add(call: Call, netns: PodNetns) -> Result:
+    """Set sysctls and attributes; return prevResult with the new MAC address. If it raises, all is as before."""
+    settings = call.once(read)
+    if settings.sysctls:
+        allowlist.require_allowed([item.key for item in settings.sysctls], call.on_host(allowlist.PATH))
+    previous = _previous(call)
+    path = _backup_path(call, settings.data_dir)
+    with Undo() as undo:
+        if settings.attributes != _UNSET:
+            with step("read the backup of the attributes"):
+                before = read_file(path, limit=_BACKUP_LIMIT)
+            # No fsync: dataDir is in memory by default, and its files end with the interfaces when the node restarts.
+            undo.arm("restore the backup", functools.partial(write_file, path, before, fsync=False))
+        changed = _Changed()
+        undo.arm("restore attributes and sysctls", functools.partial(_restore, call, netns, changed))
+        with located(call), netns.inside():
+            _apply(netns, settings=settings, ifname=call.invocation.ifname, path=path, changed=changed)
+    mac = settings.attributes.mac
+    if not mac:
+        return previous
+    return previous.replace_interfaces(
+        tuple(replace(item, mac=mac) if item.name == call.invocation.ifname else item for item in previous.interfaces)
+    )
+
+
+def delete(call: Call, netns: PodNetns) -> None:
+    """Restore the attributes. An error is logged and does not fail the DEL, as with the reference plugin.
+
+    Sysctls are not restored: they end with the namespace.
+    """
+    path = _backup_path(call, _data_dir(call))
+    try:
+        content = read_file(path, limit=_BACKUP_LIMIT)
+        if content is None:
+            # An ADD may have ended while it wrote the file.
+            fs.sweep(path.parent, name=path.name)
+            return
+        before = _Changed(attributes=decode(content))
+        if call.invocation.netns:
+            with ignoring_absent_netns():
+                _restore(call, netns, before)
+        write_file(path, None)
+    except (OSError, CniError, gojson.JsonError) as error:
+        log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
+
+
+def check(call: Call, netns: PodNetns) -> None:
+    """Compare sysctls and attributes with the configuration; without `promisc` the mode must be off."""
+    settings = read(call)
+    _previous(call)
+    with located(call), netns.inside():
+        _compare(netns, settings=settings, ifname=call.invocation.ifname)
+
+
+def status(call: Call) -> None:
+    """Do nothing: the plugin is always ready."""
+
+
+def _previous(call: Call) -> Result:
+    if call.prev_result is None:
+        advice = f"network {call.name!r}: tuning must follow other plugins in a list"
+        raise InvalidNetworkConfigError("Required prevResult missing", advice)
+    return call.prev_result
+
+
+# --- the configuration -----------------------------------------------------------------------------------------------
+
+
+def read(call: Call) -> TuningConfig:
+    """Read the configuration: `args.cni` overrides runtimeConfig, then CNI_ARGS, then own keys; sysctls are merged.
+
+    Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7).
+    """
+    if call.invocation.raw is not None:
+        _refuse_repeated(call.invocation.raw)
+    fields = call.fields
+    with configuration.reading(call.name):
+        by_args = configuration.own_args(call.invocation.args, ("MAC",)).get("MAC")
+        runtime, given = configuration.requests(fields)
+        own_mac = gojson.get_str(runtime, "mac") or by_args or gojson.get_str(fields, "mac")
+        # An empty address in args overrides the others.
+        mac = _first(gojson.get_str(given, "mac"), own_mac)
+        promiscuous = _first(gojson.get_bool(given, "promisc"), gojson.get_bool(fields, "promisc"))
+        values = _values(fields) | _values(given)
+        return TuningConfig(
+            sysctls=tuple([_sysctl(key, value, call.invocation.ifname) for key, value in values.items()]),
+            attributes=Attributes(
+                mac=configuration.mac_address(mac) if mac else "",
+                promiscuous=promiscuous or None,
+                mtu=_first(_number(given, "mtu"), _number(fields, "mtu")) or 0,
+                allmulti=_first(gojson.get_bool(given, "allmulti"), gojson.get_bool(fields, "allmulti")),
+                tx_queue_length=_first(_number(given, "txQLen"), _number(fields, "txQLen")),
+            ),
+            data_dir=_data_dir(call),
+        )
+
+
+def _data_dir(call: Call) -> str:
+    with configuration.reading(call.name):
+        return gojson.get_str(call.fields, "dataDir") or DEFAULT_DATA_DIR
+
+
+def _first(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
+def _number(fields: Mapping[str, Any], key: str) -> int | None:
+    """Return a number of 31 bits. Raises JsonError, InvalidNetworkConfigError."""
+    value = gojson.get_int(fields, key)
+    if value is not None and not 0 <= value <= configuration.SIGNED_MAX:
+        raise InvalidNetworkConfigError(f"invalid {key} {value}, must be between 0 and {configuration.SIGNED_MAX}")
+    return value
+
+
+def _values(fields: Mapping[str, Any]) -> dict[str, str]:
+    values = gojson.get_object(fields, "sysctl") or {}
+    for key, value in values.items():
+        if not isinstance(value, str | None):
+            raise gojson.JsonError(f"sysctl: {key}: a string is needed, not {gojson.kind_of(value)}")
+    return {key: value or "" for key, value in values.items()}
+
+
+def _sysctl(key: str, value: str, ifname: str) -> Sysctl:
+    # The interface's name is inserted after the dots have been replaced, because it may contain dots.
+    path = key.replace(".", "/").replace(_PLACEHOLDER, ifname, 1)
+    first, *parts = [part for part in path.split("/") if part] or [""]
+    if first != _NETWORK or not parts or len(key) > _KEY_MAX or "\0" in key:
+        raise InvalidNetworkConfigError(
+            f"invalid net sysctl key: {configuration.shown(path)}", "sysctls of the network subsystem only: net.…"
+        )
+    if not value.isascii():
+        raise InvalidNetworkConfigError(f"invalid value of sysctl {key}: {configuration.shown(value)}")
+    return Sysctl(key, tuple(parts), value)
+
+
+def _refuse_repeated(stdin: bytes) -> None:
+    """Raise InvalidNetworkConfigError for a sysctl with two values. `stdin` has been read before, so it is JSON."""
+    # An object is read as the tuple of its pairs, an array as a list.
+    for key, value in json.loads(stdin, object_pairs_hook=tuple):
+        if key.lower() == "sysctl" and isinstance(value, tuple) and len(dict(value)) < len(value):
+            raise InvalidNetworkConfigError("duplicated sysctl keys are not allowed")
+
+
+# --- the backup: JSON with the previous values of changed attributes, indented by one space, as the reference plugin's
+
+
+def encode(attributes: Attributes) -> bytes:
+    """Return the content of a backup."""
+    return msgspec.json.format(msgspec.json.encode(attributes), indent=1)
+
+
+def decode(content: bytes) -> Attributes:
+    """Read the content of a backup. Raises JsonError, InvalidNetworkConfigError."""
+    fields = gojson.loads_object(content)
+    mac = gojson.get_str(fields, "mac")
+    return Attributes(
+        mac=configuration.mac_address(mac) if mac else "",
+        promiscuous=gojson.get_bool(fields, "promisc"),
+        mtu=_number(fields, "mtu") or 0,
+        allmulti=gojson.get_bool(fields, "allmulti"),
+        tx_queue_length=_number(fields, "txQLen"),
+    )
+
+
+def _backup_path(call: Call, data_dir: str) -> Path:
+    return call.on_host(data_dir) / f"{call.invocation.container_id}_{call.invocation.ifname}.json"
+
+
+def _apply(netns: PodNetns, *, settings: TuningConfig, ifname: str, path: Path, changed: _Changed) -> None:
+    for item in settings.sysctls:
+        # A sysctl that can only be written (net.ipv4.route.flush) has no value to restore.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            changed.sysctls.append((item, sysctl.read(*item.parts)))
+        with step(f"set sysctl {item.key}"):
+            sysctl.write(*item.parts, value=item.value)
+    wanted = settings.attributes
+    if wanted == _UNSET:
+        return
+    with step(f'get "{ifname}"'):
+        link = netns.pod.link(ifname)
+    before = Attributes(
+        mac=link.mac if wanted.mac else "",
+        promiscuous=link.is_promiscuous if wanted.promiscuous is not None else None,
+        mtu=link.mtu if wanted.mtu else 0,
+        allmulti=link.is_allmulti if wanted.allmulti is not None else None,
+        tx_queue_length=link.tx_queue_length if wanted.tx_queue_length is not None else None,
+    )
+    with step(f'save the attributes of "{ifname}"'):
+        write_file(path, encode(before), fsync=False)
+    changed.attributes = before
+    for what, change in _changes(netns.pod, link, wanted):
+        with step(f'set {what} of "{ifname}"'):
+            change()
+
+
+def _changes(kernel: Rtnl, link: Link, attributes: Attributes) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield a name and a request for each attribute; the request raises OSError."""
+    index, mac, mtu = link.index, attributes.mac, attributes.mtu
+    promiscuous, allmulti, length = attributes.promiscuous, attributes.allmulti, attributes.tx_queue_length
+    if mac:
+        yield f"MAC address {mac}", functools.partial(kernel.set_mac, index, mac)
+    if promiscuous is not None:
+        yield f"promiscuous mode {promiscuous}", functools.partial(kernel.set_promiscuous, index, promiscuous)
+    if mtu:
+        yield f"MTU {mtu}", functools.partial(kernel.set_mtu, index, mtu)
+    if allmulti is not None:
+        yield f"all-multicast mode {allmulti}", functools.partial(kernel.set_allmulti, index, allmulti)
+    if length is not None:
+        yield f"transmit queue length {length}", functools.partial(kernel.set_tx_queue_length, index, length)
+
+
+def _restore(call: Call, netns: PodNetns, before: _Changed) -> None:
+    """Restore the attributes, if the interface exists, and the sysctls. Raises InternalError with all failures."""
+    if before == _Changed():
+        return
+    failures: list[str] = []
+    with located(call), netns.inside():
+        with _noted(failures, "attributes"):
+            link = netns.pod.find_link(call.invocation.ifname)
+            for what, change in _changes(netns.pod, link, before.attributes) if link else ():
+                with _noted(failures, what):
+                    change()
+        for item, value in reversed(before.sysctls):
+            with _noted(failures, f"sysctl {item.key}"):
+                sysctl.write(*item.parts, value=value)
+        if failures:
+            raise InternalError("; ".join(failures))
+
+
+@contextlib.contextmanager
+def _noted(failures: list[str], what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        failures.append(f"failed to restore {what}: {error.strerror or error}")
+
+
+def _compare(netns: PodNetns, *, settings: TuningConfig, ifname: str) -> None:
+    for item in settings.sysctls:
+        with step(f"read sysctl {item.key}"):
+            value = sysctl.read(*item.parts)
+        if value.split() != item.value.split():
+            problem = f"value of {item.key} is {item.value}, current value is {value}"
+            raise InternalError(f"Error: Tuning configured {problem}")
+    with step(f'find "{ifname}"'):
+        link = netns.pod.link(ifname)
+    wanted = settings.attributes
+    compared = [
+        ("Ethernet", wanted.mac or None, link.mac),
+        ("promiscuous mode", bool(wanted.promiscuous), link.is_promiscuous),
+        ("MTU", wanted.mtu or None, link.mtu),
+        ("all-multicast mode", wanted.allmulti, link.is_allmulti),
+        ("Transmit Queue Length", wanted.tx_queue_length, link.tx_queue_length),
+    ]
+    for what, configured, current in compared:
+        if configured is not None and configured != current:
+            problem = f"{what} of {ifname} is {configured}, current value is {current}"
+            raise InternalError(f"Error: Tuning configured {problem}")
