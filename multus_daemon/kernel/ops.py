@@ -236,4 +236,3 @@ class KernelLinks:
     netns_in_use = staticmethod(namespaces.inhabited)
 
 
-Session = PodNetns
