@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import verdict
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.plugins.select import Dispatcher, Mode

@@ -23,7 +23,7 @@ from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.device_files import NodeDeviceFiles
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.diagnosis import status
-from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.kernel.pod_netns import KernelLinks
 from multus_daemon.metrics import Metrics
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
@@ -51,9 +51,8 @@ from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.settings import Settings
-from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
-from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.cni.names import ContainerId, KubernetesArgs
 from multus_daemon.spec.ports import ClusterStore
 
 log = logging.getLogger(__name__)

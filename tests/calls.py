@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.plugin import PluginRunner
 from multus_daemon.plugins.run import Chain, Progress
 from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox

@@ -30,7 +30,6 @@ from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.attachment import ContainerRecord, Pod
 from multus_daemon.spec.cni import gojson, names
-from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -38,7 +37,7 @@ from multus_daemon.spec.cni.errors import (
     IoFailureError,
     TryAgainLaterError,
 )
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import ContainerId, KubernetesArgs, Namespace, PodName, PodUid
 
 ROOT: Final = "/admin"
 PATH: Final = ROOT + "/{path:.*}"

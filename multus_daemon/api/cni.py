@@ -25,7 +25,6 @@ from multus_daemon.runtime.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.runtime.timeline import Timelines
-from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -34,6 +33,7 @@ from multus_daemon.spec.cni.errors import (
     TryAgainLaterError,
     from_code,
 )
+from multus_daemon.spec.cni.names import KubernetesArgs
 from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)

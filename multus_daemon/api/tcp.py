@@ -13,7 +13,7 @@ from aiohttp import web
 
 from multus_daemon import deadlines
 from multus_daemon.runtime import descriptors
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 
 log = logging.getLogger(__name__)
 

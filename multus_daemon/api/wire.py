@@ -15,8 +15,7 @@ from typing import Any, Final, Literal
 from aiohttp import web
 
 from multus_daemon.pod.request import CniRequest, DelegateRequest
-from multus_daemon.spec.cni import args as cni_args
-from multus_daemon.spec.cni import gojson, names, result, skel, versions
+from multus_daemon.spec.cni import conf, gojson, names, result, skel, versions
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -90,7 +89,7 @@ def decode(body: bytes) -> Call:
             raise InvalidEnvironmentError(f"unknown CNI_COMMAND: {verb}", "known are ADD, CHECK, DEL, GC and STATUS")
     # Every CNI plugin checks name and version first.
     _, version = _name_and_version(stdin)
-    skel.require_supported(version)
+    conf.require_supported(version)
     return Call(request, version)
 
 
@@ -179,14 +178,14 @@ def _container_request(verb: str, env: Mapping[str, str], stdin: bytes) -> CniRe
     )
 
 
-def _pod(verb: str, text: str) -> cni_args.KubernetesArgs:
+def _pod(verb: str, text: str) -> names.KubernetesArgs:
     """Return the pod in CNI_ARGS. Raises InvalidEnvironmentError, except for DEL.
 
     DEL needs no pod, as it uses the container's record; the runtime would repeat a refused DEL as long as the pod
     exists. Names that could lead elsewhere in the path of a URL or a file are refused.
     """
     try:
-        pod = cni_args.kubernetes(text)
+        pod = names.kubernetes_args(text)
         for key, value in (
             ("K8S_POD_NAMESPACE", pod.namespace),
             ("K8S_POD_NAME", pod.name),
@@ -201,7 +200,7 @@ def _pod(verb: str, text: str) -> cni_args.KubernetesArgs:
     except InvalidEnvironmentError:
         if verb != "DEL":
             raise
-        return cni_args.KubernetesArgs(Namespace(""), PodName(""), PodUid(""), "", ())
+        return names.KubernetesArgs(Namespace(""), PodName(""), PodUid(""), "", ())
     return pod
 
 

@@ -13,8 +13,8 @@ from multus_daemon.diagnosis import validate
 from multus_daemon.diagnosis.validate import Finding
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.nad import definition
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad import selection
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 API_VERSION: Final = "admission.k8s.io/v1"
 _UNPROCESSABLE: Final = 422
@@ -53,7 +53,7 @@ def answer(
     errors = [finding for finding in findings if finding.severity == "error"]
     old = gojson.get_object(request, "oldObject")
     is_changed = old is None or old.get("spec") != item.get("spec")
-    refused = kind == definition.KIND and bool(errors) and is_changed
+    refused = kind == selection.KIND and bool(errors) and is_changed
     response: dict[str, Any] = {"uid": uid, "allowed": not refused}
     if refused:
         message = "; ".join(map(_text, errors))[:_MESSAGE_MAX]

@@ -25,9 +25,8 @@ from multus_daemon.pod.request import CniRequest
 from multus_daemon.pod.unsupported import KEYS, UnsupportedArgError, undeclared
 from multus_daemon.runtime.timeline import Timeline
 from multus_daemon.spec.attachment import Pod, Sandbox
-from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.cni.names import ContainerId, IfName, KubernetesArgs
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.netconf.model import load
 from multus_daemon.spec.ports import CorruptRecordError

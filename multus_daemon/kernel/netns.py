@@ -1,4 +1,4 @@
-"""Network namespaces as paths and file descriptors.
+"""Network namespaces as paths and file descriptors, and their sysctls.
 
 `enter` changes the namespace of the calling thread. Only a request's thread calls it, which ends with the request
 (`runtime.portal`); the daemon's own threads stay in the host's namespace.
@@ -12,12 +12,16 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator
 from typing import Final
 
 from multus_daemon.runtime import fs
 
+_SYSCTLS: Final = "/proc/sys/net"
+_MOUNTS: Final = "/proc/self/mountinfo"
+_SYSCTL_MAX_BYTES: Final = 4096
 _CLONE_NEWNET: Final = 0x40000000
 # ioctl_ns(2); since Linux 4.11. Unlike statfs, it reports the kind of the namespace.
 _NS_GET_NSTYPE: Final = 0xB703
@@ -227,3 +231,66 @@ def enter(descriptor: int) -> None:
     if _libc.setns(descriptor, _CLONE_NEWNET):
         code = ctypes.get_errno()
         raise OSError(code, f"setns: {os.strerror(code)}")
+
+
+def _sysctl_path(parts: tuple[str, ...]) -> str:
+    # An interface name is one part, dots included; no part may lead elsewhere.
+    if any(not part or "/" in part or part in (".", "..") for part in parts):
+        raise ValueError(f"no name of a sysctl: {parts!r}")
+    return "/".join((_SYSCTLS, *parts))
+
+
+def read_sysctl(*parts: str) -> str:
+    """Return the value of a network sysctl, e.g. `("ipv6", "conf", "eth0", "accept_ra")`, without its newline.
+
+    /proc/sys/net has the values of the namespace that the calling thread is in; its files are never below a chrootDir. Raises OSError, path included.
+    """
+    # As `write_sysctl`: a buffered file in text mode takes four times as long.
+    descriptor = os.open(_sysctl_path(parts), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _SYSCTL_MAX_BYTES).decode("ascii").strip()
+    finally:
+        os.close(descriptor)
+
+
+def write_sysctl(*parts: str, value: str) -> None:
+    """Set a value; parts as for `read_sysctl`. Raises OSError, path included."""
+    path = _sysctl_path(parts)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        descriptor = _open_elsewhere(path, error)
+    try:
+        # One write(2) without buffering, so that the kernel's refusal comes from here, not from a later close.
+        os.write(descriptor, value.encode("ascii"))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        os.close(descriptor)
+
+
+def _open_elsewhere(path: str, refusal: OSError) -> int:
+    """Open the file by another mount: /proc/sys is read-only in an unprivileged container. Raises `refusal`."""
+    if refusal.errno == errno.EROFS:
+        for mount in _other_mounts():
+            try:
+                return os.open(mount + path.removeprefix("/proc"), os.O_WRONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+    raise refusal
+
+
+def _other_mounts() -> Iterator[str]:
+    """Yield where else all of /proc is mounted, writable: below a chrootDir. Format: proc_pid_mountinfo(5)."""
+    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            root, mount_point, options = before.split()[3:6]
+            if after.startswith("proc ") and root == "/" and mount_point != "/proc" and "rw" in options.split(","):
+                yield re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount_point)
+
+
+def ensure_sysctl(*parts: str, value: str) -> None:
+    """Set a value unless it is set already, so that a read-only /proc with that value is fine. Raises OSError."""
+    if read_sysctl(*parts) != value:
+        write_sysctl(*parts, value=value)

@@ -24,8 +24,7 @@ from multus_daemon.pod import schedule
 from multus_daemon.pod.engine import Engine
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.aio import side_by_side
-from multus_daemon.runtime.backoff import backoff
-from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.deadline import Deadline, backoff
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StoreUnavailableError
 

@@ -23,7 +23,7 @@ from typing import Final, Protocol
 from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.runtime import fs
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, NodeEvents
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon.runtime import fs
-from multus_daemon.spec.cni import args, gojson, result
+from multus_daemon.spec.cni import gojson, names, result
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES
 from multus_daemon.spec.cni.result import Result
@@ -38,7 +38,7 @@ class Entry:
     ifname: str
     network: str
     netns: str = ""
-    cni_args: args.Pairs = ()
+    cni_args: names.Pairs = ()
     capability_args: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] | None = None
     """The result object, with its cniVersion."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result

@@ -26,8 +26,7 @@ from multus_daemon.plugins import child, find
 from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.limit import ProcessLimit
 from multus_daemon.runtime import elf, fs, portal, threads
-from multus_daemon.runtime.backoff import backoff
-from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.deadline import Deadline, backoff
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import errors, gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError

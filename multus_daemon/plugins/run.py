@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
 from multus_daemon.plugins.plugin import NeverAttachedError, Program
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
-from multus_daemon.spec.cni import args, conf, errors, names, result, versions
+from multus_daemon.spec.cni import conf, errors, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -344,7 +344,7 @@ class Chain:
             container_id=sandbox.container_id,
             netns=sandbox.netns,
             ifname=attachment.ifname,
-            args=args.render(attachment.cni_args),
+            args=names.render_args(attachment.cni_args),
             path=self._bin_path,
             fields=conf.plugin_fields(attachment.config, plugin, capability_args=attachment.capability_args),
             prev_result=previous,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import gateway, publish, schedule, statuses, unsupported
 from multus_daemon.pod.delete import Deletes, detach_leftover

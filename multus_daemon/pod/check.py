@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.pod import publish
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.request import CniRequest

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.plugin import NeverAttachedError
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import publish, schedule

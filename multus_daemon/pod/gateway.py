@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Route

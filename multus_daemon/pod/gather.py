@@ -14,7 +14,6 @@ from multus_daemon.plugins.plugin import Program
 from multus_daemon.pod.engine import Engine
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import conf, gojson, versions
-from multus_daemon.spec.cni.args import KubernetesArgs
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -23,6 +22,7 @@ from multus_daemon.spec.cni.errors import (
     TryAgainLaterError,
     from_code,
 )
+from multus_daemon.spec.cni.names import KubernetesArgs
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf.model import NetConf

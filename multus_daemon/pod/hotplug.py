@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.pod import add, check, publish, unsupported
 from multus_daemon.pod.delete import detach
 from multus_daemon.pod.engine import Engine

@@ -16,7 +16,7 @@ from multus_daemon.pod.gather import DEVICE_ID, Inputs, Network, device_fields, 
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.pod.unsupported import Notice
 from multus_daemon.spec.attachment import INFO_FILE, Attachment, Pod, Sandbox
-from multus_daemon.spec.cni import args, conf, gojson
+from multus_daemon.spec.cni import conf, gojson, names
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import IfName
@@ -98,7 +98,7 @@ def plan_network(
             config=conf.with_plugin_fields(with_list_version(config), {}, element.cni_args or {}),
             ifname=ifname,
             capability_args=element.capability_args(),
-            cni_args=args.for_delegate(pod, deprecated_args(element, config)),
+            cni_args=names.plugin_args(pod, deprecated_args(element, config)),
             hot_plugged=True,
         )
     except CniError as error:
@@ -159,7 +159,7 @@ def _networks(request: CniRequest, inputs: Inputs, files: DeviceFiles) -> list[P
             ifname=ifname,
             cluster_network=not planned,
             capability_args=given,
-            cni_args=args.for_delegate(request.args, deprecated_args(element, network.config)),
+            cni_args=names.plugin_args(request.args, deprecated_args(element, network.config)),
             auxiliary=network.auxiliary,
             default_route=element.default_route if element else None,
             resource_name=network.resource_name,

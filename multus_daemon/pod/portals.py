@@ -14,7 +14,7 @@ from multus_daemon.spec.attachment import Invocation, Pod, ToolExit
 from multus_daemon.spec.cni import result
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import Events
 
 if TYPE_CHECKING:

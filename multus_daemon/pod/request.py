@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from multus_daemon.spec.cni.args import KubernetesArgs
-from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.cni.names import ContainerId, IfName, KubernetesArgs
 
 
 @dataclass(frozen=True, slots=True)

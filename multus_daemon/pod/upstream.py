@@ -20,7 +20,7 @@ from typing import Any
 from multus_daemon.plugins.cache import Entry
 from multus_daemon.plugins.select import BINARY
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.spec.cni import args, conf, gojson, names, result, versions
+from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -95,7 +95,7 @@ def _record(
 ) -> ContainerRecord:
     known = next((entry.cni_args for entry in entries if entry.cni_args), ())
     # If the failed ADD of a network left no entry, its DEL gets at least the pod.
-    pod_args = tuple(pair for pair in known if pair[0] in args.KUBERNETES_KEYS)
+    pod_args = tuple(pair for pair in known if pair[0] in names.KUBERNETES_KEYS)
     pod = dict(pod_args)
     with_args = [item if item.cni_args else replace(item, cni_args=pod_args) for item in attachments]
     cluster = next((item.ifname for item in attachments if item.cluster_network), DEFAULT_IFNAME)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import random
 import time
 from collections.abc import Iterator
 from concurrent import futures
@@ -144,3 +145,11 @@ def shielded(seconds: float) -> Iterator[Deadline]:
     """Limit a block to some seconds, independent of the outer deadline. Raises ExpiredError."""
     with given(Deadline()), within(seconds) as inner:
         yield inner
+
+
+def backoff(first: float, last: float, *, jitter: float = 0.0) -> Iterator[float]:
+    """Yield delays in seconds that double from `first` to `last`, each changed by up to `jitter` of itself."""
+    delay = first
+    while True:
+        yield delay * (1 + random.uniform(-jitter, jitter))
+        delay = min(delay * 2, last)

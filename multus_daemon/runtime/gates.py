@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 
 class Gates:
@@ -12,12 +12,15 @@ class Gates:
 
     def __init__(self, *names: str) -> None:
         self._closed: dict[str, str] = dict.fromkeys(names, "not started")
+        self.closed: Mapping[str, str] = dict(self._closed)
+        """The closed gates with their reasons; empty when ready. Replaced at each change, so it can be read anywhere."""
         self._opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self, name: str) -> None:
         """Open the gate `name`."""
         self._closed.pop(name, None)
+        self.closed = dict(self._closed)
         if self._loop is not None:
             # The loop is closed after the daemon's end.
             with contextlib.suppress(RuntimeError):
@@ -26,6 +29,7 @@ class Gates:
     def close(self, name: str, reason: str) -> None:
         """Close the gate `name` because of `reason`."""
         self._closed[name] = reason
+        self.closed = dict(self._closed)
 
     async def wait_open(self, *, but: Collection[str] = ()) -> None:
         """Wait until all gates except `but` are open."""
@@ -33,8 +37,3 @@ class Gates:
         while self._closed.keys() - set(but):
             self._opened.clear()
             await self._opened.wait()
-
-    @property
-    def closed(self) -> dict[str, str]:
-        """The closed gates with their reasons; empty when ready."""
-        return dict(self._closed)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
-from multus_daemon.spec.cni import args as cni_args
-from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni import conf, gojson, names
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result, to_object
@@ -63,7 +62,7 @@ class Attachment:
     cluster_network: bool = False
     capability_args: Mapping[str, Any] = field(default_factory=dict)
     """Plugins that declare the capability get these as runtimeConfig."""
-    cni_args: cni_args.Pairs = ()
+    cni_args: names.Pairs = ()
     result: Result | None = None
     """The result of ADD; None before it."""
     observed: Result | None = None

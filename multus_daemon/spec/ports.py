@@ -13,8 +13,8 @@ from typing import Final, Protocol
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, SetAside
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
 from multus_daemon.spec.nad.device_info import DeviceInfo
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 

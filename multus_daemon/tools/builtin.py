@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import multus_daemon
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.spec.attachment import Invocation
-from multus_daemon.spec.cni import result, skel, versions
+from multus_daemon.spec.cni import conf, result, skel, versions
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, IoFailureError
 from multus_daemon.spec.cni.result import Result
 
@@ -75,7 +75,7 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
         return skel.version_stdout()
     config = _read(stdin)
     # The runner checks it again. Here, a bad configuration is reported before a bad namespace.
-    fields = skel.configuration(environment.verb, config).fields
+    fields = conf.configuration(environment.verb, config).fields
     path = environment.netns
     if environment.verb in ("ADD", "DEL") and path and not environment.netns_override:
         # Before the plugin runs: the Go library looks only afterwards, when the host's own network is changed. A

@@ -29,7 +29,7 @@ from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import status
-from multus_daemon.spec.nad.definition import GROUP, KIND, VERSION, NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import GROUP, KIND, VERSION, NetworkAttachmentDefinition
 from multus_daemon.spec.ports import ClusterStore, Events
 from tests.fakes.apiserver import NETWORKS, PODS, FakeApiServer
 from tests.fakes.cluster import FakeClusterStore

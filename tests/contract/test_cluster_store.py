@@ -6,7 +6,7 @@ import pytest
 
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError
 from tests.contract.conftest import StoreHarness
 

@@ -18,7 +18,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import PodUid
 from multus_daemon.spec.nad import status
-from multus_daemon.spec.nad.definition import KIND, NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import KIND, NetworkAttachmentDefinition
 from tests.contract.conftest import of_the_loop
 from tests.contract.test_cluster_store import *  # noqa: F403  every test of the suite
 from tests.e2e.apiserver import ApiServer

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import status
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
 
 

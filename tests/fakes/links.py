@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Result, Route
 

@@ -25,8 +25,12 @@ from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.conf import CONFIG_MAX_BYTES, CONTAINERS_MAX, PLUGINS_MAX
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.spec.nad.selection import ANNOTATION_MAX_BYTES, ELEMENTS_MAX, NETWORKS_ANNOTATION
+from multus_daemon.spec.nad.selection import (
+    ANNOTATION_MAX_BYTES,
+    ELEMENTS_MAX,
+    NETWORKS_ANNOTATION,
+    NetworkAttachmentDefinition,
+)
 from tests.netns.conftest import make_at, new_host, remove_netns
 from tests.unit.api.harness import body, exchange
 

@@ -24,7 +24,7 @@ from multus_daemon.plugins import cache, child, process
 from multus_daemon.pod import records, upstream
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.cni import args, conf, gojson, result, versions
+from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import device_info, selection, status
@@ -60,7 +60,7 @@ def _cni_body(data: bytes) -> None:
             wire.encode_error(error, stdout=True)
             continue
         if isinstance(call.request, CniRequest):
-            args.for_delegate(call.request.args)
+            names.plugin_args(call.request.args)
         load(call.request.stdin, {"clusterNetwork": "cluster"})
         load(call.request.stdin, {})
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.tools import ToolRunner

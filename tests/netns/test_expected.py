@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from multus_daemon.kernel.netns import NamespaceError
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.kernel.pod_netns import KernelLinks
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.run import Chain

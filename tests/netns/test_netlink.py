@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kernel import inet, sysctl
+from multus_daemon.kernel import inet
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.netns import NamespaceError
-from multus_daemon.kernel.ops import KernelLinks, PodNetns
+from multus_daemon.kernel.pod_netns import KernelLinks, PodNetns
 from multus_daemon.kernel.transport import Socket
 from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, Interrupted
@@ -135,11 +135,11 @@ def test_sysctls_and_sockets_are_of_their_side(host: Any, netns: Any) -> None:
     def work(session: PodNetns) -> None:
         assert session.host.find_link("here0") is not None
         assert session.pod.find_link("here0") is None
-        sysctl.write("ipv4", "conf", "all", "forwarding", value="1")
-        assert sysctl.read("ipv4", "conf", "all", "forwarding") == "1"
+        namespaces.write_sysctl("ipv4", "conf", "all", "forwarding", value="1")
+        assert namespaces.read_sysctl("ipv4", "conf", "all", "forwarding") == "1"
         with session.on_host():
-            assert sysctl.read("ipv4", "conf", "all", "forwarding") == "0"
-        assert sysctl.read("ipv4", "conf", "all", "forwarding") == "1"
+            assert namespaces.read_sysctl("ipv4", "conf", "all", "forwarding") == "0"
+        assert namespaces.read_sysctl("ipv4", "conf", "all", "forwarding") == "1"
 
     in_pod(netns.path, work)
     assert host.sysctl("net/ipv4/conf/all/forwarding") == "0"
@@ -149,9 +149,9 @@ def test_sysctls_and_sockets_are_of_their_side(host: Any, netns: Any) -> None:
 def test_sysctl_refusals_name_the_file(netns: Any) -> None:
     def work(_session: PodNetns) -> None:
         with pytest.raises(OSError, match="/proc/sys/net/ipv4/conf/eth9/forwarding"):
-            sysctl.read("ipv4", "conf", "eth9", "forwarding")
+            namespaces.read_sysctl("ipv4", "conf", "eth9", "forwarding")
         with pytest.raises(OSError, match="/proc/sys/net/ipv6/conf/lo/disable_ipv6"):
-            sysctl.write("ipv6", "conf", "lo", "disable_ipv6", value="x")
+            namespaces.write_sysctl("ipv6", "conf", "lo", "disable_ipv6", value="x")
 
     in_pod(netns.path, work)
 
@@ -321,7 +321,7 @@ def test_a_namespace_is_entered_once(netns: Any, monkeypatch: pytest.MonkeyPatch
         for value in ("0", "1"):
             netns.run("sysctl", "-qw", f"net.ipv4.conf.all.forwarding={value}")
             with pod.inside():
-                assert sysctl.read("ipv4", "conf", "all", "forwarding") == value
+                assert namespaces.read_sysctl("ipv4", "conf", "all", "forwarding") == value
     assert opened.count(netns.path) == 1
     assert len(os.listdir("/proc/self/fd")) == before
 

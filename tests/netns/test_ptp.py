@@ -19,9 +19,9 @@ from typing import Any
 import blockbuster
 import pytest
 
-from multus_daemon.kernel import sysctl
+from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.links import Link, Rtnl
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.kernel.transport import Socket
 from multus_daemon.plugins.builtin import ptp
 from multus_daemon.plugins.builtin.contract import Call
@@ -330,7 +330,7 @@ def test_forwarding_is_looked_at_once_a_request(
     netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(sysctl, "ensure", lambda *parts, value: asked.append(parts))
+    monkeypatch.setattr(namespaces, "ensure", lambda *parts, value: asked.append(parts))
 
     def work(session: PodNetns) -> None:
         for verb in (ptp.add, ptp.delete, ptp.add):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from multus_daemon.kernel import links, removal
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.kernel.transport import Request, Socket
 from multus_daemon.runtime import deadline, threads
 from tests.aside import Aside

@@ -14,7 +14,7 @@ import pytest
 
 from multus_daemon.daemon import Daemon
 from multus_daemon.kernel import netns as namespaces
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni.errors import InvalidNetnsError

@@ -22,8 +22,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
+from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION, NetworkAttachmentDefinition
 from tests.netns.conftest import Netns
 from tests.unit.api.harness import body
 

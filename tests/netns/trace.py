@@ -30,7 +30,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from tests.unit.api.harness import body
 
 _OURS = str(Path(multus_daemon.__file__).parent)
@@ -92,13 +92,16 @@ class Trace:
     def _enter(self, frame: FrameType, event: str, argument: Any) -> None:
         if event != "call" or not _is_function(frame.f_code):
             return
-        self.functions.add(frame.f_code)
         stack = []
         caller: FrameType | None = frame
         while caller is not None and caller.f_code.co_filename != __file__:
+            if caller.f_code.co_name == "<module>":
+                # A module that is imported now runs code of its own, once.
+                return
             if _is_function(caller.f_code):
                 stack.append(f"{_file(caller.f_code)}:{caller.f_code.co_qualname}")
             caller = caller.f_back
+        self.functions.add(frame.f_code)
         if len(stack) > len(self.deepest):
             self.deepest = stack[::-1]
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.contract import Call, Plugin
 from multus_daemon.plugins.builtin.runner import PLUGINS
 from multus_daemon.spec.cni.result import Result

@@ -21,7 +21,7 @@ from multus_daemon.plugins.run import Chain
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, UnsupportedFieldError
-from multus_daemon.spec.nad.definition import RESOURCE_NAME_ANNOTATION, NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import RESOURCE_NAME_ANNOTATION, NetworkAttachmentDefinition
 from tests.fakes.runner import FakePluginRunner, PluginCall
 from tests.unit.pod.conftest import NETNS, Engine
 

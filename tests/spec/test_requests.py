@@ -8,7 +8,7 @@ import json
 import pytest
 
 from multus_daemon.api import wire
-from multus_daemon.spec.cni import skel
+from multus_daemon.spec.cni import conf, skel
 from multus_daemon.spec.cni.errors import CniError
 from tests.spec import requests
 from tests.spec.requests import CASES, Case, Outcome, Refusal
@@ -28,7 +28,7 @@ def by_wire(case: Case) -> None:
 def by_skel(case: Case) -> None:
     verb = skel.environment(case.environ).verb
     if verb != "VERSION":
-        skel.configuration(verb, configuration(case))
+        conf.configuration(verb, configuration(case))
 
 
 JUDGES = {"wire": by_wire, "skel": by_skel}

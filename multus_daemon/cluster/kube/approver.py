@@ -24,7 +24,7 @@ from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import KubeError, from_watch_event
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 
 log = logging.getLogger(__name__)
 

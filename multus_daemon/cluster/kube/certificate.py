@@ -31,7 +31,7 @@ from multus_daemon.cluster.kube.approver import CertificateError, DeniedError
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import KubeError
 from multus_daemon.runtime import fs
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 from multus_daemon.runtime.gates import Gates
 
 log = logging.getLogger(__name__)

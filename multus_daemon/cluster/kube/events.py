@@ -23,7 +23,7 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.cluster.kube.status import MERGE_PATCH
 from multus_daemon.metrics import ClusterMetrics
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 from multus_daemon.spec.attachment import Pod
 
 log = logging.getLogger(__name__)

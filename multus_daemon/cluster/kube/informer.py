@@ -20,7 +20,7 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS, Item, Key, Resource
 from multus_daemon.metrics import ClusterMetrics
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 from multus_daemon.runtime.gates import Gates
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ import msgspec
 
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad import definition
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad import selection
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The exceptions that msgspec raises for malformed input."""
 # Repeats the whole object and is not kept.
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-_API: Final = f"/apis/{definition.GROUP}/{definition.VERSION}"
+_API: Final = f"/apis/{selection.GROUP}/{selection.VERSION}"
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -169,7 +169,7 @@ def pods_of(node: str) -> Resource[Pod]:
 
 def networks() -> Resource[NetworkAttachmentDefinition]:
     """Return the resource of all NetworkAttachmentDefinitions, listed in pages: all are tens of megabytes."""
-    return Resource("networks", f"{_API}/{definition.PLURAL}", decode_network, uid=lambda _: "")
+    return Resource("networks", f"{_API}/{selection.PLURAL}", decode_network, uid=lambda _: "")
 
 
 def pod_path(namespace: str, name: str) -> str:
@@ -179,4 +179,4 @@ def pod_path(namespace: str, name: str) -> str:
 
 def network_path(namespace: str, name: str) -> str:
     """Return the path of one NetworkAttachmentDefinition."""
-    return f"{_API}/namespaces/{quote(namespace, safe='')}/{definition.PLURAL}/{quote(name, safe='')}"
+    return f"{_API}/namespaces/{quote(namespace, safe='')}/{selection.PLURAL}/{quote(name, safe='')}"

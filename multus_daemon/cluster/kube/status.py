@@ -25,7 +25,7 @@ from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, Kub
 from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime import aio
 from multus_daemon.runtime.aio import KeyedLock
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.nad.status import ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError

@@ -21,10 +21,9 @@ from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.cni.args import KubernetesArgs
-from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import KubernetesArgs, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import names, selection
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
 
 T = TypeVar("T")

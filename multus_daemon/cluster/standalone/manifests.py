@@ -12,9 +12,9 @@ import yaml
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad import definition
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 DEFAULT_NAMESPACE: Final = "default"
 OBJECTS_MAX: Final = 2000
@@ -51,7 +51,7 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
             try:
                 if (version, kind) == ("v1", "Pod"):
                     content.pods.append(_pod(item))
-                elif (version, kind) == (f"{definition.GROUP}/{definition.VERSION}", definition.KIND):
+                elif (version, kind) == (f"{selection.GROUP}/{selection.VERSION}", selection.KIND):
                     content.networks.append(_network(item))
                 else:
                     content.passed_over.append(f"{version}/{kind}")

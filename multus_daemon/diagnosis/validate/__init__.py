@@ -26,16 +26,16 @@ from multus_daemon.runtime.jsontext import Path
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.nad import definition
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.netconf import model, primary
 
 __all__ = ["Finding", "Report", "of", "of_object"]
 
 OBJECTS_MAX: Final = 20_000
 """In all files together."""
-_API_VERSION: Final = f"{definition.GROUP}/{definition.VERSION}"
+_API_VERSION: Final = f"{selection.GROUP}/{selection.VERSION}"
 _CONF_SUFFIXES: Final = (".conf", ".conflist")
 _DAEMON_CONFIG: Final = "daemon-config.json"
 _CNI_CONFIG: Final = "cni-conf.json"
@@ -139,7 +139,7 @@ class _Objects:
         if key not in self._networks:
             metadata = {"namespace": key[0], "name": key[1]}
             spec = {"config": self._others[key].config}
-            value = {"apiVersion": _API_VERSION, "kind": definition.KIND, "metadata": metadata, "spec": spec}
+            value = {"apiVersion": _API_VERSION, "kind": selection.KIND, "metadata": metadata, "spec": spec}
             other = _Objects(Report(), self._plugins, self._settings, {})
             other.document(next(documents(Source("", gojson.dumps(value)))))
             self._networks[key] = other._networks.get(key)
@@ -162,7 +162,7 @@ class _Objects:
             for index, item in enumerate(items):
                 if isinstance(item, dict):
                     self._object(located.below("items", index))
-        elif version.startswith(f"{definition.GROUP}/") or kind == definition.KIND:
+        elif version.startswith(f"{selection.GROUP}/") or kind == selection.KIND:
             self._definition(located, kind, version)
         elif kind == "ConfigMap":
             self._config_map(located)
@@ -201,13 +201,13 @@ class _Objects:
 
     def _definition(self, located: Located, kind: str, version: str) -> None:
         subject, namespace, name = self._begin(located)
-        if kind != definition.KIND:
-            text = f"there is no kind {kind!r} in {definition.GROUP}"
-            subject.error("object", text, f"is {definition.KIND} meant?", path=("kind",))
-            if known.near(kind, [definition.KIND]) != definition.KIND:
+        if kind != selection.KIND:
+            text = f"there is no kind {kind!r} in {selection.GROUP}"
+            subject.error("object", text, f"is {selection.KIND} meant?", path=("kind",))
+            if known.near(kind, [selection.KIND]) != selection.KIND:
                 return
         if version != _API_VERSION:
-            text = f"apiVersion {version!r} has no {definition.KIND}"
+            text = f"apiVersion {version!r} has no {selection.KIND}"
             subject.error("object", text, f"is {_API_VERSION} meant?", path=("apiVersion",))
         self._names(subject, namespace, name)
         pods.check_keys(subject, ("metadata",))

@@ -25,7 +25,7 @@ from multus_daemon.pod import gather, plan
 from multus_daemon.runtime import jsontext
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox, ToolExit
-from multus_daemon.spec.cni import args, conf, gojson, versions
+from multus_daemon.spec.cni import conf, gojson, names, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -147,9 +147,9 @@ def _attachment(config: NetworkConfig, name: str) -> Attachment:
     return Attachment(name, config, _IFNAME, cni_args=_cni_args([]))
 
 
-def _cni_args(extra: Sequence[tuple[str, str]]) -> args.Pairs:
-    pod = args.KubernetesArgs(Namespace("default"), PodName("pod"), PodUid("uid"), _SANDBOX.container_id, ())
-    return args.for_delegate(pod, extra)
+def _cni_args(extra: Sequence[tuple[str, str]]) -> names.Pairs:
+    pod = names.KubernetesArgs(Namespace("default"), PodName("pod"), PodUid("uid"), _SANDBOX.container_id, ())
+    return names.plugin_args(pod, extra)
 
 
 def _check_version(config: NetworkConfig, subject: Subject) -> None:

@@ -18,14 +18,14 @@ from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import IfName
-from multus_daemon.spec.nad import definition, selection, status
+from multus_daemon.spec.nad import selection, status
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf.model import NetConf
 
 _OF_PODS: Final = (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION)
 _OLD_STATUS: Final = "k8s.v1.cni.cncf.io/networks-status"
 """Former name of the status annotation; clients still copy it."""
-_ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, _OLD_STATUS, definition.RESOURCE_NAME_ANNOTATION)
+_ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, _OLD_STATUS, selection.RESOURCE_NAME_ANNOTATION)
 _ALIKE: Final = 0.8
 """Similarity above which an annotation's key is a misspelling of ours."""
 _IFNAME: Final = IfName("eth0")

@@ -32,7 +32,7 @@ from multus_daemon.node.primary.election import Election, NoPrimaryError
 from multus_daemon.pod.engine import INDICATOR_GATE
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.aio import in_thread
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import AUTO, Settings
 from multus_daemon.spec.cni import conf, gojson

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from multus_daemon.spec.cni import args as cni_args
-from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni import gojson, names, versions
 from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidEnvironmentError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Dns, Route, read_dns, read_route
 
@@ -96,7 +95,7 @@ def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
     """
     wanted = {*keys, "IgnoreUnknown"}
     values, unknown = {}, []
-    for key, value in cni_args.parse(text):
+    for key, value in names.parse_args(text):
         if key in wanted:
             values[key] = value
         else:

@@ -1,22 +1,32 @@
-"""The interface of a built-in plugin: a module with a function for each verb, over one parsed call."""
+"""The interface of a built-in plugin: a module with a function for each verb, over one parsed call.
+
+And what the built-ins share: calling the IPAM plugin (CNI SPEC section 4, "Plugin Delegation"), and undoing an ADD.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon import deadlines
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.plugin import HostTools, PluginRunner
-from multus_daemon.runtime import fs
+from multus_daemon.runtime import deadline, fs
 from multus_daemon.spec.attachment import Invocation
-from multus_daemon.spec.cni.errors import IoFailureError
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError, IoFailureError
 from multus_daemon.spec.cni.result import Result
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _ROOT: Final = Path("/")
+ADDRESSES_MAX: Final = 4096
+"""Maximum number of addresses of one interface."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +54,6 @@ class Call:
         """The whole configuration object; read with `cni.gojson` (keys in any case)."""
         return self.invocation.fields
 
-    def once(self, read: Callable[[Call], T]) -> T:
-        """Return `read(self)`."""
-        return read(self)
-
     def on_host(self, path: str) -> Path:
         """Return where an absolute path of the configuration is, with links followed inside of the host's root.
 
@@ -65,7 +71,7 @@ class Plugin(Protocol):
     """A plugin of the CNI SPEC, as a module. GC needs no code: the reference plugins have none, which is success.
 
     Each function with a namespace runs in the thread that the namespace belongs to, on the host's side. A plugin that
-    calls others than its IPAM plugin has a function `called_by` too, like `ipam.called_by`; a plugin that keeps
+    calls others than its IPAM plugin has a function `called_by` too, like that of this module; a plugin that keeps
     something others need, such as addresses, has `kept`, see `BuiltinRunner.kept`.
     """
 
@@ -78,7 +84,7 @@ class Plugin(Protocol):
         ...
 
     def validate(self, call: Call) -> None:
-        """Read all of the configuration, by `call.once` as `add` does. Raises CniError if `add` would refuse it."""
+        """Read all of the configuration, as `add` does. Raises CniError if `add` would refuse it."""
         ...
 
     def add(self, call: Call, netns: PodNetns) -> Result:
@@ -96,3 +102,91 @@ class Plugin(Protocol):
     def status(self, call: Call) -> None:
         """Raises as `add` does."""
         ...
+
+
+def called_by(call: Call) -> Mapping[str, Invocation]:
+    """Return the call of the IPAM plugin by its type; empty if there is none. Raises DecodingFailureError."""
+    plugin_type = ipam_type(call)
+    return {plugin_type: call.invocation} if plugin_type else {}
+
+
+def ipam_type(call: Call) -> str:
+    """Return `ipam.type`, empty if there is none. Raises DecodingFailureError."""
+    with configuration.reading(call.name, "ipam"):
+        return conf.once(
+            call.fields,
+            ipam_type,
+            lambda: gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or "",
+        )
+
+
+def required_ipam_type(call: Call) -> str:
+    """Return `ipam.type`. Raises DecodingFailureError; InvalidNetworkConfigError if there is none."""
+    plugin_type = ipam_type(call)
+    if not plugin_type:
+        raise InvalidNetworkConfigError("no plugin name provided", f"network {call.name!r}: set ipam.type")
+    return plugin_type
+
+
+def run_ipam(call: Call, verb: str) -> Result:
+    """Run a verb of the IPAM plugin; an ADD must return between 1 and ADDRESSES_MAX addresses.
+
+    Raises CniError, the IPAM plugin's own unchanged.
+    """
+    plugin_type = required_ipam_type(call)
+    answer = call.ipam.run(plugin_type, replace(call.invocation, verb=verb), call.netns)
+    if verb == "ADD" and not 0 < len(answer.ips) <= ADDRESSES_MAX:
+        too_many = f"{len(answer.ips)} addresses, and at most {ADDRESSES_MAX} are taken"
+        problem = too_many if answer.ips else "missing IP config"
+        raise InternalError(f"IPAM plugin returned {problem}", f"ipam.type {plugin_type!r}")
+    return answer
+
+
+class Undo:
+    """Run the armed steps in reverse if the `with` block raises; forget them if it succeeds.
+
+    Arm a step before the action that it undoes; the step must succeed if there is nothing to undo. Each step has a
+    deadline of its own. A step that fails is logged, and the others still run.
+    """
+
+    def __init__(self, *, seconds_for_each: float = deadlines.BUILTIN_UNDO_SECONDS) -> None:
+        self._stack = contextlib.ExitStack()
+        self._seconds = seconds_for_each
+
+    def arm(self, what: str, step: Callable[[], object]) -> None:
+        """Add a step; `what` names it in the log."""
+        self._stack.callback(self._run, what, step)
+
+    def _run(self, what: str, step: Callable[[], object]) -> None:
+        try:
+            with deadline.shielded(self._seconds):
+                step()
+        except deadline.ExpiredError:
+            log.warning("undo of a failed ADD: %s: did not end within %g s", what, self._seconds)
+        except Exception as error:
+            log.warning("undo of a failed ADD: %s: %s", what, str(error) or type(error).__name__)
+
+    def __enter__(self) -> Undo:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        steps = self._stack.pop_all()
+        if error is not None:
+            steps.close()
+
+
+def read_file(path: Path, *, limit: int = fs.DEFAULT_READ_LIMIT) -> bytes | None:
+    """Return the content of a file that ADD keeps for DEL, None if there is none. Raises OSError."""
+    try:
+        return fs.read_limited(path, limit=limit)
+    except FileNotFoundError:
+        return None
+
+
+def write_file(path: Path, content: bytes | None, *, fsync: bool = True) -> None:
+    """Write such a file with its directory, or remove it if `content` is None. Raises OSError."""
+    if content is None:
+        fs.remove(path)
+        return
+    fs.ensure_directory(path.parent)
+    fs.write_atomic(path, content, fsync=fsync)

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
-from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.contract import Call, Undo, read_file, write_file
 from multus_daemon.plugins.builtin.interfaces import located, step
-from multus_daemon.plugins.builtin.undo import Undo, read_file, write_file
 from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson
@@ -52,19 +51,19 @@ def unsupported(call: Call) -> str:
 def validate(call: Call) -> None:
     """Read and compose the configuration; the delegate checks the composed one."""
     _saved_at(call)
-    call.once(_compose)
+    _compose(call)
 
 
 def called_by(call: Call) -> Mapping[str, Invocation]:
     """Return the call of the delegate by its type, and of the delegate's IPAM plugin. Raises CniError."""
-    composed = call.once(_compose)
+    composed = _compose(call)
     types = (composed.plugin_type, gojson.get_str(gojson.get_object(composed.fields, "ipam") or {}, "type"))
     return dict.fromkeys(filter(None, types), _invocation(call, "ADD", composed))
 
 
 def add(call: Call, netns: PodNetns) -> Result:
     """Compose the delegate's configuration, save it for DEL, run the delegate."""
-    composed = call.once(_compose)
+    composed = _compose(call)
     path = _saved_at(call)
     with located(call), netns.inside(), step("look for the interface"):
         existed = netns.pod.find_link(call.invocation.ifname) is not None

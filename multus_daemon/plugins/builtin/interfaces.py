@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.kernel import inet, links, sysctl
+from multus_daemon.kernel import inet, links
+from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.expected import Tables, fits
 from multus_daemon.kernel.links import OPERSTATE_UP, Link, Rtnl
 from multus_daemon.kernel.netns import NamespaceError
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.kernel.transport import Request
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call
@@ -95,7 +96,7 @@ def ignoring_absent_netns() -> Iterator[None]:
 def try_sysctl(*parts: str, value: str) -> None:
     """Write a sysctl, ignore an error: its file is absent without IPv6, and can't be written if /proc is read-only."""
     with contextlib.suppress(OSError):
-        sysctl.write(*parts, value=value)
+        namespaces.write_sysctl(*parts, value=value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +170,15 @@ def _enable_ipv6(ifname: str) -> None:
     """Enable IPv6 on `lo` and `ifname`, and keep addresses when the link goes down. Call it in the pod's namespace."""
     for name in ("lo", ifname):
         try:
-            disabled = sysctl.read("ipv6", "conf", name, "disable_ipv6")
+            disabled = namespaces.read_sysctl("ipv6", "conf", name, "disable_ipv6")
         except OSError as error:
             log.warning("cannot read whether IPv6 is disabled, trying without: %s", error)
             continue
         if disabled != "0":
             with step(f'enable IPv6 on "{name}"'):
-                sysctl.write("ipv6", "conf", name, "disable_ipv6", value="0")
+                namespaces.write_sysctl("ipv6", "conf", name, "disable_ipv6", value="0")
     with step(f'keep the IPv6 addresses of "{ifname}" while it is down'):
-        sysctl.write("ipv6", "conf", ifname, "keep_addr_on_down", value="1")
+        namespaces.write_sysctl("ipv6", "conf", ifname, "keep_addr_on_down", value="1")
 
 
 def _settle(netns: PodNetns, link: Link) -> None:
@@ -249,10 +250,10 @@ def enable_forwarding(netns: PodNetns, ips: Sequence[IpConfig]) -> None:
     with netns.on_host():
         if True in missing:
             with step("enable IPv4 forwarding on the host"):
-                sysctl.ensure("ipv4", "ip_forward", value="1")
+                namespaces.ensure_sysctl("ipv4", "ip_forward", value="1")
         if False in missing:
             with step("enable IPv6 forwarding on the host"):
-                sysctl.ensure("ipv6", "conf", "all", "forwarding", value="1")
+                namespaces.ensure_sysctl("ipv6", "conf", "all", "forwarding", value="1")
     netns.forwarded |= missing
 
 

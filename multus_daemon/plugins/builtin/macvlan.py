@@ -15,11 +15,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from multus_daemon.kernel.links import MACVLAN_MODES, Link, Rtnl
-from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.plugins.builtin import configuration, interfaces, ipam, veth
-from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import configuration, interfaces, veth
+from multus_daemon.plugins.builtin.contract import Call, Undo, ipam_type, run_ipam
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_link, ignoring_absent_netns, located, step
-from multus_daemon.plugins.builtin.undo import Undo
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Dns, Interface, Result, read_dns
@@ -64,7 +63,7 @@ def unsupported(call: Call) -> str:
 
 def validate(call: Call) -> None:
     """Read the configuration."""
-    call.once(_read)
+    _read(call)
 
 
 def add(call: Call, netns: PodNetns) -> Result:
@@ -72,7 +71,7 @@ def add(call: Call, netns: PodNetns) -> Result:
 
     The interface comes before the addresses, because an IPAM plugin such as dhcp needs it.
     """
-    config = call.once(_read)
+    config = _read(call)
     master = _master(call, netns, config)
     with Undo() as undo:
         interfaces.require_absent(call, netns, kind="macvlan")
@@ -81,9 +80,9 @@ def add(call: Call, netns: PodNetns) -> Result:
         with located(call), netns.inside():
             link = _create(netns, config=config, master=master, ifname=call.invocation.ifname, made=made)
         wanted = Result(interfaces=(Interface(link.name, link.mac, sandbox=call.invocation.netns),))
-        if ipam.named(call):
-            undo.arm("release the addresses", functools.partial(ipam.run, call, "DEL"))
-            answer = ipam.run(call, "ADD")
+        if ipam_type(call):
+            undo.arm("release the addresses", functools.partial(run_ipam, call, "DEL"))
+            answer = run_ipam(call, "ADD")
             ips = tuple(replace(ip, interface=0) for ip in answer.ips)
             wanted = replace(wanted, ips=ips, routes=answer.routes)
         with located(call), netns.inside():
@@ -97,8 +96,8 @@ def add(call: Call, netns: PodNetns) -> Result:
 
 def delete(call: Call, netns: PodNetns) -> None:
     """Release the addresses, then remove the interface. An absent interface is not an error."""
-    if ipam.named(call):
-        ipam.run(call, "DEL")
+    if ipam_type(call):
+        run_ipam(call, "DEL")
     veth.remove(call, netns)
 
 
@@ -106,8 +105,8 @@ def check(call: Call, netns: PodNetns) -> None:
     """Compare the interface, its addresses and routes with prevResult; look for the master."""
     config = _read(call)
     _master(call, netns, config)
-    if ipam.named(call):
-        ipam.run(call, "CHECK")
+    if ipam_type(call):
+        run_ipam(call, "CHECK")
     previous, expected = interfaces.previous_result(call, "macvlan")
     with located(call), netns.inside():
         link = interfaces.check(netns, expected, previous, "macvlan")
@@ -119,8 +118,8 @@ def check(call: Call, netns: PodNetns) -> None:
 def status(call: Call) -> None:
     """Raise CniError if the configuration is not usable, or the IPAM plugin, if there is one, is not ready."""
     _read(call)
-    if ipam.named(call):
-        ipam.run(call, "STATUS")
+    if ipam_type(call):
+        run_ipam(call, "STATUS")
 
 
 def _read(call: Call) -> _Config:

@@ -18,11 +18,10 @@ from msgspec.structs import replace
 from multus_daemon.kernel import inet
 from multus_daemon.kernel.inet import IpAddress, IpInterface
 from multus_daemon.kernel.links import Link
-from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.plugins.builtin import configuration, interfaces, ipam, masquerade, veth
-from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import configuration, interfaces, masquerade, veth
+from multus_daemon.plugins.builtin.contract import Call, Undo, required_ipam_type, run_ipam
 from multus_daemon.plugins.builtin.interfaces import Change
-from multus_daemon.plugins.builtin.undo import Undo
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Dns, Interface, Result
@@ -56,7 +55,7 @@ def _read(call: Call) -> _Config:
             masquerade=masquerade.is_wanted(call),
             dad=bool(gojson.get_bool(fields, "dad")),
         )
-    ipam.required(call)
+    required_ipam_type(call)
     return config
 
 
@@ -76,8 +75,8 @@ def add(call: Call, netns: PodNetns) -> Result:
     ifname = call.invocation.ifname
     with Undo() as undo:
         interfaces.require_absent(call, netns, kind="veth")
-        undo.arm("release the addresses", functools.partial(ipam.run, call, "DEL"))
-        answer = ipam.run(call, "ADD")
+        undo.arm("release the addresses", functools.partial(run_ipam, call, "DEL"))
+        answer = run_ipam(call, "ADD")
         _require_gateways(answer, call.name)
         pair = veth.Pair()
         undo.arm("remove the veth pair", functools.partial(veth.undo, pair, netns))
@@ -98,7 +97,7 @@ def add(call: Call, netns: PodNetns) -> Result:
 
 def delete(call: Call, netns: PodNetns) -> None:
     """Release the addresses, remove the pair and the rules. Absent ones are not an error."""
-    ipam.run(call, "DEL")
+    run_ipam(call, "DEL")
     masquerade.forget(call, veth.remove(call, netns, others=masquerade.goes_by_name(call)))
 
 
@@ -106,7 +105,7 @@ def check(call: Call, netns: PodNetns) -> None:
     """Compare the container's end with prevResult. The host's end is not compared, as in the reference."""
     with interfaces.located(call), netns.inside():
         pass
-    ipam.run(call, "CHECK")
+    run_ipam(call, "CHECK")
     previous, expected = interfaces.previous_result(call, "ptp")
     with interfaces.located(call), netns.inside():
         # The reference does not look for the gateways' routes, without which nothing leaves the pod.
@@ -116,7 +115,7 @@ def check(call: Call, netns: PodNetns) -> None:
 def status(call: Call) -> None:
     """Raise CniError if the configuration is not usable, or the IPAM plugin is not ready."""
     validate(call)
-    ipam.run(call, "STATUS")
+    run_ipam(call, "STATUS")
 
 
 def _require_gateways(answer: Result, network: str) -> None:

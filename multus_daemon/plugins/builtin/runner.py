@@ -10,14 +10,13 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.plugins.builtin import ipam
-from multus_daemon.plugins.builtin.contract import Call, Plugin
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin.contract import Call, Plugin, called_by
 from multus_daemon.plugins.plugin import HostTools, PluginRunner
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
-from multus_daemon.spec.cni import conf, gojson, skel
+from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -111,7 +110,7 @@ class BuiltinRunner:
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         """Return the calls of other plugins that an ADD makes, by type. Raises CniError."""
         plugin, call, _ = self._call(plugin_type, invocation)
-        called: Mapping[str, Invocation] = getattr(plugin, "called_by", ipam.called_by)(call)
+        called: Mapping[str, Invocation] = getattr(plugin, "called_by", called_by)(call)
         return called
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
@@ -128,7 +127,7 @@ class BuiltinRunner:
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """Check the configuration and run the verb; return the result as the configuration's version can express it.
 
-        Raises CniError: those of `skel.checked`, InvalidNetworkConfigError for a type without a built-in,
+        Raises CniError: those of `conf.checked`, InvalidNetworkConfigError for a type without a built-in,
         UnsupportedFieldError for a key that the plugin does not support, TryAgainLaterError after the timeout, and the
         plugin's own. Any other exception of the plugin is chained to an InternalError (999) with its text.
         """
@@ -194,7 +193,7 @@ class BuiltinRunner:
         if memory is not None and key in memory:
             name, version, unsupported = memory[key]
         else:
-            config, unsupported = skel.checked(verb, fields), None
+            config, unsupported = conf.checked(verb, fields), None
             name, version = config.name, config.cni_version
         previous = None if netns is None else _prev_result(invocation, name, version)
         netns = netns or _NO_NETNS

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Sequence
 from typing import Any, Final
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.spec.cni import gojson, versions
@@ -44,7 +44,7 @@ def unsupported(call: Call) -> str:
 
 def validate(call: Call) -> None:
     """Read the configuration. Raises IncompatibleVersionError if the version's result can't be without address."""
-    if not call.once(_read).ips and not versions.at_least(call.cni_version, _LISTS):
+    if not _read(call).ips and not versions.at_least(call.cni_version, _LISTS):
         raise IncompatibleVersionError(
             "cannot convert: no valid IP addresses", f"a result of version {call.cni_version} must have one"
         )
@@ -53,7 +53,7 @@ def validate(call: Call) -> None:
 def add(call: Call, netns: PodNetns) -> Result:
     """Return the addresses, routes and DNS settings."""
     validate(call)
-    return call.once(_read)
+    return _read(call)
 
 
 def delete(call: Call, netns: PodNetns) -> None:

@@ -19,13 +19,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from multus_daemon.kernel import sysctl
+from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.links import Link, Rtnl
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import allowlist, configuration
-from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.contract import Call, Undo, read_file, write_file
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_netns, located, step
-from multus_daemon.plugins.builtin.undo import Undo, read_file, write_file
 from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError
@@ -97,12 +96,12 @@ def unsupported(call: Call) -> str:
 
 def validate(call: Call) -> None:
     """Read the configuration."""
-    call.once(read)
+    read(call)
 
 
 def add(call: Call, netns: PodNetns) -> Result:
     """Set sysctls and attributes; return prevResult with the new MAC address. If it raises, all is as before."""
-    settings = call.once(read)
+    settings = read(call)
     if settings.sysctls:
         allowlist.require_allowed([item.key for item in settings.sysctls], call.on_host(allowlist.PATH))
     previous = _previous(call)
@@ -272,9 +271,9 @@ def _apply(netns: PodNetns, *, settings: TuningConfig, ifname: str, path: Path, 
     for item in settings.sysctls:
         # A sysctl that can only be written (net.ipv4.route.flush) has no value to restore.
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            changed.sysctls.append((item, sysctl.read(*item.parts)))
+            changed.sysctls.append((item, namespaces.read_sysctl(*item.parts)))
         with step(f"set sysctl {item.key}"):
-            sysctl.write(*item.parts, value=item.value)
+            namespaces.write_sysctl(*item.parts, value=item.value)
     wanted = settings.attributes
     if wanted == _UNSET:
         return
@@ -324,7 +323,7 @@ def _restore(call: Call, netns: PodNetns, before: _Changed) -> None:
                     change()
         for item, value in reversed(before.sysctls):
             with _noted(failures, f"sysctl {item.key}"):
-                sysctl.write(*item.parts, value=value)
+                namespaces.write_sysctl(*item.parts, value=value)
         if failures:
             raise InternalError("; ".join(failures))
 
@@ -340,7 +339,7 @@ def _noted(failures: list[str], what: str) -> Iterator[None]:
 def _compare(netns: PodNetns, *, settings: TuningConfig, ifname: str) -> None:
     for item in settings.sysctls:
         with step(f"read sysctl {item.key}"):
-            value = sysctl.read(*item.parts)
+            value = namespaces.read_sysctl(*item.parts)
         if value.split() != item.value.split():
             problem = f"value of {item.key} is {item.value}, current value is {value}"
             raise InternalError(f"Error: Tuning configured {problem}")

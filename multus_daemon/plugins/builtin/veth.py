@@ -10,7 +10,7 @@ from typing import Final
 from multus_daemon.kernel import removal
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import ANY_LINK, Link, Rtnl
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import interfaces
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import step

@@ -12,7 +12,12 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from multus_daemon.spec.cni import gojson, versions
-from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.errors import (
+    DecodingFailureError,
+    IncompatibleVersionError,
+    InvalidEnvironmentError,
+    InvalidNetworkConfigError,
+)
 from multus_daemon.spec.cni.names import NetworkName, network_name_problem
 
 T = TypeVar("T")
@@ -24,6 +29,7 @@ CONTAINERS_MAX: Final = 20_000
 PLUGINS_MAX: Final = 64
 """Maximum number of plugins in a list."""
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
+VERBS: Final = ("ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
 _LIST_FLAGS: Final = ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")
 
 
@@ -281,3 +287,60 @@ def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args
     except gojson.JsonError as error:
         raise DecodingFailureError(f"CNI configuration: {error}", f"network {config.name!r}") from error
     return replace(parse(gojson.dumps(fields, sort_keys=False)), cni_version=config.cni_version)
+
+
+# --- the checks of every plugin (containernetworking/cni `pkg/skel`) -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A configuration and its keys that every plugin reads."""
+
+    fields: Mapping[str, Any]
+    name: str
+    cni_version: str
+    """One of versions.SUPPORTED."""
+
+
+def configuration(verb: str, stdin: bytes) -> Configuration:
+    """Read standard input and check it as far as `verb` needs it.
+
+    Raises, in this order: DecodingFailureError and InvalidNetworkConfigError for the name, InvalidEnvironmentError for
+    an unknown verb, DecodingFailureError for a malformed cniVersion, IncompatibleVersionError for a verb that the
+    version does not have, and for an unsupported version.
+    """
+    try:
+        fields = gojson.loads_nullable_object(stdin)
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"error unmarshall network config: {error}") from error
+    return checked(verb, fields)
+
+
+def checked(verb: str, fields: Mapping[str, Any]) -> Configuration:
+    """Check a decoded configuration as `configuration` does."""
+    try:
+        name = gojson.get_str(fields, "name") or ""
+    except gojson.JsonError as error:
+        raise DecodingFailureError(f"error unmarshall network config: {error}") from error
+    if problem := network_name_problem(name):
+        raise InvalidNetworkConfigError(problem, name)
+    if verb not in VERBS:
+        raise InvalidEnvironmentError(f"unknown CNI_COMMAND: {verb}")
+    try:
+        version = gojson.get_str(fields, "cniVersion") or versions.IMPLIED
+        # For other verbs a malformed version is an unsupported one.
+        if verb in versions.FIRST_WITH and not versions.allows(version, verb):
+            raise IncompatibleVersionError(f"config version does not allow {verb}")
+    except ValueError as error:
+        raise DecodingFailureError(f"error decoding version from network config: {error}") from error
+    require_supported(version)
+    return Configuration(fields, name, version)
+
+
+def require_supported(version: str) -> None:
+    """Raises IncompatibleVersionError unless `version` is one of `versions.SUPPORTED`."""
+    if not versions.is_supported(version):
+        supported = " ".join(f'"{known}"' for known in versions.SUPPORTED)
+        raise IncompatibleVersionError(
+            "incompatible CNI versions", f'config is "{version}", plugin supports [{supported}]'
+        )

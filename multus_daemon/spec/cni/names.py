@@ -1,9 +1,17 @@
-"""Names of the CNI specification and their validity (containernetworking/cni `pkg/utils`)."""
+"""Names and CNI_ARGS of the CNI specification, and their validity.
+
+Names: containernetworking/cni `pkg/utils`. CNI_ARGS: `KEY=value;KEY2=value2` without escaping (CNI SPEC section 2;
+containernetworking/cni `pkg/types/args.go`).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NewType
+
+from multus_daemon.spec.cni.errors import InvalidEnvironmentError
 
 ContainerId = NewType("ContainerId", str)
 IfName = NewType("IfName", str)
@@ -11,6 +19,10 @@ NetworkName = NewType("NetworkName", str)
 Namespace = NewType("Namespace", str)
 PodName = NewType("PodName", str)
 PodUid = NewType("PodUid", str)
+
+Pairs = tuple[tuple[str, str], ...]
+KUBERNETES_KEYS = ("IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID")
+
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 _NOT_IN_IFNAME = re.compile(r"[/:\0\s]")
@@ -52,3 +64,61 @@ def ifname_problem(value: str) -> str:
     if _NOT_IN_IFNAME.search(value):
         return "interface name contains / or : or whitespace characters"
     return ""
+
+
+def parse_args(text: str) -> Pairs:
+    """Return the pairs of `text` in their order, stripped of white space as in upstream's daemon.
+
+    Unlike the Go library it allows empty items (a trailing `;`) and `=` in a value, so that no DEL fails. Raises
+    InvalidEnvironmentError for an item without `=` or without a key.
+    """
+    pairs = []
+    for item in text.split(";"):
+        if not item.strip():
+            continue
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise InvalidEnvironmentError("CNI_ARGS: an item is not of the form KEY=value", repr(item))
+        pairs.append((key.strip(), value.strip()))
+    return tuple(pairs)
+
+
+def render_args(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return the text of CNI_ARGS."""
+    return ";".join(f"{key}={value}" for key, value in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesArgs:
+    """The pod in CNI_ARGS of a Kubernetes runtime; absent values are empty strings."""
+
+    namespace: Namespace
+    name: PodName
+    uid: PodUid
+    infra_container_id: str
+    others: Pairs
+    """All other pairs except IgnoreUnknown, for the plugins."""
+
+    @property
+    def has_pod(self) -> bool:
+        """True if a pod is named."""
+        return bool(self.namespace and self.name)
+
+
+def kubernetes_args(text: str) -> KubernetesArgs:
+    """Return the pod in CNI_ARGS. Raises as `parse_args` does."""
+    pairs = parse_args(text)
+    found = dict(pairs)
+    return KubernetesArgs(
+        namespace=Namespace(found.get("K8S_POD_NAMESPACE", "")),
+        name=PodName(found.get("K8S_POD_NAME", "")),
+        uid=PodUid(found.get("K8S_POD_UID", "")),
+        infra_container_id=found.get("K8S_POD_INFRA_CONTAINER_ID", ""),
+        others=tuple((key, value) for key, value in pairs if key not in KUBERNETES_KEYS),
+    )
+
+
+def plugin_args(pod: KubernetesArgs, extra: Iterable[tuple[str, str]] = ()) -> Pairs:
+    """Return CNI_ARGS for a plugin: upstream's five keys in upstream's order, the other pairs, then `extra`."""
+    values = ("true", pod.namespace, pod.name, pod.infra_container_id, pod.uid)
+    return (*zip(KUBERNETES_KEYS, values, strict=True), *pod.others, *extra)

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from multus_daemon.spec.cni import gojson, versions
 from multus_daemon.spec.cni.errors import (
-    DecodingFailureError,
-    IncompatibleVersionError,
     InvalidEnvironmentError,
-    InvalidNetworkConfigError,
 )
-from multus_daemon.spec.cni.names import IFNAME_MAX_BYTES, container_id_problem, ifname_problem, network_name_problem
-
-VERBS: Final = ("ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
+from multus_daemon.spec.cni.names import IFNAME_MAX_BYTES, container_id_problem, ifname_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,7 @@ class Environment:
     """The checked variables of one call. Variables that the verb does not need may be empty."""
 
     verb: str
-    """One of VERBS, or unknown: `configuration` refuses these, after the name, as the Go library does."""
+    """One of `conf.VERBS`, or unknown: `conf.configuration` refuses these, after the name, as the Go library does."""
     container_id: str
     netns: str
     ifname: str
@@ -35,16 +30,6 @@ class Environment:
     path: str
     netns_override: bool
     """True if CNI_NETNS may be the plugin's own network namespace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """A configuration and its keys that every plugin reads."""
-
-    fields: Mapping[str, Any]
-    name: str
-    cni_version: str
-    """One of versions.SUPPORTED."""
 
 
 _CONTAINER_VERBS: Final = frozenset({"ADD", "DEL", "CHECK"})
@@ -96,50 +81,6 @@ def _details(name: str, value: str) -> str:
 def netns_override(environ: Mapping[str, str]) -> bool:
     """Return True if CNI_NETNS_OVERRIDE allows CNI_NETNS to be the plugin's own network namespace."""
     return environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("1", "TRUE")
-
-
-def configuration(verb: str, stdin: bytes) -> Configuration:
-    """Read standard input and check it as far as `verb` needs it.
-
-    Raises, in this order: DecodingFailureError and InvalidNetworkConfigError for the name, InvalidEnvironmentError for
-    an unknown verb, DecodingFailureError for a malformed cniVersion, IncompatibleVersionError for a verb that the
-    version does not have, and for an unsupported version.
-    """
-    try:
-        fields = gojson.loads_nullable_object(stdin)
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"error unmarshall network config: {error}") from error
-    return checked(verb, fields)
-
-
-def checked(verb: str, fields: Mapping[str, Any]) -> Configuration:
-    """Check a decoded configuration as `configuration` does."""
-    try:
-        name = gojson.get_str(fields, "name") or ""
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"error unmarshall network config: {error}") from error
-    if problem := network_name_problem(name):
-        raise InvalidNetworkConfigError(problem, name)
-    if verb not in VERBS:
-        raise InvalidEnvironmentError(f"unknown CNI_COMMAND: {verb}")
-    try:
-        version = gojson.get_str(fields, "cniVersion") or versions.IMPLIED
-        # For other verbs a malformed version is an unsupported one.
-        if verb in versions.FIRST_WITH and not versions.allows(version, verb):
-            raise IncompatibleVersionError(f"config version does not allow {verb}")
-    except ValueError as error:
-        raise DecodingFailureError(f"error decoding version from network config: {error}") from error
-    require_supported(version)
-    return Configuration(fields, name, version)
-
-
-def require_supported(version: str) -> None:
-    """Raises IncompatibleVersionError unless `version` is one of `versions.SUPPORTED`."""
-    if not versions.is_supported(version):
-        supported = " ".join(f'"{known}"' for known in versions.SUPPORTED)
-        raise IncompatibleVersionError(
-            "incompatible CNI versions", f'config is "{version}", plugin supports [{supported}]'
-        )
 
 
 def version_stdout() -> bytes:

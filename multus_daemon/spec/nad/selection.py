@@ -1,4 +1,6 @@
-"""Network selection: the networks that a pod asks for in its annotations (NPWG multi-network SPEC section 4).
+"""Networks as Kubernetes declares them, and the selection of a pod (NPWG multi-network SPEC sections 3 and 4).
+
+A network is a NetworkAttachmentDefinition, the custom resource `k8s.cni.cncf.io/v1`. A pod selects networks by annotations.
 
 The value has the short form (`net1, ns/net2@data0`) or is a JSON list. One invalid element fails the whole: a pod gets
 every network that it names, or none and the reason.
@@ -11,13 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError, from_code
 from multus_daemon.spec.cni.names import ifname_problem
 from multus_daemon.spec.nad import requests
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad.requests import PortMapping
 
+GROUP = "k8s.cni.cncf.io"
+VERSION = "v1"
+PLURAL = "network-attachment-definitions"
+KIND = "NetworkAttachmentDefinition"
+RESOURCE_NAME_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
 NETWORKS_ANNOTATION: Final = "k8s.v1.cni.cncf.io/networks"
 DEFAULT_NETWORK_ANNOTATION: Final = "v1.multus-cni.io/default-network"
 
@@ -34,6 +42,32 @@ UNKNOWN_MAX: Final = 8
 _KEY_MAX: Final = 64
 """Maximum characters of an unknown key for which a similar key is suggested."""
 _SHOWN_CHARACTERS: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAttachmentDefinition:
+    """A named network: `config` is the text of a CNI configuration; empty means a file on the node."""
+
+    namespace: str
+    name: str
+    config: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def resource_name(self) -> str:
+        """The device plugin resource that a pod needs for the network; empty if none."""
+        return self.annotations.get(RESOURCE_NAME_ANNOTATION, "")
+
+    @property
+    def network(self) -> NetworkConfig | None:
+        """The parsed `config`; None if it is empty. Raises as `conf.parse` does."""
+        if not self.config.strip():
+            return None
+        # The parser refuses half a surrogate pair, which JSON allows.
+        return conf.parse_written(self.config.encode("utf-8", "surrogatepass"), default_name=self.name)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

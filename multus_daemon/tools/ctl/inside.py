@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from typing import Any
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 
 
 def look(netns: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from multus_daemon import __version__, deadlines
 from multus_daemon.diagnosis import attachments as about_attachments
 from multus_daemon.diagnosis import doctor
 from multus_daemon.diagnosis import status as about_status
-from multus_daemon.kernel.ops import KernelLinks
+from multus_daemon.kernel.pod_netns import KernelLinks
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import fs

@@ -20,7 +20,7 @@ from multus_daemon.cluster.standalone import status_file
 from multus_daemon.cluster.standalone.store import Folder
 from multus_daemon.runtime import fs
 from multus_daemon.settings import Settings
-from multus_daemon.spec.cni import args, errors, gojson
+from multus_daemon.spec.cni import errors, gojson, names
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.nad import status
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
@@ -233,7 +233,7 @@ class Sandbox:
             "CNI_CONTAINERID": state["containerId"],
             "CNI_NETNS": state["netns"],
             "CNI_IFNAME": state["ifname"],
-            "CNI_ARGS": args.render(pod),
+            "CNI_ARGS": names.render_args(pod),
             "CNI_PATH": state["path"],
         }
 

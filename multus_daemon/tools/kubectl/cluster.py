@@ -16,7 +16,7 @@ import msgspec
 from multus_daemon.cluster.kube import objects, pod_exec
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, GoneError, KubeError
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.tools.kubectl.api_objects import EventObject, NodeObject, PodObject
 
 T = TypeVar("T")

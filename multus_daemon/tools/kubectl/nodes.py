@@ -33,7 +33,7 @@ import msgspec
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.gojson import JsonError
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.tools.kubectl import causes
 from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 

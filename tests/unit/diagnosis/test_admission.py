@@ -10,7 +10,7 @@ import pytest
 from multus_daemon import settings
 from multus_daemon.diagnosis import admission
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 GOOD = '{"cniVersion": "1.0.0", "type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}'
 BAD = '{\n  "cniVersion": "1.0.0",\n  "type": "ptp",\n}'

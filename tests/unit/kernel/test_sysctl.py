@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.kernel import sysctl
+from multus_daemon.kernel import netns as namespaces
 
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "/"])
 def test_no_part_leads_elsewhere(part: str) -> None:
     with pytest.raises(ValueError, match="no name of a sysctl"):
-        sysctl.read("ipv4", "conf", part, "forwarding")
+        namespaces.read_sysctl("ipv4", "conf", part, "forwarding")
     with pytest.raises(ValueError, match="no name of a sysctl"):
-        sysctl.write("ipv4", "conf", part, "forwarding", value="1")
+        namespaces.write_sysctl("ipv4", "conf", part, "forwarding", value="1")
 
 
 def test_a_value_that_holds_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    monkeypatch.setattr(sysctl, "read", lambda *_parts: "1")
-    monkeypatch.setattr(sysctl, "write", lambda *parts, value: written.append((parts, value)))
-    sysctl.ensure("ipv4", "ip_forward", value="1")
+    monkeypatch.setattr(namespaces, "read", lambda *_parts: "1")
+    monkeypatch.setattr(namespaces, "write", lambda *parts, value: written.append((parts, value)))
+    namespaces.ensure_sysctl("ipv4", "ip_forward", value="1")
     assert written == []
-    sysctl.ensure("ipv4", "ip_forward", value="0")
+    namespaces.ensure_sysctl("ipv4", "ip_forward", value="0")
     assert written == [(("ipv4", "ip_forward"), "0")]
 
 
@@ -36,5 +36,5 @@ def test_other_mounts_of_proc_are_found(tmp_path: Path, monkeypatch: pytest.Monk
         "33 31 0:21 / /read-only/proc ro - proc proc rw",
     )
     (tmp_path / "mountinfo").write_text("".join(f"{line}\n" for line in lines))
-    monkeypatch.setattr(sysctl, "_MOUNTS", str(tmp_path / "mountinfo"))
-    assert list(sysctl._other_mounts()) == ["/host root/proc"]
+    monkeypatch.setattr(namespaces, "_MOUNTS", str(tmp_path / "mountinfo"))
+    assert list(namespaces._other_mounts()) == ["/host root/proc"]

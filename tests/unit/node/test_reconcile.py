@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan

@@ -15,7 +15,7 @@ from multus_daemon.metrics import REPLAYS, DeleteMetrics
 from multus_daemon.node import spool
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.runtime import fs
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 from tests.counted import counted
 
 

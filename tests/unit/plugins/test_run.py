@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import NeverAttachedError
 from multus_daemon.plugins.run import Chain, Progress

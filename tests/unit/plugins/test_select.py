@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.runtime.deadline import Interrupted

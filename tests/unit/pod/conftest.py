@@ -19,12 +19,11 @@ from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.cni import args
+from multus_daemon.spec.cni import names
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
-from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
+from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION, NetworkAttachmentDefinition
 from tests.fakes.cluster import FakeClusterStore
 from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
 from tests.fakes.links import FakeLinks
@@ -168,7 +167,7 @@ class Engine:
         """A call of the runtime for the pod."""
         text = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=web;K8S_POD_NAME=p1;K8S_POD_UID={uid};EXTRA=kept"
         stdin = json.dumps({"cniVersion": "1.0.0", "name": "multus", **self.stdin}).encode()
-        return CniRequest(verb, ContainerId(container), netns, IfName("eth0"), args.kubernetes(text), stdin)
+        return CniRequest(verb, ContainerId(container), netns, IfName("eth0"), names.kubernetes_args(text), stdin)
 
     def plug(
         self,
@@ -190,7 +189,7 @@ class Engine:
             ContainerId(container),
             netns,
             IfName(ifname),
-            args.kubernetes(text),
+            names.kubernetes_args(text),
             raw.encode(),
             network=network,
             **asked,

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.run import Progress
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.run import Progress
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted

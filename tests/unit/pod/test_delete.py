@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod.delete import detach
 from multus_daemon.pod.request import CniRequest

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.run import Chain, Progress
 from multus_daemon.pod import gateway

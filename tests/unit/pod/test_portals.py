@@ -19,7 +19,7 @@ from multus_daemon.spec.attachment import Invocation, Pod, ToolExit
 from multus_daemon.spec.cni.errors import DecodingFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Interface, Result
-from multus_daemon.spec.nad.definition import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import (
     DevicesUnavailableError,
     NetworkNotFoundError,

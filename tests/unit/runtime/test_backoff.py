@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 
 
 def first(delays: Iterator[float], count: int) -> list[float]:

@@ -30,10 +30,11 @@ def test_a_gate_may_come_later() -> None:
     assert gates.closed == {"watch": "410 Gone"}
 
 
-def test_what_is_handed_out_is_a_copy() -> None:
+def test_a_reader_keeps_what_it_has_read() -> None:
     gates = Gates("store")
-    gates.closed.clear()
-    assert gates.closed == {"store": "not started"}
+    seen = gates.closed
+    gates.open("store")
+    assert (seen, gates.closed) == ({"store": "not started"}, {})
 
 
 async def test_wait_until_all_others_are_open() -> None:

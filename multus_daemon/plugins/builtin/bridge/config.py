@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.plugins.builtin import configuration, ipam, masquerade
-from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin import configuration, masquerade
+from multus_daemon.plugins.builtin.contract import Call, ipam_type
 from multus_daemon.spec.cni import gojson, names
 from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Dns
@@ -86,7 +86,7 @@ def _read(call: Call) -> BridgeConfig:
     is_default_gateway = flag("isDefaultGateway")
     return BridgeConfig(
         bridge=_DEFAULT_BRIDGE if bridge is None else bridge,
-        is_layer3=bool(ipam.named(call)),
+        is_layer3=bool(ipam_type(call)),
         is_gateway=flag("isGateway") or is_default_gateway,
         is_default_gateway=is_default_gateway,
         force_address=flag("forceAddress"),

@@ -11,7 +11,7 @@ from multus_daemon import deadlines
 from multus_daemon.kernel import inet
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import OPERSTATE_UP, Link
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import interfaces, veth
 from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
 from multus_daemon.plugins.builtin.interfaces import step

@@ -15,13 +15,12 @@ from msgspec.structs import replace
 
 from multus_daemon.kernel import inet
 from multus_daemon.kernel.links import Link
-from multus_daemon.kernel.ops import PodNetns
-from multus_daemon.plugins.builtin import configuration, interfaces, ipam, masquerade, spoofing, veth
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import configuration, interfaces, masquerade, spoofing, veth
 from multus_daemon.plugins.builtin.bridge import config, kernel
 from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
-from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.contract import Call, Undo, ipam_type, run_ipam
 from multus_daemon.plugins.builtin.interfaces import located, step
-from multus_daemon.plugins.builtin.undo import Undo
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
@@ -45,7 +44,7 @@ def unsupported(call: Call) -> str:
 
 def validate(call: Call) -> None:
     """Read the configuration."""
-    call.once(config.read)
+    config.read(call)
 
 
 def add(call: Call, netns: PodNetns) -> Result:
@@ -53,7 +52,7 @@ def add(call: Call, netns: PodNetns) -> Result:
 
     The pair comes before the addresses, because an IPAM plugin such as dhcp needs the container's end.
     """
-    settings = call.once(config.read)
+    settings = config.read(call)
     ifname = call.invocation.ifname
     answer = Result()
     with Undo() as undo:
@@ -67,8 +66,8 @@ def add(call: Call, netns: PodNetns) -> Result:
             undo.arm("remove the rules against other MAC addresses", functools.partial(spoofing.remove, call))
             spoofing.add(call, host.name, container.mac)
         if settings.is_layer3:
-            undo.arm("release the addresses", functools.partial(ipam.run, call, "DEL"))
-            answer = _with_gateways(ipam.run(call, "ADD"), settings)
+            undo.arm("release the addresses", functools.partial(run_ipam, call, "DEL"))
+            answer = _with_gateways(run_ipam(call, "ADD"), settings)
         with located(call), netns.inside():
             on_host = kernel.configure(
                 netns, config=settings, bridge=bridge, host=host, container=container, wanted=answer
@@ -90,8 +89,8 @@ def delete(call: Call, netns: PodNetns) -> None:
     removed = veth.remove(call, netns, others=masquerade.goes_by_name(call))
     failures: list[CniError] = []
     try:
-        if ipam.named(call):
-            ipam.run(call, "DEL")
+        if ipam_type(call):
+            run_ipam(call, "DEL")
     except CniError as error:
         failures.append(error)
     try:
@@ -103,7 +102,7 @@ def delete(call: Call, netns: PodNetns) -> None:
     except CniError as error:
         failures.append(error)
     try:
-        if ipam.named(call):
+        if ipam_type(call):
             masquerade.forget(call, removed)
     except CniError as error:
         failures.append(error)
@@ -115,7 +114,7 @@ def delete(call: Call, netns: PodNetns) -> None:
 def status(call: Call) -> None:
     """Raise CniError if the configuration is not usable, or the IPAM plugin, if there is one, is not ready."""
     if config.read(call).is_layer3:
-        ipam.run(call, "STATUS")
+        run_ipam(call, "STATUS")
 
 
 def _with_gateways(answer: Result, settings: BridgeConfig) -> Result:
@@ -150,7 +149,7 @@ def check(call: Call, netns: PodNetns) -> None:
     with located(call), netns.inside():
         pass
     if settings.is_layer3:
-        ipam.run(call, "CHECK")
+        run_ipam(call, "CHECK")
     previous, container = interfaces.previous_result(call, "bridge")
     bridge = next((item for item in previous.interfaces if item.name == settings.bridge and not item.sandbox), None)
     if bridge is None:

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
-from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.contract import ADDRESSES_MAX, Call
 from multus_daemon.plugins.builtin.host_local import config, store
 from multus_daemon.plugins.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet
 from multus_daemon.plugins.builtin.host_local.index import LOCK_NAME, Index
 from multus_daemon.plugins.builtin.host_local.store import LeaseDirectory
-from multus_daemon.plugins.builtin.ipam import ADDRESSES_MAX
 from multus_daemon.runtime import deadline, fs
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.cni import conf, gojson

@@ -21,7 +21,7 @@ from typing import Final
 
 from multus_daemon.plugins.builtin.host_local.index import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book, Index
 from multus_daemon.runtime import deadline, fs
-from multus_daemon.runtime.backoff import backoff
+from multus_daemon.runtime.deadline import backoff
 from multus_daemon.spec.cni.errors import TryAgainLaterError
 
 _OWNER_MAX_BYTES: Final = 4096

@@ -16,7 +16,7 @@ from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
 from multus_daemon.cluster.kube.informer import Informer
 from multus_daemon.metrics import ClusterMetrics
-from multus_daemon.spec.nad import definition
+from multus_daemon.spec.nad import selection
 from tests.counted import counted
 
 KEY = ("web", "web-1")
@@ -83,15 +83,15 @@ async def test_a_page_that_has_expired_begins_again(server, networks, monkeypatc
 
 async def test_one_bad_object_does_not_hide_the_others(server, networks, running, metrics, caplog, until):
     server.add_network("good")
-    server.put(definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": {"config": 5}})
-    server.put(definition.PLURAL, {"metadata": {"namespace": "web", "name": "none"}})
+    server.put(selection.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": {"config": 5}})
+    server.put(selection.PLURAL, {"metadata": {"namespace": "web", "name": "none"}})
     async with running(networks.run()):
         await networks.synced.wait()
         assert networks.get(("web", "good"))
         assert networks.get(("web", "none")).config == ""
         assert networks.get(("web", "bad")) is None
         await until(lambda: server.watches)
-        server.put(definition.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": []})
+        server.put(selection.PLURAL, {"metadata": {"namespace": "web", "name": "bad"}, "spec": []})
         server.add_network("later")
         await until(lambda: networks.get(("web", "later")))
     assert "web/bad" in caplog.text

@@ -9,7 +9,7 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore, is_incarnation
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.cni import args as cni_args
+from multus_daemon.spec.cni import names
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.status import ANNOTATION
@@ -62,10 +62,10 @@ async def test_what_a_pod_asks_for_is_told_as_text(server, store, until):
     annotations = {selection.NETWORKS_ANNOTATION: "net1, net2", selection.DEFAULT_NETWORK_ANNOTATION: "cluster"}
     server.add_pod(annotations=annotations)
     await until(lambda: store.pods.get(("web", "web-1")))
-    pod = cni_args.kubernetes("K8S_POD_NAMESPACE=web;K8S_POD_NAME=web-1")
+    pod = names.kubernetes_args("K8S_POD_NAMESPACE=web;K8S_POD_NAME=web-1")
     assert store.asked_networks(pod) == "cluster\nnet1, net2"
     assert store.asked_networks(replace(pod, uid=PodUid(OTHER))) == ""
-    assert store.asked_networks(cni_args.kubernetes("")) == ""
+    assert store.asked_networks(names.kubernetes_args("")) == ""
 
 
 @pytest.mark.weak_spot(37)

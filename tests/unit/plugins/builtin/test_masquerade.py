@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.kernel.inet import IpInterface
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import iptables, masquerade
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.masquerade import Owner

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from multus_daemon.plugins.builtin.undo import Undo
+from multus_daemon.plugins.builtin.contract import Undo
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import ExpiredError, Interrupted
 from tests.aside import PATIENCE, Aside

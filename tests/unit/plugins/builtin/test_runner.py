@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import Invocation, ToolExit
-from multus_daemon.spec.cni import gojson, result, skel
+from multus_daemon.spec.cni import conf, gojson, result, skel
 from multus_daemon.spec.cni.errors import (
     CniError,
     InvalidNetworkConfigError,
@@ -78,7 +78,7 @@ def run(recorder, tmp_path, verb, stdin, **options):
     """`stdin`: what becomes JSON, or bytes; what is no object is read as `multus-builtin` reads it."""
     runner = BuiltinRunner(tmp_path, plugins={"test": recorder}, **options)
     text = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
-    config = gojson.loads_object(text) if isinstance(stdin, dict) else skel.configuration(verb, text).fields
+    config = gojson.loads_object(text) if isinstance(stdin, dict) else conf.configuration(verb, text).fields
     return calls.run(runner, "test", invocation(verb, config))
 
 

@@ -5,7 +5,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from multus_daemon.kernel.ops import PodNetns
+from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import allowlist, tuning
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.runner import BuiltinRunner

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.spec.cni import gojson, skel, versions
+from multus_daemon.spec.cni import conf, gojson, versions
 from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, IncompatibleVersionError
 
 VALUES: st.SearchStrategy[Any] = (
@@ -28,7 +28,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "k": VALUES,
     },
 )
-VERBS = st.sampled_from([*skel.VERBS, "FOO", ""])
+VERBS = st.sampled_from([*conf.VERBS, "FOO", ""])
 
 
 def outcome(check: Any) -> object:
@@ -42,20 +42,20 @@ def outcome(check: Any) -> object:
 def test_an_object_is_judged_as_its_bytes_are(verb: str, config: dict[str, Any]) -> None:
     raw = json.dumps(config).encode()
     fields = gojson.loads_object(raw)
-    assert outcome(lambda: skel.checked(verb, fields)) == outcome(lambda: skel.configuration(verb, raw))
+    assert outcome(lambda: conf.checked(verb, fields)) == outcome(lambda: conf.configuration(verb, raw))
 
 
 def test_what_is_found() -> None:
     fields = {"Name": "net", "CNIVERSION": "0.4.0", "k": {"a": [1]}}
-    found = skel.checked("CHECK", fields)
-    assert found == skel.Configuration(fields, "net", "0.4.0")
+    found = conf.checked("CHECK", fields)
+    assert found == conf.Configuration(fields, "net", "0.4.0")
     # The object itself, for a plugin to read.
     assert found.fields is fields
 
 
 @pytest.mark.parametrize("config", [{"name": "n"}, {"name": "n", "cniVersion": ""}, {"name": "n", "cniVersion": None}])
 def test_without_a_version_it_is_the_implied_one(config: dict[str, Any]) -> None:
-    assert skel.checked("ADD", config).cni_version == "0.1.0"
+    assert conf.checked("ADD", config).cni_version == "0.1.0"
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_versions(verb: str, version: str, code: int) -> None:
     config = {"name": "n", "cniVersion": version}
     if code:
         with pytest.raises((IncompatibleVersionError, DecodingFailureError)) as caught:
-            skel.checked(verb, config)
+            conf.checked(verb, config)
         assert caught.value.code == code
     else:
-        assert skel.checked(verb, config).cni_version == version
+        assert conf.checked(verb, config).cni_version == version
 
 
 def test_nothing_of_it_is_changed() -> None:
     config: dict[str, Any] = {"NAME": "n", "name": None, "cniVersion": "1.0.0", "prevResult": {"ips": []}}
     before = json.dumps(config)
-    for verb in skel.VERBS:
-        outcome(lambda verb=verb: skel.checked(verb, config))
+    for verb in conf.VERBS:
+        outcome(lambda verb=verb: conf.checked(verb, config))
     assert json.dumps(config) == before

@@ -234,5 +234,3 @@ class KernelLinks:
     netns_problem = staticmethod(namespaces.problem)
     vanished = staticmethod(namespaces.vanished)
     netns_in_use = staticmethod(namespaces.inhabited)
-
-

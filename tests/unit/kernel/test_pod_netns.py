@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.kernel import netns as namespaces
-from multus_daemon.kernel import ops
+from multus_daemon.kernel import pod_netns
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.spec.cni.names import IfName
 from tests.aside import Aside
@@ -53,7 +53,7 @@ def descriptors() -> set[str]:
 
 def test_a_namespace_without_work_opens_nothing_and_starts_no_thread() -> None:
     threads, files = set(threading.enumerate()), descriptors()
-    with ops.PodNetns("/nonexistent") as netns:
+    with pod_netns.PodNetns("/nonexistent") as netns:
         assert netns.path == "/nonexistent"
         assert descriptors() == files
         assert set(threading.enumerate()) <= threads
@@ -61,7 +61,7 @@ def test_a_namespace_without_work_opens_nothing_and_starts_no_thread() -> None:
 
 def test_what_is_opened_is_closed_with_the_block(moves: Moves) -> None:
     before = descriptors()
-    with ops.PodNetns(OWN) as netns:
+    with pod_netns.PodNetns(OWN) as netns:
         assert netns.host_netns != netns.pod_netns
         # Both sockets: one that is asked in the pod, one on the host.
         assert netns.pod is not netns.host
@@ -73,7 +73,7 @@ def test_what_is_opened_is_closed_after_an_error(moves: Moves) -> None:
     before = descriptors()
 
     def work() -> None:
-        with ops.PodNetns(OWN) as netns, netns.inside():
+        with pod_netns.PodNetns(OWN) as netns, netns.inside():
             raise ValueError("no luck")
 
     with pytest.raises(ValueError, match="no luck"):
@@ -94,7 +94,7 @@ def test_what_is_opened_is_closed_after_an_error(moves: Moves) -> None:
 )
 def test_what_can_not_be_entered(path: str, number: int, words: str) -> None:
     before = descriptors()
-    with ops.PodNetns(path) as netns:
+    with pod_netns.PodNetns(path) as netns:
         for _ in range(2):
             with pytest.raises(NamespaceError, match=words) as caught, netns.inside():
                 pytest.fail("in a namespace that there is not")
@@ -109,7 +109,7 @@ def test_what_can_not_be_entered(path: str, number: int, words: str) -> None:
 
 def test_a_namespace_is_opened_once(moves: Moves) -> None:
     before = descriptors()
-    with ops.PodNetns(OWN) as netns:
+    with pod_netns.PodNetns(OWN) as netns:
         opened = netns.pod_netns
         assert len(descriptors()) == len(before) + 2
         for _ in range(2):
@@ -128,7 +128,7 @@ def test_what_is_opened_is_closed_after_a_socket_that_fails(moves: Moves, monkey
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(socket, "socket", refuse)
-    with ops.PodNetns(OWN) as netns:
+    with pod_netns.PodNetns(OWN) as netns:
         with pytest.raises(OSError, match="Too many open files"):
             _ = netns.pod
         assert len(descriptors()) == len(before) + 2
@@ -139,7 +139,7 @@ def test_what_is_opened_is_closed_after_a_socket_that_fails(moves: Moves, monkey
 @pytest.mark.parametrize("path", ["", "/nonexistent", OWN])
 def test_what_failed_attempts_open_is_closed(path: str) -> None:
     before = descriptors()
-    with ops.PodNetns(path) as netns:
+    with pod_netns.PodNetns(path) as netns:
         for _ in range(3):
             with pytest.raises(NamespaceError):
                 netns.require()
@@ -147,10 +147,10 @@ def test_what_failed_attempts_open_is_closed(path: str) -> None:
 
 
 def test_the_daemons_own_namespace_is_refused_unless_it_may_be_the_pods() -> None:
-    with ops.PodNetns(OWN) as netns, pytest.raises(NamespaceError, match="the host's own") as caught:
+    with pod_netns.PodNetns(OWN) as netns, pytest.raises(NamespaceError, match="the host's own") as caught:
         netns.require()
     assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, OWN)
-    with ops.PodNetns(OWN, may_be_own=True) as netns:
+    with pod_netns.PodNetns(OWN, may_be_own=True) as netns:
         netns.require()
         assert netns.host_netns != netns.pod_netns
 
@@ -159,7 +159,7 @@ def test_another_path_of_the_request(moves: Moves) -> None:
     """It is opened anew, and may be the daemon's own if the request allows it; what was learned is of its path."""
     before = descriptors()
     for may_be_own in (False, True):
-        with ops.PodNetns(OWN, may_be_own=may_be_own, leaving=["net1"]) as netns:
+        with pod_netns.PodNetns(OWN, may_be_own=may_be_own, leaving=["net1"]) as netns:
             netns.removed["net1"] = ()
             netns.absent = frozenset({IfName("net2")})
             netns.forwarded.add(True)
@@ -178,7 +178,7 @@ def test_another_path_of_the_request(moves: Moves) -> None:
 def test_each_thread_has_its_own(moves: Moves) -> None:
     before = descriptors()
 
-    def of_thread(netns: ops.PodNetns, error: Exception | None = None) -> ops.PodNetns:
+    def of_thread(netns: pod_netns.PodNetns, error: Exception | None = None) -> pod_netns.PodNetns:
         with netns.of_thread() as own:
             assert own.pod_netns not in (mine.pod_netns, mine.host_netns)
             assert (own.path, own.may_be_own) == (OWN, True)
@@ -190,7 +190,7 @@ def test_each_thread_has_its_own(moves: Moves) -> None:
                 raise error
             return own
 
-    with ops.PodNetns(OWN, may_be_own=True) as mine:
+    with pod_netns.PodNetns(OWN, may_be_own=True) as mine:
         opened = mine.pod_netns
         other = Aside(of_thread, mine).result()
         assert other is not mine
@@ -207,21 +207,21 @@ def test_each_thread_has_its_own(moves: Moves) -> None:
 
 
 def test_where_a_thread_is_says_nothing_of_another(moves: Moves) -> None:
-    def move(netns: ops.PodNetns) -> None:
+    def move(netns: pod_netns.PodNetns) -> None:
         with netns.of_thread() as own:
             host, pod = own.host_netns, own.pod_netns
             with own.inside():
                 assert moves.made[1:] == [pod]
             assert moves.made[1:] == [pod, host]
 
-    with ops.PodNetns(OWN) as mine:
+    with pod_netns.PodNetns(OWN) as mine:
         with mine.inside():
             Aside(move, mine).result()
         assert (moves.made[0], moves.made[-1]) == (mine.pod_netns, mine.host_netns)
 
 
 def test_a_namespace_is_opened_with_the_permission_that_is_given() -> None:
-    links = ops.KernelLinks()
+    links = pod_netns.KernelLinks()
     assert [links.open("/a", may_be_own=own).may_be_own for own in (False, True)] == [False, True]
     assert (links.open("/a").path, links.open("/a").may_be_own) == ("/a", False)
 
@@ -230,7 +230,7 @@ def test_a_namespace_is_opened_with_the_permission_that_is_given() -> None:
 
 
 def test_there_and_back(moves: Moves) -> None:
-    with ops.PodNetns(OWN) as netns:
+    with pod_netns.PodNetns(OWN) as netns:
         host, pod = netns.host_netns, netns.pod_netns
         with netns.inside():
             assert moves.made == [pod]
@@ -251,7 +251,7 @@ def test_there_and_back(moves: Moves) -> None:
 
 
 def test_sockets_are_made_where_they_belong(moves: Moves) -> None:
-    with ops.PodNetns(OWN) as netns:
+    with pod_netns.PodNetns(OWN) as netns:
         host, pod = netns.host_netns, netns.pod_netns
         assert netns.pod
         assert moves.made == [pod, host]
@@ -266,11 +266,11 @@ def test_sockets_are_made_where_they_belong(moves: Moves) -> None:
 
 
 def test_an_error_leads_back(moves: Moves) -> None:
-    def work(netns: ops.PodNetns) -> None:
+    def work(netns: pod_netns.PodNetns) -> None:
         with netns.inside():
             raise ValueError("no luck")
 
-    with ops.PodNetns(OWN) as netns:
+    with pod_netns.PodNetns(OWN) as netns:
         with pytest.raises(ValueError, match="no luck"):
             work(netns)
         assert moves.made == [netns.pod_netns, netns.host_netns]
@@ -278,7 +278,7 @@ def test_an_error_leads_back(moves: Moves) -> None:
 
 def test_a_namespace_that_does_not_let_in(moves: Moves) -> None:
     moves.fail_at = 1
-    with ops.PodNetns(OWN) as netns:
+    with pod_netns.PodNetns(OWN) as netns:
         with pytest.raises(NamespaceError, match="Operation not permitted") as caught, netns.inside():
             pytest.fail("it has let in")
         assert (caught.value.errno, caught.value.filename) == (errno.EPERM, OWN)
@@ -291,7 +291,11 @@ def test_a_namespace_that_does_not_let_in(moves: Moves) -> None:
 
 def test_a_way_back_that_fails_is_not_passed_over(moves: Moves) -> None:
     moves.fail_at = 2
-    with ops.PodNetns(OWN) as netns, pytest.raises(NamespaceError, match="Operation not permitted"), netns.inside():
+    with (
+        pod_netns.PodNetns(OWN) as netns,
+        pytest.raises(NamespaceError, match="Operation not permitted"),
+        netns.inside(),
+    ):
         pass
 
 
@@ -300,7 +304,7 @@ def test_a_path_that_leads_elsewhere_by_now(tmp_path: Path, moves: Moves, now: s
     """The runtime has taken the namespace away, and may have put another one there: its number can be the same."""
     path = tmp_path / "ns"
     path.symlink_to("/proc/self/ns/net")
-    with ops.PodNetns(str(path)) as netns:
+    with pod_netns.PodNetns(str(path)) as netns:
         with netns.inside():
             pass
         path.unlink()
