@@ -52,7 +52,7 @@ from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
-from multus_daemon.spec.cni.names import ContainerId, KubernetesArgs
+from multus_daemon.spec.cni.names import KubernetesArgs
 from multus_daemon.spec.ports import ClusterStore
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,12 @@ class Daemon:
             admin=AdminApi(answers.questions, answers.orders),
         )
         self._spool = SpoolReplay(spool, _SpooledRequests(self._api), cluster, metrics.deletes)
-        self._statuses = StatusesAtStart(_Statuses(engine))
+        self._statuses = StatusesAtStart(
+            lambda: portal.run(Deadline(), lambda: statuses.outdated(engine), name="network-statuses"),
+            lambda container_id: portal.run(
+                Deadline(), lambda: statuses.bring_up_to_date(engine, container_id), name="network-statuses"
+            ),
+        )
         self._reconcile: Reconcile | None = None
         if seconds := settings.deletes.reconcile_seconds:
             self._reconcile = Reconcile(engine, cluster, metrics.deletes, seconds=seconds, tidy=self._store.tidy)
@@ -334,23 +339,6 @@ class Daemon:
         self._gates.close("socket", "shutting down")
         await self._server.stop(deadlines.DRAIN_SECONDS)
         await end(tasks)
-
-
-class _Statuses:
-    """`pod.statuses` for the event loop: each call in a thread of its own."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    async def outdated(self) -> list[ContainerId]:
-        """See `node.statuses`."""
-        work = functools.partial(statuses.outdated, self._engine)
-        return await portal.run(Deadline(), work, name="network-statuses")
-
-    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
-        """See `node.statuses`."""
-        work = functools.partial(statuses.bring_up_to_date, self._engine, container_id)
-        return await portal.run(Deadline(), work, name="network-statuses")
 
 
 class _SpooledRequests:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
@@ -17,6 +17,7 @@ from multus_daemon import deadlines, logs
 from multus_daemon.api import callers, wire
 from multus_daemon.api import limit as requests
 from multus_daemon.api.callers import NO_CLIENT, Client
+from multus_daemon.api.verbs import Verbs
 from multus_daemon.metrics import Metrics
 from multus_daemon.plugins.limit import RANKS
 from multus_daemon.pod.request import CniRequest, DelegateRequest
@@ -46,23 +47,6 @@ _DRAIN_STEP: Final = 0.02
 """Seconds between two looks of a drain for the end of the last request."""
 
 
-class _Verbs(Protocol):
-    """The functions of the engine. They block, each call in a thread of its own, and raise CniError.
-
-    Interrupted by their deadline (`runtime.deadline`), they undo their work first. Repeated DELs succeed, and so does a
-    DEL of something absent.
-    """
-
-    def add(self, request: CniRequest) -> Result: ...
-    def delete(self, request: CniRequest) -> None: ...
-    def check(self, request: CniRequest) -> None: ...
-    def add_network(self, request: DelegateRequest) -> Result: ...
-    def remove_network(self, request: DelegateRequest) -> None: ...
-    def check_network(self, request: DelegateRequest) -> None: ...
-    def status(self, stdin: bytes) -> None: ...
-    def gc(self, stdin: bytes) -> None: ...
-
-
 class DeadlineExceededError(TryAgainLaterError):
     """The deadline of a verb stopped it."""
 
@@ -84,7 +68,7 @@ class CniApi:
 
     def __init__(
         self,
-        verbs: _Verbs,
+        verbs: Verbs,
         metrics: Metrics,
         *,
         verb_seconds: Mapping[str, float] = deadlines.VERB_SECONDS,

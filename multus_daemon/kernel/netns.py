@@ -243,7 +243,8 @@ def _sysctl_path(parts: tuple[str, ...]) -> str:
 def read_sysctl(*parts: str) -> str:
     """Return the value of a network sysctl, e.g. `("ipv6", "conf", "eth0", "accept_ra")`, without its newline.
 
-    /proc/sys/net has the values of the namespace that the calling thread is in; its files are never below a chrootDir. Raises OSError, path included.
+    /proc/sys/net has the values of the namespace that the calling thread is in, and is never below a chrootDir. Raises
+    OSError, path included.
     """
     # As `write_sysctl`: a buffered file in text mode takes four times as long.
     descriptor = os.open(_sysctl_path(parts), os.O_RDONLY | os.O_CLOEXEC)

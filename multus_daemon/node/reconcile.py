@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
@@ -174,21 +173,16 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class NetworkStatuses(Protocol):
-    """The functions of `pod.statuses`, without blocking the event loop."""
-
-    async def outdated(self) -> Sequence[ContainerId]:
-        """Return the containers whose pods have an outdated status."""
-
-    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
-        """Write the status if it is still outdated."""
-
-
 class StatusesAtStart:
-    """A root task."""
+    """A root task. The functions are those of `pod.statuses`, without blocking the event loop."""
 
-    def __init__(self, statuses: NetworkStatuses) -> None:
-        self._statuses = statuses
+    def __init__(
+        self,
+        outdated: Callable[[], Awaitable[Sequence[ContainerId]]],
+        bring_up_to_date: Callable[[ContainerId], Awaitable[bool]],
+    ) -> None:
+        self._list_outdated = outdated
+        self._write = bring_up_to_date
 
     async def run(self) -> None:
         """Update the statuses, then wait forever: the daemon stops when a root task ends."""
@@ -205,7 +199,7 @@ class StatusesAtStart:
         outdated: Sequence[ContainerId] | None = None
         while outdated is None:
             try:
-                outdated = await self._statuses.outdated()
+                outdated = await self._list_outdated()
             except StoreUnavailableError as error:
                 log.debug("network-statuses are compared with the records later: %s", error)
                 await asyncio.sleep(deadlines.STATUSES_BLIND_SECONDS)
@@ -213,7 +207,7 @@ class StatusesAtStart:
 
     async def _bring_up_to_date(self, container_id: ContainerId) -> None:
         try:
-            await self._statuses.bring_up_to_date(container_id)
+            await self._write(container_id)
         except Exception as error:
             reason = str(error) or type(error).__name__
             log.warning("network-status of the pod of container %s is not up to date: %s", container_id, reason)

@@ -24,7 +24,7 @@ from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.deadline import backoff
-from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, NodeEvents
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class _Entry:
 class SpoolReplay:
     """A root task: looks into the spool at start and every SPOOL_LOOK_SECONDS."""
 
-    def __init__(self, directory: Path, requests: Requests, events: NodeEvents, metrics: DeleteMetrics) -> None:
+    def __init__(self, directory: Path, requests: Requests, events: Events, metrics: DeleteMetrics) -> None:
         self._directory = directory
         self._requests = requests
         self._events = events

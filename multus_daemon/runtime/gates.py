@@ -13,7 +13,7 @@ class Gates:
     def __init__(self, *names: str) -> None:
         self._closed: dict[str, str] = dict.fromkeys(names, "not started")
         self.closed: Mapping[str, str] = dict(self._closed)
-        """The closed gates with their reasons; empty when ready. Replaced at each change, so it can be read anywhere."""
+        """The closed gates with their reasons; empty when ready. Each change replaces it, so any thread may read it."""
         self._opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 

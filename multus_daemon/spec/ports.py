@@ -50,19 +50,15 @@ EVENT_MESSAGE_MAX: Final = 1000
 """Characters that a message should have at most: several that come together make one Event."""
 
 
-class NodeEvents(Protocol):
-    """Where Events about the node go."""
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        """Queue an Event about the node, `kind` Normal or Warning. Never blocks, never raises."""
-        ...
-
-
-class Events(NodeEvents, Protocol):
-    """Where Events go."""
+class Events(Protocol):
+    """Queues Kubernetes Events. Never blocks, never raises."""
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """Queue an Event about the pod, as `node_event` does."""
+        """Queue an Event about the pod, `kind` Normal or Warning."""
+        ...
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """Queue an Event about the node."""
         ...
 
 

@@ -83,6 +83,9 @@ class _Spooled:
     async def serve(self, body: bytes, written: float) -> None:
         wire.decode_spooled(body, written)
 
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        raise AssertionError("an entry is about no pod")
+
     def node_event(self, kind: str, reason: str, message: str) -> None:
         assert len(message) <= 1000
 

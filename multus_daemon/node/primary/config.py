@@ -38,7 +38,7 @@ from multus_daemon.settings import AUTO, Settings
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.netconf import generate
-from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, ConfFiles, NodeEvents
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, ConfFiles, Events
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class PrimaryConfig:
         settings: Settings,
         files: ConfFiles,
         gates: Gates,
-        events: NodeEvents,
+        events: Events,
         metrics: PrimaryMetrics,
         *,
         poll_seconds: float = POLL_SECONDS,
@@ -244,9 +244,7 @@ class _Wanted:
 class _RuntimeConf:
     """The file in the runtime's directory."""
 
-    def __init__(
-        self, generated: Path, events: NodeEvents, metrics: PrimaryMetrics, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, generated: Path, events: Events, metrics: PrimaryMetrics, clock: Callable[[], float]) -> None:
         self.generated = generated
         self.placed: _Wanted | None = None
         """The configuration that this daemon has written or confirmed."""

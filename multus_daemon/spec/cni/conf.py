@@ -289,7 +289,7 @@ def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args
     return replace(parse(gojson.dumps(fields, sort_keys=False)), cni_version=config.cni_version)
 
 
-# --- the checks of every plugin (containernetworking/cni `pkg/skel`) -------------------------------------------------------
+# --- the checks of every plugin (containernetworking/cni `pkg/skel`) --------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

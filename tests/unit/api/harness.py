@@ -37,8 +37,12 @@ def _open_gate() -> threading.Event:
     return gate
 
 
+# Takes the place of `api.verbs.Verbs`, whose attributes are functions over an engine.
+_Verbs: Any = object
+
+
 @dataclass
-class FakeVerbs:
+class FakeVerbs(_Verbs):  # type: ignore[misc]  # that is Any on purpose
     """Records calls; answers with `result`, or raises `error`; waits for `gate` first, which is open."""
 
     result: Result = RESULT

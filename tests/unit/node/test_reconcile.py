@@ -676,7 +676,7 @@ class Statuses:
 async def test_once_the_pods_are_known_each_is_written_and_some_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "STATUSES_BLIND_SECONDS", 0.001)
     statuses = Statuses(50, blind=3)
-    await StatusesAtStart(statuses).bring_up_to_date()
+    await StatusesAtStart(statuses.outdated, statuses.bring_up_to_date).bring_up_to_date()
     assert statuses.looks == 4
     assert sorted(statuses.written) == sorted(statuses.left)
     assert 1 < statuses.most <= 4
@@ -684,7 +684,7 @@ async def test_once_the_pods_are_known_each_is_written_and_some_at_once(monkeypa
 
 async def test_one_that_fails_is_told_of_and_keeps_no_other(caplog: pytest.LogCaptureFixture) -> None:
     statuses = Statuses(5, failing=frozenset({"c1"}))
-    await StatusesAtStart(statuses).bring_up_to_date()
+    await StatusesAtStart(statuses.outdated, statuses.bring_up_to_date).bring_up_to_date()
     assert sorted(statuses.written) == ["c0", "c2", "c3", "c4"]
     assert "container c1 is not up to date: away" in caplog.text
 
@@ -698,5 +698,5 @@ async def test_the_root_task_goes_on_whatever_the_look_comes_to(
     statuses = Statuses(0)
     monkeypatch.setattr(statuses, "outdated", broken)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(StatusesAtStart(statuses).run(), 0.05)
+        await asyncio.wait_for(StatusesAtStart(statuses.outdated, statuses.bring_up_to_date).run(), 0.05)
     assert "can't be compared with the records: the disk" in caplog.text

@@ -16,6 +16,7 @@ from multus_daemon.node import spool
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.deadline import backoff
+from multus_daemon.spec.attachment import Pod
 from tests.counted import counted
 
 
@@ -50,6 +51,9 @@ class World:
         self.times.append(written)
         if error := self.failing.get(body):
             raise error
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        raise AssertionError("an entry is about no pod")
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         self.events.append((reason, message))

@@ -14,25 +14,20 @@ from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.status import ANNOTATION
 from tests.fakes.apiserver import PODS, FakeApiServer
 from tests.unit.cluster.kube.conftest import Running
 from tests.unit.pod.conftest import NETNS, Engine
 
 
-class Statuses:
-    """Each call in a thread of its own, as the daemon has it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine.verbs.engine
-
-    async def outdated(self) -> list[ContainerId]:
-        return await portal.run(Deadline(), functools.partial(statuses.outdated, self._engine))
-
-    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
-        work = functools.partial(statuses.bring_up_to_date, self._engine, container_id)
-        return await portal.run(Deadline(), work)
+def at_start_of(engine: Engine) -> StatusesAtStart:
+    """As the daemon makes it: each call in a thread of its own."""
+    own = engine.verbs.engine
+    return StatusesAtStart(
+        lambda: portal.run(Deadline(), lambda: statuses.outdated(own)),
+        lambda container_id: portal.run(Deadline(), lambda: statuses.bring_up_to_date(own, container_id)),
+    )
 
 
 async def test_it_is_written_once_the_api_server_is_back(
@@ -53,7 +48,7 @@ async def test_it_is_written_once_the_api_server_is_back(
     store = KubeStore(client, "node-a", Gates("pods", "networks"))
     engine.cluster = portals.Cluster(store, LoopPortal())  # type: ignore[assignment]  # a real one serves as well
     engine.verbs = engine.make_verbs()
-    at_start = StatusesAtStart(Statuses(engine))
+    at_start = at_start_of(engine)
     async with running(store.run()), running(at_start.run()):
         await until(lambda: store.pods.problem not in ("", "not started"))
         await server.start()
@@ -63,5 +58,5 @@ async def test_it_is_written_once_the_api_server_is_back(
         assert ANNOTATION not in server.get(PODS, "web", "p2")["metadata"]["annotations"], "it has no record"
         # Another start finds nothing to do, and asks nobody.
         before = len(server.requests)
-        await StatusesAtStart(Statuses(engine)).bring_up_to_date()
+        await at_start_of(engine).bring_up_to_date()
         assert len(server.requests) == before
