@@ -1,8 +1,8 @@
 """Networks as Kubernetes declares them, and the selection of a pod (NPWG multi-network SPEC sections 3 and 4).
 
 A network is the custom resource NetworkAttachmentDefinition, `k8s.cni.cncf.io/v1`. A pod selects it by an annotation,
-whose value has the short form (`net1, ns/net2@data0`) or is a JSON list. One invalid element fails the whole: a pod gets
-every network that it names, or none and the reason.
+whose value has the short form (`net1, ns/net2@data0`) or is a JSON list. One invalid element fails the whole: a pod
+gets every network that it names, or none and the reason.
 """
 
 from __future__ import annotations
