@@ -330,7 +330,7 @@ def test_forwarding_is_looked_at_once_a_request(
     netns: Any, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(namespaces, "ensure", lambda *parts, value: asked.append(parts))
+    monkeypatch.setattr(namespaces, "ensure_sysctl", lambda *parts, value: asked.append(parts))
 
     def work(session: PodNetns) -> None:
         for verb in (ptp.add, ptp.delete, ptp.add):

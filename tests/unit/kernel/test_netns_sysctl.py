@@ -19,8 +19,8 @@ def test_no_part_leads_elsewhere(part: str) -> None:
 
 def test_a_value_that_holds_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    monkeypatch.setattr(namespaces, "read", lambda *_parts: "1")
-    monkeypatch.setattr(namespaces, "write", lambda *parts, value: written.append((parts, value)))
+    monkeypatch.setattr(namespaces, "read_sysctl", lambda *_parts: "1")
+    monkeypatch.setattr(namespaces, "write_sysctl", lambda *parts, value: written.append((parts, value)))
     namespaces.ensure_sysctl("ipv4", "ip_forward", value="1")
     assert written == []
     namespaces.ensure_sysctl("ipv4", "ip_forward", value="0")
