@@ -126,10 +126,10 @@ def test_a_damaged_record_is_made_good_from_elsewhere(engine: Engine) -> None:
     assert engine.runner.attached == set()
 
 
-def test_records_are_read_in_threads_of_their_own_and_written_in_the_requests(
+def test_records_are_read_in_other_threads_and_written_in_the_requests(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for a read for ever. A write is never left to itself: what comes after it would run beside it."""
+    """A read has a bounded wait. A write is never left to itself: the next one would run beside it."""
     threads: dict[str, list[threading.Thread]] = {"load": [], "save": [], "remove": [], "recover": []}
     for name in threads:
         real = getattr(engine.store, name)
@@ -149,7 +149,6 @@ def test_records_are_read_in_threads_of_their_own_and_written_in_the_requests(
     own, read_in = threads["load"][0], threads["load"][1:] + threads["recover"]
     assert {own, *threads["save"], *threads["remove"]} == {threading.current_thread()}
     assert threading.current_thread() not in read_in
-    assert len(set(read_in)) == len(read_in)
 
 
 def test_a_record_that_takes_no_disk_takes_no_thread(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
