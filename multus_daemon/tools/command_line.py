@@ -31,8 +31,10 @@ class CommandError(argparse.ArgumentTypeError):
 
 @dataclass(slots=True)
 class Command:
-    """A command: its name and help are those of `run`, which returns the exit status, unless they are given."""
+    """A command; `run` returns the exit status. Its name is that of `run` unless it is given."""
 
+    help: str
+    """Not a docstring: the image has none (`-OO`)."""
     run: Callable[[argparse.Namespace], int]
     options: tuple[Option, ...] = ()
     one_of: tuple[Option, ...] = ()
@@ -42,11 +44,9 @@ class Command:
     words: Mapping[str, str] = field(default_factory=dict)
     """Words that may stand in place of the first argument, with their help."""
     name: str = ""
-    help: str = ""
 
     def __post_init__(self) -> None:
         self.name = self.name or self.run.__name__
-        self.help = self.help or (self.run.__doc__ or "").splitlines()[0]
 
     def add_to(self, groups: Any, common: Iterable[Option] = (), **changes: Any) -> None:
         """Add the command to `groups` of `add_subparsers`, with `common` options whose settings `changes` replace."""

@@ -183,3 +183,12 @@ def test_what_is_asked_of_the_builder(
     assert (tmp_path / "digest").read_text() == digest + "\n"
     pushed = (tmp_path / "log").read_text().removeprefix(log)
     assert ("--output=type=registry" if program == "docker" else f"docker://{name}") in pushed
+
+
+@pytest.mark.parametrize("program", ["multus-daemon", "multus-probe", "multusctl", "multus-builtin", "kubectl-multus"])
+def test_every_program_starts_without_docstrings(program: str) -> None:
+    """The image has them stripped (PYTHONOPTIMIZE=2)."""
+    path = Path(sys.executable).with_name(program)
+    done = subprocess.run([sys.executable, "-OO", path, "--help"], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert "usage: " in done.stdout + done.stderr

@@ -74,8 +74,13 @@ _SANDBOX: Final = (
 )
 
 COMMANDS: Final = (
-    Command(actions.status, _NODE),
     Command(
+        "Show how the daemon of this node is; exit status 1 if it is not ready.",
+        actions.status,
+        _NODE,
+    ),
+    Command(
+        "Show what is attached to the pods of this node.",
         actions.attachments,
         (
             *_NODE,
@@ -88,6 +93,7 @@ COMMANDS: Final = (
         words={FORGET: _FORGET_MEANING},
     ),
     Command(
+        "Show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail.",
         actions.explain,
         _NODE,
         one_of=(
@@ -96,6 +102,7 @@ COMMANDS: Final = (
         ),
     ),
     Command(
+        "Show what the daemon did for a pod, with the time of each step.",
         actions.trace,
         (
             *_NODE,
@@ -104,11 +111,13 @@ COMMANDS: Final = (
         ),
     ),
     Command(
+        "Show pods, networks and bridges of this node as a tree.",
         actions.graph,
         (*_NODE, option("--svg", metavar="FILE", type=Path, help="write a picture, `-` for standard output")),
     ),
-    Command(actions.plugins, _LOCAL),
+    Command("Show the plugins of this node and what serves each of them.", actions.plugins, _LOCAL),
     Command(
+        "Find problems in manifests and configurations; exit status 1 if there is an error.",
         actions.validate,
         (
             *_LOCAL,
@@ -119,21 +128,28 @@ COMMANDS: Final = (
         ),
     ),
     Command(
+        "Find what is wrong with this node; exit status 1 if there is an error.",
         actions.doctor,
         (*_NODE, option("--fix", action="store_true", help="repair what is safe to repair, and say what was done")),
     ),
     Command(
+        "Play the container runtime for a daemon.",
         actions.sandbox,
         commands=(
-            Command(*_SANDBOX, name="up", help="Make a network namespace for the pod and attach its networks (ADD)."),
-            Command(*_SANDBOX, name="check", help="Check the pod's networks (CHECK)."),
+            Command("Make a network namespace for the pod and attach its networks (ADD).", *_SANDBOX, name="up"),
+            Command("Check the pod's networks (CHECK).", *_SANDBOX, name="check"),
             Command(
+                "Detach the pod's networks (DEL), remove the namespace; can be repeated.",
                 *_SANDBOX,
                 name="down",
-                help="Detach the pod's networks (DEL), remove the namespace; can be repeated.",
             ),
         ),
     ),
-    Command(shell_completion, (option("shell", choices=completion.SHELLS),), name="completion"),
+    Command(
+        "Print the completion script for your shell.",
+        shell_completion,
+        (option("shell", choices=completion.SHELLS),),
+        name="completion",
+    ),
 )
 """In the order of `--help`."""

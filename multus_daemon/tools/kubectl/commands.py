@@ -196,10 +196,18 @@ OPTIONS: Final = (
 """Options of all commands."""
 
 COMMANDS: Final = (
-    Command(status),
-    Command(pods),
-    Command(why, (option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, or the context's"),)),
-    Command(networks, (option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),)),
-    Command(leaks),
+    Command("Show how the daemon of each node is; exit status 1 if one is not ready or does not answer.", status),
+    Command("Show which pods lack networks, by cause; exit status 1 if there are any.", pods),
+    Command(
+        "Explain why a pod lacks networks, and what to do; exit status 1 if it does.",
+        why,
+        (option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, or the context's"),),
+    ),
+    Command(
+        "Show which pods use each network, and which nodes can't serve it; exit status 1 if there are any.",
+        networks,
+        (option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),),
+    ),
+    Command("Show what nobody will delete, on all nodes; exit status 1 if there is any.", leaks),
 )
 """In the order of `--help`."""
