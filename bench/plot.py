@@ -20,6 +20,21 @@ COLOURS: Final = {
 """One colour for a side in every plot; told apart by those who do not see all colours (Okabe and Ito)."""
 
 _OTHERS: Final = ("#009e73", "#e69f00", "#000000")
+_DARK: Final = {
+    "#ffffff": "#0d1117",
+    "#222222": "#e6edf3",
+    "#555555": "#9198a1",
+    "#e4e4e4": "#30363d",
+    "#0072b2": "#58a6ff",
+    "#56b4e9": "#8fd3ff",
+    "#777777": "#a0a8b0",
+    "#cc79a7": "#e39ac2",
+    "#d55e00": "#f0883e",
+    "#009e73": "#3fb98f",
+    "#e69f00": "#f2c14e",
+    "#000000": "#ffffff",
+}
+"""The colours on dark pages. A browser applies the colour scheme of the page that shows the plot."""
 _WIDTH: Final = 760
 _LEFT: Final = 190
 _RIGHT: Final = 80
@@ -133,4 +148,16 @@ def _document(title: str, axis: str, height: float, parts: Sequence[str]) -> str
     )
     heading = [_text(12, 20, title, "start", bold=True), _text(12, 36, axis, "start", colour="#555555")]
     background = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return "\n".join([head, f"<title>{escape(title)}</title>", background, *heading, *parts, "</svg>", ""])
+    drawing = "\n".join([background, *heading, *parts])
+    return "\n".join([head, f"<title>{escape(title)}</title>", _dark(drawing), drawing, "</svg>", ""])
+
+
+def _dark(drawing: str) -> str:
+    """The rules for dark pages, of the colours that the drawing has; programs without CSS draw the light colours."""
+    rules = [
+        f'[{attribute}="{light}"]{{{attribute}:{dark}}}'
+        for attribute in ("fill", "stroke")
+        for light, dark in _DARK.items()
+        if f'{attribute}="{light}"' in drawing
+    ]
+    return f"<style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>"

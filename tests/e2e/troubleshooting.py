@@ -31,6 +31,8 @@ COLUMNS: Final = 100
 INTRODUCTION: Final = """\
 # Troubleshooting
 
+Twelve causes why a pod does not start or does not terminate, each with its Event and its fix.
+
 If a pod hangs in ContainerCreating, run `kubectl multus why NS/POD` ([kubectl-multus.md](kubectl-multus.md)). It asks
 the API server and the daemon of the pod's node, and prints the cause and the fix. If you may not run commands in the
 daemon's pods, read the pod's Events (`kubectl describe pod`): they name the same cause.
