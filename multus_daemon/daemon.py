@@ -23,7 +23,7 @@ from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.device_files import NodeDeviceFiles
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.diagnosis import status
-from multus_daemon.kernel.pod_netns import KernelLinks
+from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
@@ -261,7 +261,7 @@ class Daemon:
             NodeConfFiles(),
             Chain(dispatcher, cache, paths.bin_dir),
             Records(self._store),
-            KernelLinks(),
+            NodeNamespaces(),
             Devices(source, NodeDeviceFiles(Path(paths.chroot_dir or "/"))),
             self._gates,
             Policy(self._settings.overlay, self._settings.kubernetes.status_write, self._settings.deletes.tries),

@@ -194,7 +194,7 @@ class Answers:
         try:
             return attachments.of(
                 self._engine.records.store,
-                self._engine.links,
+                self._engine.namespaces,
                 source="daemon",
                 pod=asked.pod(),
                 leaks=leaks,
@@ -241,7 +241,7 @@ class Answers:
                 return "not checked: another request is at work on it"
             try:
                 strict = self._engine.policy.net_conf(b"{}").strict_check
-                with self._engine.links.open(record.sandbox.netns) as netns:
+                with self._engine.namespaces.open(record.sandbox.netns) as netns:
                     for failure in failures(self._engine, record, announced(record), netns):
                         if strict or failure.is_certain:
                             return str(failure.error)

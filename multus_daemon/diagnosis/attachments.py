@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.pod.engine import LinkOps
+from multus_daemon.pod.engine import Namespaces
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -42,7 +42,7 @@ class Problem:
 
 def of(
     store: DelegateStore,
-    links: LinkOps,
+    namespaces: Namespaces,
     *,
     source: str,
     pod: str = "",
@@ -63,25 +63,25 @@ def of(
         if not pod or (item.record is not None and item.record.pod == pod):
             problem = Problem(f"set aside: {item.why}", _by_hand(item.container_id))
             rest = item.record or _empty(item.container_id)
-            found.append(_container(rest, problem, links) | {"setAside": item.since})
+            found.append(_container(rest, problem, namespaces) | {"setAside": item.since})
     for container_id in store.containers(foreign=True):
         try:
             record = store.load(container_id)
         except (CorruptRecordError, OSError) as error:
             if not pod:
                 problem = Problem(str(error), _by_hand(container_id))
-                found.append(_container(_empty(container_id), problem, links))
+                found.append(_container(_empty(container_id), problem, namespaces))
             continue
         if record is None or (pod and record.pod != pod):
             continue
-        problem = _problem(record, links, known.get(container_id, Problem()), errors.get(container_id, ""))
+        problem = _problem(record, namespaces, known.get(container_id, Problem()), errors.get(container_id, ""))
         if problem.text or not leaks:
-            found.append(_container(record, problem, links) | {"check": check(record) if check else None})
+            found.append(_container(record, problem, namespaces) | {"check": check(record) if check else None})
     found.sort(key=lambda item: (item["pod"], item["since"]))
     return {"schema": "multusctl.attachments/v1", "source": source, "containers": found}
 
 
-def _problem(record: ContainerRecord, links: LinkOps, known: Problem, last_error: str) -> Problem:
+def _problem(record: ContainerRecord, namespaces: Namespaces, known: Problem, last_error: str) -> Problem:
     if record.failing_since or record.given_up:
         times = "once" if record.deletes_failed == 1 else f"{record.deletes_failed} times"
         failed = f"its DEL failed {times}" if record.deletes_failed else "it can't be deleted"
@@ -89,7 +89,7 @@ def _problem(record: ContainerRecord, links: LinkOps, known: Problem, last_error
         text = f"{failed} {tried}{f': {last_error}' if last_error else ''}"
         cause = "remove the cause" if last_error else "remove the cause, which the daemon's log names"
         return Problem(text, f"{cause}: the daemon goes on trying; or {_by_hand(record.sandbox.container_id)}")
-    if record.sandbox.netns and links.vanished({record.sandbox.netns}):
+    if record.sandbox.netns and namespaces.vanished({record.sandbox.netns}):
         return Problem("its network namespace is gone", ORPHAN_ADVICE)
     return known
 
@@ -103,14 +103,14 @@ def _empty(container_id: ContainerId) -> ContainerRecord:
     return ContainerRecord(Sandbox(container_id, ""), IfName(""), Namespace(""), PodName(""), PodUid(""), ())
 
 
-def _container(record: ContainerRecord, problem: Problem, links: LinkOps) -> dict[str, Any]:
+def _container(record: ContainerRecord, problem: Problem, namespaces: Namespaces) -> dict[str, Any]:
     netns = record.sandbox.netns
     return {
         "container": record.sandbox.container_id,
         "pod": record.pod if record.pod_name else "",
         "podUid": record.pod_uid,
         "netns": netns,
-        "netnsExists": bool(netns) and links.is_netns(netns),
+        "netnsExists": bool(netns) and namespaces.is_netns(netns),
         "since": record.created,
         "complete": record.complete,
         "failedDeletes": record.deletes_failed,

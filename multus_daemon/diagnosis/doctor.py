@@ -84,7 +84,7 @@ class Node:
     settings: Settings
     store: DelegateStore
     vanished: Callable[[set[str]], set[str]]
-    """`ports.LinkOps.vanished`: returns the network namespaces that are certainly gone."""
+    """`ports.Namespaces.vanished`: returns the network namespaces that are certainly gone."""
     answers: Callable[[], tuple[str, dict[str, str]]]
     """Returns why the daemon does not answer, empty if it does, and its closed gates."""
     tool: Callable[[Sequence[str]], str] = lambda _: ""

@@ -157,6 +157,11 @@ class PodNetns:
         """True if a network namespace is at the path, even if it is another one than the one that was opened."""
         return namespaces.is_netns(self.path)
 
+    @property
+    def problem(self) -> str:
+        """Why the path cannot be used as a network namespace, to follow the path in a message; empty if it can."""
+        return namespaces.problem(self.path)
+
     def identity(self, *, with_cookie: bool = True) -> str:
         """Return the identity of the namespace (`netns.identity`). Raises NamespaceError."""
         cookie = ""
@@ -223,7 +228,7 @@ class PodNetns:
             kernel.replace(ifname, routes)
 
 
-class KernelLinks:
+class NodeNamespaces:
     """The network namespaces of this node."""
 
     def open(self, path: str, *, may_be_own: bool = False) -> PodNetns:
@@ -231,6 +236,5 @@ class KernelLinks:
         return PodNetns(path, may_be_own=may_be_own)
 
     is_netns = staticmethod(namespaces.is_netns)
-    netns_problem = staticmethod(namespaces.problem)
     vanished = staticmethod(namespaces.vanished)
     netns_in_use = staticmethod(namespaces.inhabited)

@@ -128,8 +128,10 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
         is_in_flight = engine.gc.may_be_added(container_id) or container_id in engine.locks.keys
         if container_id not in run.listed and not is_in_flight:
             # Processes in another namespace at the same path do not keep this container.
-            unlisted.append(record.in_netns("") if is_elsewhere(engine.links, record, record.sandbox.netns) else record)
-    in_use = engine.links.netns_in_use({record.sandbox.netns for record in unlisted})
+            unlisted.append(
+                record.in_netns("") if is_elsewhere(engine.namespaces, record, record.sandbox.netns) else record
+            )
+    in_use = engine.namespaces.netns_in_use({record.sandbox.netns for record in unlisted})
     to_delete: list[ContainerRecord] = []
     for record in unlisted:
         if record.sandbox.netns in in_use:
@@ -158,7 +160,7 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
             "GC: container %s of pod %s is deleted: the runtime does not have it any more", container_id, record.pod
         )
         try:
-            detach(engine, record, engine.links.open(record.sandbox.netns), seconds=seconds)
+            detach(engine, record, engine.namespaces.open(record.sandbox.netns), seconds=seconds)
         except CniError as error:
             if not quarantine.quarantine_if_due(engine, container_id, error):
                 run.failures.append(error)

@@ -82,7 +82,7 @@ def look(engine: Engine) -> Findings:
         unknown_because = str(error)
     readable = [record for record in records.values() if record is not None]
     suspects = {orphan.record.sandbox.container_id: orphan for orphan in _suspects(engine, readable, pods)}
-    in_use = engine.links.netns_in_use({orphan.record.sandbox.netns for orphan in suspects.values()})
+    in_use = engine.namespaces.netns_in_use({orphan.record.sandbox.netns for orphan in suspects.values()})
     return Findings(
         {name: orphan for name, orphan in suspects.items() if orphan.record.sandbox.netns not in in_use},
         {name: orphan.record for name, orphan in suspects.items() if orphan.record.sandbox.netns in in_use},
@@ -94,7 +94,7 @@ def look(engine: Engine) -> Findings:
 
 
 def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: Mapping[str, Pod] | None) -> Iterator[Orphan]:
-    vanished = engine.links.vanished({record.sandbox.netns for record in records})
+    vanished = engine.namespaces.vanished({record.sandbox.netns for record in records})
     by_netns = _grouped(records, lambda record: record.sandbox.netns)
     for record in records:
         netns = record.sandbox.netns
@@ -105,7 +105,7 @@ def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: Mappin
             yield Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True)
         elif netns and not (placed := without_followed(record, by_netns[netns])).sandbox.netns:
             yield Orphan(placed, "its network namespace is another container's now", is_certain=True)
-        elif netns and is_elsewhere(engine.links, record, netns):
+        elif netns and is_elsewhere(engine.namespaces, record, netns):
             yield Orphan(record.in_netns(""), "its network namespace is another one now", is_certain=True)
         elif record.given_up:
             yield Orphan(record, "its DEL was given up", is_certain=True)
@@ -123,11 +123,11 @@ def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
         [present] = engine.records.read([container_id]).values() or [None]
         if present is None or present.created != orphan.record.created:
             return False
-        if netns and netns in engine.links.netns_in_use([netns]):
+        if netns and netns in engine.namespaces.netns_in_use([netns]):
             return False
         log.info("container %s of pod %s is deleted: %s", container_id, present.pod, orphan.reason)
         try:
-            detach(engine, present, engine.links.open(netns), seconds=seconds)
+            detach(engine, present, engine.namespaces.open(netns), seconds=seconds)
         except CniError as error:
             if not quarantine.quarantine_if_due(engine, container_id, error):
                 raise

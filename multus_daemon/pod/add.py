@@ -12,7 +12,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import gateway, publish, schedule, statuses, unsupported
 from multus_daemon.pod.delete import Deletes, detach_leftover
-from multus_daemon.pod.engine import INDICATOR_GATE, Engine, LinkOps
+from multus_daemon.pod.engine import INDICATOR_GATE, Engine
 from multus_daemon.pod.gather import find_pod, gather
 from multus_daemon.pod.plan import PodPlan, plan_pod
 from multus_daemon.pod.request import CniRequest
@@ -142,7 +142,7 @@ def attach(
     again (removes the record if `base` is empty), unless a DEL failed. Raises CniError: of the first in the list that
     failed.
     """
-    netns_id = _require_room(engine.links, base, plan.attachments, netns)
+    netns_id = _require_room(base, plan.attachments, netns)
     attaching = Attaching(
         engine, replace(base, netns_id=base.netns_id or netns_id), plan, netns, list(plan.attachments)
     )
@@ -232,9 +232,9 @@ class Attaching:
             log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
 
 
-def _require_room(links: LinkOps, base: ContainerRecord, new: Sequence[Attachment], netns: PodNetns) -> str:
+def _require_room(base: ContainerRecord, new: Sequence[Attachment], netns: PodNetns) -> str:
     """Return the identity of the namespace, in which no link has the name of a new interface. Raises CniError."""
-    if problem := links.netns_problem(netns.path):
+    if problem := netns.problem:
         raise InvalidNetnsError(f"{netns.path} {problem}", f"pod {base.pod}: CNI_NETNS must be one")
     owners = {item.ifname: item.name for item in base.attachments if not item.auxiliary}
     for attachment in new:

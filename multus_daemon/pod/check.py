@@ -82,7 +82,7 @@ def failures(
     engine: Engine, record: ContainerRecord, attachments: Sequence[Attachment], netns: PodNetns
 ) -> Iterator[Failure]:
     """Yield what is wrong with these `attachments`. Raises InvalidNetnsError (8) if `netns` is not the container's."""
-    if problem := engine.links.netns_problem(netns.path):
+    if problem := netns.problem:
         raise InvalidNetnsError(f"{netns.path} {problem}", f"pod {record.pod}: CNI_NETNS must be one")
     if netns.is_elsewhere(record.netns_id):
         raise InvalidNetnsError(

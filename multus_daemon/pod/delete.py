@@ -15,7 +15,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.plugin import NeverAttachedError
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import publish, schedule
-from multus_daemon.pod.engine import Engine, LinkOps
+from multus_daemon.pod.engine import Engine, Namespaces
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline, timeline
 from multus_daemon.runtime.deadline import Interrupted
@@ -67,11 +67,11 @@ def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bo
     running containers finds a DEL that is dropped in error.
     """
     netns = record.sandbox.netns
-    if not engine.links.is_netns(netns) or is_elsewhere(engine.links, record, netns):
+    if not engine.namespaces.is_netns(netns) or is_elsewhere(engine.namespaces, record, netns):
         return False
     if record.created > spooled:
         return True
-    return spooled > engine.clock() and netns in engine.links.netns_in_use([netns])
+    return spooled > engine.clock() and netns in engine.namespaces.netns_in_use([netns])
 
 
 def _is_given_up(engine: Engine, container_id: ContainerId, error: CniError, failed: int, *, is_news: bool) -> bool:
@@ -298,11 +298,11 @@ def own_netns(
         yield own
 
 
-def is_elsewhere(links: LinkOps, record: ContainerRecord, path: str) -> bool:
+def is_elsewhere(namespaces: Namespaces, record: ContainerRecord, path: str) -> bool:
     """Return True if another container's namespace is certainly at the path."""
-    if not links.is_netns(path):
+    if not namespaces.is_netns(path):
         return False
-    with links.open(path) as netns:
+    with namespaces.open(path) as netns:
         return netns.is_elsewhere(record.netns_id)
 
 

@@ -38,7 +38,7 @@ StatusWrite = Literal["best-effort", "required"]
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
 
 
-class LinkOps(Protocol):
+class Namespaces(Protocol):
     """The network namespaces of the node."""
 
     def open(self, path: str, *, may_be_own: bool = False) -> PodNetns:
@@ -47,10 +47,6 @@ class LinkOps(Protocol):
 
     def is_netns(self, path: str) -> bool:
         """Return True if `path` is a network namespace that exists. Never waits."""
-        ...
-
-    def netns_problem(self, path: str) -> str:
-        """Return why `path` cannot be used as a network namespace, to follow the path; empty if it can. Never waits."""
         ...
 
     def vanished(self, paths: Collection[str]) -> set[str]:
@@ -138,7 +134,7 @@ class Engine:
     files: ConfFiles
     runner: Chain
     records: Records
-    links: LinkOps
+    namespaces: Namespaces
     devices: Devices
     gates: Gates
     policy: Policy
@@ -157,6 +153,6 @@ class Engine:
         """Hold the lock of the request's container for the duration of the block; yield the network namespace."""
         with (
             self.locks.hold(request.container_id),
-            self.links.open(request.netns, may_be_own=request.netns_override) as netns,
+            self.namespaces.open(request.netns, may_be_own=request.netns_override) as netns,
         ):
             yield netns

@@ -44,7 +44,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
         engine.gc.add_begins(container_id)
         # The request's configuration is the network's own: our keys are in the daemon's.
         net_conf = engine.policy.net_conf(b"{}")
-        if problem := engine.links.netns_problem(netns.path):
+        if problem := netns.problem:
             raise InvalidNetnsError(f"{netns.path} {problem}", _of(request))
         found = engine.records.find(container_id, search=True)
         record = _adopted(found) if found else None

@@ -56,7 +56,7 @@ def forget(engine: Engine, container_id: ContainerId) -> ContainerRecord | None:
     with engine.locks.hold(container_id):
         try:
             record = _left_of(engine, container_id)
-            if record is not None and engine.links.is_netns(record.sandbox.netns):
+            if record is not None and engine.namespaces.is_netns(record.sandbox.netns):
                 raise TryAgainLaterError(
                     f"container {container_id} can't be forgotten: its network namespace {record.sandbox.netns} exists",
                     "delete the pod, so that the runtime removes it; a runtime that does not know the container any "

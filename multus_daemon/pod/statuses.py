@@ -90,10 +90,10 @@ def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:
     except CniError:
         present = []
     others = [IfName(name) for name in status.interfaces_of_others(present, [*own, *hot_plugged])]
-    if not engine.links.is_netns(record.sandbox.netns):
+    if not engine.namespaces.is_netns(record.sandbox.netns):
         return None
     try:
-        with engine.links.open(record.sandbox.netns) as netns:
+        with engine.namespaces.open(record.sandbox.netns) as netns:
             there = netns.existing(others) if others else []
     except OSError as error:
         log.debug("network-status of pod %s is left alone: %s: %s", pod, record.sandbox.netns, error)

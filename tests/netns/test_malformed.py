@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kernel.pod_netns import KernelLinks
+from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.run import Chain
@@ -348,7 +348,7 @@ class Node:
         )
         self.store = Recording(directory / "cni", cache)
         self.engine.store = self.store  # type: ignore[assignment]  # a real one serves as well
-        self.engine.links = KernelLinks()  # type: ignore[assignment]  # a real one serves as well
+        self.engine.links = NodeNamespaces()  # type: ignore[assignment]  # a real one serves as well
         self.put("kube-system", "cluster", [{"type": "loopback"}], "1.0.0")
         self.engine.verbs = self.engine.make_verbs()
 

@@ -20,7 +20,7 @@ import pytest
 from multus_daemon.kernel import inet
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.netns import NamespaceError
-from multus_daemon.kernel.pod_netns import KernelLinks, PodNetns
+from multus_daemon.kernel.pod_netns import NodeNamespaces, PodNetns
 from multus_daemon.kernel.transport import Socket
 from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, Interrupted
@@ -30,7 +30,7 @@ from tests.netns.direct import in_pod
 
 
 def test_is_netns(netns: Any, tmp_path: Path) -> None:
-    links = KernelLinks()
+    links = NodeNamespaces()
     plain, fifo, link = tmp_path / "plain", tmp_path / "fifo", tmp_path / "link"
     plain.touch()
     os.mkfifo(fifo)
@@ -50,8 +50,8 @@ def test_is_netns(netns: Any, tmp_path: Path) -> None:
         str(tmp_path),
     ):
         assert not links.is_netns(path)
-        assert links.netns_problem(path) == "is no network namespace"
-    assert links.netns_problem(netns.path) == ""
+        assert PodNetns(path).problem == "is no network namespace"
+    assert PodNetns(netns.path).problem == ""
 
 
 def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.touch()
     everything = [lived_in.path, empty.path, str(gone), str(link), str(plain), "", "a\0b", "/proc/self/ns/mnt"]
-    links = KernelLinks()
+    links = NodeNamespaces()
     assert links.netns_in_use(everything) == set()
     process = subprocess.Popen(["nsenter", f"--net={lived_in.path}", "sleep", "60"])
     try:
@@ -87,11 +87,11 @@ def test_vanished(make_netns: Any, tmp_path: Path) -> None:
     # The last ones: of these nothing can be told.
     doubtful = ["", "a\0b", "/proc/999999999/ns/net", "/proc/gone", str(tmp_path / "no" / "directory")]
     paths = [there.path, str(gone), str(plain), str(dangling), *doubtful]
-    assert KernelLinks().vanished(paths) == {str(gone)}
+    assert NodeNamespaces().vanished(paths) == {str(gone)}
 
 
 def test_the_daemons_own_namespace_is_inhabited() -> None:
-    assert KernelLinks().netns_in_use(["/proc/self/ns/net"]) == {"/proc/self/ns/net"}
+    assert NodeNamespaces().netns_in_use(["/proc/self/ns/net"]) == {"/proc/self/ns/net"}
 
 
 @pytest.mark.parametrize("doubt", ["processes unseen", "process locked up", "path locked up"])

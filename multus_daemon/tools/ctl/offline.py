@@ -12,7 +12,7 @@ from multus_daemon import __version__, deadlines
 from multus_daemon.diagnosis import attachments as about_attachments
 from multus_daemon.diagnosis import doctor
 from multus_daemon.diagnosis import status as about_status
-from multus_daemon.kernel.pod_netns import KernelLinks
+from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import fs
@@ -26,7 +26,7 @@ _LEASES: Final = "/var/lib/cni/networks"
 def attachments(cni_dir: Path, *, pod: str, leaks: bool) -> dict[str, Any]:
     """Answer like the daemon, which alone knows the cluster's pods. Raises CommandError."""
     with explained(f"records in {cni_dir} can't be listed"):
-        return about_attachments.of(_store(cni_dir), KernelLinks(), source="store", pod=pod, leaks=leaks)
+        return about_attachments.of(_store(cni_dir), NodeNamespaces(), source="store", pod=pod, leaks=leaks)
 
 
 def status(cni_dir: Path, because: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def node(settings: Settings, answers: Callable[[], tuple[str, dict[str, str]]]) 
     return doctor.Node(
         settings,
         _store(Path(settings.paths.cni_dir)),
-        KernelLinks().vanished,
+        NodeNamespaces().vanished,
         answers,
         tool=lambda command: output_of(root, command),
         lease_dirs=leases,

@@ -221,7 +221,7 @@ def test_where_a_thread_is_says_nothing_of_another(moves: Moves) -> None:
 
 
 def test_a_namespace_is_opened_with_the_permission_that_is_given() -> None:
-    links = pod_netns.KernelLinks()
+    links = pod_netns.NodeNamespaces()
     assert [links.open("/a", may_be_own=own).may_be_own for own in (False, True)] == [False, True]
     assert (links.open("/a").path, links.open("/a").may_be_own) == ("/a", False)
 

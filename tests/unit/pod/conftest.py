@@ -26,7 +26,7 @@ from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION, NetworkAttachmentDefinition
 from tests.fakes.cluster import FakeClusterStore
 from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
-from tests.fakes.links import FakeLinks
+from tests.fakes.namespaces import FakeNamespaces
 from tests.fakes.runner import FakeDelegateRunner
 from tests.fakes.store import FakeDelegateStore
 
@@ -86,7 +86,7 @@ class Engine:
         self.files = FakeConfFiles()
         self.runner = FakeDelegateRunner()
         self.store = FakeDelegateStore()
-        self.links = FakeLinks({NETNS: ["lo"]})
+        self.links = FakeNamespaces({NETNS: ["lo"]})
         self.devices = FakeDeviceSource()
         self.device_files = FakeDeviceFiles()
         self.gates = Gates()

@@ -15,7 +15,7 @@ from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, IoFailure
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.cni.result import Result
 from tests.aside import Aside
-from tests.fakes.links import FakePodNetns
+from tests.fakes.namespaces import FakePodNetns
 from tests.unit.pod.conftest import NETNS, Engine, definition, wait_until
 
 

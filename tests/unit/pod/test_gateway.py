@@ -32,7 +32,7 @@ from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError
 from tests.aside import Aside
-from tests.fakes.links import FakeLinks, FakePodNetns
+from tests.fakes.namespaces import FakeNamespaces, FakePodNetns
 from tests.fakes.runner import FakePluginRunner
 from tests.unit.pod.conftest import NETNS, Engine, definition
 
@@ -404,7 +404,7 @@ def test_the_cached_results_of_every_version_say_the_same(
         for name, ifname, asked in (("a", "eth0", None), ("b", "net1", ("10.1.0.9" if ipv4 else "fd01::9",)))
     )
     sandbox = Sandbox(ContainerId("c1"), NETNS)
-    for after in gateway.move(FakeLinks({NETNS: []}).open(NETNS), "web/p1", attachments):
+    for after in gateway.move(FakeNamespaces({NETNS: []}).open(NETNS), "web/p1", attachments):
         runner.remember(sandbox, after)
     cached = {
         name: cache.read_result(name, "c1", ifname, version) for name, ifname in (("a", "eth0"), ("b", "net1"))

@@ -1,4 +1,4 @@
-"""LinkOps without a kernel."""
+"""Namespaces without a kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Result, Route
 
 
-class FakeLinks:
+class FakeNamespaces:
     """`namespaces`: path of a network namespace to the names of its links; other paths are none.
 
     Processes run in each that is not in `unused`. Of a path in `unseen` it can't be told whether it is gone.
@@ -52,10 +52,6 @@ class FakeLinks:
         self.call("is_netns", path)
         return path in self.namespaces
 
-    def netns_problem(self, path: str) -> str:
-        self.call("netns_problem", path)
-        return "" if path in self.namespaces else "is no network namespace"
-
     def vanished(self, paths: Collection[str]) -> set[str]:
         self.call("vanished", ",".join(sorted(paths)))
         return {path for path in paths if path not in self.namespaces and path not in self.unseen | self.files}
@@ -68,7 +64,9 @@ class FakeLinks:
 class FakePodNetns(PodNetns):
     """One of the namespaces of `links`."""
 
-    def __init__(self, links: FakeLinks, path: str, *, may_be_own: bool = False, leaving: Collection[str] = ()) -> None:
+    def __init__(
+        self, links: FakeNamespaces, path: str, *, may_be_own: bool = False, leaving: Collection[str] = ()
+    ) -> None:
         super().__init__(path, may_be_own=may_be_own, leaving=leaving)
         self._links = links
         self._has_ended = False
@@ -99,6 +97,11 @@ class FakePodNetns(PodNetns):
     @property
     def exists(self) -> bool:
         return self._links.is_netns(self.path)
+
+    @property
+    def problem(self) -> str:
+        self._links.call("netns_problem", self.path)
+        return "" if self.path in self._links.namespaces else "is no network namespace"
 
     def identity(self, *, with_cookie: bool = True) -> str:
         self._use()
