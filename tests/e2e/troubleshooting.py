@@ -65,7 +65,7 @@ _ALWAYS: Final = (
     (r" +$", ""),
 )
 _DETAIL: Final = re.compile(r"  (ok|no) |  \d{4}-\d\d-\d\d")
-"""A step of `why`, a request or an Event, each of which repeats the cause."""
+"""A step of `why`, a request or an Event, below cause and advice."""
 
 
 def normalised(text: str, node: Node) -> str:

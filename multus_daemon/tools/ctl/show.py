@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from multus_daemon.runtime import terminal
-from multus_daemon.runtime.terminal import literal, moment
+from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.tools.ctl.sandbox import Outcome
 
@@ -194,17 +194,21 @@ def forgotten(found: Mapping[str, Any]) -> None:
 
 def explain(found: Mapping[str, Any]) -> None:
     """Print the verdict, the steps, each network with its plugins' configuration, and the last errors."""
+    failed = [item["text"] for item in found["errors"] if item["verb"] == "ADD"]
+    said = Said(found["problem"] or ("" if found["attached"] or not failed else failed[-1]))
     _say(_verdict(found))
     for step in found["steps"]:
-        mark, text = ("[red]no[/]", step["problem"]) if step["problem"] else ("[green]ok[/]", step["result"])
-        _say(f"  {mark} {literal(step['what'])}: {literal(text)}")
+        text = f"{literal(step['what'])}: {said.new(step['problem']) if step['problem'] else literal(step['result'])}"
+        _say(f"  {'[red]no[/]' if step['problem'] else '[green]ok[/]'} {text}")
     trees = terminal.console(width=_LONGEST)
     for network in found["networks"]:
-        trees.print(_network(network), soft_wrap=True)
+        trees.print(_network(network, said), soft_wrap=True)
     if found["errors"]:
         _say("[bold]what the daemon has answered to the runtime before[/]")
-    for item in found["errors"]:
-        _say(f"  {moment(item['began'])} {item['verb']}: [red]{literal(item['text'])}[/]")
+    lines = [
+        (moment(item["began"]), f"{item['verb']}: [red]{said.new(item['text'])}[/]", 1) for item in found["errors"]
+    ]
+    _say(*counted(lines))
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
@@ -219,21 +223,21 @@ def _verdict(found: Mapping[str, Any]) -> str:
     return f"{pod}: an ADD would do this"
 
 
-def _network(network: Mapping[str, Any]) -> Tree:
+def _network(network: Mapping[str, Any], said: Said) -> Tree:
     tree = Tree(
         f"[bold]{literal(network['interface'])}[/] {literal(network['network'])} [dim]by {literal(network['why'])}[/]"
     )
     for key, value in network["requests"].items():
         tree.add(f"asked for: {literal(key)} {literal(json.dumps(value))}")
     for text in network["unsupported"]:
-        tree.add(f"[yellow]{literal(text)}[/]")
+        tree.add(f"[yellow]{said.new(text)}[/]")
     for plugin in network["plugins"]:
         branch = tree.add(f"plugin [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nobody')}")
         branch.add("\n".join(map(literal, json.dumps(plugin["config"], indent=2).splitlines())))
     for plugin in network["calls"]:
         tree.add(f"calls [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nobody')}")
     if network["problem"]:
-        tree.add(f"[red]{literal(network['problem'])}[/]")
+        tree.add(f"[red]{said.new(network['problem'])}[/]")
     return tree
 
 
@@ -294,16 +298,19 @@ def plugins(found: Mapping[str, Any]) -> None:
 
 def doctor(found: Mapping[str, Any]) -> None:
     """Print three lines for each finding: the problem, the evidence, the advice."""
+    shown: set[str] = set()
     if not found["findings"]:
         _say("[green]nothing is wrong[/]")
     for item in found["findings"]:
         colour = _COLOURS[item["severity"]]
         safe = " [dim](--fix does it)[/]" if item["fix"] else ""
+        evidence, advice = (SAME if item[key] in shown else literal(item[key]) for key in ("evidence", "advice"))
         _say(
             f"[bold {colour}]{item['severity']}[/] {literal(item['check'])}: [bold]{literal(item['subject'])}[/]",
-            f"  {literal(item['evidence'])}",
-            f"  [green]->[/] {literal(item['advice'])}{safe}",
+            f"  {evidence}",
+            f"  [green]->[/] {advice}{safe}",
         )
+        shown |= {item["evidence"], item["advice"]}
 
 
 VIEWS: Final[Mapping[str, Callable[[Mapping[str, Any]], None]]] = {

@@ -27,7 +27,7 @@ COMPONENT: Final = "multus"
 _KUBELET_REASONS: Final = ("FailedCreatePodSandBox", "FailedKillPod")
 _OF_PLUGIN: Final = ("failed (add): ", "failed (delete): ")
 """libcni puts these words before a plugin's error."""
-_HINT: Final = "; on the node, `multusctl explain "
+HINT: Final = "; on the node, `multusctl explain "
 _TRY_AGAIN: Final = 11
 _IO: Final = 5
 _ANNOTATION_STEPS: Final = ("networks", "interfaces and devices")
@@ -135,9 +135,9 @@ def of_events(events: Sequence[EventObject], pod: PodObject) -> Cause | None:
     """Return the newest Event of the daemon, else of the kubelet. `events` are the pod's, the oldest first."""
     warnings = [event for event in events if event.type == "Warning"]
     if own := [event for event in warnings if event.component == COMPONENT]:
-        text = own[-1].message.partition(_HINT)[0]
+        text = own[-1].message.partition(HINT)[0]
     elif kubelets := [event for event in warnings if event.reason in _KUBELET_REASONS]:
-        text = _of_plugin(kubelets[-1].message)
+        text = of_plugin(kubelets[-1].message)
     else:
         return None
     return Cause(text, "event", f"kubectl multus why {pod}")
@@ -177,7 +177,7 @@ def _no_daemon(problem: str, daemon: Daemon, selector: str) -> Cause:
     return Cause(f"the daemon of node {daemon.node} can't be asked: {problem}", "daemon", f"{look}; {log}")
 
 
-def _of_plugin(message: str) -> str:
+def of_plugin(message: str) -> str:
     """Return the plugin's own words in the kubelet's message."""
     for words in _OF_PLUGIN:
         before, found, text = message.rpartition(words)

@@ -8,7 +8,8 @@ from typing import Any, Final
 from rich.table import Table
 
 from multus_daemon.runtime import terminal
-from multus_daemon.runtime.terminal import literal, moment
+from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment
+from multus_daemon.tools.kubectl import causes
 
 SHOWN: Final = 5
 """Maximum number of names that are shown of a list."""
@@ -92,10 +93,13 @@ def networks(found: Mapping[str, Any]) -> None:
 
 
 def why(found: Mapping[str, Any]) -> None:
-    """Print cause and advice, then the facts that they rest on."""
+    """Print cause and advice, then the facts that say something else."""
+    said = Said(found["text"])
     pod = f"[bold]{literal(found['pod'])}[/]" + (f" [dim]on node {literal(found['node'])}[/]" if found["node"] else "")
     if found["cause"]:
-        _say(f"{pod}: [red]{literal(found['text'])}[/]\n  [green]->[/] {literal(found['advice'])}")
+        _say(f"{pod}: [red]{literal(found['text'])}[/]")
+        if (advice := said.new(found["advice"])) != SAME:
+            _say(f"  [green]->[/] {advice}")
     else:
         _say(f"{pod}: [green]nothing is wrong with its networks[/]")
     for name in found["lacks"]:
@@ -103,21 +107,23 @@ def why(found: Mapping[str, Any]) -> None:
     for name in found["attached"]:
         _say(f"  [green]has[/] {literal(name)}")
     for item in found["leftovers"]:
-        head = f"  [red]left over[/] of container {literal(item['container'][:13])}: {literal(item['problem'])}"
+        head = f"  [red]left over[/] of container {literal(item['container'][:13])}: {said.new(item['problem'])}"
         _say("\n    ".join([head, *_advice(item)]))
     for step in found["steps"]:
-        mark, text = ("[red]no[/]", step["problem"]) if step["problem"] else ("[green]ok[/]", step["result"])
-        _say(f"  {mark} {literal(step['what'])}: {literal(text)}")
+        if step["problem"]:
+            _say(f"  [red]no[/] {literal(step['what'])}: {said.new(step['problem'])}")
+    lines = []
     for item in found["requests"]:
-        state = f"[red]{literal(item['error'])}[/]" if item["error"] else "done"
+        state = f"[red]{said.new(item['error'])}[/]" if item["error"] else "done"
         if item["seconds"] is None:
             state = f"runs, at: {literal(item['step'])}"
-        _say(f"  {moment(item['began'])} {literal(item['verb'])}: {state}")
+        lines.append((moment(item["began"]), f"{literal(item['verb'])}: {state}", 1))
     for event in found["events"]:
         if event["type"] == "Warning":
-            times = f" [dim]({event['count']} times)[/]" if event["count"] > 1 else ""
-            head = f"  {literal(event['when'])} Event {literal(event['reason'])}: "
-            _say(f"{head}{literal(event['message'])}{times}")
+            text = said.new(causes.of_plugin(event["message"]).partition(causes.HINT)[0])
+            lines.append((literal(event["when"]), f"Event {literal(event['reason'])}: {text}", event["count"]))
+    for line in counted(lines):
+        _say(line)
     _end(found)
 
 

@@ -120,3 +120,26 @@ def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
     shown = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
     assert rows[1:] == [["3", "ADD", "no network (7)", "at 86400.5"], ["", "", "", "web/p1"]]
+
+
+def test_an_explanation_shows_each_message_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cause = 'failed to find plugin "fabric" in path [/opt/cni/bin] (network="web/a" interface="net1")'
+    text = f"{cause} (pod web/p1); install the plugin on the node"
+    found = explained(code=7, problem=text, steps=[{"what": "plugins of web/a", "result": "", "problem": text}])
+    found["networks"][0]["problem"] = cause
+    found["errors"] = [{"verb": "ADD", "began": number, "code": 7, "text": text} for number in range(5)]
+    show.explain(found)
+    shown = capsys.readouterr().out
+    assert (shown.count("failed to find plugin"), shown.count("install the plugin")) == (1, 1)
+    assert "  no plugins of web/a: the same\n" in shown
+    assert "ADD: the same (5 times)\n" in shown
+
+
+def test_the_doctor_shows_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:
+    finding = {"check": "records", "severity": "warning", "evidence": "its netns is gone", "advice": "see", "fix": ""}
+    show.doctor({"findings": [{**finding, "subject": subject} for subject in ("c1", "c2")]})
+    first, second = "  its netns is gone\n  -> see\n", "  the same\n  -> the same\n"
+    assert capsys.readouterr().out == f"warning records: c1\n{first}warning records: c2\n{second}"
