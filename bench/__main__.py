@@ -24,14 +24,14 @@ RECORDED = ("shim", "verbs", "peer", "burst", "memory", "growth", "asking")
 """Modules of this package, programs with the options of `bench.harness`."""
 
 BENCHES = (*RECORDED, "builtin_plugins", "start", "cluster_memory")
-"""Those, and programs with options of their own, which a quick run passes over."""
+"""All benches: the recorded ones, and programs with options of their own, which a quick run skips."""
 
 STATES = {verdict.OK: "ok", verdict.MISSED: "missed", verdict.SKIPPED: "skipped"}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What a bench left: its exit status (negative: the signal that ended it), and the lines of its standard output."""
+    """Exit status of a bench (negative: the signal that ended it) and the lines of its standard output."""
 
     status: int
     lines: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def start(name: str, arguments: Sequence[str] = ()) -> Ended:
 
 
 def command(options: argparse.Namespace) -> None:
-    """What the command line asks for."""
+    """Run the benches that the command line selects."""
     arguments = ["--quick"] if options.quick else []
     arguments += ["--record", str(figures.FOLDER)] if options.record else []
     main(

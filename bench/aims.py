@@ -1,4 +1,4 @@
-"""What the figures should be at most: one table, by bench and by the figure's key.
+"""Upper limits of the figures: one table, by bench and by the figure's key.
 
 A figure without an aim is recorded and shown, but not judged. `bare` is the reference ptp and host-local,
 started directly, for a pod with ONE network and no Multus at all, whatever the number of networks on our side.

@@ -1,4 +1,4 @@
-"""What questions cost pods: ADD while `multusctl` asks, against ADD without.
+"""Measure the cost of questions to pods: ADD while `multusctl` asks, against ADD without.
 
     python -m bench.asking [--quick] [--block 1000] [--record FOLDER]
 

@@ -1,4 +1,4 @@
-"""How long ADD and DEL of a built-in plugin take, beside the reference binaries started by the same daemon code.
+"""Measure ADD and DEL of a built-in plugin, beside the reference binaries started by the same daemon code.
 
     python -m bench.builtin_plugins [--rounds 200] [--plugin ptp]
 
@@ -124,7 +124,7 @@ def _rounds(
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

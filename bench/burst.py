@@ -39,7 +39,7 @@ VERBS = ("ADD", "CHECK", "DEL")
 
 @dataclass
 class Cell:
-    """What one side did in one cell."""
+    """Measurements of one side in one cell."""
 
     pods: int = 0
     failed: int = 0

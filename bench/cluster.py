@@ -32,7 +32,7 @@ from tests.e2e.server_process import ServerProcess
 
 MANIFESTS: Final = Path(__file__).parents[1] / "manifests" / "base"
 USER: Final = "system:serviceaccount:kube-system:multus-daemon"
-"""Who our daemon is."""
+"""User name of our daemon in the cluster."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Implementation:
 
 
 def implementation() -> Implementation | None:
-    """What BENCH_PEER_SHIM and BENCH_PEER_DAEMON name, else upstream where `make e2e` has built it, else None."""
+    """Return the pair that BENCH_PEER_SHIM and BENCH_PEER_DAEMON name, else upstream from `make e2e`, else None."""
     named = [os.environ.get(f"BENCH_PEER_{name}") for name in ("SHIM", "DAEMON")]
     if named[0] and named[1]:
         return Implementation(Path(named[0]), Path(named[1]), os.environ.get("BENCH_PEER_VERSION", "BENCH_PEER_DAEMON"))

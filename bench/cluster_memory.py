@@ -1,4 +1,4 @@
-"""How much memory the daemon needs in a large cluster, against a real API server.
+"""Measure the memory of the daemon in a large cluster, against a real API server.
 
     python -m bench.cluster_memory [--networks 5000] [--pods 10000] [--here 250]
 
@@ -113,7 +113,7 @@ def anonymous(node: Node) -> float:
 
 
 def received(node: Node) -> float:
-    """How many changes the watches have told of."""
+    """Return how many changes the watches have delivered."""
     lines = node.metrics(9900).splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("multus_informer_changes_total"))
 

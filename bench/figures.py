@@ -21,7 +21,7 @@ FOLDER = Path(__file__).with_name("figures")
 
 @dataclass(frozen=True)
 class Recording:
-    """What one run of one bench measured."""
+    """Figures of one run of one bench."""
 
     bench: str
     commit: str
@@ -29,7 +29,7 @@ class Recording:
     date: str
     machine: str
     versions: dict[str, str]
-    """Of what was run beside ours: the name of a side, and what it says that it is."""
+    """Versions of the programs that ran beside ours: name of a side to the version that it reports."""
     load: tuple[float, float]
     """The load average of one minute, before the run and after it."""
     options: dict[str, Any]
@@ -46,7 +46,7 @@ class Recording:
 
 
 def load(bench: str, folder: Path = FOLDER) -> Recording | None:
-    """What was recorded of a bench, None where nothing was."""
+    """Return the recording of a bench, None if there is none."""
     path = folder / f"{bench}.json"
     if not path.exists():
         return None

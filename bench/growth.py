@@ -1,4 +1,4 @@
-"""What an ADD costs as a node and its cluster grow: leases, attachments, NetworkAttachmentDefinitions.
+"""Measure the cost of ADD as a node and its cluster grow: leases, attachments, NetworkAttachmentDefinitions.
 
     python -m bench.growth [--quick] [--rounds 40] [--record FOLDER]
 

@@ -1,4 +1,4 @@
-"""What every bench shares: options, a network namespace of its own, a limit in time, and how it ends."""
+"""The frame of every bench: options, a network namespace of its own, a time limit, and the exit status."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Bench:
         return min(value, quick) if self.quick else value
 
     def has_time(self, share: float = 1.0) -> bool:
-        """Whether a round may begin that belongs to the first `share` of the bench."""
+        """Return whether a round of the first `share` of the bench may begin."""
         seconds: float = self.options.seconds
         return time.monotonic() - self._begun < seconds * share
 

@@ -29,7 +29,7 @@ from tests.soak.memory_group import MemoryGroup, NoMemoryGroupError
 
 MIB = 1 << 20
 LIMIT = 8 << 30
-"""Bytes; nobody should meet it."""
+"""Bytes; high enough that no bench reaches it."""
 AT_ONCE = 64
 WORKERS = 16
 
@@ -82,7 +82,7 @@ def measure(bench: Bench, cluster: Cluster, program: Implementation | None, grou
 
 @contextlib.contextmanager
 def most(group: MemoryGroup) -> Iterator[list[int]]:
-    """What the group has, looked at every 20 ms while the block runs."""
+    """Sample the group's anonymous memory every 20 ms while the block runs."""
     seen = [group.anonymous()]
     ending = threading.Event()
 

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def recordings() -> dict[str, Recording]:
-    """What has been recorded, by bench."""
+    """Load the recordings, by bench."""
     return {name: recording for name in RECORDED if (recording := figures.load(name)) is not None}
 
 
@@ -105,7 +105,7 @@ def aims_table(found: Recordings) -> str:
 
 
 def runs_table(found: Recordings) -> str:
-    """When and where each bench ran."""
+    """List time and machine of each bench."""
     rows = [
         [
             f"`{name}`",
@@ -137,7 +137,7 @@ def _more(size: int | str) -> str:
 
 
 def stages_table(found: Recordings) -> str:
-    """By the daemon's own histograms."""
+    """Format the stages of a request, from the daemon's own histograms."""
     stages = ("shim and socket", "request in the daemon", "plugins")
     rows = [
         [f"{verb}, {_more(size)}", *(shown(_get(found, "verbs", f"stage {verb} {size} {stage}")) for stage in stages)]
@@ -240,7 +240,7 @@ def asking_table(found: Recordings) -> str:
 
 
 def answers_table(found: Recordings) -> str:
-    """How long each command takes, beside ADDs."""
+    """List how long each command takes, beside ADDs."""
     rows = [
         [f"`multusctl {command}`", shown(_get(found, "asking", f"answer {command}"), interval=True)]
         for command in COMMANDS

@@ -66,7 +66,7 @@ def starts(bench: Bench, ours: Daemon, peer: Peer) -> None:
 
 
 def requests(bench: Bench, cluster: Cluster, both: Sequence[Daemon | Peer]) -> None:
-    """What is asked of the API server for ADD and DEL of a new pod with one more network."""
+    """Count the API requests for ADD and DEL of a new pod with one more network."""
     users = {"ours": clusters.USER, "peer": "system:multus:peer"}
     for side in both:
         for number in range(COUNTED):

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def environment(verb: str) -> dict[str, str]:
-    """What a runtime sets."""
+    """Return the environment that a runtime sets."""
     return {
         "CNI_COMMAND": verb,
         "CNI_CONTAINERID": "c1",

@@ -113,7 +113,7 @@ def require_reference() -> None:
 
 
 def reference_version() -> str:
-    """What the reference ptp says that it is, such as `CNI ptp plugin v1.9.1`."""
+    """Return the version line of the reference ptp, such as `CNI ptp plugin v1.9.1`."""
     said = subprocess.run([REFERENCE / "ptp"], env={}, capture_output=True, text=True, check=False).stderr
     return said.partition("\n")[0]
 
@@ -175,7 +175,7 @@ class Bare:
         return self._definitions[name]
 
     def processor(self) -> float:
-        """Nothing outlives a call; what a call takes is told with it."""
+        """Return 0: no process outlives a call, and its CPU time is counted with the call."""
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""How long the daemon takes to start in a cluster, and the memory that it needs there, against a real API server.
+"""Measure how long the daemon takes to start in a cluster, and its memory there, against a real API server.
 
     python -m bench.start [--starts 9] [--pairs 300]
 

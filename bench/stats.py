@@ -20,7 +20,7 @@ class Figure:
     low: float
     high: float
     n: int
-    """How many samples it comes from."""
+    """Number of samples behind the value."""
 
     @classmethod
     def exact(cls, value: float, unit: str, n: int = 1) -> Figure:

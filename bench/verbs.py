@@ -134,7 +134,7 @@ def report(bench: Bench, samples: Samples, names: Sequence[str]) -> None:
 
 
 def report_stages(bench: Bench, ours: Daemon) -> None:
-    """Where the time goes: means, by the daemon's own histograms.
+    """Report mean times of the stages, by the daemon's own histograms.
 
     Plugins that run side by side are summed: `plugins` may be more than the request that they are part of.
     """

@@ -1,4 +1,4 @@
-"""How a bench ends: what it measured against its budget, as a line on standard output and in the exit status."""
+"""End a bench: report its figures against its budget, on standard output and in the exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Result:
 
     @property
     def is_met(self) -> bool:
-        """Whether the value is within the budget."""
+        """Return whether the value is within the budget."""
         return self.value <= self.budget
 
     def __str__(self) -> str:

@@ -26,20 +26,20 @@ class Aside(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the work has ended."""
         return self._done.done()
 
     def stop(self) -> None:
-        """Tell it to stop, as a server does that nobody waits for any more."""
+        """Stop the work, as a server does when no client waits for it any more."""
         self.limit.stop()
 
     def result(self) -> T:
-        """What it returns or raises."""
+        """Return the result of the work, or raise its exception."""
         return self._done.result(PATIENCE)
 
 
 def together(*works: Callable[[], T]) -> list[T]:
-    """What each of `works` returns, run side by side; the first that raised raises here, when all have ended."""
+    """Run `works` side by side and return their results; when all have ended, raise the first exception."""
     running = [Aside(work) for work in works]
     futures.wait([item._done for item in running], PATIENCE)
     return [item.result() for item in running]

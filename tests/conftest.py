@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent
 if (root := str(TESTS.parent)) not in sys.path:
     sys.path.insert(0, root)
 
-# What `make unit`, `make test` (unit and integration) and `make e2e` select.
+# Folders that `make unit`, `make test` (unit and integration) and `make e2e` select.
 TIERS = {
     "unit": ("unit", "spec", "repo"),
     "integration": ("contract", "fuzz", "netns", "shim", "system", "vectors"),
@@ -134,7 +134,7 @@ async def _task_guard() -> AsyncIterator[None]:
         left = {task for task in asyncio.all_tasks() - before if task is not own and not task.done()}
         if not left:
             return
-        # What has been cancelled or is about to end gets its chance.
+        # Cancelled and ending tasks get a chance to finish.
         await asyncio.sleep(pause)
     names = sorted(f"{task.get_name()}: {task.get_coro()}" for task in left)
     for task in left:
@@ -157,7 +157,7 @@ def until() -> Callable[..., Awaitable[None]]:
 
 @pytest.fixture
 def logging_as_found() -> Iterator[None]:
-    """For tests that set up logging: it is as before afterwards."""
+    """Restore logging after a test that sets it up."""
     root, ours = logging.getLogger(), logging.getLogger("multus_daemon")
     handlers, levels = root.handlers[:], (root.level, ours.level)
     root.handlers = []

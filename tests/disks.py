@@ -1,4 +1,4 @@
-"""What the tests of disk faults do to a file system."""
+"""Change a file system for the tests of disk faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def make_read_only(disk: Path) -> None:
 
 
 def make_writable(disk: Path) -> None:
-    """As it was."""
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
 
 

@@ -211,12 +211,12 @@ class Recorder:
 class _File:
     synced: bytes = b""
     versions: list[bytes] = field(default_factory=lambda: [b""])
-    """What it held since the last fsync, the present content last."""
+    """Contents since the last fsync, the present one last."""
 
     def candidates(self, *, few: bool = False) -> list[bytes]:
-        """What a power failure may leave of it; what was synced first, the present content last.
+        """Return the possible contents after a power failure; the synced one first, the present one last.
 
-        With `few` no more than what was synced, half of the rest, and all of it.
+        With `few`, return only the synced content, half of the rest, and all of it.
         """
         found = [self.synced]
         for version in self.versions:
@@ -266,12 +266,12 @@ class Disk:
         self._unsafe = [change for change in self._unsafe if not concerns(change)]
 
     def whole(self) -> Files:
-        """What there is where nothing is lost: what the next process sees after kill -9."""
+        """Return all files if nothing is lost: the state that the next process sees after kill -9."""
         names = _named(self._safe, self._unsafe)
         return {path: self._files[number].versions[-1] for path, number in sorted(names.items())}
 
     def least(self) -> Files:
-        """What there is where all is lost that can be."""
+        """Return the files if everything unsynced is lost."""
         return {path: self._files[number].synced for path, number in sorted(self._safe.items())}
 
     def torn(self) -> Files:

@@ -66,7 +66,7 @@ class RealDaemon:
 
     @property
     def pid(self) -> int:
-        """Of the process; a wrapper has become the daemon by `exec`."""
+        """Return the process id; a wrapper has become the daemon by `exec`."""
         assert self.process is not None
         return self.process.pid
 
@@ -112,7 +112,7 @@ class RealDaemon:
         path.chmod(0o755)
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """GET over the socket; status 0 where nobody answers within 5 s."""
+        """GET over the socket; status 0 if there is no answer within 5 s."""
         return self._ask("GET", path, None, 5)
 
     def cni(self, verb: str, container: str, pod: str, namespace: str, seconds: float = 60) -> tuple[int, bytes]:

@@ -72,7 +72,7 @@ Program = Callable[[Execution], Awaitable[None]]
 
 @dataclass
 class Fault:
-    """What happens to the next requests that match."""
+    """A fault for the next requests that match."""
 
     status: int
     times: float
@@ -104,7 +104,7 @@ class FakeApiServer:
         self.silent = False
         """Watches are accepted and nothing is sent on them."""
         self.programs: dict[Key, Program] = {}
-        """What runs in a pod, by its namespace and name."""
+        """Programs that run in pods, by namespace and name of the pod."""
         self.protocols = ("v5.channel.k8s.io", "v4.channel.k8s.io")
         self.executing = 0
         self.most_executing = 0
@@ -194,7 +194,7 @@ class FakeApiServer:
             watcher.queue.put_nowait(line)
 
     def skip_versions(self, number: int) -> None:
-        """As if so much had happened to other objects; a negative one is a restored backup."""
+        """Advance the version as if other objects had changed; a negative number simulates a restored backup."""
         self._version += number
 
     @property
@@ -202,7 +202,7 @@ class FakeApiServer:
         return len(self._watchers)
 
     def count(self, method: str, contains: str = "", *, without: str = "\0") -> int:
-        """How many such requests came in."""
+        """Count the matching requests."""
         return sum(found == method and contains in path and without not in path for found, path in self.requests)
 
     def kubeconfig(self, path: Path, **user: Any) -> Path:

@@ -53,9 +53,9 @@ Answer = bytes | BaseException | Callable[[Invocation], bytes]
 
 
 class FakePluginRunner:
-    """`answers`: (plugin type, verb) to what it prints, what it raises, or a function of the invocation.
+    """`answers` maps (plugin type, verb) to the output, to the exception to raise, or to a function of the invocation.
 
-    Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not to be had.
+    Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not found.
     `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
     `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise, which `refuses`
     says too; `holds`: to what `kept` says; `programs_of_multus`: paths that are refused. `paths` and `namespaces` are
@@ -232,7 +232,7 @@ class FakeDelegateRunner(Chain):
     def add(
         self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
     ) -> Result:
-        # As the real one: what a failed ADD has made stays.
+        # Like the real one: state left by a failed ADD stays.
         self.attached.add((attachment.name, attachment.ifname))
         self._call("ADD", sandbox, attachment, netns)
         return self.results.get(attachment.name, Result())

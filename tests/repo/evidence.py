@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What a `Mark` of this row has as its `key`."""
+        """Return the key, which equals the `key` of a `Mark` of this row."""
         return self.marker, self.cells[0]
 
     @property
@@ -58,7 +58,7 @@ class Mark(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What the `Row` has as its `key`."""
+        """Return the key, which equals the `key` of the `Row`."""
         return self.marker, self.row
 
 

@@ -1,4 +1,4 @@
-"""What `kubectl apply -k` makes of a folder of manifests, as far as this project's use kustomize; the plain file of it.
+"""Build a folder of manifests as `kubectl apply -k` does, as far as this project uses kustomize, and its plain file.
 
     make manifests                      # or: python -m tests.repo.manifests
     make manifests IMAGE=NAME:TAG       # or: ... --image NAME:TAG; the name of the image from now on
@@ -107,7 +107,7 @@ def _with_images(item: Any, names: dict[str, str]) -> Any:
 
 
 def identity(item: dict[str, Any]) -> tuple[str, str, str]:
-    """What tells one object from another."""
+    """Return the kind, namespace and name, which identify an object."""
     return item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 

@@ -25,7 +25,7 @@ PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 WITHOUT_EFFECT: Final = "without effect"
 _BLOCK: Final = re.compile(r"(<!-- settings: ([\w ]+) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
 _ANY: Final = 1_000_000
-"""A bound of this size or more is one that nobody meets."""
+"""A bound of this size or more is never reached in practice."""
 _NOUNS: Final = {str: "string", bool: "boolean", int: "integer", float: "number", Any: "object"}
 
 
@@ -43,7 +43,7 @@ def filled(text: str) -> str:
 
 
 def type_of(hint: Any) -> str:
-    """How the page names the type: `number, 0 to 600`."""
+    """Return the page's name of the type: `number, 0 to 600`."""
     if get_origin(hint) is Annotated:
         kind, *metadata = get_args(hint)
         (limits,) = [item for item in metadata if isinstance(item, msgspec.Meta)]
@@ -73,7 +73,7 @@ def _range(limits: msgspec.Meta) -> str:
 
 
 def default_of(value: Any) -> str:
-    """How the page shows a default."""
+    """Return the page's text for a default."""
     if value is None:
         return "none"
     if value in ("", (), {}):

@@ -21,7 +21,7 @@ MODULES: Final = (
     *(f"cluster/{name}.py" for name in ("conf_files", "device_files")),
     *(f"node/{name}.py" for name in ("gc", "orphans", "status")),
 )
-# What only code of the loop has a use for.
+# Modules that only code of the event loop uses.
 OF_THE_LOOP: Final = ("asyncio", "multus_daemon.runtime.aio")
 
 
@@ -37,7 +37,7 @@ def is_of_the_loop(module: str) -> bool:
 
 
 def breaches(source: str) -> Iterator[str]:
-    """What in a module is for an event loop, with its line; a string or a comment is nothing."""
+    """Yield the event-loop constructs of a module, with their lines; strings and comments do not count."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.AsyncFunctionDef():

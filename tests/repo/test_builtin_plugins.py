@@ -64,7 +64,7 @@ def promised(name: str) -> inspect.Signature:
 
 
 def problems(module: object) -> Iterator[str]:
-    """What keeps a module from being a `contract.Plugin`: mypy can't see it, as the runner imports modules by name."""
+    """Yield why a module is not a `contract.Plugin`: mypy can't see it, as the runner imports modules by name."""
     for name in PROMISED:
         function = getattr(module, name, None)
         if not inspect.isfunction(function):

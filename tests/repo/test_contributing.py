@@ -1,4 +1,4 @@
-"""What contributors are told: the files, names and commands of the pages exist, and the editor's settings hold."""
+"""Check the contributors' pages: files, names and commands exist, and the editor's settings hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES = (
 
 
 def code(text: str) -> list[str]:
-    """What stands between back-quotes; spans may go on in the next line."""
+    """Return the spans between back-quotes; a span may continue on the next line."""
     return [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
 
 
@@ -71,7 +71,7 @@ def test_the_pages_tell_to_run_something() -> None:
 @pytest.mark.parametrize(("page", "target"), TARGETS)
 def test_every_target_exists(page: str, target: str) -> None:
     assert re.search(rf"(?m)^{target}:", MAKEFILE), f"{page}: make {target}"
-    # As `test` there may be a folder of that name.
+    # .PHONY is needed: a folder such as `test` may have the target's name.
     phony = " ".join(re.findall(r"(?m)^\.PHONY:((?:.*\\\n)*.*)$", MAKEFILE))
     assert target in phony.split()
 

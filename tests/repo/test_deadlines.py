@@ -1,4 +1,4 @@
-"""What the pages say of deadlines is what the table has (`multus_daemon/deadlines.py`)."""
+"""Check the deadlines in the pages against the table (`multus_daemon/deadlines.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROTOCOL: Final = "docs/protocol.md"
 
 
 def one(*values: float) -> str:
-    """What several have in common, as the pages spell it."""
+    """Return the one value that all have in common, as the pages spell it."""
     (value,) = set(values)
     return f"{value:g}"
 

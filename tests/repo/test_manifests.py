@@ -216,7 +216,7 @@ def test_printer_columns_point_into_the_object() -> None:
 
 @functools.cache
 def objects(folder: Path) -> list[dict[str, Any]]:
-    """What `folder` stands for; read only."""
+    """Return the objects that `folder` builds; callers must not change them."""
     return build(folder)
 
 
@@ -245,7 +245,7 @@ def mounts(pod: dict[str, Any], of: dict[str, Any]) -> dict[str, str]:
 
 
 def on_the_node(folder: Path, path: str) -> str:
-    """Where a path of the daemon's is on the node; empty if it is the container's own."""
+    """Return the path on the node of a path of the daemon; empty if it is the container's own."""
     return mounted_at(mounts(daemon_set(folder), container(folder)), path)
 
 
@@ -316,7 +316,7 @@ def test_mounts_and_volumes_belong_together(folder: Path) -> None:
     pod = daemon_set(folder)
     used = {item["name"] for each in (*pod["containers"], *pod["initContainers"]) for item in each["volumeMounts"]}
     assert used == {volume["name"] for volume in pod["volumes"]}
-    # What the runtime mounts later has to come in.
+    # Mounts that the runtime makes later must propagate into the container.
     later = {item["name"] for item in container(folder)["volumeMounts"] if "mountPropagation" in item}
     assert later == {"host-run-netns", "hostroot"}
 
@@ -460,7 +460,7 @@ def test_uninstall_undoes_what_the_daemon_set_does(folder: Path) -> None:
     assert not {node["--socket-dir"], node["--cni-dir"], node["--conf-dir"]} & set(there_is.values())
     (install,) = daemon_set(overlay)["initContainers"]
     assert uninstall["securityContext"] == install["securityContext"]
-    # Who may use the node's directories there may still, when the daemon is gone.
+    # Permission to use the node's directories must outlast the daemon.
     bound = [item for item in objects(overlay) if item["kind"] == "RoleBinding"]
     assert pod.get("serviceAccountName") == (daemon_set(overlay)["serviceAccountName"] if bound else None)
     # It must not be taken for the daemon: the selector of its DaemonSet is `name: multus`.

@@ -1,4 +1,4 @@
-"""What a release must not forget: version, changelog, metadata, entry points, docstrings, documentation of settings."""
+"""Check what a release needs: version, changelog, metadata, entry points, docstrings, documentation of settings."""
 
 import ast
 import importlib
@@ -46,7 +46,7 @@ def test_the_version_is_written_once() -> None:
 
 
 def test_every_image_that_is_named_has_the_version() -> None:
-    # What can't read the version has a copy of it, which docs/releasing.md changes. The history keeps the old ones.
+    # Files that can't read the version have a copy, which docs/releasing.md changes. The history keeps old versions.
     named = {
         (name, version)
         for name, text in texts()

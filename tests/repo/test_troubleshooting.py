@@ -8,7 +8,7 @@ from tests.e2e import troubleshooting
 
 
 def beginnings() -> list[str]:
-    """How the sections begin, by the docstrings of the tests that show something."""
+    """Return the first words of each section, from the docstrings of the tests that show something."""
     tree = ast.parse(troubleshooting.MODULE.read_text())
     tests = [item for item in tree.body if isinstance(item, ast.FunctionDef) and item.name.startswith("test_")]
     return [troubleshooting.heading(ast.get_docstring(item) or "") for item in tests]

@@ -1,4 +1,4 @@
-"""What `.github` holds: the workflow runs what anybody can run, and the forms ask for what a fault is found with."""
+"""Check `.github`: the workflow runs only public commands, and the forms ask for what finding a fault needs."""
 
 from __future__ import annotations
 

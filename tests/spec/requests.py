@@ -43,7 +43,7 @@ Outcome = Refusal | None
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What one implementation does instead."""
+    """A deviating outcome of one implementation."""
 
     outcome: Outcome
     why: str
@@ -70,7 +70,7 @@ class Case:
         return {name: value for name, value in given.items() if value is not None}
 
     def expected(self, implementation: Implementation) -> Outcome:
-        """What that implementation makes of it."""
+        """Return the outcome that the implementation has for this request."""
         return self.but[implementation].outcome if implementation in self.but else self.outcome
 
 

@@ -1,4 +1,4 @@
-"""What an ADD answers in each CNI version: `results/<case>.<version>.json` holds the exact bytes.
+"""Check the answer of ADD in each CNI version: `results/<case>.<version>.json` holds the exact bytes.
 
 The files are written from the specification, not printed by this code: CNI SPEC section "Result" of each version for
 the keys, containernetworking/cni `pkg/types` for what a conversion keeps, for the order of keys (1.x sorted, 0.x in

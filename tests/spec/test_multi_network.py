@@ -74,7 +74,7 @@ INVALID: list[tuple[str, Any]] = [
 
 
 def made(invocation: Invocation) -> bytes:
-    """What a plugin answers that made the interface; it goes by the address and the hardware address asked for."""
+    """Return the result of a plugin that made the interface with the requested IP and hardware addresses."""
     config = json.loads(invocation.stdin)
     asked = config.get("runtimeConfig", {})
     address = asked.get("ips", [f"10.1.0.{2 + int(invocation.ifname[-1])}/24"])[0]
@@ -89,7 +89,7 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.engine = Engine()
-        # What 7.2 and 7.3 ask for; see attachConcurrency.
+        # SPEC sections 7.2 and 7.3 ask for this; see attachConcurrency.
         self.engine.attach_concurrency = 1
         self.plugins = FakePluginRunner({(plugin, "ADD"): made for plugin in ("main", "first", "second", "cluster")})
         self.conf_dir = directory / "net.d"
@@ -268,7 +268,7 @@ def test_a_request_reaches_the_plugins_that_declare_it(node: Node, key: str) -> 
     plugins = [{"type": "first"}, {"type": "second", "capabilities": {capability: True}}]
     node.define("net-a", {"cniVersion": "1.0.0", "name": "net-a", "plugins": plugins})
     node.engine.overlay["strictRequests"] = True
-    # Of a list the last result counts; `first` answers by what it is told, which is nothing.
+    # The last result of a list counts; `first` answers by its runtimeConfig, which is empty.
     for verb in ("ADD", "CHECK", "DEL"):
         calls = of(node.call(verb, [{"name": "net-a", key: value}]), "first", "second")
         seen = {call.plugin_type: call.config.get("runtimeConfig") for call in calls}
@@ -295,7 +295,7 @@ def test_what_no_plugin_declares_fails_where_requests_are_strict(node: Node, key
 @pytest.mark.npwg("4.1.2.1.3.2")
 @pytest.mark.parametrize("key", REQUESTS)
 def test_what_no_plugin_declares_is_told_where_requests_are_not_strict(node: Node, key: str) -> None:
-    """As upstream, which says nothing."""
+    """Upstream gives no warning here."""
     node.single("net-a")
     value, _, _ = REQUESTS[key]
     (call,) = of(node.call("ADD", [{"name": "net-a", key: value}]), "main")

@@ -29,7 +29,7 @@ from tests.unit.pod.conftest import NETNS, Engine, definition
 
 GOLDEN = Path(__file__).parent / "golden"
 ALL = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
-# What a delegate's version can say: mtu is of 1.1.0, interfaces are of 0.3.0.
+# The facts that a delegate's version can express: mtu needs 1.1.0, interfaces need 0.3.0.
 FACTS = {"0.1.0": "0.1.0", "0.2.0": "0.1.0", "1.1.0": "1.1.0"}
 PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
 
@@ -87,7 +87,7 @@ class Node:
         body = json.dumps({"env": env, "config": base64.b64encode(stdin).decode()}).encode()
         self.plugins.calls.clear()
         if verb == "CHECK":
-            # What the plugins have told of: below 0.4.0 the kernel is asked in place of them.
+            # The interfaces that the plugins reported: below 0.4.0 the kernel is asked in place of the plugins.
             self.engine.links.namespaces[NETNS] |= {"eth0", "net1"}
         return await exchange(self.server, "POST", "/cni", body, native=True)
 
@@ -168,6 +168,6 @@ async def test_a_list_without_a_version_has_that_of_our_configuration(node: Node
     assert (await node.call("ADD", runtime)).status == 200
     assert node.read() == expected("ADD", version)
     for verb in ("CHECK", "DEL"):
-        # Of the runtime's later configuration nothing depends.
+        # The result does not depend on the runtime's later configuration.
         assert (await node.call(verb, "1.0.0")).status == 200
         assert node.read() == expected(verb, version)

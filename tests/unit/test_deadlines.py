@@ -18,7 +18,7 @@ SHIM_REPLY = {
     "STATUS": d.SHIM_STATUS_REPLY_SECONDS,
 }
 SHIM_LIFE = d.SHIM_STDIN_SECONDS + d.SHIM_DAEMON_WAIT_SECONDS + d.SHIM_REPLY_SECONDS + d.SHIM_STDOUT_SECONDS
-"""Of a shim that waits for all that it may."""
+"""Lifetime of a shim that waits as long as it may at every step."""
 
 INSIDE_A_PLUGIN = (
     d.BUILTIN_UNDO_SECONDS,
@@ -209,7 +209,7 @@ def test_a_configuration_that_is_fought_over() -> None:
 
 def test_what_follows_the_drain_takes_20_seconds_at_most() -> None:
     assert d.KILL_GRACE_SECONDS < d.CANCELLED_SECONDS
-    # Of both servers, the unix socket and the metrics: what a client sends is read, then the connections close.
+    # Both servers, the unix socket and the metrics, read what clients send, then close the connections.
     servers = 2 * (d.LINGER_SECONDS + d.CONNECTIONS_SECONDS)
     # And of the log, both ways: standard error and the file.
     assert d.CANCELLED_SECONDS + servers + d.REPORT_SECONDS + 2 * d.LOG_FLUSH_SECONDS <= 20

@@ -55,7 +55,7 @@ UPSTREAM: dict[str, Any] = {
     "defaultnetworkfile": "/f",
 }
 
-# What upstream does not lay over requests, or might as well not: requests have it from what the daemon generated.
+# Upstream does not lay these over requests, or need not: requests have them from the generated configuration.
 OF_THE_NODE = {
     *("capabilities", "cniConfigDir", "multusAutoconfigDir", "multusConfigFile", "multusMasterCNI"),
     *("overrideNetworkName", "readinessindicatorfile", "type"),

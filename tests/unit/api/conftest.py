@@ -35,7 +35,7 @@ def metrics(registry: CollectorRegistry) -> Metrics:
 
 @pytest.fixture
 def verb_seconds() -> float:
-    """Of every verb: more than a busy machine needs. A test of deadlines has fewer."""
+    """Deadline of every verb: more than a busy machine needs. A test of deadlines has fewer."""
     return 30.0
 
 

@@ -133,7 +133,7 @@ PLUGGED_CONF = b'{"cniVersion": "0.3.1", "name": "n-b",  "type": "macvlan"}'
 def delegate_body(
     verb: str = "ADD", conf: bytes = PLUGGED_CONF, attributes: Any = None, **changes: str | None
 ) -> bytes:
-    """As the hot-plug controller sends it: few variables, the network's own configuration verbatim."""
+    """Build a body like the hot-plug controller's: few variables, the network's own configuration verbatim."""
     env: dict[str, str | None] = {
         "CNI_ARGS": "K8S_POD_NAMESPACE=ns1;K8S_POD_NAME=p1;K8S_POD_UID=uid-1",
         "CNI_COMMAND": verb,
@@ -211,6 +211,6 @@ def from_recorded(said: str) -> Result:
 
 
 async def exposition(metrics: Metrics) -> str:
-    """What `/metrics` shows now."""
+    """Return the current text of `/metrics`."""
     data, _ = await asyncio.to_thread(metrics.render)
     return data.decode()

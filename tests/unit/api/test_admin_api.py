@@ -145,7 +145,7 @@ async def test_questions_are_counted_under_one_name(server, metrics):
 
 @pytest.fixture
 def answers(tmp_path):
-    """Those of a daemon that has one pod, `web/p1`."""
+    """Return the answers of a daemon that has one pod, `web/p1`."""
     engine = Engine()
     engine.declare("n1")
     engine.verbs.add(engine.request())

@@ -445,7 +445,7 @@ async def test_a_request_that_waits_tells_for_what(metrics):
 
 @pytest.mark.weak_spot(35)
 async def test_among_few_places_nobody_starves(metrics):
-    """As many as a memory limit of 50 MiB allows: all that ADDs of one network may have are taken, others go on."""
+    """With the slots of a 50 MiB memory limit, ADDs of one network take all they may have, and others go on."""
     verbs = CountingVerbs()
     api = CniApi(verbs, metrics, at_once=FEWEST)
     adds = [asyncio.create_task(api.call(one("ADD", f"c{number}"))) for number in range(50)]
@@ -496,7 +496,7 @@ async def test_a_del_hurries_what_runs_of_its_container(metrics, verbs):
 @pytest.mark.parametrize(
     ("same", "others", "share"),
     [
-        # Of 16 slots two are for DEL alone; who shares both namespace and networks leaves four more, else two.
+        # Two of 16 slots are for DEL alone; ADDs that share namespace and networks leave four more free, others two.
         (("ns{}", "a"), ("x", "b"), 12),
         (("web", "a{}"), ("x", "b"), 12),
         (("web", "a"), ("web", "b"), 10),
@@ -550,7 +550,7 @@ async def test_neither_the_configuration_nor_other_variables_are_logged(server, 
 
 @pytest.mark.parametrize(("path", "content"), [("/cni", body(CNI_CONTAINERID="c1")), ("/delegate", delegate_body())])
 async def test_a_request_whose_client_is_gone_does_not_begin(verbs, gates, metrics, tmp_path, path, content):
-    """Nobody would have the result of its ADD: the runtime has given the container up, or asks anew."""
+    """The result of its ADD would reach no client: the runtime has given the container up, or asks anew."""
     api = CniApi(verbs, metrics, at_once=1)
     server = UnixServer(api, gates, metrics, tmp_path)
     await server.start()

@@ -213,7 +213,7 @@ async def test_arbitrary_bytes(live):
     async def one(data):
         async with gate, asyncio.timeout(10):
             received = await send(server.path, data, eof=True)
-        # What never became a request may be dropped without an answer; half an answer never comes.
+        # Input that never became a request may be dropped without an answer; half an answer never comes.
         if received:
             reply = parse_reply(received)
             assert reply.status in (400, 404, 405, 417)

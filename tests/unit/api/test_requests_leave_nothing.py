@@ -1,4 +1,4 @@
-"""What a request's configuration says of logging is the shim's affair: the daemon's own stays as it was set up."""
+"""Logging keys of a request's configuration are for the shim only: the daemon's own logging does not change."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""How pods and networks of the benches are laid out, and in which order sides take their turns; nothing is run."""
+"""Check the layout of pods and networks of the benches, and the order in which sides take turns; nothing is run."""
 
 import ipaddress
 import itertools

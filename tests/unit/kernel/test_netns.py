@@ -1,4 +1,4 @@
-"""Whether the daemon sees every process of its node."""
+"""Check that the daemon sees every process of its node."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_each_thread_has_its_own(moves: Moves) -> None:
         with netns.of_thread() as own:
             assert own.pod_netns not in (mine.pod_netns, mine.host_netns)
             assert (own.path, own.may_be_own) == (OWN, True)
-            # Of what belongs to the thread there is one, however often it is asked for.
+            # There is one object per thread, however often it is asked for.
             with own.of_thread() as again:
                 assert again is own
             assert len(descriptors()) == len(before) + 4
@@ -234,7 +234,7 @@ def test_there_and_back(moves: Moves) -> None:
         host, pod = netns.host_netns, netns.pod_netns
         with netns.inside():
             assert moves.made == [pod]
-            # Who is there already goes nowhere.
+            # A thread that is already there does not move.
             with netns.inside():
                 assert moves.made == [pod]
             assert moves.made == [pod]
@@ -313,5 +313,5 @@ def test_a_path_that_leads_elsewhere_by_now(tmp_path: Path, moves: Moves, now: s
         with pytest.raises(NamespaceError) as caught, netns.inside():
             pytest.fail("in a namespace of the past")
         assert (caught.value.errno, caught.value.filename) == (number, str(path))
-        # What is under way there goes on: the namespace lives while its descriptor is open.
+        # Work in progress there goes on: the namespace lives while its descriptor is open.
         assert len(moves.made) == 2

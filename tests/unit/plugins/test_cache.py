@@ -35,7 +35,7 @@ def cache(tmp_path):
 def test_upstreams_files_come_out_as_they_went_in(text):
     encoded = cache_format.decode(text.encode()).encode().decode()
     if '"portMappings":' in text:
-        # Those of a pod's annotation upstream writes from a struct, in its order; those of the runtime in ours.
+        # Upstream writes the ports of a pod's annotation from a struct, in its order; the runtime's keep our order.
         assert list(json.loads(encoded)) == list(json.loads(text))
         encoded, text = json.loads(encoded), json.loads(text)
     assert encoded == text

@@ -60,14 +60,14 @@ def chain(runner, cache):
 
 
 def add_and_remember(chain, whole, sandbox=SANDBOX):
-    """As the engine does; the result."""
+    """Attach and remember like the engine; return the result."""
     result = chain.add(sandbox, whole, PodNetns(sandbox.netns))
     chain.remember(sandbox, whole.with_result(result))
     return result
 
 
 def _echo(stdin):
-    """As chained plugins do: the previous result is theirs."""
+    """Return the previous result, like chained plugins."""
     return json.dumps(json.loads(stdin)["prevResult"]).encode()
 
 
@@ -292,7 +292,7 @@ class TestNeverAttached:
 
     @pytest.mark.parametrize("refused", [False, True])
     def test_of_a_later_del_the_configuration_tells(self, chain, runner, refused):
-        """As after a crash: nobody knows how the ADD ended."""
+        """After a crash the outcome of the ADD is unknown."""
         if refused:
             runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
         runner.answers["bridge", "DEL"] = CniError("no such range")

@@ -32,12 +32,12 @@ def invocation(**changes) -> Invocation:
 
 
 def choose(dispatcher, plugin_type, call):
-    """As planning does."""
+    """Choose an implementation like planning does."""
     return dispatcher.choose(plugin_type, call, dispatcher.programs([(plugin_type, call)]))
 
 
 def made_by(name):
-    """What an ADD prints; its interface names the one that made it."""
+    """Return the output of an ADD; its interface names the implementation."""
     return b'{"cniVersion":"1.0.0","interfaces":[{"name":"%s"}]}' % name.encode()
 
 
@@ -91,7 +91,7 @@ def test_choice(process, builtin, mode, name, expected):
         ("off", "both", "process"),
         ("fallback", "both", "process"),
         ("prefer", "both", "process"),
-        # Nobody else could: it refuses, or does the DEL.
+        # There is no other implementation: it refuses, or does the DEL.
         ("prefer", "builtin", "built-in"),
         ("fallback", "builtin", "built-in"),
     ],
@@ -246,7 +246,7 @@ def test_a_binary_that_goes_after_it_was_chosen_fails_the_add(process, builtin):
 
 
 def test_what_a_builtin_calls_is_chosen_with_it(process, builtin, monkeypatch):
-    """With the configuration that it is going to have: what it asks for may be unknown to the built-in."""
+    """The choice uses the final configuration, as the built-in may not know a requested key."""
     builtin.called = {"both": {"ipam": {"asks": "for something"}, "binary": {}}, "ipam": {"builtin": {}}}
     seen = []
 
@@ -295,7 +295,7 @@ def test_a_key_that_older_binaries_pass_over_is_left_to_the_binary(process, buil
     builtin.refused["bridge"] = InvalidNetworkConfigError("no such VLAN")
     dispatcher = Dispatcher(process, builtin, "off")
     assert choose(dispatcher, "bridge", invocation(fields={"vlanTrunk": "x"})) == {"bridge": "/a/bridge"}
-    # Of a DEL that has failed it tells nevertheless.
+    # For a DEL that has failed it still gives the reason.
     assert dispatcher.refuses("bridge", invocation(fields={"vlanTrunk": "x"}))
 
 
@@ -335,7 +335,7 @@ def test_what_a_binary_calls_is_its_own_choice(process, builtin):
         ("off", "both", "built-in", "process", True),
         # A built-in that this daemon does not have.
         ("prefer", "binary", "built-in", "process", True),
-        # Nobody knows: as an ADD.
+        # The implementation that ran ADD is unknown: choose as for an ADD.
         ("prefer", "both", "", "builtin", False),
         ("fallback", "both", "", "process", False),
     ],

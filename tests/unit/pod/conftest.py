@@ -31,7 +31,7 @@ from tests.fakes.runner import FakeDelegateRunner
 from tests.fakes.store import FakeDelegateStore
 
 MORE = "; on the node, `multusctl explain web/p1` says more"
-"""What an Event about a failure ends with."""
+"""The end of every Event about a failure."""
 NETNS = "/run/netns/p1"
 
 
@@ -98,7 +98,7 @@ class Engine:
         self.clock = 1000.0
         self.overlay: dict[str, Any] = {"clusterNetwork": "cluster"}
         self.stdin: dict[str, Any] = {}
-        """What the runtime's configuration has besides its version and its name."""
+        """Keys of the runtime's configuration besides its version and its name."""
         self.cluster.put_network(definition("kube-system", "cluster"))
         for name in ("n1", "n2"):
             self.cluster.put_network(definition("web", name))

@@ -860,7 +860,7 @@ def test_a_failed_plugin_is_told_once_and_nothing_as_added(engine: Engine) -> No
 
 
 def test_a_cluster_network_from_the_nodes_files_is_no_warning(engine: Engine) -> None:
-    """Upstream warns of the definition that nobody made."""
+    """Upstream warns of the missing definition."""
     engine.overlay["clusterNetwork"] = "from-file"
     raw = b'{"cniVersion":"0.3.1","name":"from-file","type":"fake"}'
     engine.files.names["/etc/cni/multus/net.d", "from-file"] = conf.parse(raw)

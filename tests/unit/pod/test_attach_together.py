@@ -1,4 +1,4 @@
-"""Networks of one pod side by side: as quick as that, and told, kept and undone as if they came one by one."""
+"""Networks of one pod attach side by side: reported, recorded and undone as if they were attached one by one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Runner(FakeDelegateRunner):
             self.log.append(("end", *call))
 
     def place(self, edge: str, verb: str, name: str) -> int:
-        """Where in the log it is."""
+        """Return the index of the entry in the log."""
         return self.log.index((edge, verb, name))
 
     def unfinished(self) -> int:
@@ -295,7 +295,7 @@ FAILING = st.sampled_from(["kube-system/cluster", *(f"web/{name}" for name in NE
 
 
 def outcome(engine: Engine, verb: str) -> tuple[Any, ...]:
-    """What a verb returned or raised, and everything that it left."""
+    """Return the result or error of a verb, and all state that it left."""
     end: Result | tuple[int, str] | None
     try:
         if verb == "ADD":

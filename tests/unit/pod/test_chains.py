@@ -83,7 +83,7 @@ class TestAuxiliaryChain:
     ) -> None:
         engine.declare("n1")
         write(node / "aux" / "10.conf", {"type": "tuning"})
-        # What it reports is the cluster network's: whether that is alive is judged there.
+        # It reports the cluster network's result, whose liveness is judged there.
         engine.runner.results["aux"] = Result((Interface("eth0", sandbox=NETNS),))
         engine.verbs.add(engine.request())
         engine.verbs.add(engine.request())

@@ -145,7 +145,7 @@ def test_records_are_read_in_other_threads_and_written_in_the_requests(
     engine.verbs.delete(engine.request("DEL"))
     engine.verbs.delete(engine.request("DEL"))
     assert {name: len(found) for name, found in threads.items()} == {"load": 5, "save": 5, "remove": 1, "recover": 1}
-    # What an ADD reads at its beginning it reads itself: a disk that hangs would hold up its writing too.
+    # An ADD does its first read in its own thread: a disk that hangs would hold up its writing too.
     own, read_in = threads["load"][0], threads["load"][1:] + threads["recover"]
     assert {own, *threads["save"], *threads["remove"]} == {threading.current_thread()}
     assert threading.current_thread() not in read_in

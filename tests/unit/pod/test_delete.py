@@ -50,7 +50,7 @@ def test_a_retry_runs_only_what_failed(engine: Engine) -> None:
     assert on_record(engine) == ["web/n1"]
     engine.runner.fail.clear()
     engine.runner.calls.clear()
-    # As a daemon that has been started anew.
+    # The daemon restarts.
     engine.verbs = engine.make_verbs()
     engine.verbs.delete(engine.request("DEL"))
     assert engine.runner.order == [("DEL", "web/n1")]
@@ -94,7 +94,7 @@ def test_one_that_hangs_leaves_the_others_their_share(engine: Engine, monkeypatc
 def test_those_side_by_side_share_the_time_as_if_they_came_one_by_one(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 12 s the first of three may take a third, the next a half of the rest, the last all that is left."""
+    """The first of three may take a third of 12 s, the next a half of the rest, the last all that is left."""
     engine.attach_concurrency = 4
     engine.verbs = engine.make_verbs()
     add(engine)
@@ -263,7 +263,7 @@ def test_a_late_del_does_not_reach_into_the_namespace_of_a_newer_container(engin
 
 
 def test_late_dels_look_through_all_records_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each of a thousand entries a thousand records took two minutes."""
+    """Reading a thousand records for each of a thousand entries took two minutes."""
     engine.declare("n1")
     for number in range(20):
         netns = f"/run/netns/p{number}"

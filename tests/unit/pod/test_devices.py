@@ -181,7 +181,7 @@ def test_a_claim_from_a_template_goes_by_the_pods_own_name_for_it(engine: Engine
 
 
 def test_a_claim_goes_by_the_name_of_its_template_too(engine: Engine) -> None:
-    """As in upstream's example: the network names the template. Of several claims each network has its own device."""
+    """In upstream's example the network names the template. Each network takes its device from its own claim."""
     for name, resource in (("n1", "nics"), ("n2", "nic-b"), ("n3", "nics")):
         network(engine, name, resource)
     given(engine, "a-0", resource="p1-nic-a")

@@ -64,7 +64,7 @@ def engine(engine: Engine) -> Engine:
 
 
 def routes(engine: Engine) -> dict[str, tuple[Route, ...]]:
-    """Those in the record, by network."""
+    """Return the routes in the record, by network."""
     return {item.name: item.result.routes for item in engine.store.records["c1"].attachments if item.result}
 
 
@@ -94,7 +94,7 @@ def kernel_calls(engine: Engine) -> list[str]:
                 Route("0.0.0.0/0", "10.1.0.8", priority=2),
             ),
         ),
-        # As Go reads it.
+        # Go reads it like this.
         (("::ffff:10.1.0.1",), (Route("0.0.0.0/0", "10.1.0.1"),)),
     ],
 )
@@ -175,7 +175,7 @@ def test_every_result_says_what_the_kernel_was_told(
     assert routes(engine) == {CLUSTER: cluster, "web/n1": n1, "web/n2": n2}
     assert returned == engine.store.records["c1"].attachments[0].result
     assert engine.store.records["c1"].complete
-    # What is remembered at last is what is on record; who has not changed is not written anew.
+    # The last remembered attachment equals the record; an unchanged attachment is not written again.
     remembered = {item.name: item for item in engine.runner.remembered}
     assert list(remembered.values()) == [
         replace(item, observed=None) for item in engine.store.records["c1"].attachments
@@ -366,7 +366,7 @@ def test_a_crash_before_the_end_leaves_a_record_that_a_del_undoes(
     monkeypatch.setattr(FakePodNetns, "move_default_routes", crash)
     with pytest.raises(KeyboardInterrupt):
         engine.verbs.add(engine.request())
-    # What a daemon finds that was killed there: nothing was undone.
+    # The daemon was killed here and finds this state: nothing was undone.
     engine.store.records["c1"] = engine.store.saved[-1]
     assert not engine.store.records["c1"].complete
     engine.runner.calls.clear()

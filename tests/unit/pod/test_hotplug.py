@@ -341,7 +341,7 @@ def test_del_in_a_namespace_that_has_gone(engine: Engine, netns: str) -> None:
 def test_del_of_what_is_not_on_record_touches_nothing(
     engine: Engine, container: str, ifname: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a container that nobody knows, with the namespace of a pod, it took that pod's interface."""
+    """For an unknown container with the namespace of a pod, DEL once removed that pod's interface."""
     caplog.set_level(logging.DEBUG)
     running(engine)
     engine.links.namespaces[NETNS].add("net5")
@@ -428,7 +428,7 @@ def test_an_add_in_another_namespace_takes_it_out(engine: Engine) -> None:
     assert [item.name for item in engine.store.records["c1"].attachments] == ["kube-system/cluster", "web/n1"]
 
 
-# --- containers that nobody has told us of ---------------------------------------------------------------------------
+# --- unknown containers ----------------------------------------------------------------------------------------------
 
 
 def test_a_container_never_seen_gets_a_record_of_its_own(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""What was never attached leaves the record with a failing DEL; what can't be detached for a day is set aside."""
+"""A failing DEL drops a network that was never attached; one that can't be detached for a day is set aside."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def failing(engine: Engine) -> None:
 
 
 def tried(engine: Engine) -> bool:
-    """Whether reconcile has an orphan, and is rid of it."""
+    """Delete the orphans that reconcile finds; return whether all were deleted."""
     core = engine.verbs.engine
     for orphan in orphans.look(core).orphans.values():
         try:

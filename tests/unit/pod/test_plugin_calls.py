@@ -1,4 +1,4 @@
-"""What plugins are called with for a whole pod: engine, chain, record and result cache together, over fake plugins."""
+"""Check the plugin calls for a whole pod: engine, chain, record and result cache together, over fake plugins."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Node:
         return [(call.plugin_type, call.verb, call.invocation.ifname) for call in self.plugins.calls]
 
     def read(self) -> list[dict[str, Any]]:
-        """What each of them read, less prevResult."""
+        """Return the configuration that each call read, without prevResult."""
         return [
             {key: value for key, value in call.config.items() if key != "prevResult"} for call in self.plugins.calls
         ]

@@ -1,4 +1,4 @@
-"""How many ports of the host a pod may ask for."""
+"""A pod may request a limited number of ports of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's threads ask of the event loop: known things without going there, everything else by one call."""
+"""The engine's threads answer from known state without the event loop, and ask it everything else by one call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def as_a_request(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
 
 class Loop:
-    """What lives on the loop. Notes each call, with the thread that it came in; raises `error`, or hangs."""
+    """A service on the event loop. It notes each call and its thread; it raises `error`, or hangs."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -229,7 +229,7 @@ async def test_events_are_told_in_their_order_and_not_waited_for(
 
     running = threading.Thread(target=thread)
     running.start()
-    # The loop is not to be had, and the thread ends all the same.
+    # The loop is not available, and the thread ends all the same.
     assert ended.wait(10)
     running.join(10)
     assert store.calls == []

@@ -1,4 +1,4 @@
-"""The path of a container's namespace leads to another one by then, or to no namespace: that is not touched."""
+"""The path of a container's namespace leads to another namespace or to none: the daemon does not touch that one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which networks go one after another, and the running of the others."""
+"""Check which networks are attached one after another, and that the others run side by side."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def single(ifname: str, **fields: Any) -> Attachment:
 
 
 def apart(one: Attachment, other: Attachment) -> bool:
-    """Whether the two go one after the other; the same in both orders."""
+    """Return whether the two run one after the other; the answer is the same in both orders."""
     found = {bool(predecessors(pair)[1]) for pair in ([one, other], [other, one])}
     assert len(found) == 1
     return found.pop()
@@ -114,7 +114,7 @@ SLAVES = {"type": "bond", "linksInContainer": True, "links": [{"name": "net1"}, 
         (network("net1", ipam(subnet="10.1.0.0/24")), network("net2", ipam(addresses=[{"address": "10.1.0.9/24"}]))),
         (network("net1", ipam(subnet="10.1.0.0/24")), network("net2", capability_args={"ips": ["10.1.0.9/24"]})),
         (network("net1", ipam(subnet="2001:DB8::/64")), network("net2", ipam(range="2001:db8:0::7/64"))),
-        # What nothing may run beside.
+        # Nothing may run beside these.
         (network("net1", cluster_network=True), network("net2")),
         (network("eth0", auxiliary=True), network("net2")),
         (network("net1"), network("net2", top={SERIAL: True})),

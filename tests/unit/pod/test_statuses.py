@@ -81,7 +81,7 @@ def test_one_that_is_there_is_left_alone(added: Engine) -> None:
     ids=["empty", "none", "no JSON", "one less", "other addresses", "other MAC", "an interface that is gone"],
 )
 def test_one_of_before_is_replaced(added: Engine, change: Any) -> None:
-    """As of the sandbox before, where that of the present one was never written."""
+    """The status may be the previous sandbox's, if that of the present one was never written."""
     whole = written(added)
     annotate(added, change(whole))
     assert bring_up_to_date(added) == [True]
@@ -90,7 +90,7 @@ def test_one_of_before_is_replaced(added: Engine, change: Any) -> None:
 
 @pytest.mark.parametrize("missing", ["net1", ""])
 def test_entries_of_interfaces_that_others_brought_stay(added: Engine, missing: str) -> None:
-    """By content: newer than the record, and none of ours."""
+    """Entries are matched by content: these are newer than the record, and not ours."""
     others = [
         {"name": "web/theirs", "interface": "net7", "ips": ["10.7.0.2"], "mac": "02:00:00:00:00:07", "dns": {}},
         {"name": "web/vfio", "interface": "net8", "device-info": {"type": "pci"}, "dns": {}},

@@ -465,7 +465,7 @@ def test_delete_of_an_upstream_conflist_gets_every_key(store, cni_dir, cache, wi
 
 @pytest.mark.weak_spot(13)
 def test_a_list_without_a_version_is_deleted_as_it_was_added(store, cni_dir, cache):
-    """As 0.1.0, which is what libcni took it for: without prevResult, which that version has not."""
+    """libcni takes it for 0.1.0, which has no prevResult."""
     record = store.recover(left_by_upstream(cni_dir, "1.0.0/list-without-version/ADD"))
     runner = FakePluginRunner()
     delete(runner, cache, record, record.attachments[1])
@@ -607,7 +607,7 @@ def test_modes_are_put_right_at_start(store, cni_dir, caplog):
 
 
 def test_what_a_daemon_left_that_ended_later_goes_while_serving(store, cni_dir):
-    """Of the daemon that this one has relieved."""
+    """The temporary files are of the daemon that this one has replaced."""
     store.sweep()
     store.save(small())
     dead, lives = 2**22 + 1, os.getpid()

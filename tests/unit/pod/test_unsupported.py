@@ -1,4 +1,4 @@
-"""What a pod asks of its networks and does not get (NPWG multi-network SPEC 4.1.2.1.3.2 and following)."""
+"""A pod requests more of its networks than it gets (NPWG multi-network SPEC 4.1.2.1.3.2 and following)."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ class TestDeprecatedArgs:
 
 
 def test_many_addresses_are_each_read_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pair by pair, 2,000 addresses in an annotation took 36 s, and nobody else was served meanwhile."""
+    """Pairwise comparison of 2,000 addresses in an annotation took 36 s, and no other request was served meanwhile."""
     asked = [f"10.{number // 250}.{number % 250}.7/24" for number in range(2000)]
     monkeypatch.setattr(NetConf, "max_requested_addresses", len(asked))
     engine.cluster.put_network(network("n1", "ips"))

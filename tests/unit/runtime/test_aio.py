@@ -240,7 +240,7 @@ class Work:
         try:
             await self.may_end.wait()
         finally:
-            # As one that takes its time to be ended.
+            # The task takes its time to end.
             await turns()
             self.ended += 1
         if self.error:

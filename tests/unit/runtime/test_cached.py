@@ -13,7 +13,7 @@ from multus_daemon.runtime import cached
 
 
 def _is_known(path: Path) -> bool:
-    """Whether kernel and file system can say at once what is in a file that was just written."""
+    """Return whether kernel and file system can read a file that was just written without blocking."""
     path.write_bytes(b"x")
     return cached.read(str(path)) is not None
 
@@ -46,7 +46,7 @@ def test_what_is_no_plain_small_file_is_left_to_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [errno.EAGAIN, errno.EOPNOTSUPP, 3])
 def test_what_is_not_in_memory_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
-    """Nothing of it, a file system that can't say, or only the beginning."""
+    """Nothing of the file is in memory, the file system can't say, or only the beginning is there."""
     if not _is_known(tmp_path / "probe"):
         pytest.skip("needs openat2 with RESOLVE_CACHED")
     path = tmp_path / "record.json"

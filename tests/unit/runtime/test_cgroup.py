@@ -71,7 +71,7 @@ def test_version_2_seen_from_the_host(host: Host, levels: dict[str, str], smalle
     assert host.limit() == smallest
 
 
-# What kubelet and containerd make with the systemd driver, under a runtime that shows the whole hierarchy.
+# Kubelet and containerd make this path with the systemd driver, under a runtime that shows the whole hierarchy.
 SCOPE = (
     "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f1e2d3c_4b5a_6978_8796_a5b4c3d2e1f0.slice/"
     "cri-containerd-6c1f8a2b3d4e5f60718293a4b5c6d7e8f90123456789abcdef0123456789abcd.scope"
@@ -82,7 +82,7 @@ SCOPE = (
     ("limits", "smallest"),
     [
         (("4294967296", "max", "max", "536870912"), 512 << 20),
-        # Of the pod, where all its containers have a limit; of the node's pods, where none has.
+        # The pod's limit, if all its containers have one; the limit of the node's pods, if none has one.
         (("4294967296", "max", "268435456", "max"), 256 << 20),
         (("4294967296", "max", "max", "max"), 4 << 30),
         (("max", "max", "max", "max"), None),
@@ -116,7 +116,7 @@ def test_version_2_beside_the_hosts_mount(host: Host, first: bool) -> None:
 @pytest.mark.parametrize(
     ("path", "mounted", "directory"),
     [
-        # A process that was moved out of the group that its namespace began in: no name is told of what is above.
+        # A process was moved out of the group that its namespace began in: the groups above have no name here.
         ("/../..", "/", ""),
         ("/../..", "/../../..", ""),
         ("/../..", "/../..", ""),

@@ -11,11 +11,11 @@ from multus_daemon.runtime.deadline import Deadline, ExpiredError, Interrupted
 from tests.aside import PATIENCE, Aside
 
 LONG = 60.0
-"""What nothing here waits for."""
+"""Longer than any test here waits."""
 
 
 class Watch:
-    """How long the block took."""
+    """Measure how long a block takes."""
 
     def __enter__(self) -> "Watch":
         self._began = time.monotonic()
@@ -287,7 +287,7 @@ def test_stopping_the_deadline_of_a_block_stops_the_work_around_it() -> None:
 
 
 def test_what_was_ended_by_itself_has_not_expired() -> None:
-    """As a call of the event loop whose task somebody else has cancelled."""
+    """A call of the event loop ends like this when other code cancels its task."""
     with pytest.raises(Interrupted), deadline.within(LONG):
         raise Interrupted
 

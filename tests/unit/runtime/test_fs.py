@@ -217,7 +217,7 @@ def test_what_is_no_regular_file_is_refused_at_once_and_no_descriptor_stays_open
 
 
 def test_what_others_can_make_is_not_waited_for(tmp_path: Path) -> None:
-    """To be written to: a pipe that nobody reads, one that somebody does, a socket."""
+    """The paths are opened for writing: a pipe without a reader, a pipe with one, a socket."""
     fifo, held, bound = (tmp_path / name for name in ("fifo", "held", "bound"))
     os.mkfifo(fifo)
     os.mkfifo(held)
@@ -301,7 +301,7 @@ def test_ensure_directory_where_a_file_is(tmp_path: Path) -> None:
 
 
 class TestSweep:
-    """What killed writers leave behind."""
+    """Killed writers leave files behind."""
 
     def test_the_temporary_file_of_a_dead_writer_goes_and_everything_else_stays(self, tmp_path: Path) -> None:
         dead = DEAD_PID
@@ -330,7 +330,7 @@ class TestSweep:
         assert fs.sweep(tmp_path / "absent") == 0
 
 
-# The kernel's highest number of a process is 2**22: nobody has this one.
+# The kernel's highest process id is 2**22: no process has this one.
 DEAD_PID = 2**22 + 1
 
 

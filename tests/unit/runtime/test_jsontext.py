@@ -1,4 +1,4 @@
-"""Where a fault in a JSON text is, and which keys are there twice."""
+"""Locate faults and duplicate keys in a JSON text."""
 
 from __future__ import annotations
 

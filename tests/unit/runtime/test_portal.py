@@ -16,7 +16,7 @@ from tests.aside import PATIENCE
 Until = Callable[..., Awaitable[None]]
 
 LONG = 60.0
-"""What nothing here waits for."""
+"""Longer than any test here waits."""
 
 
 class Hanging:
@@ -181,7 +181,7 @@ async def test_a_thread_that_the_kernel_holds_is_logged_until_it_is_back(
 
 
 async def from_a_thread(work: Callable[[], object], limit: Deadline | None = None) -> object:
-    """As a request's thread would, with the loop free meanwhile."""
+    """Run `work` in a thread, like a request, while the loop stays free."""
     return await portal.run(limit or Deadline(), work)
 
 
@@ -301,7 +301,7 @@ async def test_a_call_whose_time_is_over_is_interrupted_the_same_way() -> None:
 async def test_an_interrupted_call_drops_what_the_coroutine_still_made_or_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Half of the work is nobody's: it was not wanted any more, and its own end is no news."""
+    """The caller no longer wants the result, so the late end of the coroutine is dropped."""
     way = LoopPortal()
 
     async def stubborn() -> None:
@@ -354,7 +354,7 @@ async def test_a_call_interrupted_before_the_loop_took_it_up_never_begins() -> N
 
 
 async def test_a_task_that_somebody_else_cancels_interrupts_the_caller(until: Until) -> None:
-    """As the end of the event loop does, which cancels all tasks."""
+    """The end of the event loop does this: it cancels all tasks."""
     way, work = LoopPortal(), Coroutine()
     work.may_end.set()
     before = asyncio.all_tasks()

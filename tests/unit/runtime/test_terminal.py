@@ -1,4 +1,4 @@
-"""What others have written is printed as it stands."""
+"""Text that others have written is printed unchanged."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_one_at_a_time_within_a_key_in_the_order_of_arrival(crowd: Crowd) -> Non
 
 
 def test_a_late_comer_does_not_overtake_one_who_waits() -> None:
-    """Who gives the lock back gives it to the first in the line, also where that one has not woken up yet."""
+    """A released lock goes to the first waiter, even if that thread has not woken up yet."""
     locks, log = threads.KeyedLock(), []
 
     def work(name: str) -> None:
@@ -276,7 +276,7 @@ def test_a_free_lock_is_had_without_a_wait_also_when_the_time_is_over() -> None:
 
 
 def test_a_waiter_interrupted_just_as_the_lock_becomes_free_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its turn has come and it leaves: the lock is the next one's, not nobody's."""
+    """A waiter that leaves on its turn passes the lock to the next waiter; otherwise the lock would be lost."""
     locks, log = threads.KeyedLock(), []
     interrupted = threading.Event()
     may_go_on = threading.Event()
@@ -498,7 +498,7 @@ def test_a_read_that_hangs_takes_one_thread_however_often_it_is_asked_for(disk: 
 
 
 def test_who_comes_after_a_read_that_hung_reads_anew(disk: Hanging) -> None:
-    """What has been found long ago may be of before a write."""
+    """A read that began long ago may return the state before a write."""
     reads = threads.Reads(PATIENCE)
     first = Aside(reads.of, "a", disk.read)
     until(lambda: disk.begun)

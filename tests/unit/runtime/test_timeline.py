@@ -1,4 +1,4 @@
-"""What is kept of a request: its steps, from any thread, within bounds."""
+"""A timeline keeps the steps of a request, from any thread, within bounds."""
 
 from multus_daemon.runtime import threads, timeline
 from multus_daemon.runtime.timeline import NOTES_MAX, TEXT_MAX, Timelines

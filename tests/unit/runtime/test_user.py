@@ -1,4 +1,4 @@
-"""Whose program this is, and where its user keeps what it has at run time."""
+"""Find the directory in which the user of a program keeps runtime files."""
 
 from __future__ import annotations
 

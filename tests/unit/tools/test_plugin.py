@@ -28,7 +28,7 @@ ENVIRON = {
 
 @dataclass(frozen=True)
 class Done:
-    """How a call ended."""
+    """Outcome of a call."""
 
     returncode: int
     stdout: bytes

@@ -1,4 +1,4 @@
-"""Who gets a per-node certificate, and how the verdict reaches the API server."""
+"""Check which requests get a per-node certificate, and how the verdict reaches the API server."""
 
 import asyncio
 import base64
@@ -98,7 +98,7 @@ def test_a_long_node_name_with_dots() -> None:
         pytest.param(csr(username="system:node:" + "a" * 254), "requester", id="too long a node name"),
         pytest.param(csr(groups=["system:nodes", "system:masters"]), "groups", id="a requester of another group"),
         pytest.param(csr(groups=["system:nodes", "evil\n"]), r"evil\\n", id="a group with a newline"),
-        # for whom
+        # certificate subject
         pytest.param(csr(username="system:node:n2"), "common name", id="another node's certificate"),
         pytest.param(csr(**{**MULTUS, "username": "system:multus:n2"}), "common name", id="another node's, renewed"),
         pytest.param(csr(pem((OWN[0], (CN, "system:multus")))), "common name", id="no node in it"),
@@ -166,7 +166,7 @@ DECIDED = [{"type": "Approved", "status": "True"}]
         pytest.param(
             csr(b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"), id="no DER"
         ),
-        # What Go's PEM reader and this one might read in two ways is read in none.
+        # Input that Go's PEM reader and this one might read differently is refused.
         pytest.param(csr(pem() + pem()), id="two blocks"),
         pytest.param(csr(b"-----BEGIN X-----\n" + pem()), id="half a block before"),
         pytest.param(csr(b"text\n" + pem()), id="text before"),

@@ -35,7 +35,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class FastLoop(asyncio.SelectorEventLoop):
-    """Where nothing is left to do but to wait for a timer, it is that time already."""
+    """Advance the clock to the next timer when nothing else is left to do."""
 
     _selector: Any  # asyncio's own, which typeshed does not know
 
@@ -99,7 +99,7 @@ class Cluster:
         self.connections: list[Path | None] = []
         self.known: dict[Any, tuple[str, bool, float, float]] = {}
         self.slept = 0.0
-        """For how long the machine, with its loop's clock, stood still."""
+        """Seconds that the machine, with its loop's clock, stood still."""
 
     @property
     def time(self) -> float:
@@ -130,7 +130,7 @@ class Cluster:
         )
 
     def user(self, pem: bytes) -> str:
-        """Who the certificate is; raises as the API server answers to one that it does not take."""
+        """Return the user of the certificate; raise the API server's error if it does not accept the certificate."""
         if (self.key, pem) not in self.known:
             leaf = x509.load_pem_x509_certificate(pem)
             signed = True
@@ -210,7 +210,7 @@ class Node:
         self.files = CertificateFiles(directory)
         self.gates = Gates("certificate")
         self.offset = 0.0
-        """How far the node's clock is ahead."""
+        """Seconds that the node's clock is ahead."""
         self.renewed: list[tuple[float, bytes]] = []
         self.manager = CertificateManager(
             node=name,
@@ -226,7 +226,7 @@ class Node:
         self.renewed.append((asyncio.get_running_loop().time(), fs.read_limited(self.files.current)))
 
     def accepted(self) -> bool:
-        """Whether the API server takes the certificate in the file."""
+        """Return whether the API server accepts the certificate in the file."""
         try:
             self.cluster.user(fs.read_limited(self.files.current))
         except (ApiError, OSError):
@@ -244,7 +244,7 @@ class Node:
             await asyncio.gather(task, return_exceptions=True)
 
     async def watched(self, seconds: float, step: float = 1.0) -> float:
-        """For how many of the seconds to come the API server takes no certificate of the node."""
+        """Wait, and return for how many of the seconds the API server accepted no certificate of the node."""
         without = 0.0
         for _ in range(int(seconds / step)):
             await asyncio.sleep(step)
@@ -510,7 +510,7 @@ def test_a_certificate_authority_that_is_exchanged(cluster: Cluster, node: Node)
             await asyncio.sleep(2)
             assert node.accepted()
             assert node.gates.closed == {}
-            # What comes late is about the one before.
+            # A late rejection is about the previous certificate.
             node.manager.rejected()
             assert node.gates.closed == {}
             await asyncio.sleep(5)
@@ -650,7 +650,7 @@ def test_a_crash_right_after_the_file_was_written(cluster: Cluster, node: Node, 
 
 
 def test_a_good_file_is_used_at_once(cluster: Cluster, node: Node, directory: Path) -> None:
-    """As client-go left it: an absolute link to a dated file."""
+    """The file is an absolute link to a dated file, as client-go leaves it."""
     dated = directory / "multus-client-2026-11-20-06-00-00.pem"
     put(directory, cluster.pair(HOUR, now=BASE), dated.name)
     put(directory, b"old", "multus-client-2026-11-19-06-00-00.pem")

@@ -49,7 +49,7 @@ class Peer:
     def __init__(self, answer=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"):
         self.answer = answer
         self.requests = []
-        """For each connection, what was asked on it."""
+        """Requests of each connection."""
         self.closes_when_asked_again = False
         self._writers = []
 
@@ -103,7 +103,7 @@ def client_to(tmp_path):
 
 @pytest.fixture
 def threads(monkeypatch):
-    """What the event loop hands to threads."""
+    """Record the functions that the event loop hands to threads."""
     found = []
     original = asyncio.BaseEventLoop.run_in_executor
 
@@ -338,7 +338,7 @@ async def test_token_rotated_under_load(server, tmp_path, monkeypatch):
                 # After a number of requests, not of seconds: on a busy machine, one must not meet two rotations.
                 while done < 200 * number:
                     await asyncio.sleep(0)
-                # As the kubelet does: in place in one step, and the old one is worth nothing from now on.
+                # Like the kubelet: the file is replaced in one step, and the old token is invalid from now on.
                 (tmp_path / "new").write_text(f"{number}\n")
                 (tmp_path / "new").rename(token)
                 server.tokens = {str(number)}
@@ -381,7 +381,7 @@ async def test_a_replaced_kubeconfig_is_read_again_after_a_401(server, tmp_path,
 
 
 async def test_a_connection_with_tls_has_a_small_buffer(server, tmp_path, monkeypatch):
-    """Of what asyncio sets aside for each, all is touched."""
+    """asyncio allocates a buffer for each connection and touches all of it."""
     monkeypatch.setattr(sslproto.SSLProtocol, "max_size", 256 * 1024)
     async with ApiClient(Kubeconfig(server.kubeconfig(tmp_path / "k"))) as client:
         await client.load()
@@ -392,7 +392,6 @@ async def test_a_connection_with_tls_has_a_small_buffer(server, tmp_path, monkey
 
 
 async def test_in_cluster_by_its_files(tmp_path, monkeypatch):
-    """With the CA of nobody: TLS to something that speaks none."""
     (tmp_path / "token").write_text("t")
     (tmp_path / "ca.crt").write_text("no certificate")
     environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}

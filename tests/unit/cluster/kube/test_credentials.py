@@ -206,7 +206,7 @@ def test_another_context(tmp_path):
 
 
 def test_of_several_files_each_adds_what_is_not_there_yet(tmp_path):
-    """As kubectl reads the variable KUBECONFIG; paths are relative to the file that they are in."""
+    """kubectl reads the variable KUBECONFIG like this; paths are relative to the file that names them."""
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()
     second.mkdir()

@@ -191,7 +191,7 @@ async def test_what_is_known_ages_from_the_last_word(server, pods, running, unti
         await until(lambda: pods.get(KEY))
         await server.stop()
         await until(lambda: not pods.connected)
-        # As metrics are rendered: where no event loop runs.
+        # Metrics are rendered like this, in a thread without an event loop.
         stale = await asyncio.to_thread(lambda: pods.stale_seconds)
         assert 0 < stale < time.monotonic() - before
 
@@ -213,7 +213,7 @@ async def test_410_lists_again(server, pods, running, until, metrics):
         assert pods.get(("web", "web-2"))
         assert pods.get(KEY) is None
         assert pods.deleted_uid(KEY) == gone
-        # What has not changed is not kept twice.
+        # An unchanged object is not kept twice.
         assert pods.get(("web", "web-3")) is kept
     # From memory only the first time: that may be older than what is known.
     assert server.count("GET", "resourceVersion=0") == 1

@@ -35,7 +35,7 @@ def writer(client, metrics, seconds):
 
 @pytest.fixture
 def impatient(client, metrics, seconds):
-    """For a server that fails until the patience is over."""
+    """Write statuses with a deadline of 1 s, for a server that fails until it expires."""
     seconds(1)
     return StatusWriter(client, metrics)
 

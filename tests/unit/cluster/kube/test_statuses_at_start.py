@@ -22,7 +22,7 @@ from tests.unit.pod.conftest import NETNS, Engine
 
 
 def at_start_of(engine: Engine) -> StatusesAtStart:
-    """As the daemon makes it: each call in a thread of its own."""
+    """Build it like the daemon: each call runs in a thread of its own."""
     own = engine.verbs.engine
     return StatusesAtStart(
         lambda: portal.run(Deadline(), lambda: statuses.outdated(own)),
@@ -56,7 +56,7 @@ async def test_it_is_written_once_the_api_server_is_back(
         await until(lambda: (pod := store.pods.get(("web", "p1"))) and ANNOTATION in pod.annotations)
         assert server.get(PODS, "web", "p1")["metadata"]["annotations"] == {"other/key": "kept", ANNOTATION: lost}
         assert ANNOTATION not in server.get(PODS, "web", "p2")["metadata"]["annotations"], "it has no record"
-        # Another start finds nothing to do, and asks nobody.
+        # Another start finds nothing to do, and sends no request.
         before = len(server.requests)
         await at_start_of(engine).bring_up_to_date()
         assert len(server.requests) == before

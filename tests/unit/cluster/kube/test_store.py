@@ -47,7 +47,7 @@ async def test_known_pod_without_a_request(server, store, until):
 
 
 async def test_what_is_not_known_of_a_pod_is_told_without_a_wait(server, store, until):
-    """As of another incarnation, which the watch is about to tell of."""
+    """The same holds for another incarnation of the pod, which the watch is about to report."""
     server.add_pod()
     await until(lambda: store.pods.get(("web", "web-1")))
     before = len(server.requests)
@@ -214,7 +214,7 @@ async def test_api_down_at_the_start(server, tmp_path, gates, running, until):
             server.add_pod()
             server.add_network()
             await server.start()
-            # By the live GET, which also ends the informers' pauses.
+            # The live GET does this, and also ends the informers' pauses.
             assert await store.pod(*args())
             assert await store.network("web", "net1")
             await until(lambda: not gates.closed)

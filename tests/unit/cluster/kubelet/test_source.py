@@ -1,4 +1,4 @@
-"""What the kubelet has given to a pod: podresources over gRPC from a real server, and the checkpoint file."""
+"""Read the kubelet's device allocations: podresources over gRPC from a real server, and the checkpoint file."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_round_robin_and_wrap():
     node = Node(["10.0.0.0/29"])
     assert [node.add(name)[0] for name in "abc"] == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
     node.delete("a")
-    # What was released comes back only after the pool has been walked through.
+    # A released address is used again only after the pool has been walked through.
     assert [node.add(name)[0] for name in "def"] == ["10.0.0.5", "10.0.0.6", "10.0.0.2"]
 
 
@@ -159,7 +159,7 @@ def test_a_second_add_is_refused():
 def test_a_failed_add_takes_nothing_and_leaves_what_is_older():
     node = Node(["10.0.0.0/24"], ["10.1.0.0/30"])
     assert node.add("a") == ["10.0.0.2", "10.1.0.2"]
-    # By request an interface may get more than one address of a set; then the second set has none left.
+    # A request may give an interface more than one address of a set; then the second set has none left.
     before = dict(node.owners)
     assert "failed to allocate for range 1: 10.1.0.2 has been allocated to a" in refused(node, "a", "10.0.0.77")
     assert node.owners == before

@@ -234,7 +234,7 @@ def test_a_refusal_comes_from_the_directory(network, monkeypatch):
         assert "10.0.0.2" in leases.taken
         assert leases.refresh()
         assert "10.0.0.2" not in leases.taken
-        # What has been listed in this call is not listed again.
+        # A directory that was listed in this call is not listed again.
         assert not leases.refresh()
 
 

@@ -69,7 +69,7 @@ def test_a_link_is_no_way_out_of_the_directory(tmp_path):
         assert not leases.reserve("10.0.0.2", 0)
         assert not leases.reserve("10.0.0.3", 0)
         assert leases.reserve("10.0.0.4", 0)
-        # What a link leads to says nothing about whose the address is.
+        # The target of a link does not say whose the address is.
         assert leases.files() == ["10.0.0.4"]
     assert (tmp_path / "victim").read_bytes() == OWNER.content
     assert not (tmp_path / "new").exists()

@@ -101,7 +101,7 @@ def test_a_stop_during_the_undoing_of_an_error() -> None:
     call = Aside(work)
     assert began.wait(PATIENCE)
     call.stop()
-    # Nobody waits for a deadline after that, so the error comes out as it is.
+    # The call waits for no deadline after that, so the error comes out as it is.
     with pytest.raises(ValueError, match="the cause"):
         call.result()
     assert steps.done == ["a"]

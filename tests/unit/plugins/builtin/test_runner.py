@@ -1,4 +1,4 @@
-"""What the runner checks before a built-in works, and what becomes of its exceptions."""
+"""Check the runner's validation before a built-in works, and its handling of the built-in's exceptions."""
 
 import json
 import logging
@@ -280,7 +280,7 @@ def test_the_question_touches_nothing(recorder, tmp_path):
     for verb in ("ADD", "DEL", "GC"):
         assert runner.unsupported("test", invocation(verb, {"name": "n", "cniVersion": "1.1.0"})) == "newKey: 5"
     assert runner.unsupported("test", invocation("VERSION", {})) == ""
-    # What can't be used is for `run` to refuse.
+    # `run` refuses a configuration that can't be used.
     assert runner.unsupported("test", invocation("ADD", {"name": 5})) == ""
     recorder.unknown = "unreadable"
     assert runner.unsupported("test", invocation("ADD", {"name": "n"})) == ""

@@ -23,7 +23,7 @@ def invocation(verb, ipam, *, args="", **keys):
     ],
 )
 def test_keys(tmp_path, ipam, expected):
-    # Those of the plugin that calls it are not its own.
+    # The keys of the plugin that calls it are not its own.
     found = BuiltinRunner(tmp_path).unsupported("static", invocation("ADD", ipam, bridge="b", mtu=5))
     assert found == expected
 
@@ -33,7 +33,7 @@ def test_keys(tmp_path, ipam, expected):
     [
         ("IP=10.0.0.2/24", [{"address": "10.0.0.2/24"}]),
         ("IP=10.0.0.2/24;GATEWAY=10.0.1.1", [{"address": "10.0.0.2/24"}]),
-        # Of several gateways in one network the last one.
+        # The last of several gateways in one network is used.
         ("IP=10.0.0.2/24;GATEWAY=10.0.0.1,10.0.0.9", [{"address": "10.0.0.2/24", "gateway": "10.0.0.9"}]),
         (
             "GATEWAY=fd00::1, 10.0.0.1;IP=10.0.0.2/24 , fd00::2/64",

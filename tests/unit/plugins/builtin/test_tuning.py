@@ -112,7 +112,7 @@ def test_keys(keys, expected):
         ("ipv4", "net.ipv4.x", True),
         ("^ipv4", "net.ipv4.x", False),
         ("^net.ipv4.x$", "net.ipv4.x", True),
-        # As in Go: `$` is the end, not the last newline.
+        # Go's rule applies: `$` matches the end, not before the last newline.
         ("^net.ipv4.x$", "net.ipv4.x\n", False),
         (r"^net\.ipv4\.x\z", "net.ipv4.x", True),
         (r"\$", "net$", True),

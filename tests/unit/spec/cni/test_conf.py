@@ -52,7 +52,7 @@ def listed(*plugins: object, **others: object) -> dict[str, object]:
 def stdin(
     config: NetworkConfig, index: int = 0, *, prev_result: dict[str, Any] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """What a process reads, which says the same as what a built-in is given."""
+    """Return the input of a process, and check that it equals the fields that a built-in gets."""
     fields = conf.plugin_fields(config, config.plugins[index], **options)
     if prev_result is None:
         assert gojson.loads_object(conf.plugin_stdin(fields, None)) == fields
@@ -269,7 +269,7 @@ def test_stdin_follows_the_chosen_version() -> None:
 
 
 def test_capabilities_are_not_removed() -> None:
-    # As libcni, against the letter of the SPEC.
+    # libcni does this, against the letter of the SPEC.
     assert stdin(parse(listed({"type": "a", "capabilities": {"mac": True}})))["capabilities"] == {"mac": True}
 
 
@@ -342,7 +342,7 @@ def test_of_two_spellings_the_same_one_counts_for_a_built_in_and_for_a_process()
 
 @pytest.fixture
 def remembered() -> Iterator[Callable[[], int]]:
-    """How many configurations are remembered; none of before the test, none afterwards."""
+    """Count remembered configurations; the cache is empty before the test and cleared after it."""
     conf._parsed_before.cache_clear()
     yield lambda: conf._parsed_before.cache_info().currsize
     conf._parsed_before.cache_clear()
@@ -378,7 +378,7 @@ def test_an_error_is_not_remembered(remembered: Callable[[], int]) -> None:
         with pytest.raises(InvalidNetworkConfigError) as caught:
             conf.parse(b'{"type":"a"}')
         raised.append(caught.value)
-    # Of its own for each: a traceback grows where an exception is raised again.
+    # Each call raises a new exception: a traceback grows when an exception is raised again.
     assert raised[0] is not raised[1]
     assert remembered() == 0
 

@@ -264,7 +264,7 @@ def test_cidr(text: str, expected: str) -> None:
     ],
 )
 def test_mapped_prefixes(text: str, expected: str) -> None:
-    """What Go 1.26 prints for a `net.IPNet` of the address and the mask that ParseCIDR returns."""
+    """Go 1.26 prints this for a `net.IPNet` of the address and the mask that ParseCIDR returns."""
     assert result.cidr(text, "x") == expected
 
 
@@ -356,7 +356,7 @@ def test_stdout_is_escaped_as_gos() -> None:
 
 @pytest.mark.parametrize("version", NEWEST)
 def test_nothing_is_lost_in_1_x(version: str) -> None:
-    # What only 1.1.0 has in interfaces stays in 1.0.0: nothing checks it there, and libraries pass it on.
+    # Keys of interfaces that only 1.1.0 has stay in 1.0.0: nothing checks them there, and libraries pass them on.
     found = Result((Interface("eth0", "m", 1400, "/n", "/s", "0000:00:01.0"),), (IpConfig("10.0.0.1/8", "", 0),))
     assert result.in_version(found, version) is found
 
@@ -378,7 +378,7 @@ def test_the_oldest_versions_know_one_address_of_each_family(version: str) -> No
 @pytest.mark.parametrize("version", versions.SUPPORTED)
 def test_nothing_can_be_said_in_every_version(version: str) -> None:
     assert result.in_version(Result(), version) == Result()
-    # As a process says it.
+    # A process prints it like this.
     assert result.decode(result.empty_stdout(version), "") == Result()
 
 

@@ -1,4 +1,4 @@
-"""What every plugin checks of its configuration, read from bytes or given as an object: the same, in the same order.
+"""Every plugin checks its configuration the same, in the same order, whether read from bytes or given as an object.
 
 The table of what is refused is `tests/unit/plugins/builtin/test_runner.py`; the variables are in
 `tests/spec/test_requests.py`.
@@ -69,7 +69,7 @@ def test_without_a_version_it_is_the_implied_one(config: dict[str, Any]) -> None
         ("GC", "1.1.0", 0),
         ("DEL", "0.1.0", 0),
         ("ADD", "9.9.9", 1),
-        # Of a verb that came with a version the version has to be one.
+        # A verb that came with a later version needs a valid version.
         ("CHECK", "x", 6),
         ("DEL", "x", 1),
     ],

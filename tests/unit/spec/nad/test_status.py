@@ -12,7 +12,7 @@ NETNS = "/var/run/netns/rec2"
 
 
 def ptp(mac: str, ifname: str, address: str, gateway: str, *routes: Route) -> Result:
-    """What the reference ptp plugin answers."""
+    """Return the result of the reference ptp plugin."""
     return Result(
         interfaces=(Interface("vethaabe14cb", "be:1e:66:3b:90:09"), Interface(ifname, mac, sandbox=NETNS)),
         ips=(IpConfig(address, gateway, 1),),

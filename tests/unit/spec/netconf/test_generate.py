@@ -63,7 +63,7 @@ def test_every_key_in_its_place() -> None:
         "cniVersion": "0.3.1",
         "capabilities": {"zone": True, "off": False},
         "binDir": "/b",
-        # What stays with the daemon:
+        # Keys that stay with the daemon:
         "chrootDir": "/hostroot",
         "cniConfigDir": "/host/etc/cni/net.d",
         "confDir": "/d",

@@ -1,4 +1,4 @@
-"""Which files are elected as the primary network's, and why not."""
+"""Check which files are elected as the primary network's, and the reasons against the others."""
 
 from __future__ import annotations
 

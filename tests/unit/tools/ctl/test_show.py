@@ -1,4 +1,4 @@
-"""What `multusctl` shows to people: nothing of a message is cut, however narrow the terminal."""
+"""`multusctl` shows messages in full, however narrow the terminal."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ STATUS_ANNOTATION = "k8s.v1.cni.cncf.io/network-status"
 
 
 class Bench:
-    """What a test does to the cluster."""
+    """Actions of a test on the cluster."""
 
     def __init__(self, server: FakeApiServer, client: ApiClient) -> None:
         self.server, self.client = server, client
@@ -112,7 +112,7 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def benched(tmp_path: Path) -> AsyncIterator[Bench]:
-    """For tests, and for those who run the program."""
+    """Start an API server and a client, for tests and for programs that run the bench alone."""
     server = FakeApiServer()
     await server.start()
     async with ApiClient(Kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), websockets=AT_ONCE) as client:
@@ -127,7 +127,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 def status_reply(**fields: Any) -> Object:
-    """What `multusctl status --json` prints."""
+    """Return the output of `multusctl status --json`."""
     return {
         "schema": "multusctl.status/v1",
         "source": "daemon",
@@ -148,7 +148,7 @@ def status_reply(**fields: Any) -> Object:
 
 
 def explain_reply(pod: str = "default/web", problem: str = "", **fields: Any) -> Object:
-    """What `multusctl explain --json` prints."""
+    """Return the output of `multusctl explain --json`."""
     return {
         "schema": "multusctl.explain/v1",
         "pod": pod,
@@ -164,7 +164,7 @@ def explain_reply(pod: str = "default/web", problem: str = "", **fields: Any) ->
 
 
 def trace_reply(*requests: Object) -> Object:
-    """What `multusctl trace --json` prints."""
+    """Return the output of `multusctl trace --json`."""
     return {"schema": "multusctl.trace/v1", "pod": "default/web", "requests": list(requests)}
 
 

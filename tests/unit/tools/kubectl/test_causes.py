@@ -1,4 +1,4 @@
-"""Which networks a pod lacks, by its annotations."""
+"""Check which networks a pod lacks, by its annotations."""
 
 import json
 

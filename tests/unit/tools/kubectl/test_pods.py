@@ -41,7 +41,7 @@ async def test_by_cause_from_the_events(bench, look):
         "text": f"{MISSING} (pod default/web-1)",
         "source": "event",
     }
-    # What Events say need not be asked.
+    # No daemon is asked for what Events say.
     assert (bench.asked, found["daemons"], found["unanswered"]) == ([], 0, [])
 
 
@@ -109,7 +109,7 @@ async def test_the_cluster_network_that_the_runtime_tells_of(bench, look):
     bench.event("web", uid, "no volume", reason="FailedMount", source={"component": "kubelet"})
     (item,) = (await look())["pods"]
     assert (item["lacks"], item["cause"]) == (["(cluster network)"], "no daemon answers")
-    # Of another plugin of the runtime's.
+    # Another plugin of the runtime attached this pod.
     uid = bench.pod("web", status={"phase": "Pending", "podIP": "10.1.0.2"})
     assert (await look())["pods"] == []
 
