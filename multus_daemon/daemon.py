@@ -1,4 +1,4 @@
-"""The composition root: settings become objects, objects become named root tasks, a signal ends them in order."""
+"""The composition root: create every object from the settings, run the root tasks, stop them in order."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ _STDOUT = 1
 
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
-    """Run until SIGTERM or SIGINT. Raises StartError, and whatever ended a root task."""
+    """Run until SIGTERM or SIGINT. Raises StartError, and the exception that ended a root task."""
     if standalone is not None and not standalone.is_dir():
         raise StartError(f"--standalone {standalone}: no such directory")
     asyncio.run(serve(settings, standalone))
 
 
 async def serve(settings: Settings, standalone: Path | None) -> None:
-    """Make the cluster store that is asked for, and the daemon on it; serve until a signal. Raises StartError."""
+    """Create the cluster store and the daemon, and serve until a signal. Raises StartError."""
     gates = Gates("socket") if standalone is not None else Gates("socket", "pods", "networks")
     log.info("multus-daemon %s starts, with up to %d descriptors", __version__, descriptors.raise_limit())
     for warning in settings.warnings:
@@ -77,7 +77,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
     metrics = Metrics(version=__version__)
     metrics.ask_dropped_lines(logs.dropped)
     if standalone is not None:
-        # Of the two stores only the one that is used is imported: this one needs yaml, the other kubernetes_asyncio.
+        # Import only the store that is used: this one needs yaml, the other kubernetes_asyncio.
         from multus_daemon.cluster.standalone.store import StandaloneStore
 
         manifests = StandaloneStore(standalone, gates)
@@ -115,7 +115,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
 
 
 def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
-    """How many plugin processes, and how many requests, may run at once. Reads a few files of the kernel's."""
+    """Return the maximum number of concurrent plugin processes, and of requests. Reads files of /proc and cgroupfs."""
     if asked := settings.plugins.max_processes:
         of_processes = Allowance(asked, "maxDelegateProcesses")
     else:
@@ -131,14 +131,14 @@ def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
 
 
 def _passed_on(names: Sequence[str]) -> dict[str, str]:
-    """Those variables of the daemon's own environment that plugins are to have."""
+    """Return the named variables of the daemon's environment, for the plugins; log the missing ones."""
     if missing := [name for name in names if name not in os.environ]:
         log.warning("pluginEnv: not in the daemon's environment, so plugins do not have them: %s", ", ".join(missing))
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class Daemon:
-    """Every object of the daemon, wired up, not yet running."""
+    """Wires up every object of the daemon; `serve` runs them."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Daemon:
         report: Callable[[], Mapping[str, Any]] = dict,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
     ) -> None:
-        """`report`: how well the cluster is known, for `diagnosis.status`. `asked_networks`: see `CniApi`.
+        """`report` returns the state of the cluster store for `diagnosis.status`. `asked_networks`: see `CniApi`.
 
         Raises StartError.
         """
@@ -200,7 +200,7 @@ class Daemon:
             log.info("no CNI configuration is generated: multusAutoconfigDir or cniConfigDir is empty")
 
     def _parts(self) -> status.Parts:
-        """What `multusctl status` is told of this daemon. From any thread."""
+        """Return the state of the daemon for `multusctl status`. Thread-safe."""
         return status.Parts(
             __version__,
             self._started,
@@ -213,9 +213,10 @@ class Daemon:
         )
 
     def _runtime_configuration(self) -> bytes:
-        """What a runtime gives the shim: what we have placed; else what our own settings lay over it is all.
+        """Return the configuration that the runtime passes to the shim: the generated one, or else a minimal one.
 
-        Raises InvalidNetworkConfigError where there is nothing to be placed: then the runtime has no Multus.
+        The minimal one suffices because the settings are laid over it. Raises InvalidNetworkConfigError if the
+        configuration could not be generated: the runtime does not run Multus then.
         """
         placed = self._primary.placed if self._primary else b""
         if self._primary and not placed and (problem := self._primary.problem):
@@ -247,7 +248,7 @@ class Daemon:
             excepted=plugins.builtin_plugins_except,
             observe=self._metrics.delegate,
         )
-        # A built-in's IPAM plugin is chosen as any other is.
+        # The dispatcher also chooses between binary and built-in for the IPAM plugin of a built-in.
         builtin.ipam = dispatcher
         try:
             self._log_binaries(dispatcher)
@@ -270,7 +271,7 @@ class Daemon:
         )
 
     def _log_binaries(self, dispatcher: Dispatcher) -> None:
-        """Log which built-ins shadow a binary, and which binaries are missing. Raises CniError if their disk hangs."""
+        """Log which built-ins replace a binary, and which binaries are missing. Raises CniError if the disk hangs."""
         if shadowed := dispatcher.shadowed(PLUGINS):
             log.info(
                 "builtinPlugins: prefer: these binaries run only for what the built-in of the name does not know, "
@@ -288,7 +289,7 @@ class Daemon:
     async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         """Start, run the root tasks until a signal or until one of them ends, stop in order. Raises StartError.
 
-        `tasks`: further root tasks.
+        `tasks` are additional root tasks.
         """
         try:
             await asyncio.to_thread(strays.end)
@@ -306,7 +307,7 @@ class Daemon:
             await self._stop(running)
 
     def _root_tasks(self) -> dict[str, Coroutine[Any, Any, Any]]:
-        """What runs for as long as the daemon does; any of them ending is its end."""
+        """Return the root tasks. The daemon stops when one of them ends."""
         tasks: dict[str, Coroutine[Any, Any, Any]] = {
             "spool": self._spool.run(),
             "network-statuses": self._statuses.run(),
@@ -324,17 +325,17 @@ class Daemon:
         return tasks
 
     async def _say_when_ready(self) -> None:
-        """One line on standard output, for who started this by hand; the log is on standard error."""
+        """Print a line to standard output when all gates are open; the log goes to standard error."""
         await self._gates.wait_open()
         log.info("ready")
         line = f"multus-daemon: ready, {self._server.path}\n".encode()
-        # Not waited for, and not by way of sys.stdout, whose lock the end of the program takes: a pipe may be full
-        # because nobody reads it. What it raises, where the other end has gone, is dropped.
+        # A full pipe that has no reader blocks the write, so a thread writes and the daemon does not wait for it.
+        # sys.stdout would block the exit, which takes its lock. The thread drops the error of a closed pipe.
         threads.start(functools.partial(os.write, _STDOUT, line), name="ready")
         await asyncio.Event().wait()
 
     async def _stop(self, tasks: list[asyncio.Task[Any]]) -> None:
-        """The socket first, so that nothing new comes in; then what runs; then the loops. Raises a task's failure."""
+        """Stop the socket first, so that no new request arrives, then the tasks. Raises the failure of a task."""
         log.info("multus-daemon stops")
         self._gates.close("socket", "shutting down")
         await self._server.stop(deadlines.DRAIN_SECONDS)
@@ -342,7 +343,7 @@ class Daemon:
 
 
 class _SpooledRequests:
-    """Entries of the spool, served as if the shim had delivered them."""
+    """Serves entries of the spool like requests of the shim."""
 
     def __init__(self, api: CniApi) -> None:
         self._api = api

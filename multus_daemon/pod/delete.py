@@ -1,4 +1,4 @@
-"""DEL of a container, and of single networks: from the record alone, past every error, repeatable."""
+"""DEL of a container, and of single networks: uses only the record, continues past errors, can be repeated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEVER_ATTACHED: Final = "NetworkNeverAttached"
 
 
 def delete(engine: Engine, request: CniRequest) -> None:
-    """Detach the networks on the container's record; without a record there is nothing to do. Raises CniError."""
+    """Detach the networks on the container's record; without a record, do nothing. Raises CniError."""
     container_id, records = request.container_id, engine.records
     with engine.serving(request) as netns:
         try:
@@ -60,11 +60,11 @@ def delete(engine: Engine, request: CniRequest) -> None:
 
 
 def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bool:
-    """Return True if the container was added anew after the DEL was written to the spool, and lives.
+    """Return True if the container was added again after the DEL was written to the spool, and still runs.
 
-    Clocks jump: the namespace counts more than times. If it is gone, the DEL harms nothing. If the DEL is from the
-    future, its time says nothing, and a namespace in which processes run is left alone. The comparison of records with
-    running containers finds a DEL that is dropped in error.
+    Clocks jump, so the namespace counts more than times. If it is gone, the DEL is harmless. If the time of the DEL is
+    in the future, it is useless, and a namespace with processes is left alone. The comparison of records with
+    running containers repeats a DEL that is dropped in error.
     """
     netns = record.sandbox.netns
     if not engine.namespaces.is_netns(netns) or is_elsewhere(engine.namespaces, record, netns):
@@ -77,7 +77,7 @@ def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bo
 def _is_given_up(engine: Engine, container_id: ContainerId, error: CniError, failed: int, *, is_news: bool) -> bool:
     """Return True if the failed DEL is answered as done; the rest stays on record.
 
-    That is after `delete_tries`, or if only networks are left whose hot-plug failed: no client learned of them.
+    It is after `delete_tries` failures, or if only networks are left whose hot-plug failed: no client knows of them.
     """
     is_done = 0 < engine.policy.delete_tries <= failed
     times = f"{failed} times" if failed > 1 else "once"
@@ -91,7 +91,7 @@ def _is_given_up(engine: Engine, container_id: ContainerId, error: CniError, fai
             return False
         engine.records.save_without(replace(rest, given_up=True), ())
     except CniError as damage:
-        # The pod must go nevertheless. That its namespace is gone marks the rest as an orphan.
+        # The pod must go nevertheless. Its missing namespace marks the rest as an orphan.
         if is_done:
             log.error("container %s: %s; %s", container_id, text, damage)
         return is_done
@@ -103,7 +103,7 @@ def _is_given_up(engine: Engine, container_id: ContainerId, error: CniError, fai
 
 
 def _unreadable_failed(engine: Engine, container_id: ContainerId, error: CniError) -> None:
-    """Count a failed DEL of a container whose record cannot be read. Raises `error`, but for the last try."""
+    """Count a failed DEL of a container whose record cannot be read. Raises `error`, except on the last try."""
     tries, failed = engine.policy.delete_tries, engine.records.count_failed_delete(container_id)
     if not 0 < tries <= failed:
         raise error
@@ -123,14 +123,14 @@ def detach(
     seconds: float = deadlines.DETACH_SECONDS,
     counts: bool = False,
 ) -> ContainerRecord | None:
-    """Run DEL for the attachments that are `leaving` (None: all), in the reverse order of their ADDs.
+    """Run DEL for the attachments in `leaving` (None: all), in the reverse order of their ADDs.
 
-    They run in the namespace `netns`; an empty path, or a namespace that is not the record's, counts as gone.
-    Independent networks run side by side (`pod.schedule`). A failure stops no other network, nor does one that hangs:
-    each may take its share of `seconds`, with the time that the ones before it left. Successful detaches are recorded
-    even if others fail or the call is interrupted; `counts` records the failure as one of the runtime's DELs.
+    The DELs run in the namespace `netns`; an empty path, or a namespace that is not the record's, is treated as gone.
+    Independent networks run concurrently (`pod.schedule`). A network that fails or hangs does not stop the others:
+    each gets an equal share of the time that is left of `seconds`. Successful detaches are recorded even if others
+    fail or the call is interrupted; `counts` records a failure as a failed DEL of the runtime.
 
-    Returns the record of the rest, as stored; None if nothing is left. Raises CniError: the first failure with its
+    Returns the stored record of the rest, None if nothing is left. Raises CniError: the first failure with its
     code, the others in the details.
     """
     if leaving is None:
@@ -139,7 +139,7 @@ def detach(
     backwards = leaving[::-1]
     before = schedule.backwards(schedule.predecessors(leaving))
     here = [number for number, item in enumerate(backwards) if engine.runner.runs_here(item, "DEL")]
-    # Only links that built-ins made: a binary may want to see its own, and one of that name may not be ours.
+    # Only links of built-ins: a binary may need its own link, and a link of that name may not be ours.
     links = [backwards[number].ifname for number in here if backwards[number].has_interface]
     work = Deletes(engine, record, netns, backwards, _shares(len(backwards), seconds))
     try:
@@ -162,7 +162,7 @@ def detach(
 
 
 def _shares(number: int, seconds: float) -> Callable[[], float]:
-    """Return a function that deals each of `number` callers an equal share of the time that is left."""
+    """Return a function that gives each of `number` callers an equal share of the time that is left."""
     end, guard, waiting = time.monotonic() + seconds, threading.Lock(), list(range(1, number + 1))
 
     def share() -> float:
@@ -174,22 +174,22 @@ def _shares(number: int, seconds: float) -> Callable[[], float]:
 
 @dataclass(slots=True)
 class Deletes:
-    """DELs of networks of one container."""
+    """Runs the DELs of networks of one container."""
 
     engine: Engine
     record: ContainerRecord
     netns: PodNetns
-    """The container's namespace; empty path: none may be touched."""
+    """The container's namespace; with an empty path, no namespace may be touched."""
     attachments: Sequence[Attachment]
     share: Callable[[], float]
-    """Returns how many seconds the next DEL may take."""
+    """Returns the time limit of the next DEL in seconds."""
     progress: Mapping[int, Progress] = field(default_factory=dict)
-    """By number of the attachment, if a failed ADD is undone."""
+    """Progress of the ADD by number of the attachment; set when a failed ADD is undone."""
     done: list[Attachment] = field(default_factory=list)
     failures: dict[int, CniError] = field(default_factory=dict)
 
     def delete(self, number: int) -> None:
-        """Run DEL for the attachment of that number; note it in `done`, or its failure.
+        """Run DEL for the attachment of that number; note the success in `done`, the failure in `failures`.
 
         A network that was never attached has nothing to detach: without an interface, a refusal is treated as success.
         """
@@ -222,9 +222,9 @@ class Deletes:
 
 
 def detach_leftover(engine: Engine, record: ContainerRecord, netns: PodNetns) -> tuple[Attachment, ...]:
-    """Undo the rest of an ADD that never finished, or whose container is gone, in the namespace that it was in.
+    """Undo an ADD that never finished, or whose container is gone, in the namespace that it used.
 
-    Returns the hot-plugged networks of the container that runs in `netns`: they stay. Raises CniError.
+    Returns the hot-plugged networks of the container that runs in `netns`, which stay. Raises CniError.
     """
     log.warning(
         "container %s of pod %s has an unfinished or outdated record: undone first",
@@ -258,7 +258,7 @@ def _report_never_attached(engine: Engine, record: ContainerRecord, attachment: 
 
 
 def joined(failures: Sequence[CniError]) -> CniError:
-    """Return the first of `failures` with its code, the others in its details."""
+    """Return the first of `failures` with its code, and the others in its details."""
     first, *others = failures
     if not others:
         return first
@@ -270,11 +270,11 @@ def joined(failures: Sequence[CniError]) -> CniError:
 def own_netns(
     engine: Engine, record: ContainerRecord, netns: PodNetns, leaving: Collection[IfName]
 ) -> Iterator[PodNetns]:
-    """Yield the container's namespace, opened anew: at the path of `netns`, or at the path on record.
+    """Yield the container's namespace, reopened at the path of `netns` or at the path on record.
 
-    Its path is empty if another container, or nothing, is at both: plugins must touch no namespace then. The locks of
-    both paths are held for the duration of the block, so no ADD begins there. `leaving`: see `PodNetns`. Raises
-    IoFailureError (5).
+    Its path is empty if neither path leads to the container's namespace: plugins must touch no namespace then. The
+    locks of both paths are held for the duration of the block, so no ADD begins there. `leaving`: see `PodNetns`.
+    Raises IoFailureError (5).
     """
     known = record.sandbox.netns
     with contextlib.ExitStack() as stack:
@@ -308,9 +308,9 @@ def is_elsewhere(namespaces: Namespaces, record: ContainerRecord, path: str) -> 
 
 @contextlib.contextmanager
 def held_if_free(locks: KeyedLock, container_id: ContainerId) -> Iterator[bool]:
-    """Hold the container's lock for the duration of the block; yield False, without waiting, if another holds it.
+    """Hold the container's lock for the duration of the block; yield False at once if the lock is taken.
 
-    The holder is about to add or delete the container, and may take long.
+    The holder adds or deletes the container, which may take long.
     """
     with contextlib.ExitStack() as stack:
         is_free = True

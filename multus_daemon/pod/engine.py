@@ -1,6 +1,6 @@
-"""The engine as a value: what the verbs need of the world, the node's policy, and what requests share.
+"""The engine: the ports that the verbs use, the node's policy, and the state that requests share.
 
-Made once, by the daemon. The verbs are functions of this package's modules; their first parameter is the engine.
+The daemon creates one. The verbs are functions of this package's modules; their first parameter is the engine.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from multus_daemon.spec.netconf.model import NetConf, load
 from multus_daemon.spec.ports import ClusterStore, ConfFiles
 
 if TYPE_CHECKING:
-    # Programs that need a constant of this module must not wait for prometheus_client.
+    # Programs that need only a constant of this module must not import prometheus_client, which is slow.
     from multus_daemon.metrics import Metrics
 
 LOCKS: Final = "containers.lock"
-"""The file of the locks of containers and of namespaces, in the socket's directory."""
+"""Name of the file that holds the locks of containers and namespaces, in the socket's directory."""
 INDICATOR_GATE: Final = "readiness-indicator"
 """While this gate is closed the primary network is not ready, and no pod is attached to it."""
 
@@ -42,60 +42,63 @@ class Namespaces(Protocol):
     """The network namespaces of the node."""
 
     def open(self, path: str, *, may_be_own: bool = False) -> PodNetns:
-        """Return the namespace at `path`, which is opened when it is first entered. `may_be_own`: see `PodNetns`."""
+        """Return the namespace at `path`; entering it opens it. `may_be_own`: see `PodNetns`."""
         ...
 
     def is_netns(self, path: str) -> bool:
-        """Return True if `path` is a network namespace that exists. Never waits."""
+        """Return True if `path` is an existing network namespace. Never blocks."""
         ...
 
     def vanished(self, paths: Collection[str]) -> set[str]:
-        """Return those of `paths` that are certainly gone: no file is there, in a directory that exists.
+        """Return the `paths` that are certainly gone: the directory exists, the file does not.
 
-        Without the directory (a node that has just started, a missing mount) nothing is certain, nor below /proc.
+        A missing directory (the node has just started, a mount is missing) proves nothing, nor does a path below /proc.
         """
         ...
 
     def netns_in_use(self, paths: Collection[str]) -> set[str]:
-        """Return those of `paths` that are network namespaces with a process in them, or may be.
+        """Return the `paths` that are network namespaces with a process in them, or may be.
 
-        Takes some microseconds for each process of the node. Raises OSError if the processes cannot be listed.
+        Takes a few microseconds per process of the node. Raises OSError if the processes cannot be listed.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Settings of the node that decide how requests are served."""
+    """Holds the settings of the node that decide how requests are served."""
 
     overlay: Mapping[str, Any]
-    """The daemon's own keys, which win over those of each request."""
+    """Keys of the daemon's configuration; they override the keys of each request."""
     status_write: StatusWrite = "best-effort"
     """If `required`, an ADD fails when the network-status cannot be written."""
     delete_tries: int = 0
-    """Number of the failed DEL that is answered as done, so that the pod can go; 0: every failure is reported."""
+    """Number of failed DELs after which DEL is answered as done, so that the pod can go; 0 reports every failure."""
 
     networks_at_once: int = 4
-    """Networks of one pod that are attached, or detached, at once, after its cluster network. Not a setting."""
+    """Maximum number of networks of a pod that are attached or detached concurrently, after its cluster network.
+
+    Not a setting.
+    """
 
     def net_conf(self, stdin: bytes) -> NetConf:
-        """Return the configuration of a request, with the daemon's own keys over it. Raises CniError."""
+        """Return the configuration of a request, overridden by the daemon's own keys. Raises CniError."""
         return load(stdin, self.overlay) if len(stdin) > _REMEMBERED_MAX_BYTES else self._remembered(stdin)
 
     @functools.cached_property
     def _remembered(self) -> Callable[[bytes], NetConf]:
-        # A node has one configuration, and the runtime adds little to it.
+        # A cache pays: a node has one configuration, and the runtime adds little to it.
         return functools.lru_cache(maxsize=64)(functools.partial(load, overlay=self.overlay))
 
 
 class GcState:
-    """State that GC shares with ADD: GC must spare each container whose ADD began after GC was asked for."""
+    """Holds the state that GC shares with ADD: GC must spare containers whose ADD began after the GC request."""
 
     def __init__(self) -> None:
         self.lock = KeyedLock()
         """One GC runs at a time."""
         self.barriers = Barriers()
-        """By network: closed while its plugins free what was not on record when GC began."""
+        """Barrier by network, closed while its plugins release resources that were not on record when GC began."""
         self.waiting = 0
         """Number of GCs that wait or run."""
         self._guard = threading.Lock()
@@ -108,12 +111,12 @@ class GcState:
                 self._begun.add(container_id)
 
     def may_be_added(self, container_id: ContainerId) -> bool:
-        """Return True if an ADD may have begun since the oldest GC that waits or runs was asked for."""
+        """Return True if an ADD may have begun since the oldest waiting or running GC was requested."""
         return container_id in self._begun
 
     @contextlib.contextmanager
     def watched(self, locks: KeyedLock) -> Iterator[None]:
-        """Note each ADD for the duration of the block, a GC. A holder of one of `locks` may be an ADD."""
+        """Note each ADD for the duration of the block, a GC. Each current holder of one of `locks` may be an ADD."""
         with self._guard:
             self.waiting += 1
             self._begun |= {ContainerId(key) for key in locks.keys}
@@ -128,7 +131,7 @@ class GcState:
 
 @dataclass(frozen=True)
 class Engine:
-    """Ports, policy, and the state that requests share."""
+    """Holds the ports, the policy, and the state that requests share."""
 
     cluster: ClusterStore
     files: ConfFiles

@@ -1,4 +1,4 @@
-"""What the engine needs from the world, as small Protocols, and the errors that they raise.
+"""The ports of the engine: small Protocols, and the errors that they raise.
 
 Implementations: ClusterStore - kube and standalone (`pod.portals`); ConfFiles - cluster.conf_files; DelegateStore -
 pod.store; DeviceSource - kubelet (`pod.portals`); DeviceFiles - cluster.device_files. The contract of each is in its
@@ -20,34 +20,34 @@ from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 
 class PodNotFoundError(LookupError):
-    """The store knows no such pod; the message names it and where was looked."""
+    """The store has no such pod; the message names the pod and the place that was searched."""
 
 
 class NetworkNotFoundError(LookupError):
-    """The store knows no such NetworkAttachmentDefinition; the message names it and where was looked."""
+    """The store has no such NetworkAttachmentDefinition; the message names it and the place that was searched."""
 
 
 class StoreUnavailableError(Exception):
-    """The store can't be asked now (API server away, directory unreadable); the message says why."""
+    """The store is not available (API server unreachable, directory unreadable); the message says why."""
 
 
 class DevicesUnavailableError(Exception):
-    """Nobody can say now which devices a pod has been given; the message says why."""
+    """The devices of a pod cannot be determined now; the message says why."""
 
 
 class StatusWriteError(Exception):
-    """The network-status could not be written now."""
+    """The network-status could not be written."""
 
 
 class CorruptRecordError(Exception):
-    """A stored record can't be read, and nothing else on disk tells what it held; the message names the file."""
+    """A stored record cannot be read or recovered from other files; the message names the file."""
 
 
 # --- protocols -------------------------------------------------------------------------------------------------------
 
 
 EVENT_MESSAGE_MAX: Final = 1000
-"""Characters that a message should have at most: several that come together make one Event."""
+"""Maximum length of a message in characters; messages that arrive together are joined in one Event."""
 
 
 class Events(Protocol):
@@ -63,48 +63,48 @@ class Events(Protocol):
 
 
 class ClusterStore(Events, Protocol):
-    """Pods and networks as declared, and what is reported back about them."""
+    """Reads pods and networks from the cluster, and writes events and the network-status."""
 
     def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """The pod; `uid` is a hint for stores that can wait until that incarnation is known, may be empty.
+        """Return the pod. `uid`, may be empty, is a hint: a store may wait until it has that incarnation.
 
-        The answer may have another UID: judging that is the caller's. Raises PodNotFoundError,
-        StoreUnavailableError.
+        The pod may have another UID, which the caller must check. Raises PodNotFoundError, StoreUnavailableError.
         """
         ...
 
     def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        """The NetworkAttachmentDefinition. Raises NetworkNotFoundError, StoreUnavailableError."""
+        """Return the NetworkAttachmentDefinition. Raises NetworkNotFoundError, StoreUnavailableError."""
         ...
 
     def namespaces_with_network(self, name: str) -> list[str]:
-        """The namespaces that have a NetworkAttachmentDefinition of that name, sorted, as far as is known without
-        asking: for messages.
+        """Return the sorted namespaces that have a NetworkAttachmentDefinition of that name, for messages.
+
+        Reads only the cache, which may be incomplete.
         """
         ...
 
     def node_pods(self) -> list[Pod]:
-        """Every pod of this node, those that are ending included. Raises StoreUnavailableError.
+        """Return every pod of this node, including terminating pods. Raises StoreUnavailableError.
 
-        Raises too where what is known may be older than what there is: who is missing in the list is not there.
+        Also raises it if the cache may be stale, because the caller treats a pod that is not listed as gone.
         """
         ...
 
     def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        """Replace the pod's `k8s.v1.cni.cncf.io/network-status` by `value`, other annotations untouched.
+        """Replace the annotation `k8s.v1.cni.cncf.io/network-status` of the pod by `value`.
 
-        Raises StatusWriteError where that is not done within the caller's patience (a few seconds). `keep_trying`:
-        the store then goes on in the background until it is written, replaced by a newer value, or the pod is gone.
-        Refuses, as StatusWriteError and for good, to write to another incarnation of the pod (UID differs).
+        Raises StatusWriteError if the write takes more than a few seconds. With `keep_trying` the store then retries
+        in the background until the value is written, a newer value replaces it, or the pod is gone. Never writes to
+        another incarnation of the pod (the UID differs): raises StatusWriteError without a retry.
         """
         ...
 
 
 class DeviceSource(Protocol):
-    """Which devices the kubelet has given to a pod."""
+    """Reports the devices that the kubelet has allocated to a pod."""
 
     def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
-        """Device ids by the name of their resource or claim, sorted; empty for a pod without any.
+        """Return the sorted device ids by the name of their resource or claim; empty if the pod has no devices.
 
         Raises DevicesUnavailableError.
         """
@@ -112,104 +112,104 @@ class DeviceSource(Protocol):
 
 
 class DeviceFiles(Protocol):
-    """Device-info files (NPWG device-info SPEC): the device plugin's, and that of each attachment."""
+    """Manages device-info files (NPWG device-info SPEC) of device plugins and of attachments."""
 
     def path(self, attachment: Attachment, container_id: ContainerId) -> str:
-        """Where the file of an attachment is, as plugins get it (runtimeConfig `CNIDeviceInfoFile`)."""
+        """Return the path of the attachment's file, as passed to plugins (runtimeConfig `CNIDeviceInfoFile`)."""
         ...
 
     def prepare(self, attachment: Attachment, path: str) -> None:
-        """Put the device plugin's file of the attachment's device at `path`, if it has one. Raises OSError."""
+        """Copy the device plugin's file of the attachment's device, if there is one, to `path`. Raises OSError."""
         ...
 
     def read(self, path: str) -> DeviceInfo | None:
-        """What is in the file; None where there is none. Raises CniError for one that can't be used, OSError."""
+        """Return the content of the file, None if it does not exist. Raises CniError if it is invalid, OSError."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove the file; absent is done. Raises OSError."""
+        """Remove the file; an absent file is treated as success. Raises OSError."""
         ...
 
 
 class DelegateStore(Protocol):
-    """The write-ahead record of each container: on disk before the first plugin runs."""
+    """Stores a write-ahead record of each container, on disk before the first plugin runs."""
 
     def load(self, container_id: ContainerId) -> ContainerRecord | None:
-        """The record, None if there is none; as quick for a container without one, however many others there are.
+        """Return the record, None if the container has none. Raises CorruptRecordError, OSError.
 
-        Raises CorruptRecordError, OSError.
+        The time does not depend on the number of records, even if the container has none.
         """
         ...
 
     def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
-        """As `load`, where no disk is needed for it; None where one is, or anything else is in the way."""
+        """Return the record if that takes no disk access; None if it does, or on any problem. See `load`."""
         ...
 
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
-        """What another daemon left of a container that has no record of ours; None if nothing.
+        """Return the state that another daemon left of a container without a record of ours; None if there is none.
 
-        `foreign` is set. Of one whose record of ours is damaged, what is kept beside it, if that is known to be all:
-        else raises CorruptRecordError. May search through all that is left of all containers: slow. Raises OSError.
+        The record has `foreign` set. If our record is damaged, the leftovers must be known to be complete, or
+        CorruptRecordError is raised. Slow: may search the leftovers of all containers. Raises OSError.
         """
         ...
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
-        """Write the record so that it survives a crash right after. Raises OSError, nothing is changed then.
+        """Write the record so that it survives a crash. Raises OSError, and changes nothing then.
 
-        Without `durable` a power failure may lose it; the record that was durable before is found then. There is one.
+        Without `durable` a power failure may lose it and restore the previous durable record, which must exist.
         """
         ...
 
     def remove(self, container_id: ContainerId) -> None:
-        """Forget the container; unknown is done. Raises OSError."""
+        """Delete the record; a container without a record is treated as success. Raises OSError."""
         ...
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
-        """Take the container out of the records, as that of which nothing more is tried. Raises OSError."""
+        """Move the container from the records to the set-aside ones, which are not retried. Raises OSError."""
         ...
 
     def aside(self) -> list[SetAside]:
-        """What has been set aside, by container. Raises OSError."""
+        """Return the records that are set aside, sorted by container. Raises OSError."""
         ...
 
     def forget(self, container_id: ContainerId) -> bool:
-        """Forget all that is known of the container, on record or set aside, readable or not; False: nothing was.
+        """Delete all records of the container, also set-aside and unreadable ones; return False if there were none.
 
-        Raises OSError, InvalidEnvironmentError for an id that is none.
+        Raises OSError, and InvalidEnvironmentError if the id is invalid.
         """
         ...
 
     def containers(self, *, foreign: bool = True) -> list[ContainerId]:
-        """The ids of all records, sorted; without `foreign` of our own only. Raises OSError."""
+        """Return the sorted ids of all records; without `foreign`, of our own records only. Raises OSError."""
         ...
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
-        """What another daemon left of up to `limit` containers, in one search; None for what can't be read.
+        """Return the state that another daemon left of up to `limit` containers, in one search; None if unreadable.
 
-        `foreign` is set. Not of containers that have a record of ours, nor of those in `passed_over`. Empty only where
-        there are no more; fewer than `limit` says nothing. Raises OSError.
+        The records have `foreign` set. Skips containers with a record of ours, and those in `passed_over`. The result
+        is empty only if no more are left; fewer than `limit` does not mean that. Raises OSError.
         """
         ...
 
 
 class ConfFiles(Protocol):
-    """CNI configurations in directories of the node, for networks that no NetworkAttachmentDefinition carries."""
+    """Reads CNI configurations from the node, for networks without one in a NetworkAttachmentDefinition."""
 
     def by_name(self, directory: str, name: str) -> NetworkConfig | None:
-        """The configuration in `directory` whose JSON `name` is `name`; None if there is none. Raises CniError."""
+        """Return the configuration in `directory` whose JSON `name` is `name`, None if not found. Raises CniError."""
         ...
 
     def at_path(self, path: str) -> NetworkConfig:
-        """The configuration in the file `path`, or in the lexically first one if it is a directory.
+        """Return the configuration in the file `path`, or in the lexically first file if `path` is a directory.
 
         Raises CniError.
         """
         ...
 
     def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
-        """The plugin objects in `<directory of the file path>/<name>/*.conf`, in lexical order, as they are written.
+        """Return the bytes of the files `<directory of the file path>/<name>/*.conf`, in lexical order.
 
-        None where there is no such folder; `path` may be a directory, as for `at_path`. Raises CniError, which names
-        the file.
+        Each holds a plugin object. Empty if there is no such folder. `path` may be a directory, as for `at_path`.
+        Raises CniError, which names the file.
         """
         ...
