@@ -30,7 +30,7 @@ from tests.e2e.server_process import ServerProcess, free_port
 
 ISSUER: Final = "https://kubernetes.default.svc"
 SERVICE_ADDRESS: Final = "10.96.0.1"
-"""Of the service `kubernetes`: the first of `--service-cluster-ip-range`."""
+"""Address of the service `kubernetes`: the first one of `--service-cluster-ip-range`."""
 AUDIT_MARK: Final = "/version?audit-mark="
 _ALONE: Final = (
     # It wants each namespace's `default` account, which the controller manager makes.

@@ -34,13 +34,13 @@ MODULE: Final = Path(__file__).resolve().parent / "tools"
 """Directory of the `go.mod` with the pins of Kubernetes and etcd."""
 
 UPSTREAM: Final = MODULE / "upstream"
-"""That of the daemon that ours takes over from: apart, so that it is built with the dependencies of its release."""
+"""Directory of the `go.mod` for upstream's daemon. It is separate to build with the dependencies of its release."""
 
 LINTER: Final = MODULE / "actionlint"
-"""That of the program that checks `.github/workflows`."""
+"""Directory of the `go.mod` for the program that checks `.github/workflows`."""
 
 HELM: Final = MODULE / "helm"
-"""That of the program that lints, renders and installs `charts/`."""
+"""Directory of the `go.mod` for the program that lints, renders and installs `charts/`."""
 
 PLUGINS: Final = MODULE / "plugins"
 """Directory of the `go.mod` with the release of the reference plugins that our built-ins follow."""
@@ -64,7 +64,7 @@ class Tool:
     directory: Path = MODULE
     """Where the `go.mod` is."""
     on_path: bool = True
-    """Whether one on the PATH will do."""
+    """True if a program of this name on the PATH can be used."""
 
 
 TOOLS: Final[dict[str, Tool]] = {
@@ -96,22 +96,22 @@ TOOLS: Final[dict[str, Tool]] = {
 }
 
 CONTROL_PLANE: Final = ("etcd", "kube-apiserver")
-"""What `apiserver.ApiServer` runs."""
+"""Programs that `apiserver.ApiServer` runs."""
 
 NODE: Final = ("kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
-"""What `cluster.real_node.RealNode` runs besides."""
+"""Additional programs that `cluster.real_node.RealNode` runs."""
 
 PREDECESSOR: Final = ("upstream-multus-daemon", "upstream-multus-shim")
-"""What `upstream.Upstream` runs."""
+"""Programs that `upstream.Upstream` runs."""
 
 PREDECESSORS_IMAGE: Final = (*PREDECESSOR, "upstream-install_multus", "upstream-passthru")
-"""What upstream's image has of what its thick manifest calls."""
+"""Programs of upstream's image that its thick manifest calls."""
 
 CHARTS: Final = ("helm",)
-"""What `test_chart` runs."""
+"""Programs that `test_chart` runs."""
 
 WORKFLOWS: Final = ("actionlint",)
-"""What `test_workflows` runs."""
+"""Programs that `test_workflows` runs."""
 
 REFERENCE_PLUGINS: Final = tuple(name for names in _KINDS_OF_PLUGINS.values() for name in names)
 """Names of the reference plugins; each is built as `plugin-NAME`, for `test_check`."""
@@ -124,7 +124,7 @@ DEFAULT: Final = (
     + CHARTS
     + tuple(f"plugin-{name}" for name in REFERENCE_PLUGINS)
 )
-"""What the tests need that `make e2e` runs."""
+"""Programs that the tests of `make e2e` need."""
 
 PROGRESS_SECONDS: Final = 15.0
 COMMAND: Final = "python -m tests.e2e.build_tools"

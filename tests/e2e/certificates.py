@@ -104,7 +104,7 @@ class Authority:
         )
 
     def server(self) -> Pair:
-        """What the API server shows."""
+        """Issue the serving certificate of the API server."""
         return self._issue("server", "kube-apiserver", (), _LONG, "server")
 
     def client(self, name: str, user: str, groups: tuple[str, ...] = (), *, seconds: float = _LONG) -> Pair:

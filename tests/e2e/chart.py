@@ -61,7 +61,7 @@ class ChartError(Exception):
 
 
 def helm(*arguments: str | Path, stdin: str = "") -> str:
-    """What it printed. Raises ChartError, `build_tools.ToolError`."""
+    """Run helm and return its output. Raises ChartError, `build_tools.ToolError`."""
     done = subprocess.run(
         [build_tools.find("helm"), *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=False
     )

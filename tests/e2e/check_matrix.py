@@ -45,28 +45,28 @@ class Case:
     name: str
     plugins: Sequence[dict[str, Any]]
     starts: bool = True
-    """Whether a pod with this network starts under upstream's daemon."""
+    """True if a pod with this network starts under upstream's daemon."""
     kind: str = ""
     """Kind of link that the kernel must know, as in `ip link add type KIND`."""
     needs: str = ""
     """Program of `THIRD_PARTY`, or of the machine."""
     ports: bool = False
     device: bool = False
-    """Whether it takes a device of the host. Its DEL fails without the device."""
+    """True if the network uses a device of the host. Its DEL fails without the device."""
     secondary: bool = False
-    """Whether the pod has a cluster network of its own, and this network is attached as net1."""
+    """True if the pod has its own cluster network and this network is attached as net1."""
     versions: Sequence[str] = VERSIONS
     keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the list."""
 
     @property
     def has_interface(self) -> bool:
-        """Whether a plugin makes an interface: an IPAM plugin alone gives an address to none."""
+        """Return True if a plugin creates an interface. An IPAM plugin alone creates none."""
         return not self.types <= {"host-local", "static"}
 
     @property
     def has_link(self) -> bool:
-        """Whether the interface can be deleted."""
+        """Return True if the interface can be deleted."""
         return self.has_interface and "loopback" not in self.types
 
     @property
@@ -95,7 +95,7 @@ def static(**more: Any) -> dict[str, Any]:
 
 
 def without_check() -> dict[str, Any]:
-    """As whereabouts: addresses and routes, and no CHECK."""
+    """Return an IPAM plugin like whereabouts: it sets addresses and routes, but does not implement CHECK."""
     return static(type="without-check")
 
 
@@ -116,7 +116,7 @@ MAINS: Final[dict[str, dict[str, Any]]] = {
     "macvlan": {"type": "macvlan", "master": MASTER, "mode": "bridge"},
     "ptp": {"type": "ptp"},
 }
-"""Those that every other plugin is tried with."""
+"""Every other plugin is tested with each of these main plugins."""
 
 METAS: Final[dict[str, dict[str, Any]]] = {
     "bandwidth": {"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000},

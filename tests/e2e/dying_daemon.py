@@ -37,7 +37,7 @@ class Start(msgspec.Struct, frozen=True):
     root: str
     """The directory on the disk."""
     elsewhere: list[str]
-    """Those whose changes are steps, on a disk that loses nothing."""
+    """Directories whose changes are steps too, on a disk that loses nothing."""
     order: str
     """The file with its order."""
     journal: str
@@ -46,25 +46,25 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a daemon is to do from now on."""
+    """Instructions for a daemon from now on."""
 
     number: int
     """Tells it from the one before."""
     dies_at: int = 0
     """The step, from 1, counted from here; 0: at none."""
     settles: bool = False
-    """What there is now is safe."""
+    """True if the changes made so far survive a power failure."""
 
 
 class Journal(msgspec.Struct, frozen=True):
-    """What a daemon has done to the disk."""
+    """Record of the operations of a daemon on the disk."""
 
     initial: dict[str, bytes]
     operations: list[power.Operation]
 
     @property
     def disk(self) -> power.Disk:
-        """What it did it to, afterwards."""
+        """Return the disk after these operations."""
         return power.Disk(self.initial, self.operations)
 
 

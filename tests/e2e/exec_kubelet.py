@@ -58,7 +58,7 @@ class ExecKubelet:
         app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        # kube-apiserver checks a kubelet's certificate only where it is told by whom it is signed.
+        # kube-apiserver verifies a kubelet's certificate only if it is given the kubelet's CA.
         pair = self._server.authority.client(self.pod, f"system:node:{self._name}", ("system:nodes",))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(pair.certificate, pair.key)

@@ -1,4 +1,4 @@
-"""What tests put into the API server, in the absence of a scheduler, kubelets and controllers."""
+"""Create objects in the API server, in place of a scheduler, kubelets and controllers."""
 
 from __future__ import annotations
 

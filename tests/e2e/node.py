@@ -28,7 +28,7 @@ NAD = {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the runtime gets of one call of the shim."""
+    """Answer of the shim to one call of the runtime."""
 
     code: int
     stdout: bytes
@@ -48,13 +48,13 @@ class Node:
     settings: dict[str, Any] = field(default_factory=dict)
     cni_version: str = "1.0.0"
     standalone: bool = True
-    """Whether the daemon takes what is declared from `manifests`; else from the API server of its settings."""
+    """True if the daemon reads objects from `manifests`, False if it reads them from an API server."""
     root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="multus-node-")))
     daemon: subprocess.Popen[bytes] | None = None
     wrapper: tuple[str, ...] = ()
     """A program, with arguments, that the daemon's command line is given to."""
     node_name: str = ""
-    """What the daemon's variable MULTUS_NODE_NAME is."""
+    """Value of the daemon's variable MULTUS_NODE_NAME."""
 
     def __post_init__(self) -> None:
         self.prefix = f"mlt{os.getpid()}n{next(_NUMBERS)}"
@@ -197,7 +197,7 @@ class Node:
     def environment(
         self, verb: str, container_id: str, netns: str, pod: str, namespace: str = "default", uid: str | None = None
     ) -> dict[str, str]:
-        """What the runtime sets for one call."""
+        """Return the environment that the runtime sets for one call."""
         cni_args = {
             "IgnoreUnknown": "1",
             "K8S_POD_NAMESPACE": namespace,

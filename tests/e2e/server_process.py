@@ -35,7 +35,7 @@ class ServerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has been started and has not ended (frozen counts as running)."""
+        """Return True if the process has been started and has not ended. A frozen process is running."""
         return self._child is not None and self._child.poll() is None
 
     def start(self) -> None:

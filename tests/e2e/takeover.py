@@ -17,7 +17,7 @@ from tests.e2e.upstream import Upstream
 
 PORTS = [{"hostPort": 18080, "containerPort": 80, "protocol": "tcp"}]
 CHAIN_OF_A_POD = re.compile(r"\bCNI-(DN-)?[0-9a-f]{8,}")
-"""Of portmap and of `ipMasq`; portmap leaves the chains that it makes once."""
+"""Matches the chains of portmap and `ipMasq` for a pod. The chains that portmap creates once per node stay."""
 
 PODS = {
     "alone": None,
@@ -82,7 +82,7 @@ class Takeover(Cluster):
         self.host_ports: dict[str, Sequence[Mapping[str, Any]]] = {"alone": PORTS}
 
     def _grant(self, user: str) -> None:
-        """What upstream's manifest grants to its service account, and what ours needs besides."""
+        """Grant the rights of upstream's manifest and the additional rights that our daemon needs."""
         rules = [
             {"apiGroups": ["k8s.cni.cncf.io"], "resources": ["*"], "verbs": ["*"]},
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "update"]},

@@ -136,7 +136,7 @@ def test_its_processes_end_with_a_killed_test_run() -> None:
 
 
 def running(pid: str) -> bool:
-    """Whether there is such a process that is no zombie (an adopted one is reaped when its new parent likes)."""
+    """Return True if the process exists and is not a zombie (its new parent may reap it late)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -365,7 +365,7 @@ def test_every_command_that_changes_nothing_is_among_them() -> None:
 
 
 def tentative(node: Node, netns: str) -> bool:
-    """Whether the kernel is still at work on a link-local address, whose routes come with it."""
+    """Return True while the kernel has not finished a link-local address. Its routes appear with it."""
     found = json.dumps(node.ip("-6", "addr", netns=netns))
     return "tentative" in found or "fe80" not in found
 

@@ -120,7 +120,7 @@ def succeed(lab: Lab, verb: str, pod: Pod) -> None:
 
 
 class Left:
-    """What the ADD of a pod's network has left in its namespace; each is taken away and put back."""
+    """State that ADD created in the pod's namespace. The tests remove each part and restore it."""
 
     def __init__(self, lab: Lab, pod: Pod) -> None:
         self._node, self._netns = lab.node, pod.netns

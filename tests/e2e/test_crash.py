@@ -89,7 +89,7 @@ def test_plugins_of_a_daemon_that_was_killed_end_before_the_next_one_serves(node
 
 @pytest.mark.timeout(120)
 def test_killed_at_any_point_of_dels_the_shims_ask_the_successor(node: Node) -> None:
-    """None of them takes the way round by the spool, on which the runtime would have been told too early."""
+    """No shim falls back to the spool, because the runtime would then see success too early."""
     node.pod("hello")
     node.start()
     before = node.links()

@@ -275,7 +275,7 @@ def test_a_damaged_record(small: Node, damage: str) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "other"])
 def test_a_record_of_which_one_state_is_damaged(small: Node, damage: str) -> None:
-    """What an ADD begins with is enough for its DEL, and so is what it ends with."""
+    """The state at the start of an ADD is enough for its DEL, and so is the state at its end."""
     small.start()
     for name, position in (("one", 0), ("two", 1)):
         netns = add(small, name)

@@ -73,7 +73,7 @@ def conf_dir(node: Node) -> Path:
 
 
 def attach(node: Node, netns: str) -> None:
-    """As the runtime does, with what it finds."""
+    """Call ADD as the runtime does, with the configuration in its directory."""
     configuration = (conf_dir(node) / "00-multus.conf").read_bytes()
     assert node.cni("ADD", "c1", netns, "a", stdin=configuration).code == 0
 

@@ -40,7 +40,7 @@ class Example:
     name: str
     block: str
     needs: str
-    """What running it takes that a test machine lacks; else empty."""
+    """Requirement that a test machine lacks; empty if the example can run."""
 
     def __str__(self) -> str:
         return f"{self.page}-{self.name}"
@@ -91,7 +91,7 @@ def exactly(*addresses: str) -> Callable[[list[str]], bool]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a pod has in the end."""
+    """Expected networks of a running pod."""
 
     interfaces: dict[str, Callable[[list[str]], bool]]
     """The additional ones, and what their addresses are like."""
@@ -277,7 +277,7 @@ def test_the_status_is_the_one_on_the_page(cluster: Cluster) -> None:
 
 
 def test_every_key_of_the_annotation_has_its_example() -> None:
-    """Those of the specification; the other two forms of the annotation have examples of their own."""
+    """This test covers the keys of the specification. The other two forms of the annotation have their own examples."""
     documented = set(re.findall(r"(?m)^\| \[`([\w-]+)`\]", (ROOT / NETWORKS).read_text()))
     assert documented == set(selection.KEYS) - {"interfaceRequest"}
     used: set[str] = set()

@@ -31,7 +31,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def test_threads_have_no_heaps_of_their_own(node: Node) -> None:
-    """What one of them frees the others could not use (`runtime.malloc`)."""
+    """Other threads could not use memory that is freed in the heap of one thread (`runtime.malloc`)."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("needs glibc: other C libraries have no heaps by thread")
     node.pod("one")

@@ -26,7 +26,7 @@ MakeNode = Callable[..., Node]
 
 PLUGINS = ("built-in", "binaries")
 IDENTITIES = ("cookie", "older", "none")
-"""What the first container's record has: the identity of this version; device and inode; nothing."""
+"""The first container's record has the identity of this version, device and inode, or nothing."""
 NAMES = {"eth0", "net1", "net2"}
 ROUNDS = 24
 TRIES = 5

@@ -38,7 +38,7 @@ class Kubectl:
         self._kubeconfig = server.kubeconfig("administrator", ("system:masters",))
 
     def __call__(self, *arguments: str | Path, stdin: str | None = None) -> str:
-        """What it printed; a warning of the API server is a failure."""
+        """Run kubectl and return its output. A warning of the API server is a failure."""
         done = subprocess.run(
             [self._program, "--kubeconfig", self._kubeconfig, *arguments],
             input=stdin, capture_output=True, text=True, timeout=50, check=False,

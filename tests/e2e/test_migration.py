@@ -85,7 +85,7 @@ class OurNode(Cluster):
         self.node.settings["kubeconfig"] = str(self.server.kubeconfig_for_token(self.token))
 
     def add(self, pod: str) -> None:
-        """As `UpstreamNode.add`."""
+        """Call ADD, check the status and call DEL, like `UpstreamNode.add`."""
         self.pod(pod, "ptp")
         netns = self.node.add_netns()
         added = self.cni("ADD", pod, netns)
@@ -95,7 +95,7 @@ class OurNode(Cluster):
 
 
 class Administrator:
-    """What an operator types."""
+    """Runs the commands of an operator."""
 
     def __init__(self, kubectl: Kubectl) -> None:
         self._kubectl = kubectl

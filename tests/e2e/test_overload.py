@@ -24,7 +24,7 @@ RESTARTS = 5
 
 
 def marks(node: Node, name: str) -> list[str]:
-    """What the plugins of a test wrote, a line for each."""
+    """Return the lines that the plugins of a test wrote."""
     path = node.root / name
     return path.read_text().splitlines() if path.exists() else []
 

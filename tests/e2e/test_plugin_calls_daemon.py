@@ -25,7 +25,7 @@ from tests.e2e.test_overload import marks, start_shim
 MakeNode = Callable[..., Node]
 
 PORT = 9091
-"""Of the metrics; each node has its own network."""
+"""Port of the metrics. Nodes can share it: each has its own network namespace."""
 PATIENCE = 20.0
 """Seconds for the answer to a pod that is refused; without the refusal it waits for itself."""
 AT_ONCE = 5.0
@@ -86,7 +86,7 @@ def assert_nothing_stays(node: Node) -> None:
 
 
 def status(node: Node) -> dict[str, Any]:
-    """What `multusctl status --json` shows."""
+    """Return the status that `multusctl status --json` shows."""
     code, body = node.get("/admin/v1/status")
     assert code == 200, body
     found: dict[str, Any] = json.loads(body)
@@ -263,7 +263,7 @@ BACKGROUND = {
     "after the plugin": "setsid sh -c 'sleep 0.5; exec SHIM' <INPUT >OUTPUT 2>&1 &",
     "for another container": "CNI_CONTAINERID=other CNI_IFNAME=eth0 setsid SHIM <INPUT >OUTPUT 2>&1 &",
 }
-"""Those whose request goes on beside the plugin, which succeeds."""
+"""Bodies of scripts that start the request in the background. The plugin itself succeeds."""
 
 _PROGRAM = """
 import base64, json, os, socket, sys

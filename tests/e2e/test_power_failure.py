@@ -134,7 +134,7 @@ class Daemons:
 
 
 def _ended(*pids: int, seconds: float) -> bool:
-    """Whether one of the processes has ended, after so long at most."""
+    """Wait for one of the processes to end. Return False after `seconds`."""
     with contextlib.ExitStack() as stack:
         descriptors = [os.pidfd_open(pid) for pid in pids]
         for descriptor in descriptors:

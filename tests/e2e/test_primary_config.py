@@ -48,7 +48,7 @@ class CniDirectory:
         return self.node.cni(verb, "c1", netns, "hello", stdin=self.ours.read_bytes())
 
     def identity(self) -> tuple[int, int, bytes]:
-        """What is another after any write."""
+        """Return a value that changes with every write of the file."""
         status = self.ours.stat()
         return status.st_ino, status.st_mtime_ns, self.ours.read_bytes()
 

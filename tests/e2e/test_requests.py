@@ -1,4 +1,4 @@
-"""What a pod asks of its networks (addresses, MAC, ports, bandwidth), with the reference plugins in real namespaces."""
+"""Test requests of a pod (addresses, MAC, ports, bandwidth) with the reference plugins in real namespaces."""
 
 from __future__ import annotations
 

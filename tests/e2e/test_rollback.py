@@ -55,10 +55,10 @@ class Turns:
         self.assert_live()
 
     def lose(self, *pods: str) -> None:
-        """As `delete`, of pods that upstream's daemon has attached itself; then the runtime removes their namespaces.
+        """Delete pods that upstream's daemon has attached, then remove their namespaces as the runtime does.
 
-        Of a cluster network that is a list it loses the ranges, so that its DEL fails, and says nevertheless that it is
-        done: interface and address stay.
+        Upstream's daemon loses the ranges of a cluster network that is a list. The DEL of this network fails, but the
+        daemon reports success: interface and address stay.
         """
         for pod in pods:
             deleted = self.made.runtime("DEL", pod, by=self.by)

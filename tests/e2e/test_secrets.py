@@ -1,6 +1,6 @@
-"""What must not be in a log, also of the level debug: environments, configurations, arguments.
+"""Environments, configurations and arguments must not appear in a log, even at level debug.
 
-But for the value of a key that a plugin does not support: its error must name it (CNI SPEC, error code 2).
+The value of a key that a plugin does not support is an exception: the error must name it (CNI SPEC, error code 2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What starting, serving and stopping leave alone."""
+"""The daemon does not touch foreign files and log settings when it starts, serves and stops."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def actionlint(*files: Path) -> subprocess.CompletedProcess[str]:
-    """What it says. Not what shellcheck and pyflakes say, which it calls where they happen to be installed."""
+    """Run actionlint without shellcheck and pyflakes, which it would call if they are installed."""
     try:
         program = build_tools.find("actionlint")
     except build_tools.ToolError as error:

@@ -50,7 +50,7 @@ class Sandbox:
 
     @classmethod
     def read(cls, info: dict[str, Any]) -> Sandbox:
-        """Of what `ctr containers info` says."""
+        """Parse the output of `ctr containers info`."""
         labels = info["Labels"]
         paths = [item.get("path", "") for item in info["Spec"]["linux"]["namespaces"] if item["type"] == "network"]
         return cls(
@@ -79,7 +79,7 @@ class Containerd:
         self._process = self._machine.start("containerd", "containerd", "--config", CONFIG)
 
     def answers(self) -> bool:
-        """Whether it serves."""
+        """Return True if containerd answers requests."""
         try:
             self.ctr("plugins", "list")
         except AssertionError:

@@ -24,7 +24,7 @@ from multus_daemon import __version__
 from tests.e2e.build_tools import ToolError, cache_root
 
 NAME: Final = f"docker.io/library/multus-daemon:{__version__}"
-"""What the kubelet makes of the name in `manifests/`."""
+"""The kubelet expands the image name in `manifests/` to this name."""
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _SOURCES: Final = (
@@ -38,7 +38,7 @@ _BASE: Final = "localhost/debian-with-python:test"
 
 
 def _digest() -> str:
-    """Of everything that the image is made from."""
+    """Hash every source file of the image."""
     digest = hashlib.sha256()
     for source in _SOURCES:
         top = _ROOT / source

@@ -69,7 +69,7 @@ def write(target: Path, name: str, layer: bytes, config: dict[str, Any]) -> None
 
 
 def _is_static(data: bytes) -> bool:
-    """Whether it is a 64-bit ELF program that asks for no interpreter (elf(5), PT_INTERP)."""
+    """Return True if this is a 64-bit ELF program without an interpreter (elf(5), PT_INTERP)."""
     if data[:5] != b"\x7fELF\x02":
         return False
     order = "<" if data[5] == 1 else ">"

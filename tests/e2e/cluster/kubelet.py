@@ -29,16 +29,17 @@ class Kubelet:
         )
         self._process: MachineProcess | None = None
         self._begin = 0
-        """Of what the present process has logged."""
+        """Offset in the log at which the output of the current process begins."""
 
     def configure(self, client_ca: Path) -> None:
         """Write its configuration. `client_ca`: who signs those that may ask it."""
         self._machine.path(CONFIG).write_text(yaml.safe_dump(self._settings(client_ca)))
 
     def is_up(self) -> bool:
-        """Whether it does its work; started where it does not run.
+        """Return True if the kubelet works. Start it if it is not running.
 
-        To be asked until it stays, as systemd does: it ends where containerd is still looking at its sandboxes.
+        Call this until it returns True, as systemd restarts a unit: the kubelet exits while containerd is still loading
+        its sandboxes.
         """
         log = self._machine.logs / "kubelet.log"
         if self._process is None or not self._process.running:

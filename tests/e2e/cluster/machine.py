@@ -148,7 +148,7 @@ class MachineProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Return True if the process has not ended."""
         return self._nsenter.poll() is None
 
     @property

@@ -36,7 +36,7 @@ _DAEMON_SET: Final = "daemonset/kube-multus-ds"
 
 
 class Multus(abc.ABC):
-    """What both have."""
+    """Common base of the two ways to run the daemon."""
 
     def __init__(self, node: RealNode) -> None:
         self.node = node
@@ -85,7 +85,7 @@ class Multus(abc.ABC):
         return self._is_ready() and self.node.machine.path(GENERATED).exists()
 
     def _is_ready(self) -> bool:
-        """Whether it says that it is."""
+        """Return True if the daemon reports that it is ready."""
         return self.readyz()[0] == 200
 
     def _clear(self) -> None:
@@ -250,7 +250,7 @@ class MultusPod(Multus):
         self.wait_ready()
 
     def rollout_restart(self) -> None:
-        """What an administrator does after a change of the configuration; back at once."""
+        """Restart the DaemonSet, as after a change of the configuration. Does not wait for the rollout."""
         self.node.kubectl("-n", _NAMESPACE, "rollout", "restart", _DAEMON_SET)
 
     def wait_rolled_out(self, timeout: int = 120) -> None:
@@ -304,7 +304,7 @@ class MultusRelease(MultusPod):
         super().__init__(node, image)
         build_tools.find("helm")
         self.values: dict[str, Any] = {}
-        """What the next `apply` installs, or upgrades to."""
+        """The next `apply` installs or upgrades the chart with these values."""
 
     def apply(self) -> None:
         # Those that came before leave objects in the cluster, a service account for one.

@@ -28,7 +28,7 @@ from tests.e2e.kube_client import ApiError
 from tests.e2e.server_process import ServerProcess
 
 NAME: Final = "node-1"
-"""Of the node."""
+"""Name of the node."""
 
 PRIMARY: Final[dict[str, Any]] = {
     "cniVersion": "1.0.0",
@@ -41,7 +41,7 @@ PRIMARY: Final[dict[str, Any]] = {
 """The node's primary network."""
 
 LINKS: Final = ["eth0", "lo", "wire0"]
-"""What a node without pods has."""
+"""Links of a node without pods."""
 
 
 class RealNode:
@@ -233,7 +233,7 @@ class RealNode:
         return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
 
     def container_log(self, pod: str, namespace: str = "default") -> str:
-        """What a pod's containers have written."""
+        """Return the log of all containers of a pod."""
         logs = self.machine.path("/var/log/pods").glob(f"{namespace}_{pod}_*/*/*.log")
         return "".join(path.read_text() for path in sorted(logs))
 

@@ -1,4 +1,4 @@
-"""What containerd says of the node's network, asked as the kubelet asks: `RuntimeService/Status` of the CRI, v1.
+"""Read the state of the node's network from containerd, as the kubelet does: CRI v1, `RuntimeService/Status`.
 
 The messages are read by hand: https://github.com/kubernetes/cri-api/blob/master/pkg/apis/runtime/v1/api.proto
 (`StatusRequest`, `StatusResponse`) needs no generated code for one string.

@@ -1,4 +1,4 @@
-"""What `make e2e` sees of the image's builder, with tools that are shell scripts: nothing is built here."""
+"""Test how `make e2e` calls the image builder. The tools are shell scripts; no image is built."""
 
 from __future__ import annotations
 

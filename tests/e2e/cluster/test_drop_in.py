@@ -66,7 +66,7 @@ def upstream_pod(multus_pod: MultusPod, tmp_path: Path) -> UpstreamPod:
 
 
 def container(node: RealNode) -> dict[str, Any]:
-    """What the kubelet says of the daemon's container."""
+    """Return the status that the kubelet reports for the daemon's container."""
     items = node.server.request("GET", "/api/v1/namespaces/kube-system/pods", labelSelector="name=multus")["items"]
     (pod,) = [item for item in items if "deletionTimestamp" not in item["metadata"]]
     (found,) = pod["status"]["containerStatuses"]

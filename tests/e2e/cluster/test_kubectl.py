@@ -131,7 +131,7 @@ def _events(node: RealNode, pod: str) -> list[dict[str, Any]]:
 
 
 def _runs_as_a_plugin_of_kubectl(node: RealNode, kubeconfig: str, directory: Path) -> None:
-    """As installed by pip: a program `kubectl-multus` on the PATH."""
+    """Run the plugin as pip installs it: a program `kubectl-multus` on the PATH."""
     program = directory / "kubectl-multus"
     program.write_text(f"#!{sys.executable}\nfrom multus_daemon.tools.kubectl import main\nmain()\n")
     program.chmod(0o755)

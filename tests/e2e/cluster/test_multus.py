@@ -68,7 +68,7 @@ def test_the_generated_configuration_is_the_runtimes(multus: Multus) -> None:
 
 @pytest.mark.parametrize("multus", ["process"], indirect=True)
 def test_pods_deleted_while_the_daemon_was_away_leave_nothing(multus: MultusProcess) -> None:
-    """The runtime has removed the namespaces by then: what a plugin learns from them it can't learn any more."""
+    """The namespaces are gone when the daemon starts again, so plugins cannot read them during DEL."""
     node = multus.node
     two_networks(node)
     for name in ("p1", "p2"):

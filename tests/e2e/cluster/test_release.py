@@ -58,9 +58,9 @@ class Runtime:
         self._calls: list[Future[dict[str, Any]]] = []
         self._pool = ThreadPoolExecutor(64)
         self.seconds: list[float] = []
-        """Of each ADD."""
+        """Duration of each ADD."""
         self.without_daemon: list[str] = []
-        """Those that began while nobody listened."""
+        """Names of the pods whose ADD began while the daemon was not listening."""
 
     def __enter__(self) -> Runtime:
         self._thread.start()
@@ -72,7 +72,7 @@ class Runtime:
         self._pool.shutdown()
 
     def answers(self) -> list[dict[str, Any]]:
-        """What each ADD has said, a result or an error, in the order in which they were made; waits for them."""
+        """Wait for all ADDs and return their results or errors in the order of the calls."""
         return [call.result() for call in self._calls]
 
     def delete(self) -> list[dict[str, Any]]:

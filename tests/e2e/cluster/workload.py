@@ -38,7 +38,7 @@ def two_networks(node: RealNode) -> None:
 
 
 def status(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the annotation of a pod says of its networks."""
+    """Return the network status in the annotation of a pod."""
     found: list[dict[str, Any]] = json.loads(pod["metadata"]["annotations"][_STATUS])
     return found
 
