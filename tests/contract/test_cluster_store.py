@@ -1,4 +1,4 @@
-"""What every `ports.ClusterStore` does."""
+"""Every `ports.ClusterStore` passes these tests."""
 
 import dataclasses
 

@@ -143,7 +143,7 @@ def test_a_corrupt_record_is_no_unknown_container(store, tmp_path):
 
 
 def _leave(store, tmp_path, container_id, attachments=(), *, listed=True):
-    """What another daemon leaves of a container: cached results, and its file where it is `listed`."""
+    """Leave what another daemon leaves of a container: cached results, and its file where it is `listed`."""
     if isinstance(store, FakeDelegateStore):
         store.left[container_id] = record(container_id, attachments=attachments or record().attachments)
         return

@@ -28,7 +28,7 @@ OTHER = Pod(Namespace("web"), PodName("p2"), PodUid("u2"))
 
 
 def of_the_kubelet(directory: Path) -> DeviceSource:
-    """By the way that the engine goes."""
+    """Read the kubelet's devices through a portal, as the engine does."""
     return portals.Devices(KubeletDevices(directory), LoopPortal())
 
 

@@ -266,13 +266,13 @@ def test_both_in_turns_under_load(tmp_path):
 
     together(*(partial(worker, number) for number in range(12)))
     assert set(files(tmp_path)) == {"lock", "last_reserved_ip.0"}
-    # All 13 of the subnet are there to be had.
+    # All 13 addresses of the subnet are free.
     got = _many([ours, reference], "ADD", config, [f"c{number}" for number in range(13)])
     assert len(set(got)) == 13
 
 
 class Books:
-    """What must be in a directory: the simplest model of host-local with one range."""
+    """Models host-local with one range, and so what a directory must contain."""
 
     def __init__(self, first, last):
         self.ring = [f"10.50.0.{number}" for number in range(first, last + 1)]
@@ -296,7 +296,7 @@ def _content(container_id):
 
 
 def _by_hand(random, books, directory):
-    """What somebody does without the lock and without a tool of ours."""
+    """Change a lease by hand, without the lock and without our tools."""
     address = random.choice(books.ring)
     path = directory / "net" / address
     match random.choice(["remove", "add", "rewrite", "give away"]):

@@ -60,7 +60,7 @@ def invocation(verb="ADD", *, stdin=b"{}", netns="/run/netns/none", path="/bin",
 
 
 def _process() -> BinaryRunner:
-    """By the way that the engine goes, as for the others."""
+    """Run binaries through a portal, as the engine does."""
     return portals.Binaries(ProcessRunner([DEBIAN]), LoopPortal())
 
 
@@ -81,7 +81,7 @@ def _builtin() -> PluginRunner:
 
 
 def run(runner: BinaryRunner | PluginRunner, plugin_type: str, invocation: Invocation) -> Result:
-    """As the engine does it: a binary gets the path of its namespace only."""
+    """Run a plugin as the engine does: a binary gets only the path of its namespace."""
     if isinstance(runner, portals.Binaries):
         return runner.run(plugin_type, invocation)
     return calls.run(cast(PluginRunner, runner), plugin_type, invocation)
@@ -222,7 +222,7 @@ def _children():
 
 
 def is_alive(pid):
-    """Whether the process runs; a zombie (of init, not ours) does not."""
+    """Return whether the process runs; a zombie (of init, not ours) does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -363,7 +363,7 @@ async def test_a_plugin_that_ignores_sigterm_is_killed(bench):
 
 
 async def test_a_plugin_that_sigkill_does_not_end_is_not_waited_for(bench, monkeypatch):
-    """As one that waits in the kernel (state D). It is reaped as soon as it ends."""
+    """The plugin behaves like one that waits in the kernel (state D). It is reaped as soon as it ends."""
     kill = os.killpg
     monkeypatch.setattr(os, "killpg", lambda *_: None)
     monkeypatch.setattr(deadlines, "KILLED_SECONDS", 0.4)
@@ -519,7 +519,7 @@ async def test_a_binary_that_is_being_written_is_tried_again(bench):
 
 
 async def test_busy_where_leases_are_not_to_be_had(bench, monkeypatch):
-    """As on NFS: behind the chroot program its text in the C locale is all that is left."""
+    """fcntl fails as on NFS: behind the chroot program only the error text in the C locale is left."""
 
     def refuse(*args):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))

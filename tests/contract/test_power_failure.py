@@ -52,9 +52,9 @@ class Node:
     store: FileStore
     recorder: power.Recorder
     begun: tuple[Attachment, ...] = ()
-    """Those whose plugins may have made something."""
+    """Lists the attachments whose plugins may have made something."""
     answered: ContainerRecord | None = None
-    """What the runtime has been told of."""
+    """Holds the record whose results the runtime has received."""
     moments: list[tuple[int, tuple[Attachment, ...], ContainerRecord | None]] = field(default_factory=list)
     """After how many operations these two have been what."""
     record: ContainerRecord = field(
@@ -99,7 +99,7 @@ class Node:
             self.store.remove(ID)
 
     def at(self, operations: int) -> tuple[tuple[Attachment, ...], ContainerRecord | None]:
-        """What was begun, and what had been told, after so many operations."""
+        """Return the attachments begun and the last answer after this many operations."""
         found: tuple[tuple[Attachment, ...], ContainerRecord | None] = ((), None)
         for position, begun, answered in self.moments:
             if position <= operations:
@@ -205,7 +205,7 @@ def check(root: Path, files: power.Files, begun: tuple[Attachment, ...], caplog:
 
 
 def is_damaged_for_upstream(files: power.Files) -> bool:
-    """Whether what is written for an upstream daemon is there, and not whole."""
+    """Return whether the file for an upstream daemon exists and is incomplete."""
     if (data := files.get(ID)) is None:
         return False
     try:
@@ -258,7 +258,7 @@ def check_power_failures(
 
 
 def is_for_upstream(path: str) -> bool:
-    """Whether the file is what an upstream daemon would read, or was to become it."""
+    """Return whether the file is one that an upstream daemon would read, or a temporary file for it."""
     return "/" not in path
 
 
@@ -366,7 +366,7 @@ def results_in_a_new_file(monkeypatch):
 
 
 def torn_results_count(monkeypatch):
-    """As if the last line were the record, whole or not."""
+    """Decode only the last line of a record, complete or not."""
     decode = record_format.decode
     monkeypatch.setattr(record_format, "decode", lambda data: decode(data.removesuffix(b"\n").split(b"\n")[-1]))
 

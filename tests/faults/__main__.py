@@ -62,7 +62,7 @@ class Copy:
             path.write_bytes(source)
 
     def _tests(self, tier: str, fault: Fault) -> list[str]:
-        """Those that can matter: of the unit tier, the files that call the function, or one of the module."""
+        """Select the tests that can fail: of the unit tier, the files that call the function, or one of the module."""
         if tier != "unit":
             return self._whole(tier)
         if fault.function:

@@ -227,14 +227,14 @@ class _Store:
 
 @dataclass
 class Measured:
-    """What others would have noticed of one request after another, in seconds."""
+    """Measures how a series of requests affects other callers, in seconds."""
 
     pause: float = 0.0
     """The longest for which the event loop stood still."""
     answer: float = 0.0
     """The longest that /healthz took."""
     statuses: dict[str, int] = field(default_factory=dict)
-    """Of HTTP, by verb."""
+    """Maps each verb to the HTTP status of its answer."""
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""What fuzzing has found to matter, once more: no fault, no hang, no hunger. `python -m tests.fuzz` finds more."""
+"""Replay what fuzzing has found: no fault, no hang, no excessive memory. `python -m tests.fuzz` finds more."""
 
 from __future__ import annotations
 

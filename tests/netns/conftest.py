@@ -78,12 +78,12 @@ class Netns:
     path: str
 
     def run(self, *command: str) -> str:
-        """What `command` prints in the namespace; it must succeed."""
+        """Run `command` in the namespace and return its output; it must succeed."""
         with _entered(self.path):
             return _execute(command)
 
     def ip(self, *arguments: str) -> Any:
-        """What `ip -j` says, decoded."""
+        """Run `ip -j` in the namespace and return its decoded output."""
         return json.loads(self.run("ip", "-j", *arguments) or "[]")
 
     def batch(self, *lines: str, options: Sequence[str] = ()) -> None:
@@ -126,10 +126,10 @@ class Netns:
             Path("/proc/sys", name).write_text(value)
 
     def detect_duplicates(self, detect: bool = True) -> None:
-        """Whether IPv6 looks for duplicates of an address of a link that is made from now on.
+        """Turn IPv6 duplicate address detection on or off for links that are made from now on.
 
-        That takes a second or two for each address, so new namespaces do it only where a test asks for it. All else is
-        as with the detection: an address is tentative until the kernel's worker has looked at it.
+        Detection takes a second or two for each address, so it is off in new namespaces unless a test turns it on.
+        Without it, an address is still tentative until the kernel's worker has looked at it.
         """
         self.set_sysctl("net/ipv6/conf/default/dad_transmits", "1" if detect else "0")
         self.set_sysctl("net/ipv6/conf/default/router_solicitation_delay", "1" if detect else "0")
@@ -215,7 +215,7 @@ def make_at(path: Path) -> None:
 
 
 def remove_netns(path: Path) -> None:
-    """What `ip netns del` does; absent is done."""
+    """Remove a namespace like `ip netns del`; a missing one counts as removed."""
     _libc.umount2(bytes(path), _MNT_DETACH)
     path.unlink(missing_ok=True)
 

@@ -38,7 +38,7 @@ class Direct:
 
 
 def in_pod(path: str, work: Callable[[PodNetns], T]) -> T:
-    """What `work` returns or raises, done inside the namespace at `path`."""
+    """Run `work` inside the namespace at `path`; return or raise what it does."""
     with PodNetns(path) as netns, netns.inside():
         return work(netns)
 

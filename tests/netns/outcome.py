@@ -29,7 +29,7 @@ _ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call said; `result` is None where that was nothing."""
+    """Holds the outcome of a call; `result` is None where the call printed nothing."""
 
     result: dict[str, Any] | None = None
     msg: str = ""
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def words(self) -> set[str]:
-        """Those of the message, for messages that say the same and are not the same."""
+        """Return the words of the message, to compare messages that differ only in wording."""
         return {word.strip("\"'():;,[].").lower() for word in self.msg.split()}
 
 
@@ -54,7 +54,7 @@ def _decoded(stdout: bytes) -> dict[str, Any] | None:
 
 
 def _printed(verb: str, made: Result, version: str) -> bytes:
-    """What a plugin with this result has on stdout; an ADD without one says no more than its version."""
+    """Return the stdout of a plugin with this result; an ADD without a result prints only its version."""
     if made != Result():
         return result.to_stdout(made, version)
     return result.empty_stdout(version) if verb == "ADD" else b""
@@ -97,7 +97,7 @@ def dispatched(
 def program(
     plugin: str, verb: str, path: str, config: dict[str, Any], *, ifname: str = "eth0", container: str = "container1"
 ) -> Outcome:
-    """As `builtin`, by `multus-builtin` as any runtime calls it."""
+    """Run the built-in plugin through the program `multus-builtin`, as a runtime does."""
     done = subprocess.run(
         [sys.executable, "-m", "multus_daemon.tools.builtin", plugin],
         input=json.dumps(config).encode(),

@@ -32,7 +32,7 @@ _SECRET_SYSCTLS = ("stable_secret", "mc_forwarding")
 
 
 def has(*plugins: str) -> bool:
-    """Whether all of them are there."""
+    """Return whether the reference has all of the plugins."""
     return all((DIRECTORY / name).exists() for name in plugins)
 
 
@@ -122,7 +122,7 @@ def _sysctls(netns: Any) -> list[str]:
 
 
 def rules(netns: Any) -> list[str]:
-    """What nft and iptables say; a line for each."""
+    """List the rules of nft and iptables, one line for each."""
     listed = [f"{tool}: {line}" for tool in ("iptables", "ip6tables") for line in _iptables(netns, tool)]
     # Asked for a chain of it, iptables makes the table.
     tables = re.sub(r"table ip6? nat \{\n\}\n", "", netns.run("nft", "list", "ruleset"))

@@ -1,4 +1,4 @@
-"""What no plugin can do: a clear error, the code beside the reference's, and nothing left behind.
+"""A request that no plugin can serve gets a clear error with the expected code, and leaves nothing behind.
 
 One table for all types. The reference has one code, 999, for nearly all; ours say more where the CNI SPEC (section 5)
 has a code for it, and never anything else.
@@ -25,7 +25,7 @@ MAKES: dict[str, dict[str, Any]] = {
     "bridge": {"bridge": "br89", "isGateway": True},
     "macvlan": {"master": "up0"},
 }
-"""Those that make an interface, with what they need."""
+"""Maps each plugin that makes an interface to the keys that it needs."""
 
 VANISHING = """#!/bin/sh
 test "$CNI_COMMAND" = ADD || exit 0
@@ -191,7 +191,7 @@ class Side:
             reference.run("host-local", "ADD", "/nowhere", self.config, container="another")
 
     def left(self, host: Any) -> list[Any]:
-        """What there is of it; links that go with their namespace have a moment for that."""
+        """Return what the call left; links that go with their namespace get a moment to disappear."""
         pod = sorted(self.netns.links()) if Path(self.netns.path).exists() else []
         return [sorted(host.links() - {"br89"}), pod, leases(self.leases), reference.rules(host)]
 

@@ -399,7 +399,7 @@ def test_a_container_whose_namespace_has_gone_leaves_no_rules(
 def test_a_del_that_was_cut_off_after_the_interface_is_finished_by_the_next(
     backend: str, host: Any, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
-    """That of an ADD which was cut off too: there is no result, and the interface can't be asked any more."""
+    """The ADD was cut off as well: there is no result, and the interface is gone."""
     keys: dict[str, Any] = {"isGateway": True, "ipMasq": True, "ipMasqBackend": backend}
     BRIDGE.add(call("ADD", netns.path, **keys))
     next_address(ipam, 3)
@@ -539,7 +539,7 @@ def test_a_bridge_that_is_none(host: Any, netns: Any, call: MakeCall, ipam: Any)
 
 @pytest.fixture
 def has_vlans(host: Any) -> bool:
-    """Whether the kernel filters VLANs in bridges (CONFIG_BRIDGE_VLAN_FILTERING)."""
+    """Return whether the kernel filters VLANs in bridges (CONFIG_BRIDGE_VLAN_FILTERING)."""
     host.run("sh", "-c", "ip link add probe0 type bridge vlan_filtering 1 2>/dev/null || true")
     found = "probe0" in host.links()
     if found:
@@ -886,7 +886,7 @@ def test_side_by_side_on_a_bridge_that_is_not_there_yet(host: Any, make_netns: A
 async def test_nothing_leaks_and_the_event_loop_is_not_blocked(
     netns: Any, call: MakeCall, record_property: Callable[[str, object], None]
 ) -> None:
-    """As the server has it: a thread for each verb, the loop waits."""
+    """Each verb runs in a thread while the loop waits, as in the server."""
     keys = {"isGateway": True}
 
     async def run(work: Callable[[Call], object], verb: str) -> None:

@@ -1,4 +1,4 @@
-"""What of a result a namespace still has, for CHECK of networks whose plugins know no such verb."""
+"""CHECK compares a namespace with the result where the network's plugins do not know the verb."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_INDEX = Result(
     ROUTES,
 )
 BY_NAME = Result((), (IpConfig("10.214.1.2/24"), IpConfig("fd14:1::2/64")), ROUTES)
-"""As CNI 0.2.0 has it."""
+"""Holds the same addresses and routes in the form of CNI 0.2.0."""
 
 
 @pytest.fixture

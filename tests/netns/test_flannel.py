@@ -445,7 +445,7 @@ def test_any_configuration(
     tmp_path: Path,
     ipam: Any,
 ) -> None:
-    """What is composed, byte for byte."""
+    """The built-in and the reference compose the same configuration, byte for byte."""
     program = tmp_path / "bin" / "stub"
     program.parent.mkdir(exist_ok=True)
     program.write_text('#!/bin/sh\ncat >/dev/null\n[ "$CNI_COMMAND" = DEL ] || echo \'{"cniVersion":"1.0.0"}\'\n')

@@ -51,7 +51,7 @@ def call(ours: bool, plugin: str, verb: str, netns: Any, config: dict[str, Any],
 
 
 def addresses(directory: Path) -> list[str]:
-    """What host-local has given out."""
+    """List the addresses that host-local has given out."""
     return sorted(path.name for path in directory.glob("*/*") if path.name[0].isdecimal() or ":" in path.name)
 
 
@@ -204,7 +204,7 @@ def test_rules_of_an_interface_that_has_lost_its_address(
     tmp_path: Path,
     tools: HostTools,
 ) -> None:
-    """Whoever did the ADD does the DEL; none of them finds the addresses. Before 0.4.0 no plugin is told of them."""
+    """The implementation that ran ADD runs DEL, without finding the addresses. Before 0.4.0 DEL gets no result."""
     keys = {"bridge": "br88", "isGateway": True} if plugin == "bridge" else {}
     whole = listed(
         tmp_path / "leases", {"type": plugin, "ipMasq": True, "ipMasqBackend": backend, "ipam": True, **keys}

@@ -631,7 +631,7 @@ def test_nothing_leaks_and_the_daemon_stays_in_its_namespace(
 
 
 async def test_the_event_loop_is_not_blocked(netns: Any, make_call: MakeCall) -> None:
-    """As the server has it: a thread for each verb, the loop waits."""
+    """Each verb runs in a thread while the loop waits, as in the server."""
     longest = 0.0
 
     async def watch() -> None:

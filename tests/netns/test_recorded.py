@@ -62,7 +62,7 @@ def flushed(netns: Any) -> None:
 
 
 def moved_to_a_guest(netns: Any) -> None:
-    """As KubeVirt's bridge binding: the interface is a bridge's port under another name, its address the guest's."""
+    """Change the pod like KubeVirt's bridge binding: rename the interface, make it a bridge port, drop its address."""
     netns.batch(
         "link set eth0 down",
         "addr flush dev eth0",
@@ -74,7 +74,7 @@ def moved_to_a_guest(netns: Any) -> None:
 
 
 def replaced(netns: Any) -> None:
-    """As its later versions: another interface has the name."""
+    """Change the pod like later versions of KubeVirt: another interface has the name."""
     moved_to_a_guest(netns)
     netns.batch("link add eth0 type bridge", "addr add 10.213.7.9/24 dev eth0")
 
@@ -117,7 +117,7 @@ def test_no_rule_stays(
 def test_the_hosts_end_goes_with_its_routes(
     change: Callable[[Any], None], plugin: Direct, host: Any, netns: Any, call: MakeCall
 ) -> None:
-    """Whatever the container calls its own end by then."""
+    """DEL does not depend on the current name of the container's end."""
     made = plugin.add(call("ADD", netns.path, ipMasq=False))
     change(netns)
     plugin.delete(call("DEL", netns.path, ipMasq=False, prevResult=to_object(made, "1.0.0")))
@@ -148,7 +148,7 @@ def test_a_hosts_end_that_the_kernel_keeps_fails_the_del(
 
 
 def test_an_interface_that_the_kernel_keeps_fails_the_del(plugin: Direct, netns: Any, call: MakeCall) -> None:
-    """Of `lo` it always does."""
+    """The kernel never removes `lo`."""
     with pytest.raises(CniError, match='failed to remove "lo": Operation not supported'):
         plugin.delete(call("DEL", netns.path, ifname="lo", ipMasq=False))
 
@@ -401,7 +401,7 @@ class Counting:
 def test_rules_that_are_there_are_not_made_again(
     plugin: Direct, host: Any, netns: Any, call: MakeCall, ipam: Any, tools: HostTools
 ) -> None:
-    """Of an ADD that was cut off, or another interface's; in so many processes, however many rules there are."""
+    """An ADD reuses rules of an ADD that was cut off; the number of processes does not depend on the rules."""
     ipam.result = {"ips": [V4, V6]}
     plugin.add(call("ADD", netns.path, ipMasqBackend="iptables"))
     before = left(host)

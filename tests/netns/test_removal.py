@@ -62,7 +62,7 @@ def test_all_of_a_link_is_gone_on_return(netns: Any) -> None:
 
 
 def test_nobody_waits_for_the_memory_of_a_link(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a kernel that holds it for ever: the answer to the request does not come."""
+    """The kernel never answers the request, as if it held the memory for ever."""
     hold: futures.Future[None] = futures.Future()
 
     def request(self: Socket, asked: Request) -> list[bytes]:
@@ -134,7 +134,7 @@ def test_notices_that_were_lost_are_not_taken_for_those_of_the_links(
 
 
 def change_mtu(times: int) -> None:
-    """As many notices about `lo` of the thread's namespace."""
+    """Cause this many notices about `lo` of the thread's namespace."""
     with contextlib.closing(links.Rtnl()) as kernel:
         for number in range(times):
             kernel.set_mtu(1, 60000 + number % 2)

@@ -60,7 +60,7 @@ def test_status(plugin: str, section: str, host: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plugin", TYPES)
 def test_gc_frees_nothing(plugin: str, host: Any, tmp_path: Path) -> None:
-    """Of host-local either: the daemon frees addresses by DEL."""
+    """GC does not free host-local's addresses either: the daemon frees them by DEL."""
     given = config(plugin, HOST_LOCAL, tmp_path / "leases")
     reference.run("host-local", "ADD", "/nowhere", given, container="another")
     before = leases(tmp_path / "leases")

@@ -29,7 +29,7 @@ DEL = Bounds(files=40, functions=380, depth=20)
 
 @pytest.fixture
 def traces(netns: Netns, tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """What a new process says of its first ADD of ptp with host-local, and of the DEL."""
+    """Trace the first ADD of ptp with host-local in a new process, and its DEL; return the traces by verb."""
     command = [sys.executable, "-m", "tests.netns.trace", netns.path, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

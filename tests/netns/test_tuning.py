@@ -401,7 +401,7 @@ def test_a_sysctl_with_two_values(pod: Any, tmp_path: Path, make_call: MakeCall)
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 def test_any_configuration(keys: dict[str, Any], start: tuple[int, str, str], make_netns: Any, tmp_path: Path) -> None:
-    """Of an interface that is not as it was made: ADD and DEL by either are the same."""
+    """Both implementations do the same on ADD and DEL of an interface that was changed before."""
     left = []
     for side in ("theirs", "ours"):
         pod, directory = with_link(make_netns()), tmp_path / side

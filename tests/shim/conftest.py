@@ -41,7 +41,7 @@ ENV = {
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a container runtime sees of one call."""
+    """Holds what a container runtime sees of one call."""
 
     code: int
     out: bytes
@@ -69,7 +69,7 @@ class Request:
 
 
 Behaviour = Callable[[socket.socket, Request], None]
-"""What the stub does with a connection after it has read the request; the connection is closed afterwards."""
+"""Handles a connection after the stub has read the request; the stub then closes the connection."""
 
 
 def http(body: bytes = b"", status: str = "200 OK", content_type: str | None = STDOUT_TYPE, head: str = "") -> bytes:

@@ -1,4 +1,4 @@
-"""What the binary must be to run on any host: static, small, light."""
+"""The binary runs on any host: it is static, small and light."""
 
 from __future__ import annotations
 

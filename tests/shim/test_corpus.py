@@ -1,4 +1,4 @@
-"""What fuzzing found to matter in the shim's parsers (`python -m tests.fuzz shim`), given to the real binary.
+"""The real binary handles the inputs that fuzzing found for its parsers (`python -m tests.fuzz shim`).
 
 The first byte of an input chooses what the rest is: even, the bytes of a reply; odd, the runtime's stdin.
 """

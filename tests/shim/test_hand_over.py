@@ -27,7 +27,7 @@ def close(conn: socket.socket) -> None:
 
 
 def refuse(conn: socket.socket) -> None:
-    """What our own daemon answers when it stops."""
+    """Answer like our own daemon when it stops."""
     conn.sendall(http(b'{"code":11,"msg":"shutting down"}', "503 Service Unavailable"))
 
 
@@ -112,7 +112,7 @@ def test_what_is_no_answer_is_not_asked_for_again(shim: Shim, daemon: Stub, sent
 
 @pytest.mark.waits
 def test_a_del_whose_answer_was_cut_off_waits_for_the_successor(shim: Shim, daemon: Stub) -> None:
-    """As long as for a daemon that is not there; nothing is spooled."""
+    """The shim waits as long as for a missing daemon, and spools nothing."""
 
     def behave(conn: socket.socket, request: Request) -> None:
         if len(daemon.requests) > 1:

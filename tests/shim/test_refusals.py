@@ -1,4 +1,4 @@
-"""What the shim refuses by itself: the bytes are upstream's, recorded from its v4.3.0 shim or read off its skeleton."""
+"""The shim refuses by itself with upstream's bytes, recorded from its v4.3.0 shim or read off its skeleton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shim makes of replies: good ones are copied, everything else is an error that says what was seen."""
+"""The shim copies good replies; everything else is an error that says what the shim saw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shim sends to the daemon."""
+"""The shim sends these requests to the daemon."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Doubled(dict[str, str]):
 
 
 def test_of_equal_variables_the_first_is_checked_and_sent(shim: Shim, daemon: Stub) -> None:
-    """As getenv(3) has it; JSON readers would take the last, so only one may be in the body."""
+    """getenv(3) returns the first; JSON readers would take the last, so only one may be in the body."""
     first = list(shim.environment("ADD").items())
     env = Doubled([("CNI_IFNAMES", "a b"), *first, ("CNI_COMMAND", "DEL"), ("CNI_IFNAME", "a b"), ("CNI_PATH", "")])
     with tempfile.TemporaryFile() as stdin:

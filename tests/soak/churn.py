@@ -35,10 +35,10 @@ from tests.soak.load import Load, varied
 from tests.soak.remains import Remains
 
 MODES = ("prefer", "fallback", "off")
-"""Of `builtinPlugins`."""
+"""Lists the values of `builtinPlugins`."""
 DISKS = ("well", "sick")
 EIO_SHARE = 0.05
-"""Of the operations on a sick disk."""
+"""Gives the share of operations on a sick disk that fail."""
 SHIMS_KILLED_ONE_IN = 20
 SHOWN = 50
 """Lines of what is wrong."""
@@ -51,7 +51,7 @@ def settings(mode: str) -> dict[str, Any]:
 
 @dataclass
 class Outcome:
-    """What a run has shown."""
+    """Holds what a run has shown."""
 
     summary: str
     wrong: list[str]
@@ -109,15 +109,15 @@ def _never(line: str) -> bool:
 
 
 def _stays_on_sick_disk(line: str) -> bool:
-    """What fails no DEL where it can't be removed, as with the reference: cached results, and the backups of tuning.
+    """Return whether the file may stay: DEL succeeds without removing cached results and backups of tuning.
 
-    The first are for the next GC; the second are in memory, where a dataDir does not say otherwise.
+    The reference does the same. The next GC removes the results; the backups are in memory unless a dataDir is set.
     """
     return _is_result(line) or (line.startswith("file networks/tuning/") and "/." not in line)
 
 
 def _is_result(line: str) -> bool:
-    """Whether it tells of a cached result; not of a temporary file beside."""
+    """Return whether the line names a cached result, not a temporary file beside it."""
     return line.startswith("file cni/results/") and "/." not in line
 
 

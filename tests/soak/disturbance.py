@@ -1,4 +1,4 @@
-"""What disturbs the daemon beside the load: a thread that strikes again and again."""
+"""Disturb the daemon during the load: a thread strikes again and again."""
 
 from __future__ import annotations
 

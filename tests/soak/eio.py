@@ -26,7 +26,7 @@ LOOKS: Final = 0.5
 
 
 class SickDisk:
-    """What fails, and how often."""
+    """Makes a share of the operations on a disk fail."""
 
     def __init__(self, share: float, flag: str, directories: Sequence[str]) -> None:
         """`share`: from 0 to 1."""

@@ -108,12 +108,12 @@ class Isolation:
         self.wrong: list[str] = []
         self.counts: Counter[str] = Counter()
         self.seconds: list[float] = []
-        """Of each ordinary ADD."""
+        """Holds the seconds of each ordinary ADD."""
         self.slowest_refusal = 0.0
         self.busiest = 0
         """Requests that ran or waited."""
         self.latest: dict[str, float] = {}
-        """By how many seconds a piece of work began late, by its stream: the run's own, not the daemon's."""
+        """Maps each stream to its longest delay in seconds; the run itself causes this delay, not the daemon."""
         self.stop = threading.Event()
         self._lock = threading.Lock()
         # Whoever makes a namespace takes the lowest free inode, which another may wait for.
@@ -442,7 +442,7 @@ def _requests(node: Node) -> int:
 
 
 def _problem(way: Bad, answer: Answer) -> str:
-    """What is wrong with the answer to the ADD of a bad pod; empty if nothing is."""
+    """Say what is wrong with the answer to the ADD of a bad pod; return an empty string if nothing is."""
     if answer.seconds > BAD_SECONDS:
         return f"it took {answer.seconds:.2f} s"
     if not way.message:

@@ -33,7 +33,7 @@ class Kind:
     networks: str | None
     """The annotation."""
     interfaces: frozenset[str]
-    """What a pod of it has once its ADD has succeeded, with an address each."""
+    """Names the interfaces of such a pod after a successful ADD; each has an address."""
 
 
 @dataclass
@@ -46,12 +46,12 @@ class Load:
     declare: Callable[[str, str | None], None] | None = None
     """Makes a pod of a name and an annotation known; a manifest of the node where None."""
     call: Callable[[str, str, str, str], Answer] | None = None
-    """One call of the shim (verb, container, namespace, pod); the node's own where None."""
+    """Calls the shim once (verb, container, namespace, pod); the node's own call where None."""
     shims_killed_one_in: float = 0
-    """Of so many calls of the node's own, the shim of one; 0: of none."""
+    """Kills the shim in one of this many of the node's own calls; 0 kills none."""
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    """What must not be, a line each."""
+    """Lists each violation in a line."""
     failures: Counter[str] = field(default_factory=Counter)
     """Messages of ADDs that failed, numbers left out."""
     kept: list[str] = field(default_factory=list)
@@ -182,7 +182,7 @@ def _local(node: Node, subnet: str) -> dict[str, Any]:
 
 
 def varied(node: Node, reference: Path, define: Callable[[str, dict[str, Any]], None], *, mode: str) -> list[Kind]:
-    """Those of `mixed`, and more: both families, `macvlan`, and `tuning` behind `ptp`.
+    """Return the kinds of `mixed` and more: both families, `macvlan`, and `tuning` behind `ptp`.
 
     `mode`: of `builtinPlugins`; with `off` the reference has a binary for each.
     """

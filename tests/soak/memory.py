@@ -91,7 +91,7 @@ def run(node: Node, group: MemoryGroup, adds: int) -> Outcome:
     netns = node.add_netns()
 
     def until_done(verb: str, number: int) -> None:
-        """As a kubelet has it: what is told to come back later comes back."""
+        """Repeat a call that is answered with "try again later", as a kubelet does."""
         nonlocal repeated
         for left in reversed(range(REPEATS)):
             answer = node.cni(verb, f"c{number}", netns, f"p{number}", timeout=300)

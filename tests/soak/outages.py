@@ -1,4 +1,4 @@
-"""As churn, in a cluster whose API server comes and goes, and with a plugin that misbehaves: nothing may be left.
+"""Run churn in a cluster whose API server comes and goes, with a misbehaving plugin: nothing may be left.
 
     python -m tests.soak.outages [--pairs 2400] [--at-once 16] [--modes prefer fallback off]
 

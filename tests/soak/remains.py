@@ -1,4 +1,4 @@
-"""What pods that are gone have left on a node: links, addresses, files, rules, processes."""
+"""Find what deleted pods have left on a node: links, addresses, files, rules, processes."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class Sample:
-    """What the daemon has, after so many pairs."""
+    """Holds the daemon's resources after a number of pairs."""
 
     pairs: int
     rss: int
     """KiB."""
     pss: int
-    """KiB: as RSS, a shared page counting in part."""
+    """KiB: like RSS, but a shared page counts in part."""
     anonymous: int
     """KiB."""
     descriptors: int
@@ -67,12 +67,12 @@ def sample(pid: int, pairs: int) -> Sample:
 
 
 def slope(samples: list[Sample], value: Callable[[Sample], int]) -> float:
-    """By how much the value grows with each pair, of the line that fits best."""
+    """Return the growth of the value with each pair, as the slope of the line that fits best."""
     return statistics.linear_regression([item.pairs for item in samples], [value(item) for item in samples]).slope
 
 
 def growth(samples: list[Sample]) -> list[str]:
-    """What is not flat, a line each."""
+    """List each value that grows, one line for each."""
     over = samples[-1].pairs - samples[0].pairs
     wrong = []
     for name, value, most in (

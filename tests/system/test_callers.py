@@ -1,4 +1,4 @@
-"""Who may call the daemon's socket."""
+"""The daemon checks who may call its socket."""
 
 import asyncio
 import os

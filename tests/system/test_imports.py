@@ -1,4 +1,4 @@
-"""What a program that is started does not load."""
+"""A program loads no unused module when it starts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def apiserver() -> AsyncIterator[FakeApiServer]:
 
 
 async def run_daemon(directory: Path, arguments: list[str], is_up: Any, **environment: str) -> dict[str, Any]:
-    """What a daemon has loaded when it is up."""
+    """Run a daemon and return what it has loaded when it is up."""
     settings = {
         "socketDir": str(directory / "run"),
         "daemonSocketDir": str(directory / "run"),
@@ -155,7 +155,7 @@ def test_other_programs_load_no_large_library_before_they_need_it(program: str) 
 
 
 def test_what_a_new_version_of_kubernetes_asyncio_needs_is_named_and_there(tmp_path: Path) -> None:
-    """As if the loaders of kubeconfigs asked for one more name of the package that is not executed."""
+    """The test asks for one more name of the package that is not executed, like a new kubeconfig loader."""
     program = """
         import sys
         from multus_daemon.cluster.kube import library
@@ -186,7 +186,7 @@ def test_urllib3_is_whole_for_who_uses_it() -> None:
 
 
 def test_deadlines_load_by_their_path_with_nothing_installed() -> None:
-    """As the shim's build does; and they cost `multus-probe` no module that takes long."""
+    """The shim's build loads them this way; and they add no slow module to `multus-probe`."""
     code = (
         "import sys; before = set(sys.modules); exec(open(sys.argv[1]).read());"
         "print(sorted({'multus_daemon', 'typing', 'dataclasses'} & (set(sys.modules) - before)))"

@@ -238,7 +238,7 @@ def test_a_directory_of_another_name_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("purge", [False, True])
 def test_a_directory_that_is_mounted_by_itself_is_emptied(tmp_path: Path, purge: bool) -> None:
-    """As into a container: the kernel does not remove it, and the uninstaller would never be done."""
+    """The kernel does not remove a mount point, as in a container; the uninstaller would never end."""
     places = [tmp_path / name for name in ("bin", "net.d", "run", "lib/multus", "networks")]
     for directory in places:
         directory.mkdir(parents=True)

@@ -14,7 +14,7 @@ from multus_daemon.plugins import strays
 
 NUMBER, STARTED, NAMESPACE = strays.mark().split("-")
 GONE = f"{NUMBER}-{int(STARTED) - 1}-{NAMESPACE}"
-"""Of a daemon that had this process' number before."""
+"""Marks a process of an earlier daemon with this process' number."""
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def lives(stack: ExitStack, mark: str, *, output: int = subprocess.PIPE, **environ: str) -> bool:
-    """Whether a process with this mark outlives the look for strays."""
+    """Return whether a process with this mark survives the search for strays."""
     process = stack.enter_context(
         subprocess.Popen(
             ["/bin/sleep", "30"],
@@ -59,7 +59,7 @@ MARKS = {
 
 @pytest.mark.parametrize("kind", MARKS)
 def test_what_is_a_living_daemons_or_of_other_numbers_is_let_be(kind: str, stack: ExitStack) -> None:
-    """Of a node that is a container the numbers are others: its daemon lives, though nobody here has its number."""
+    """A node in a container has other process numbers: its daemon lives, though no process here has its number."""
     assert lives(stack, MARKS[kind], CNI_COMMAND="ADD")
 
 

@@ -26,7 +26,7 @@ class Error:
     begins: str
 
     def matches(self, text: str) -> bool:
-        """Whether `text` is that error and nothing else."""
+        """Return whether `text` is this error and nothing else."""
         try:
             found = json.loads(text)
         except ValueError:
@@ -40,7 +40,7 @@ class Error:
 
 
 Expected: TypeAlias = str | Error
-"""What must come back: this text after normalising, or this error."""
+"""The answer must be this text after normalising, or this error."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Difference:
     parts: tuple[str, ...]
     """Parts of a view, see replay.py."""
     ours: Expected | Callable[[str], str]
-    """What we show instead; a function gets upstream's text, and returns it unchanged where the row says nothing."""
+    """We show this instead; a function gets upstream's text, and returns it unchanged where the row does not apply."""
     what: str
     why: str
 
@@ -64,9 +64,10 @@ class Difference:
 def expected(
     record_id: str, upstream: View, first_answer: View | None = None
 ) -> tuple[dict[str, Expected], set[tuple[int, str]]]:
-    """What we must show where upstream showed `upstream`; which rows, with their pattern, made a difference.
+    """Return the view that we must show where upstream showed `upstream`, and the rows that changed it.
 
-    `first_answer` is what upstream showed to the same call before, where the scenario repeats one.
+    Each row comes with its pattern. `first_answer` is upstream's view of the same call before, where the scenario
+    repeats one.
     """
     view: dict[str, Expected] = dict(upstream)
     effective: set[tuple[int, str]] = set()
@@ -87,7 +88,7 @@ def expected(
 
 
 def meets(shown: str | None, wanted: Expected | None) -> bool:
-    """Whether a part of a view is what it must be; None is a part that there is not."""
+    """Return whether a part of a view is as expected; None stands for a missing part."""
     return wanted.matches(shown or "") if isinstance(wanted, Error) else shown == wanted
 
 

@@ -69,7 +69,7 @@ def _clear(match: re.Match[str]) -> str:
 
 
 def reservations(files: Mapping[str, str]) -> str:
-    """host-local's addresses that are taken, and by whom. Its lock, and where it counts on, are its own affair."""
+    """List host-local's leases with their owners. Leave out its lock and its last reserved address."""
     taken = [
         (path.rpartition("/"), content)
         for path, content in files.items()

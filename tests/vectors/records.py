@@ -43,18 +43,18 @@ class Record:
 
     @property
     def scenario(self) -> str:
-        """What is tried: the name without version and verb."""
+        """Return the name of the scenario, without version and verb."""
         parts = self.id.split("/")
         return parts[1] if len(parts) == 3 else parts[0]
 
     @property
     def generated(self) -> bool:
-        """Whether it is about the CNI configuration that upstream generates."""
+        """Return whether the record is about the CNI configuration that upstream generates."""
         return "content" in self.fields
 
     @property
     def by_runtime(self) -> bool:
-        """Whether it is a call of the shim; else it is a request on the socket."""
+        """Return whether the record is a call of the shim; otherwise it is a request on the socket."""
         return "stdin" in self.fields
 
     @property
@@ -64,19 +64,19 @@ class Record:
 
     @property
     def stdin(self) -> bytes:
-        """What the runtime wrote to the shim."""
+        """Return the bytes that the runtime wrote to the shim."""
         text: str = self.fields["stdin"]
         return text.encode()
 
     @cached_property
     def request(self) -> Message | None:
-        """What went to the daemon; None where the shim refused by itself."""
+        """Return the request to the daemon; None where the shim refused by itself."""
         found = self.fields["exchanges"][0] if self.fields.get("exchanges") else self.fields
         return _message(found["request"], "line") if "request" in found else None
 
     @cached_property
     def response(self) -> Message | None:
-        """What the daemon answered; None where it was not asked."""
+        """Return the daemon's answer; None where it got no request."""
         found = self.fields["exchanges"][0] if self.fields.get("exchanges") else self.fields
         return _message(found["response"], "status") if "response" in found else None
 
@@ -149,7 +149,7 @@ class Session:
 
 
 def is_delegate_cache(path: str) -> bool:
-    """Whether a file is upstream's list of a container's networks, `<cniDir>/<container>`."""
+    """Return whether a file is upstream's list of a container's networks, `<cniDir>/<container>`."""
     return path.startswith(f"{CNI_DIR}/") and path.count("/") == CNI_DIR.count("/") + 1
 
 

@@ -40,21 +40,21 @@ ANNOTATIONS = {
     "exhausted": "exhausted,exhausted",
     "conflist-primary": "ptp-a",
 }
-"""What each scenario's pod asks for: what upstream's delegate cache and its errors tell of it."""
+"""Maps each scenario to its pod's annotation, taken from upstream's delegate cache and errors."""
 
 FAULTY = {"web/broken": "{", "web/untyped": '{"cniVersion": "1.0.0", "name": "untyped"}'}
 """Definitions that no delegate cache holds, because upstream refused them."""
 
 
 def callers(record: Record) -> tuple[Caller, ...]:
-    """Who can play the record: there is no shim where it was a request, and no request where the shim refused."""
+    """Return the callers that can play the record: a request has no shim, and a refusal by the shim no request."""
     shim: tuple[Caller, ...] = ("shim",) if record.by_runtime or record.generated else ()
     wire: tuple[Caller, ...] = ("wire",) if record.request else ()
     return shim + wire
 
 
 def upstream(record: Record, caller: Caller) -> View:
-    """What upstream showed to one of the record's callers."""
+    """Return what upstream showed to one of the record's callers."""
     fields = record.fields
     if record.generated:
         return {"content": fields["content"]}
@@ -72,7 +72,7 @@ def upstream(record: Record, caller: Caller) -> View:
 
 @dataclass(frozen=True)
 class Played:
-    """What our programs showed, by the record's id, and what the daemon logged."""
+    """Holds what our programs showed, by the record's id, and what the daemon logged."""
 
     views: Mapping[str, View]
     log: str

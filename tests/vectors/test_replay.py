@@ -49,7 +49,7 @@ def play() -> Play:
 
 
 def expected(record: Record, caller: replay.Caller) -> tuple[dict[str, differences.Expected], set[tuple[int, str]]]:
-    """As `differences.expected`, of a record."""
+    """Return `differences.expected` of a record."""
     first, _, again = record.id.partition("#")
     before = next((replay.upstream(other, caller) for other in RECORDS if again and other.id == first), None)
     return differences.expected(record.id, replay.upstream(record, caller), before)
