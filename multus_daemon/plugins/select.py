@@ -322,7 +322,7 @@ def _has_addresses(invocation: Invocation, netns: PodNetns) -> bool:
 
 def _log_replaced(plugin_type: str, invocation: Invocation, other: str) -> None:
     log.warning(
-        "container %s, interface %s: %s of %s by the %s: the one that did the ADD (%s) is not to be had",
+        "container %s, interface %s: %s of %s by the %s: the one that did the ADD (%s) is not available",
         invocation.container_id,
         invocation.ifname,
         invocation.verb,

@@ -93,7 +93,7 @@ def test_after_a_restart(
     if not removed:
         assert by_binaries(node, "host-local") == verbs
     node.wait_for_log("CNI DEL finished")
-    assert ("is not to be had" in node.log.read_text()) == replaced
+    assert ("is not available" in node.log.read_text()) == replaced
     assert (node.leftovers(), node.links(netns), node.links()) == ([], ["lo"], before)
 
 

@@ -348,7 +348,7 @@ def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, nam
     assert builtin.order == asked["builtin"]
     if "process" in asked:
         assert process.order == asked["process"]
-    assert ("is not to be had" in caplog.text) == replaced
+    assert ("is not available" in caplog.text) == replaced
 
 
 def test_a_new_choice_does_not_go_by_the_last_one(process, builtin):
