@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result
+
+NO_NETNS: Final = PodNetns("")
+"""For calls that are about no container; it is never opened."""
 
 
 class NeverAttachedError(CniError):

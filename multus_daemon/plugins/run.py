@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
-from multus_daemon.plugins.plugin import NeverAttachedError, Program
+from multus_daemon.plugins.plugin import NO_NETNS, NeverAttachedError, Program
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import conf, errors, names, result, versions
@@ -38,8 +38,6 @@ _NO_IPAM: Final = frozenset(
         *("bandwidth", "firewall", "passthru", "portmap", "sbr", "tuning", "vrf"),
     }
 )
-# STATUS and GC are about no container.
-_NO_NETNS: Final = PodNetns("")
 _IPAM: Final = frozenset({"dhcp", "host-local", "static", "whereabouts"})
 
 
@@ -292,7 +290,7 @@ class Chain:
         if versions.allows(config.cni_version, "STATUS"):
             for plugin in config.plugins:
                 try:
-                    self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}), _NO_NETNS)
+                    self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}), NO_NETNS)
                 except CniError as error:
                     raise error.with_context(f'plugin type="{plugin.type}" network="{config.name}", STATUS') from error
 
@@ -310,7 +308,7 @@ class Chain:
         failures: list[CniError] = []
         for plugin in config.plugins:
             try:
-                self._runner.run(plugin.type, self._without_container("GC", config, plugin, extra), _NO_NETNS)
+                self._runner.run(plugin.type, self._without_container("GC", config, plugin, extra), NO_NETNS)
             except CniError as error:
                 failures.append(error.with_context(f'plugin type="{plugin.type}" network="{config.name}", GC'))
         if failures:

@@ -69,7 +69,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
             created=engine.clock(),
         )
         try:
-            with engine.locks.hold(netns.path), contextlib.ExitStack() as undo:
+            with engine.netns_held(netns.path), contextlib.ExitStack() as undo:
                 attaching = attach(engine, base, plan, netns, undo, completes=True)
                 asked = zip(attaching.new, (network.asked for network in plan.networks), strict=True)
                 notices = unsupported.after_add(pod, asked, strict=net_conf.strict_requests)

@@ -279,7 +279,7 @@ def own_netns(
     known = record.sandbox.netns
     with contextlib.ExitStack() as stack:
         for path in sorted({netns.path, known} - {""}) if netns.path else ():
-            stack.enter_context(engine.locks.hold(path))
+            stack.enter_context(engine.netns_held(path))
         own = stack.enter_context(netns.at(netns.path, leaving))
         if own.path and own.is_elsewhere(record.netns_id):
             own = stack.enter_context(netns.at(known, leaving))

@@ -143,13 +143,18 @@ class Engine:
     policy: Policy
     metrics: Metrics
     locks: KeyedLock = field(default_factory=KeyedLock)
-    """Locks of containers by id, and of network namespaces by path; shared with another daemon of the node.
+    """Locks of containers by id, and of network namespaces (`netns_held`); shared with another daemon of the node.
 
     A change holds the container's lock, then the namespace's: a late DEL never meets the next ADD at the same path.
     """
     gc: GcState = field(default_factory=GcState)
     clock: Callable[[], float] = time.time
     """Unix time in seconds."""
+
+    def netns_held(self, path: str) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock of the namespace at `path` for the duration of the block."""
+        # No container id has a colon: a path that is spelt like one must not wait for its own container.
+        return self.locks.hold(f"netns:{path}")
 
     @contextlib.contextmanager
     def serving(self, request: CniRequest) -> Iterator[PodNetns]:

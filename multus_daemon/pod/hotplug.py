@@ -99,7 +99,7 @@ def _add(
         publish.notices(engine, pod, plan.notices)
         if plan.refusal:
             raise plan.refusal
-        with engine.locks.hold(netns.path), contextlib.ExitStack() as undo:
+        with engine.netns_held(netns.path), contextlib.ExitStack() as undo:
             made = add.attach(engine, base, plan, netns, undo, completes=False)
             (done,) = made.new
             asked = plan.networks[0].asked

@@ -19,7 +19,8 @@ from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni.errors import InvalidNetnsError
 from tests.netns.conftest import Netns, make_at, remove_netns
-from tests.netns.test_road import Store, make
+from tests.netns.test_road import make
+from tests.netns.trace import Store
 from tests.unit.api.harness import body
 from tests.unit.pod.conftest import wait_until
 

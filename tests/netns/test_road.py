@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import threading
 from collections import Counter
@@ -13,17 +12,13 @@ from typing import Any
 
 import pytest
 
-from multus_daemon import settings
 from multus_daemon.daemon import Daemon
 from multus_daemon.kernel import transport
-from multus_daemon.metrics import Metrics
-from multus_daemon.pod.portals import Cluster
-from multus_daemon.runtime.gates import Gates
-from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION, NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
 from tests.netns.conftest import Netns
+from tests.netns.trace import Store, make_daemon, ptp
 from tests.unit.api.harness import body
 
 NETWORKS = ("a", "b")
@@ -31,64 +26,13 @@ FRAMES_MAX = 18
 POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u-1"), {NETWORKS_ANNOTATION: ",".join(NETWORKS)})
 
 
-class Store:
-    """A cluster store on the event loop that knows all it is asked for; writing a status is its one request."""
-
-    def __init__(self, networks: dict[str, str]) -> None:
-        self._networks = networks
-        self.statuses: list[str] = []
-
-    def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
-        return POD
-
-    def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
-        return NetworkAttachmentDefinition(namespace, name, self._networks[name])
-
-    def namespaces_with_network(self, name: str) -> list[str]:
-        raise AssertionError("no network is missing")
-
-    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        raise AssertionError("it is known")
-
-    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        raise AssertionError("it is known")
-
-    async def node_pods(self) -> list[Pod]:
-        return [POD]
-
-    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        self.statuses.append(value)
-
-    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        pass
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        pass
-
-
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[[], tuple[Daemon, Store]]:
-    """A whole daemon, not started: its socket is of no interest here."""
-
-    def network(name: str, number: int) -> str:
-        ipam = {"type": "host-local", "dataDir": str(tmp_path / "leases"), "subnet": f"10.7{number}.0.0/24"}
-        return json.dumps({"cniVersion": "1.0.0", "name": name, "type": "ptp", "ipam": ipam})
+    """Make a daemon that is not started: the test does not use its socket."""
 
     def daemon() -> tuple[Daemon, Store]:
-        found = {
-            "cniDir": str(tmp_path / "cni"),
-            "binDir": str(tmp_path / "bin"),
-            "chrootDir": "",
-            "socketDir": str(tmp_path / "run"),
-            "clusterNetwork": "cluster",
-            "multusAutoconfigDir": "",
-            "builtinPlugins": "prefer",
-            "maxDelegateProcesses": 4,
-            "connectionLimit": 256,
-        }
-        store = Store({name: network(name, number) for number, name in enumerate(("cluster", *NETWORKS))})
-        parsed = settings.parse(json.dumps(found).encode(), "the test")
-        return Daemon(parsed, Cluster(store, LoopPortal()), Gates(), Metrics(version="test")), store
+        store = Store({name: ptp(name, tmp_path, number) for number, name in enumerate(("cluster", *NETWORKS))}, POD)
+        return make_daemon(tmp_path, store), store
 
     return daemon
 

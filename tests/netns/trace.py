@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -38,16 +38,18 @@ _POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u-1"))
 
 
 class Store:
-    """A cluster store whose answers are known, so that nothing but the ADD is traced."""
+    """A cluster store on the event loop that knows every answer; writing a status is its only request."""
 
-    def __init__(self, network: str) -> None:
-        self._network = network
+    def __init__(self, networks: Mapping[str, str], pod: Pod = _POD) -> None:
+        self._networks = networks
+        self._pod = pod
+        self.statuses: list[str] = []
 
     def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
-        return _POD
+        return self._pod
 
     def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
-        return NetworkAttachmentDefinition(namespace, name, self._network)
+        return NetworkAttachmentDefinition(namespace, name, self._networks[name])
 
     def namespaces_with_network(self, name: str) -> list[str]:
         raise AssertionError("no network is missing")
@@ -59,10 +61,10 @@ class Store:
         raise AssertionError("it is known")
 
     async def node_pods(self) -> list[Pod]:
-        return [_POD]
+        return [self._pod]
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        pass
+        self.statuses.append(value)
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         pass
@@ -122,9 +124,14 @@ def _file(code: CodeType) -> str:
     return str(Path(code.co_filename).relative_to(_OURS))
 
 
-def _daemon(directory: Path) -> Daemon:
-    ipam = {"type": "host-local", "dataDir": str(directory / "leases"), "subnet": "10.70.0.0/24"}
-    network = json.dumps({"cniVersion": "1.0.0", "name": "cluster", "type": "ptp", "ipMasq": False, "ipam": ipam})
+def ptp(name: str, directory: Path, number: int = 0) -> str:
+    """Return the configuration of a network with host-local; `number` (0 to 9) distinguishes subnets."""
+    ipam = {"type": "host-local", "dataDir": str(directory / "leases"), "subnet": f"10.7{number}.0.0/24"}
+    return json.dumps({"cniVersion": "1.0.0", "name": name, "type": "ptp", "ipam": ipam})
+
+
+def make_daemon(directory: Path, store: Store) -> Daemon:
+    """Make a whole daemon that does not listen; its cluster network is `cluster`."""
     found = {
         "cniDir": str(directory / "cni"),
         "binDir": str(directory / "bin"),
@@ -136,14 +143,14 @@ def _daemon(directory: Path) -> Daemon:
         "maxDelegateProcesses": 4,
         "connectionLimit": 256,
     }
-    parsed = settings.parse(json.dumps(found).encode(), "the trace")
-    return Daemon(parsed, Cluster(Store(network), LoopPortal()), Gates(), Metrics(version="test"))
+    parsed = settings.parse(json.dumps(found).encode(), "the test")
+    return Daemon(parsed, Cluster(store, LoopPortal()), Gates(), Metrics(version="test"))
 
 
 async def trace(netns: str, directory: Path) -> tuple[Trace, Trace]:
     """Trace one ADD and its DEL by a daemon that has served nothing yet."""
     (directory / "run").mkdir()
-    verbs = _daemon(directory)._api._routes
+    verbs = make_daemon(directory, Store({"cluster": ptp("cluster", directory)}))._api._routes
     added, deleted = Trace(), Trace()
 
     def traced(found: Trace, work: Callable[[CniRequest], Any], verb: str) -> None:

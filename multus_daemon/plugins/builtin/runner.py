@@ -12,7 +12,7 @@ from typing import Final, cast
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.contract import Call, Plugin, called_by
-from multus_daemon.plugins.plugin import HostTools, PluginRunner
+from multus_daemon.plugins.plugin import NO_NETNS, HostTools, PluginRunner
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
@@ -46,7 +46,6 @@ PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
 # An ADD waits one or two seconds for duplicate address detection of IPv6 on a real segment. The networks of a pod wait
 # at the same time if each has a thread.
 WAITING: Final = frozenset({"macvlan"})
-_NO_NETNS: Final = PodNetns("")
 KEEPING_NOTHING: Final = frozenset(
     {"bridge", "ipvlan", "loopback", "macvlan", "passthru", "portmap", "ptp", "static", "tuning", "vlan"}
 )
@@ -105,13 +104,12 @@ class BuiltinRunner:
             plugin.validate(call)
         except CniError as error:
             raise error.with_context(f'plugin "{plugin_type}"') from error
-        return self.called_by(plugin_type, invocation)
+        return _called_by(plugin, call)
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         """Return the calls of other plugins that an ADD makes, by type. Raises CniError."""
         plugin, call, _ = self._call(plugin_type, invocation)
-        called: Mapping[str, Invocation] = getattr(plugin, "called_by", called_by)(call)
-        return called
+        return _called_by(plugin, call)
 
     def kept(self, plugin_type: str, invocation: Invocation) -> str:
         """Describe what the plugin may keep on the node for the container; empty: nothing. Raises CniError."""
@@ -196,7 +194,7 @@ class BuiltinRunner:
             config, unsupported = conf.checked(verb, fields), None
             name, version = config.name, config.cni_version
         previous = None if netns is None else _prev_result(invocation, name, version)
-        netns = netns or _NO_NETNS
+        netns = netns or NO_NETNS
         call = Call(invocation, name, version, previous, self._host_root, self.ipam, netns, self._tools)
         if unsupported is None:
             try:
@@ -216,6 +214,11 @@ class BuiltinRunner:
         module = cast(Plugin, importlib.import_module(PLUGINS[plugin_type]))
         self._plugins[plugin_type] = module
         return module
+
+
+def _called_by(plugin: Plugin, call: Call) -> Mapping[str, Invocation]:
+    called: Mapping[str, Invocation] = getattr(plugin, "called_by", called_by)(call)
+    return called
 
 
 def _refuse(plugin_type: str, call: Call, found: str) -> None:

@@ -866,3 +866,10 @@ def test_a_cluster_network_from_the_nodes_files_is_no_warning(engine: Engine) ->
     engine.files.names["/etc/cni/multus/net.d", "from-file"] = conf.parse(raw)
     engine.verbs.add(engine.request())
     assert engine.warnings == []
+
+
+def test_a_namespace_that_is_spelt_like_the_container_does_not_wait_for_it(engine: Engine) -> None:
+    """Locks of containers and of namespaces are in one file."""
+    with deadline.within(1.0), pytest.raises(CniError) as caught:
+        engine.verbs.add(engine.request(netns="c1", container="c1"))
+    assert (caught.value.code, "is no network namespace" in caught.value.msg) == (8, True)

@@ -80,7 +80,7 @@ def delete(call: Call, netns: PodNetns) -> None:
 
 
 def kept(call: Call) -> str:
-    """Return the addresses of the container's interface for a message; see `ports.BuiltinPlugins`."""
+    """Return the addresses of the container's interface for a message; see `BuiltinRunner.kept`."""
     try:
         data_dir = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "dataDir") or config.DEFAULT_DATA_DIR
     except gojson.JsonError:
