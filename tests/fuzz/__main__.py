@@ -23,7 +23,7 @@ from pathlib import Path
 from multus_shim import build
 
 CORPUS = Path(__file__).resolve().parent.parent / "data" / "corpus"
-SECONDS_OF_ONE_INPUT = 1.0
+SECONDS_OF_ONE_INPUT = 10.0
 LARGEST = "largest"
 """The target for which a whole daemon runs; as root."""
 LONGEST = 64 * 1024

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import tempfile
 import time
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from multus_daemon import settings
 from multus_daemon.daemon import Daemon
@@ -34,10 +37,13 @@ from multus_daemon.spec.nad.selection import (
 from tests.netns.conftest import make_at, new_host, remove_netns
 from tests.unit.api.harness import body, exchange
 
-PAUSE_MAX = 0.2
-"""Seconds for which the event loop may stand still."""
-ANSWER_MAX = 0.5
-"""Seconds that /healthz may take."""
+PAUSE_MAX = 4
+"""How long the event loop may stand still: times the decoding of the largest JSON object, during which Python runs no
+other thread."""
+ANSWER_MAX = 8
+"""How long /healthz may take, in the same unit."""
+TRIES = 5
+"""Measurements of one value, of which the best counts: an input stops the loop each time, other processes do not."""
 
 Piece = Callable[[int], str]
 _LEASES = "@LEASES@"
@@ -322,12 +328,25 @@ def run(data: bytes) -> None:
         netns = Path(folder) / "netns"
         make_at(netns)
         try:
-            require_others_served(key, measure(key, Path(folder), str(netns), data[1:].decode("utf-8", "replace")))
+            piece = data[1:].decode("utf-8", "replace")
+            tries = itertools.count()
+            require_others_served(key, lambda: measure(key, Path(folder, str(next(tries))), str(netns), piece))
         finally:
             remove_netns(netns)
 
 
-def require_others_served(key: str, found: Measured) -> None:
-    """Raise AssertionError where others would have waited."""
-    if found.pause > PAUSE_MAX or found.answer > ANSWER_MAX:
-        raise AssertionError(f"{key}: {found}")
+def require_others_served(key: str, measured: Callable[[], Measured]) -> Measured:
+    """Raise AssertionError where others would have waited each time."""
+    for _ in range(TRIES):
+        unit, found = _decoding(), measured()
+        if found.pause <= PAUSE_MAX * unit and found.answer <= ANSWER_MAX * unit:
+            return found
+    raise AssertionError(f"{key}: {found}, and the largest object is decoded in {unit:.3f} s")
+
+
+def _decoding() -> float:
+    """Return the seconds that the largest JSON object takes to be decoded on this machine, as busy as it is."""
+    text = KEYS["args"].text()
+    clock = _Clock()
+    msgspec.json.decode(text)
+    return clock.passed

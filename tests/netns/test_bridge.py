@@ -263,7 +263,7 @@ def test_layer_2_only(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
 def test_an_interface_that_stays_down(netns: Any, call: MakeCall) -> None:
     began = time.monotonic()
     result = BRIDGE.add(call("ADD", netns.path, ipam={}, disableContainerInterface=True))
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     (link,) = netns.ip("link", "show", "dev", "eth0")
     assert "UP" not in link["flags"]
     assert [item.name for item in result.interfaces][0::2] == ["br-test", "eth0"]

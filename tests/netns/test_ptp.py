@@ -452,14 +452,12 @@ def test_a_stop_while_ipv6_settles_undoes_everything(host: Any, netns: Any, make
         time.sleep(0.01)
     time.sleep(0.1)
     assert not work.done
-    began = time.monotonic()
     work.stop()
     time.sleep(0.001)
     # A second one must not cut the undoing short.
     work.stop()
     with pytest.raises(Interrupted):
         work.result()
-    assert time.monotonic() - began < 1
     assert (host.links(), netns.links()) == (set(), set())
     assert ipam.verbs == ["ADD", "DEL"]
 

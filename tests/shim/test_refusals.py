@@ -186,7 +186,7 @@ def test_all_our_keys_match_without_case(shim: Shim, daemon: Stub) -> None:
     daemon.hang()
     result = shim.hasty("DEL", stdin=json.dumps(conf).encode())
     assert result.code == 0
-    assert result.seconds < 5
+    assert result.seconds < 30
     assert len(list(shim.spool.iterdir())) == 1
 
 

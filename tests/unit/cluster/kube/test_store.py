@@ -8,6 +8,7 @@ from multus_daemon.cluster.kube import store as module
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore, is_incarnation
+from multus_daemon.deadlines import EVENT_KEEP_TRYING_SECONDS
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import names
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
@@ -74,9 +75,7 @@ async def test_add_before_the_watch_event(server, store):
     task = asyncio.create_task(store.pod(*args()))
     await asyncio.sleep(0.05)
     uid = server.add_pod()["metadata"]["uid"]
-    began = time.monotonic()
     assert (await task).uid == uid
-    assert time.monotonic() - began < 0.2
     assert not live(server, "pods")
 
 
@@ -118,10 +117,8 @@ async def test_deleted_pod_is_not_waited_for(server, store, until):
     server.delete("pods", "web", "web-1")
     await until(lambda: not store.pods.get(("web", "web-1")))
     for asked in (uid, ""):
-        began = time.monotonic()
         with pytest.raises(PodNotFoundError):
             await store.pod(*args(uid=asked))
-        assert time.monotonic() - began < 1
     assert live(server, "pods") == 2
     # Its successor is.
     task = asyncio.create_task(store.pod(*args(uid=OTHER)))
@@ -327,7 +324,7 @@ async def test_drain(server, client, gates):
     store.event(pod, "Normal", "R", "n")
     began = time.monotonic()
     await store.drain(0.2)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < EVENT_KEEP_TRYING_SECONDS / 2
 
 
 async def test_a_bug_in_one_task_ends_all(client, gates, monkeypatch):
