@@ -242,7 +242,7 @@ def _until_ended(given: Settings, run: Callable[[], None], name: str = "multus-d
 
 @contextlib.contextmanager
 def _no_system_certificates() -> Iterator[None]:
-    """Hide the system's CA certificates from OpenSSL in the block.
+    """Context manager: OpenSSL does not find the system's CA certificates in its block.
 
     At its import, aiohttp reads all of them into two unused TLS contexts, which takes a quarter of the daemon's start
     and 2 MB. The context for the API server is made later (`cluster.kube.client`).

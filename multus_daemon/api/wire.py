@@ -179,7 +179,7 @@ def _container_request(verb: str, env: Mapping[str, str], stdin: bytes) -> CniRe
 
 
 def _pod(verb: str, text: str) -> names.KubernetesArgs:
-    """Return the pod in CNI_ARGS. Raises InvalidEnvironmentError, except for DEL.
+    """Return the pod in CNI_ARGS. Raises InvalidEnvironmentError; DEL gets an empty pod.
 
     DEL needs no pod, as it uses the container's record; the runtime would repeat a refused DEL as long as the pod
     exists. Names that could lead elsewhere in the path of a URL or a file are refused.

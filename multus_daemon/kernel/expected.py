@@ -137,7 +137,7 @@ def fits(expected: ResultRoute, found: inet.Route) -> bool:
 
 
 def _owners(result: Result, ifname: str) -> tuple[dict[IpConfig, str], list[str]]:
-    """Return the interface in the container of each address, empty for the host's side, and all their names."""
+    """Return the container interface of each address (empty for one on the host), and all container interfaces."""
     inside = {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox}
     # Before CNI 0.3.0 a result names no interface: its addresses are on the interface of the call.
     default = list(inside.values())[-1] if inside else ifname

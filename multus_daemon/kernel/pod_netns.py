@@ -89,13 +89,13 @@ class PodNetns:
 
     @functools.cached_property
     def pod(self) -> Rtnl:
-        """A socket in the pod's namespace. Raises OSError."""
+        """An rtnetlink socket in the pod's network namespace. Raises OSError."""
         with self.inside():
             return self._socket()
 
     @functools.cached_property
     def host(self) -> Rtnl:
-        """A socket in the host's namespace. Raises OSError."""
+        """An rtnetlink socket in the host's network namespace. Raises OSError."""
         with self.on_host():
             return self._socket()
 

@@ -224,5 +224,5 @@ def _with_additional_networks(store: DelegateStore) -> list[str]:
             if record is not None and len(record.attachments) > 1:
                 pods.append(f"{record.pod} ({len(record.attachments) - 1})")
     except OSError as error:
-        raise InstallError(f"what is attached can't be read: {error}") from error
+        raise InstallError(f"the records of attached pods can't be read: {error}") from error
     return pods

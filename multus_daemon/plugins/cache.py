@@ -30,7 +30,7 @@ _NETWORKS: Final = "multusNetworks"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file of the cache."""
+    """The content of one file in libcni's result cache: an attachment of a container."""
 
     container_id: str
     config: bytes

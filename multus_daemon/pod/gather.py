@@ -174,7 +174,7 @@ class Lookup:
         return [network.config for network in without_defaults._of_every_pod("", None)]
 
     def default_networks(self) -> list[NetworkConfig]:
-        """Return those of defaultNetworks that are there; the others are logged."""
+        """Return the configurations of defaultNetworks. One that is not found is logged and left out."""
         found = []
         for name in self.net_conf.default_networks:
             try:
@@ -234,7 +234,7 @@ class Lookup:
     def _element(self, namespace: str, element: NetworkSelection, *, isolated: bool) -> Network:
         if isolated and not self.net_conf.allows(namespace, element.namespace):
             raise InvalidNetworkConfigError(
-                f"network {element.namespace}/{element.name} is out of reach for namespace {namespace}",
+                f"network {element.namespace}/{element.name} must not be used from namespace {namespace}",
                 "namespaceIsolation is on; networks of the pod's namespace and of "
                 f"{', '.join(sorted(self.net_conf.global_namespaces))} may be used: declare it in one of them, and "
                 "name that",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LoopStore(Events, Protocol):
-    """A cluster store that lives on the event loop: kube, standalone. The contract is that of `ports.ClusterStore`."""
+    """The asynchronous form of `ports.ClusterStore`; KubeStore and StandaloneStore have it."""
 
     def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
         """Return the pod if it is known without waiting or asking. From any thread."""

@@ -46,7 +46,7 @@ class Said:
         self._shown = [_CONTEXT.sub("", part) for part in text.split("; ")]
 
     def new(self, text: str) -> str:
-        """Return `text` without the messages shown before, as a literal; SAME if nothing is left."""
+        """Return `text` without the messages shown before, escaped for rich; SAME if nothing is left."""
         left = []
         for part in text.split("; "):
             bare = _CONTEXT.sub("", part)

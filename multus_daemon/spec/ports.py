@@ -104,7 +104,7 @@ class DeviceSource(Protocol):
     """Reports the devices that the kubelet has allocated to a pod."""
 
     def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
-        """Return the sorted device ids by the name of their resource or claim; empty if the pod has no devices.
+        """Map the name of each resource or claim to its device ids, sorted. Empty if the pod has no devices.
 
         Raises DevicesUnavailableError.
         """

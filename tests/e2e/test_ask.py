@@ -291,7 +291,7 @@ def test_forget_asks_on_a_terminal(node: Node, answer: str, status: int) -> None
         os.close(ours)
         os.close(theirs)
     assert done.returncode == status, done.stderr
-    assert "Nobody will free what container c1 still holds. Forget it? [y/N]" in done.stderr
+    assert "The addresses and interfaces of container c1 will not be freed. Forget it? [y/N]" in done.stderr
     assert (node.cni_dir / "attachments" / "c1.json").exists() is bool(status)
 
 

@@ -395,7 +395,7 @@ def test_isolation(broken: Broken) -> None:
     broken.node.start()
     broken.fails(
         "web",
-        r"network private/storage is out of reach for namespace isolation",
+        r"network private/storage must not be used from namespace isolation",
         "networks of the pod's namespace and of default may be used: declare it in one of them, and name that",
     )
     broken.network("storage", "10.86.0.0/16")

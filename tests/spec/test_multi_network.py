@@ -562,7 +562,7 @@ def test_a_network_that_is_not_allowed_fails_the_add(node: Node) -> None:
     """7.4."""
     node.define("net-a", {"cniVersion": "1.0.0", "name": "net-a", "type": "main"}, namespace="other-ns")
     node.engine.overlay["namespaceIsolation"] = True
-    with pytest.raises(InvalidNetworkConfigError, match="^network other-ns/net-a is out of reach for namespace web"):
+    with pytest.raises(InvalidNetworkConfigError, match="^network other-ns/net-a must not be used from namespace web"):
         node.call("ADD", "other-ns/net-a")
     assert node.plugins.calls == []
 

@@ -230,7 +230,7 @@ def test_a_failed_del_keeps_everything(bench: Bench, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("stdout", ["", "null", "[]", "not JSON"])
 def test_a_shim_without_a_result(bench: Bench, capsys: pytest.CaptureFixture[str], stdout: str) -> None:
     bench.answer(ADD=[0, stdout, ""])
-    assert "the shim's result" in failing(bench, capsys, lambda: bench.run("up"))
+    assert "has not printed a CNI result" in failing(bench, capsys, lambda: bench.run("up"))
     assert bench.left == []
 
 

@@ -83,7 +83,7 @@ def test_it_answers_without_an_api_server_and_ends_when_told_to(webhook: Webhook
     assert response["allowed"] is True
     # By the daemon's configuration.
     (warning,) = response["warnings"]
-    assert "other/blue is out of reach for namespace tenant" in warning
+    assert "other/blue must not be used from namespace tenant" in warning
     with pytest.raises(urllib.error.HTTPError, match="400"):
         webhook.ask("/validate", b"nonsense")
     webhook.process.send_signal(signal.SIGTERM)

@@ -124,7 +124,7 @@ async def resolve_node_name(client: ApiClient, environ: Mapping[str, str], hostn
     # The kubelet's default is the host's name in lower case.
     name = hostname.strip().lower()
     if names.subdomain_problem(name):
-        raise NodeNameError(f"the host's name {hostname!r} can't be a node's: {_REMEDY}")
+        raise NodeNameError(f"hostname {hostname!r} is not valid as the name of a node: {_REMEDY}")
     try:
         await client.request("GET", f"/api/v1/nodes/{quote(name, safe='')}", timeout=deadlines.NODE_READ_SECONDS)
     except KubeError as error:

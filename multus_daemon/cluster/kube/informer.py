@@ -202,7 +202,7 @@ class Informer(Generic[T]):
             lasted = time.monotonic() - began
             self._stable = self._stable or (self._answered and lasted >= STABLE_SECONDS)
         if not self._stable and lasted < SHORT_SECONDS:
-            raise ApiUnavailableError(f"watch of {self._resource.path}: ended at once")
+            raise ApiUnavailableError(f"the API server ended the watch of {self._resource.path} at once")
 
     def _take(self, line: bytes) -> None:
         """Process one line of the watch. Raises KubeError."""

@@ -100,7 +100,7 @@ def _objects(documents: list[Any]) -> Iterator[dict[str, Any]]:
             raise ManifestError(f"an object is needed, not {gojson.kind_of(document)}")
         # YAML allows keys of any type.
         if not all(isinstance(key, str) for key in document):
-            raise ManifestError("a key is not a string")
+            raise ManifestError("all keys must be strings: put them in quotes")
         kind = document.get("kind")
         if isinstance(kind, str) and kind.endswith("List"):
             yield from _objects(gojson.get_list(document, "items") or [])
@@ -151,5 +151,5 @@ def _mapping(fields: dict[str, Any], key: str) -> dict[str, Any]:
     """Return the object at `key`, empty if it is missing."""
     value = gojson.get_object(fields, key) or {}
     if not all(isinstance(name, str) for name in value):
-        raise ManifestError(f"{key}: a key is not a string")
+        raise ManifestError(f"{key}: all keys must be strings: put them in quotes")
     return value

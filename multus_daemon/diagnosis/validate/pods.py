@@ -170,7 +170,7 @@ def check_isolation(element: Element, net_conf: NetConf) -> None:
     is_replacement = element.is_default and wanted.namespace == net_conf.multus_namespace
     if not is_replacement and not net_conf.allows(element.namespace, wanted.namespace):
         allowed = ", ".join(sorted({element.namespace, *net_conf.global_namespaces}))
-        problem = f"network {wanted} is out of reach for namespace {element.namespace}"
+        problem = f"network {wanted} must not be used from namespace {element.namespace}"
         advice = f"namespaceIsolation is on; networks of {allowed} may be used"
         element.add("error", "isolation", problem, advice, "namespace")
 

@@ -164,7 +164,7 @@ def guessed(value: Any, message: str, details: str = "", *, base: Path = ()) -> 
 
 
 def _ending_in(word: str, by_name: dict[str, list[Path]]) -> list[Path]:
-    """Return the paths that end in `word`, one key or several; if there are none, retry without its last key."""
+    """Return the paths that end in `word`, such as `a.b`; if there are none, those that end in `a`, and so on."""
     while word:
         found = by_name.get(word.lower()) or [
             path for name, paths in by_name.items() if name.endswith(f".{word.lower()}") for path in paths

@@ -242,7 +242,7 @@ class _Wanted:
 
 
 class _RuntimeConf:
-    """The file in the runtime's directory."""
+    """The CNI configuration that the daemon keeps for the runtime, in /etc/cni/net.d."""
 
     def __init__(self, generated: Path, events: Events, metrics: PrimaryMetrics, clock: Callable[[], float]) -> None:
         self.generated = generated

@@ -281,7 +281,7 @@ def in_version(result: Result, version: str) -> Result:
 
 
 def _present(**fields: Any) -> dict[str, Any]:
-    """Omit empty fields as Go's `omitempty` does; None is a nil pointer, and a 0 behind one is kept."""
+    """Return the fields that are not empty. A 0 is kept: it is behind a pointer in Go, where None is a nil pointer."""
     return {key: value for key, value in fields.items() if value not in ("", None, ())}
 
 

@@ -73,10 +73,10 @@ def _forget(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
         if not sys.stdin.isatty():
             raise CommandError(f"{FORGET} asks on a terminal; elsewhere say --yes")
-        sys.stderr.write(f"Nobody will free what container {container} still holds. Forget it? [y/N] ")
+        sys.stderr.write(f"The addresses and interfaces of container {container} will not be freed. Forget it? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise CommandError("nothing is forgotten")
+            raise CommandError("not confirmed: nothing has changed")
     answer = _client(arguments).ask("forget", {"container": container}, method="POST", timeout=deadlines.ADMIN_SECONDS)
     _print(arguments, answer, "forgotten")
     return DONE

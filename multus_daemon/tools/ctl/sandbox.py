@@ -97,7 +97,7 @@ class Sandbox:
             except (CniError, CommandError) as second:
                 raise CommandError(f"{error}; and taking it down again failed: {second}") from error
             if isinstance(error, gojson.JsonError):
-                raise CommandError(f"the shim's result: {error}") from error
+                raise CommandError(f"the shim has not printed a CNI result: {error}") from error
             raise
         self._save(state)
         return self._outcome(state, milliseconds, notes)

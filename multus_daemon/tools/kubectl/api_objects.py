@@ -78,7 +78,7 @@ class PodObject(msgspec.Struct):
         return self.status.phase in ("Succeeded", "Failed")
 
     def state(self) -> str:
-        """Return the phase, its reason, and what the containers wait for."""
+        """Return the phase, its reason, and the reason of each container that is waiting."""
         waiting = [item.state.waiting for item in self.status.container_statuses or () if item.state]
         words = [" ".join(filter(None, (item.reason, item.message))) for item in waiting if item]
         return ": ".join(filter(None, (self.status.phase or "Unknown", self.status.reason, ", ".join(words))))

@@ -123,7 +123,7 @@ class Cluster:
         return _decoded(await self.client.request("GET", path), _as(PodObject), path)
 
     async def networks(self, namespace: str = "") -> list[NetworkAttachmentDefinition]:
-        """Return the NetworkAttachmentDefinitions of a namespace, or all."""
+        """Return the NetworkAttachmentDefinitions of a namespace; of all if it is empty."""
         group, _, plural = objects.networks().path.rpartition("/")
         path = f"{group}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{group}/{plural}"
         try:
@@ -137,7 +137,7 @@ class Cluster:
         return [item.value for item in found]
 
     async def events(self, namespace: str = "", *, pod: str = "", uid: str = "") -> list[EventObject]:
-        """Return warnings about pods of a namespace, or all; with `pod` all Events about that pod. The oldest first."""
+        """Return the Events about `pod`, or the Warnings about the pods of a namespace or of all. Oldest first."""
         wanted = {"involvedObject.kind": "Pod"}
         wanted |= {"involvedObject.name": pod, "involvedObject.uid": uid} if pod else {"type": "Warning"}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items())

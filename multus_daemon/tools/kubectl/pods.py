@@ -46,7 +46,7 @@ _SCHEDULER_REASON: Final = "FailedScheduling"
 
 @dataclass(slots=True)
 class _Lacking:
-    """A pod that lacks networks."""
+    """A pod with requested networks that are not attached."""
 
     pod: PodObject
     lacks: Sequence[str]

@@ -136,7 +136,7 @@ def test_isolation_is_that_of_the_daemon() -> None:
     isolated = settings.from_object({"namespaceIsolation": True}, "test")
     response, _ = answered(review(pod("other/blue")), isolated)
     assert response["allowed"]
-    assert "out of reach for namespace tenant" in response["warnings"][0]
+    assert "must not be used from namespace tenant" in response["warnings"][0]
 
 
 @pytest.mark.parametrize(("networks", "known"), [("blue", ("other", "blue")), ("other/blu", ("other", "blue"))])

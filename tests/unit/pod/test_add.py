@@ -417,7 +417,7 @@ def test_namespace_isolation_holds_for_both_annotations(engine: Engine, annotati
         engine.declare("secret/n1")
     else:
         engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: "secret/n1"})
-    with pytest.raises(InvalidNetworkConfigError, match="^network secret/n1 is out of reach for namespace web"):
+    with pytest.raises(InvalidNetworkConfigError, match="^network secret/n1 must not be used from namespace web"):
         engine.verbs.add(engine.request())
     assert engine.runner.calls == []
 

@@ -79,7 +79,7 @@ class RangeSet:
 
 @dataclass(frozen=True, slots=True)
 class HostLocalConfig:
-    """A checked configuration. Paths are as the host sees them."""
+    """The validated configuration of host-local. Its paths are paths of the host."""
 
     name: str
     """The network's name: the directory below `data_dir`."""
