@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from multus_daemon.pod.engine import Namespaces
+from multus_daemon.pod.records import by_hand
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -61,7 +62,7 @@ def of(
     found = []
     for item in store.aside() if leaks else ():
         if not pod or (item.record is not None and item.record.pod == pod):
-            problem = Problem(f"set aside: {item.why}", _by_hand(item.container_id))
+            problem = Problem(f"set aside: {item.why}", by_hand(item.container_id))
             rest = item.record or _empty(item.container_id)
             found.append(_container(rest, problem, namespaces) | {"setAside": item.since})
     for container_id in store.containers(foreign=True):
@@ -69,7 +70,7 @@ def of(
             record = store.load(container_id)
         except (CorruptRecordError, OSError) as error:
             if not pod:
-                problem = Problem(str(error), _by_hand(container_id))
+                problem = Problem(str(error), by_hand(container_id))
                 found.append(_container(_empty(container_id), problem, namespaces))
             continue
         if record is None or (pod and record.pod != pod):
@@ -88,14 +89,10 @@ def _problem(record: ContainerRecord, namespaces: Namespaces, known: Problem, la
         tried = "and was given up" if record.given_up else "and is tried again"
         text = f"{failed} {tried}{f': {last_error}' if last_error else ''}"
         cause = "remove the cause" if last_error else "remove the cause, which the daemon's log names"
-        return Problem(text, f"{cause}: the daemon goes on trying; or {_by_hand(record.sandbox.container_id)}")
+        return Problem(text, f"{cause}: the daemon goes on trying; or {by_hand(record.sandbox.container_id)}")
     if record.sandbox.netns and namespaces.vanished({record.sandbox.netns}):
         return Problem("its network namespace is gone", ORPHAN_ADVICE)
     return known
-
-
-def _by_hand(container_id: ContainerId) -> str:
-    return f"free by hand what it holds, then: multusctl attachments forget {container_id}"
 
 
 def _empty(container_id: ContainerId) -> ContainerRecord:

@@ -22,12 +22,12 @@ from typing import Any, Final, Literal
 from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
 from multus_daemon.diagnosis.plugins import machine_problem
 from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.pod.records import by_hand
 from multus_daemon.runtime import elf, fs
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import BUILT_IN, ContainerRecord
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.netconf import generate, primary
 from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
@@ -323,7 +323,7 @@ def records(node: Node) -> Iterator[Finding]:
         try:
             record = node.store.load(container_id)
         except CorruptRecordError as error:
-            yield Finding("records", "error", f"container {container_id}", str(error), _forget(container_id))
+            yield Finding("records", "error", f"container {container_id}", str(error), by_hand(container_id))
             continue
         if record is not None:
             readable.append(record)
@@ -340,12 +340,8 @@ def records(node: Node) -> Iterator[Finding]:
             evidence = f"its DEL failed {record.deletes_failed} times and was given up"
             yield Finding("records", "warning", subject, evidence, "multusctl attachments --leaks says why")
     for item in node.store.aside():
-        subject, advice = f"container {item.container_id}", _forget(item.container_id)
+        subject, advice = f"container {item.container_id}", by_hand(item.container_id)
         yield Finding("records", "warning", subject, f"was set aside, its DEL is not retried: {item.why}", advice)
-
-
-def _forget(container_id: ContainerId) -> str:
-    return f"free by hand what it held, then: multusctl attachments forget {container_id}"
 
 
 def leases(node: Node) -> Iterator[Finding]:

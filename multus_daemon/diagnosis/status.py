@@ -28,7 +28,7 @@ ERRORS_MAX: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """State of the daemon. The mappings are parts of the answer, in its format."""
+    """The state of the daemon. `of` puts the mappings into its answer unchanged."""
 
     version: str
     started: float

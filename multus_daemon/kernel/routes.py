@@ -102,7 +102,7 @@ class DefaultRoutes(Rtnl):
             self.add_route(route)
         except OSError as error:
             raise OSError(
-                error.errno, f"no default route via {route.gateway} dev {ifname}: {error.strerror}"
+                error.errno, f"default route via {route.gateway} dev {ifname} can't be added: {error.strerror}"
             ) from error
 
     def _take_back(self, route: Route) -> None:

@@ -23,6 +23,7 @@ from multus_daemon.pod import quarantine, schedule
 from multus_daemon.pod.delete import detach, held_if_free, is_elsewhere, joined
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import Lookup
+from multus_daemon.pod.records import by_hand
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord
 from multus_daemon.spec.cni.conf import NetworkConfig
@@ -116,8 +117,8 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
                 # It exists: plugins would free its resources, which are not known.
                 run.unknown_because = f"the record of container {container_id}, which runs, can't be read"
                 continue
-            advice = f"free by hand what it held, then: multusctl attachments forget {container_id}"
-            run.failures.append(IoFailureError(f"record of container {container_id} is damaged", advice))
+            error = IoFailureError(f"record of container {container_id} is damaged", by_hand(container_id))
+            run.failures.append(error)
             continue
         if record.foreign and record.attachments:
             # The runtime's cache, if it is in our cniDir, also has attachments to Multus itself.

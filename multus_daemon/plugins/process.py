@@ -280,7 +280,7 @@ def _not_executable(plugin_type: str, verb: str, path: str, problem: str, stderr
 
 
 def _variables(invocation: Invocation) -> dict[str, str]:
-    """Return all six variables, even if empty, so that no outer one is inherited, and the override if it is set."""
+    """Return the CNI_* variables. The empty ones hide those of the daemon; CNI_NETNS_OVERRIDE is there if it is set."""
     return {
         "CNI_COMMAND": invocation.verb,
         "CNI_CONTAINERID": invocation.container_id,

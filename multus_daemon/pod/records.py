@@ -38,6 +38,11 @@ FORMAT: Final = 1
 _FAILED_DELETES_MAX: Final = 1024
 
 
+def by_hand(container_id: ContainerId) -> str:
+    """Return the advice for a container whose resources the daemon does not free."""
+    return f"free by hand what it holds, then: multusctl attachments forget {container_id}"
+
+
 class RecordFormatError(ValueError):
     """The bytes are not a record that this version can read; the message says why."""
 
@@ -191,7 +196,7 @@ class Records:
         except CorruptRecordError as error:
             raise IoFailureError(
                 f"record of container {container_id} is damaged: {error}",
-                f"free by hand what it held, then: multusctl attachments forget {container_id}",
+                by_hand(container_id),
             ) from error
         except OSError as error:
             raise IoFailureError(f"record of container {container_id} can't be read: {error}") from error
@@ -285,7 +290,7 @@ class Records:
             return failed
 
     def forget_failed_deletes(self, container_id: ContainerId) -> None:
-        """Note that a DEL of the container succeeded."""
+        """Remove the count of the container's failed DELs: one has succeeded."""
         with self._guard:
             self._failed_deletes.pop(container_id, None)
 

@@ -200,7 +200,7 @@ class FileStore:
             log.warning("container %s is taken from the result cache: %s", container_id, error)
         record = record or upstream.from_entries(container_id, entries)
         if record and os.path.exists(own) and not is_complete(entries) and not self._is_all_in_upstreams(record):
-            raise CorruptRecordError(f"{own} can't be read, and the result cache may lack some of what it held")
+            raise CorruptRecordError(f"{own} can't be read, and libcni's result cache may lack some of its attachments")
         return None if record is None else replace(record, foreign=True)
 
     def _is_all_in_upstreams(self, record: ContainerRecord) -> bool:
@@ -307,7 +307,7 @@ class FileStore:
         return _valid({*_records_in(self._directory), *(_files(self._cni_dir) if foreign else ())})
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
-        """Return up to `limit` containers of another daemon; those of upstream's files first. Raises OSError."""
+        """Return up to `limit` containers without a record of ours, those in upstream's files first. Raises OSError."""
         known = {*_records_in(self._directory), *_records_in(self._aside), *passed_over}
         listed = _valid(set(_files(self._cni_dir)) - known)[:limit]
         found = self._cache.of_containers(listed, known, limit - len(listed))

@@ -113,7 +113,7 @@ def test_a_gateway_off_the_network_undoes_everything_and_is_named(node: Node) ->
     netns = node.add_netns()
     answer = node.cni("ADD", "c1", netns, "hello")
     assert (answer.code, answer.json["code"]) == (1, 7)
-    assert answer.json["msg"].startswith("no default route via 192.0.2.1 dev net1: ")
+    assert answer.json["msg"].startswith("default route via 192.0.2.1 dev net1 can't be added: ")
     assert "default/hello" in answer.json["msg"]
     assert "default/storage" in answer.json["details"]
     assert (node.links(netns), node.links(), node.leftovers()) == (["lo"], before, [])

@@ -96,7 +96,8 @@ def faults_of(path: str, source: bytes) -> Iterator[Fault]:
             return
         for place, after in at(node, returns, is_conditional):
             start = starts[place.lineno - 1] + place.col_offset
-            yield Fault(path, place.lineno, function, start, text(place).encode(), after.encode())
+            if after != text(place):
+                yield Fault(path, place.lineno, function, start, text(place).encode(), after.encode())
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             function = min(item.lineno for item in (node, *node.decorator_list))
             returns = text(node.returns) if node.returns else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -246,6 +247,19 @@ def said(process: subprocess.Popen[str]) -> str:
 def test_a_daemon_that_is_ready_says_where(tmp_path: Path) -> None:
     with running("--config", config(tmp_path), "--standalone", str(tmp_path)) as process:
         assert said(process) == f"multus-daemon: ready, {tmp_path}/run/multus.sock\n"
+
+
+def test_kubeconfig_generator_names_a_file_that_can_not_be_removed(tmp_path: Path) -> None:
+    places = ("--kubeconfig", str(tmp_path), "--bootstrap-config", str(tmp_path), "--certdir", str(tmp_path))
+    environ = {**os.environ, "MULTUS_NODE_NAME": "node-a"}
+    command = [sys.executable, "-m", "multus_daemon.cli", "kubeconfig-generator", *places]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.terminate()
+        rest = process.stderr.read()
+        assert (process.wait(20), "Traceback" in rest) == (3, False)
+    assert re.fullmatch(f"multus-daemon kubeconfig-generator: .*{tmp_path}.*", rest.splitlines()[-1])
 
 
 def test_a_crash_tells_where_it_was(tmp_path: Path) -> None:

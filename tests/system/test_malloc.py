@@ -1,9 +1,13 @@
+import ctypes
 import platform
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
+
+from multus_daemon.runtime import malloc
 
 HEAD = """
     import asyncio, contextlib, pathlib, re, sys, threading
@@ -50,6 +54,15 @@ HOLES = """
         asyncio.run(trimmed(0.2))
     print(anonymous() - before)
 """
+
+
+def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX. An unknown one is no error."""
+    calls = []
+    library = types.SimpleNamespace(mallopt=lambda *call: calls.append(call) or 1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
+    assert malloc.settle()
+    assert calls == [(-3, 128 * 1024), (-1, 128 * 1024), (-8, 1)]
 
 
 def grown(program: str, how: str) -> int:

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import logging
 import re
 import stat
@@ -232,6 +233,27 @@ def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         logs.configure(file=str(tmp_path / "missing" / "x.log"))
     assert logging.getLogger().handlers == before
+
+
+def test_a_standard_error_that_fails_for_a_while_loses_lines_and_says_so(capfd, monkeypatch):
+    logs.configure(to_stderr=True)
+    log = logging.getLogger("multus_daemon")
+    [handler] = (item for item in logging.getLogger().handlers if isinstance(item, logs.QueueHandler))
+    written = handler.sink.write
+
+    def fail(line):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(handler.sink, "write", fail)
+    log.info("first")
+    log.info("second")
+    assert logs.flush()
+    monkeypatch.setattr(handler.sink, "write", written)
+    log.info("third")
+    assert logs.flush()
+    notice, third = capfd.readouterr().err.splitlines()
+    assert " 2 " in notice
+    assert third.endswith("third")
 
 
 def test_what_comes_from_outside_is_cut():

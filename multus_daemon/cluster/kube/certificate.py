@@ -52,7 +52,7 @@ _DATED = re.compile(r"multus-client-[0-9]{4}(-[0-9]{2}){5}\.pem")
 
 @approver.long_names()
 def _read_validity(pem: bytes, node: str) -> tuple[float, float]:
-    """Return notBefore and notAfter in Unix seconds. Raises CertificateError without the node's certificate and key."""
+    """Return notBefore and notAfter in Unix seconds. Raises CertificateError if `pem` is not the node's certificate."""
     try:
         leaf = x509.load_pem_x509_certificates(pem)[0]
         matches = leaf.public_key() == serialization.load_pem_private_key(pem, None).public_key()

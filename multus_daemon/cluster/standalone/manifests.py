@@ -60,7 +60,7 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
     except gojson.JsonError as error:
         raise ManifestError(str(error)) from error
     except RecursionError as error:
-        raise ManifestError("lists are nested too deep") from error
+        raise ManifestError("objects of kind List are nested too deep") from error
     return content
 
 

@@ -51,7 +51,7 @@ class UnreadableError(ValueError):
 
 
 class Source:
-    """The text of a file or of a request."""
+    """The text of a file or an AdmissionReview, and the line and column of each character."""
 
     def __init__(self, name: str, data: bytes, *, is_file: bool = True) -> None:
         """Decode `data`; findings show `name`. Raises UnreadableError.
@@ -240,7 +240,7 @@ class _Reader:
 
 
 def _origins(text: str, span: Span, value: str) -> list[int]:
-    """Return `Embedded.origins` of the string `value`, which is written at `span` of `text`.
+    """Return the offset in `text` of each character of `value`, a string that is written at `span`.
 
     YAML styles fold and indent white space only: all other characters are in both texts, in the same order.
     """

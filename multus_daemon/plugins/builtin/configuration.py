@@ -176,8 +176,7 @@ def ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 def ip_interface(text: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
     """Read an address with its prefix length as Go's net.ParseCIDR does. Raises ValueError."""
-    length = text.partition("/")[2]
     # ipaddress also accepts a netmask there, and a missing length.
-    if "%" in text or not (length.isascii() and length.isdigit()):
+    if "%" in text or not text.partition("/")[2].isdigit():
         raise ValueError(text)
     return ipaddress.ip_interface(text)

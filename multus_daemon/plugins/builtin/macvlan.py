@@ -205,7 +205,7 @@ def _create(netns: PodNetns, *, config: _Config, master: Link, ifname: str, made
 
 
 def _undo(call: Call, netns: PodNetns, made: _Made) -> None:
-    """Remove the link of `_create`. It disappears with its namespace."""
+    """Remove the link that `_create` made. It is gone already if the pod's namespace is."""
     if made.temporary_name:
         with ignoring_absent_netns(), located(call), netns.inside(), ignoring_absent_link():
             netns.pod.delete_link(made.index or netns.pod.link(made.temporary_name).index)

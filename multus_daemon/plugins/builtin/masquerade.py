@@ -147,7 +147,7 @@ def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Seque
 
 
 def forget(call: Call, removed: Removed) -> None:
-    """Remove the rules in a DEL, by the addresses of ADD's result and those in `removed`. Raises CniError."""
+    """Remove the rules in a DEL: those for the addresses of ADD's result and of the removed links. Raises CniError."""
     if _may_have_rules(call):
         recorded = _recorded(call)
         remove(call, (*recorded, *(removed.addresses or ())) if recorded else None, spared=removed.living)

@@ -67,7 +67,7 @@ def ifname_problem(value: str) -> str:
 
 
 def parse_args(text: str) -> Pairs:
-    """Return the pairs of `text` in their order, stripped of white space as in upstream's daemon.
+    """Return the KEY=value pairs of CNI_ARGS in order, without white space around them, as upstream's daemon does.
 
     Unlike the Go library it allows empty items (a trailing `;`) and `=` in a value, so that no DEL fails. Raises
     InvalidEnvironmentError for an item without `=` or without a key.

@@ -59,7 +59,7 @@ class Daemon:
     """Why it can't be asked; empty: it can."""
 
     def at(self) -> dict[str, str]:
-        """Return the keys `node` and `daemon` (`namespace/pod`) of an answer."""
+        """Return the names of the node and of the daemon (`namespace/pod`), as keys for an answer."""
         return {"node": self.node, "daemon": f"{self.namespace}/{self.pod}" if self.pod else ""}
 
     @property
@@ -137,7 +137,7 @@ class Cluster:
         return [item.value for item in found]
 
     async def events(self, namespace: str = "", *, pod: str = "", uid: str = "") -> list[EventObject]:
-        """Return the Events about `pod`, or the Warnings about the pods of a namespace or of all. Oldest first."""
+        """Return the Events about `pod`, or else the Warnings about all pods. Oldest first."""
         wanted = {"involvedObject.kind": "Pod"}
         wanted |= {"involvedObject.name": pod, "involvedObject.uid": uid} if pod else {"type": "Warning"}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items())

@@ -285,6 +285,18 @@ def test_an_add_that_a_crash_cut_off_is_undone_first(engine: Engine) -> None:
     assert engine.store.records["c1"].complete
 
 
+def test_what_is_left_of_such_an_add_is_still_unfinished(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.verbs.add(engine.request())
+    engine.runner.fail["DEL", "web/n1"] = CniError("busy")
+    with pytest.raises(CniError, match="busy"):
+        # The container has another namespace now: its record is of one that is gone.
+        engine.verbs.add(engine.request(netns="/run/netns/another"))
+    record = engine.store.records["c1"]
+    assert [item.name for item in record.attachments] == ["web/n1"]
+    assert not record.complete
+
+
 def test_another_interface_name_for_a_live_container_is_refused(engine: Engine) -> None:
     engine.verbs.add(engine.request())
     request = engine.request()

@@ -130,6 +130,17 @@ def test_more_networks_than_devices_fail_before_anything_is_touched(engine: Engi
     assert [reason for reason, _ in engine.warnings] == ["InvalidNetwork"]
 
 
+@pytest.mark.parametrize(("kinds", "ending"), [(10, "vendor.com/9"), (11, "vendor.com/8, ...")])
+def test_an_error_names_the_first_ten_resources_of_the_pod(engine: Engine, kinds: int, ending: str) -> None:
+    network(engine, "n1")
+    for number in range(kinds):
+        given(engine, "d", resource=f"vendor.com/{number}")
+    engine.declare("n1")
+    with pytest.raises(InvalidNetworkConfigError) as caught:
+        engine.verbs.add(engine.request())
+    assert caught.value.details.endswith(ending)
+
+
 @pytest.mark.conformance("pods-25")
 def test_a_kubelet_that_can_not_be_asked_is_try_again_later(engine: Engine) -> None:
     network(engine, "n1")

@@ -39,7 +39,7 @@ def test_what_is_no_plain_small_file_is_left_to_others(tmp_path: Path) -> None:
     link.symlink_to(large)
     os.mkfifo(pipe)
     before = len(os.listdir("/proc/self/fd"))
-    for path in (large, link, pipe, tmp_path, tmp_path / "absent"):
+    for path in (large, link, pipe, tmp_path, tmp_path / "absent", "/dev/null"):
         assert cached.read(str(path)) is None
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -533,6 +533,18 @@ def test_a_certificate_that_is_refused_when_it_is_to_be_renewed(cluster: Cluster
     assert [user for _, user in cluster.posts()] == ["system:node:n1", "system:node:n1"]
 
 
+def test_a_certificate_that_is_refused_beside_bootstrap_credentials_that_are(cluster: Cluster, node: Node) -> None:
+    async def work() -> None:
+        async with node.running():
+            await node.manager.usable()
+            await asyncio.sleep(75)
+            cluster.away = ApiError(401)
+            await asyncio.sleep(9 * MINUTE - 75)
+            assert "refused" in node.gates.closed["certificate"]
+
+    run(work())
+
+
 def test_rejections_again_and_again_make_no_storm(cluster: Cluster, node: Node) -> None:
     async def work() -> None:
         async with node.running():

@@ -86,6 +86,22 @@ def test_names_of_attachments_are_whole(capsys: pytest.CaptureFixture[str], monk
     assert "02:00:00:00:00:01" in shown
 
 
+@pytest.mark.parametrize("served_by", ["built-in", "/opt/cni/bin/ptp"])
+def test_a_plugin_that_is_built_in_says_so(
+    served_by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    found = container()
+    found["attachments"][0]["plugins"][0]["servedBy"] = served_by
+    show.attachments({"containers": [found]})
+    assert ("built-in" in capsys.readouterr().out) is (served_by == "built-in")
+
+
+def test_a_node_without_attachments_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    show.graph({"parents": []})
+    assert capsys.readouterr().out == "nothing is attached\n"
+
+
 def test_what_was_set_aside_says_since_when_why_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     left = container(problem="set aside: port 7 is locked", advice="do this", setAside=86400.0)
     show.leaks({"containers": [left]})

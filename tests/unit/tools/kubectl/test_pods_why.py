@@ -51,7 +51,7 @@ async def test_what_explain_says_is_the_cause(bench, look):
     bench.node("node-a", node_of(explain_reply(problem=problem), request))
     uid = bench.pod("web", "blue")
     bench.event("web", uid, f"{problem}; on the node, `multusctl explain default/web` says more")
-    bench.event("web", uid, "scheduled", type="Normal", reason="Scheduled", source={"component": "scheduler"})
+    bench.event("web", uid, "scheduled", type="Normal", reason="Scheduled", source=None, reportingComponent="scheduler")
     found = await look()
     assert found["schema"] == "kubectl-multus.why/v1"
     assert (found["cause"], found["text"], found["source"]) == (MISSING, problem, "explain")
@@ -60,7 +60,8 @@ async def test_what_explain_says_is_the_cause(bench, look):
     assert (found["lacks"], found["attached"]) == (["default/blue"], [])
     assert found["steps"] == [{"what": "networks", "result": "", "problem": problem}]
     assert found["requests"] == [{"verb": "ADD", "began": 5.0, "seconds": 0.1, "error": problem, "step": "its turn"}]
-    assert [event["reason"] for event in found["events"]] == ["NoNetworkFound", "Scheduled"]
+    events = [(event["reason"], event["component"]) for event in found["events"]]
+    assert events == [("NoNetworkFound", "multus"), ("Scheduled", "scheduler")]
     assert bench.asked[0] == ("node-a", ["multusctl", "explain", "default/web", "--json"])
     assert sorted(bench.asked[1:]) == [
         ("node-a", ["multusctl", "attachments", "default/web", "--leaks", "--json"]),
