@@ -58,8 +58,9 @@ def saved(directory: Path) -> bytes:
 # --- with the built-in bridge ----------------------------------------------------------------------------------------
 
 
-def test_add_check_and_del(host: Any, netns: Any, tmp_path: Path) -> None:
-    config = flannel(tmp_path, ENV | ENV_V6, delegate={"hairpinMode": True, "isDefaultGateway": True})
+@pytest.mark.parametrize("delegate", [{}, {"hairpinMode": True, "isDefaultGateway": True}], ids=["default", "keys"])
+def test_add_check_and_del(host: Any, netns: Any, tmp_path: Path, delegate: dict[str, Any]) -> None:
+    config = flannel(tmp_path, ENV | ENV_V6, delegate=delegate)
     made = outcome.builtin("flannel", "ADD", netns.path, config)
     assert made.result is not None
     assert [item["name"] for item in made.result["interfaces"]][::2] == ["cni0", "eth0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,13 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import iptables, masquerade
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.masquerade import Owner
+from multus_daemon.plugins.builtin.veth import Removed
 from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.result import IpConfig, Result
 from tests.fakes.runner import FakePluginRunner
 
 
@@ -131,6 +133,17 @@ def test_a_transaction_that_fails_is_a_failure(work: Callable[[Call, list[IpInte
     call = by_iptables(Recorder("iptables-restore"))
     with pytest.raises(CniError, match=r"iptables-restore failed \(exit status 1\): COMMIT failed"):
         work(call, [ipaddress.ip_interface("10.0.0.2/24"), ipaddress.ip_interface("10.0.0.3/24")])
+
+
+@pytest.mark.parametrize("removed", [None, (ipaddress.ip_interface("10.0.0.9/24"),)])
+def test_a_del_removes_the_rules_of_the_recorded_addresses_also_without_a_link(
+    removed: tuple[IpInterface, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Sequence[IpInterface]] = []
+    monkeypatch.setattr(masquerade, "remove", lambda _call, addresses, **_: found.append(addresses))
+    call = replace(by_iptables(Recorder()), prev_result=Result(ips=(IpConfig("10.0.0.2/24"),)))
+    masquerade.forget(call, Removed(removed))
+    assert [str(item) for item in found[0]] == ["10.0.0.2/24", *map(str, removed or ())]
 
 
 @pytest.mark.parametrize(("seconds", "allowed"), [(None, {"20"}), (8.9, {"6", "7"}), (1.5, {"1"})])
