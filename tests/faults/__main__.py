@@ -5,8 +5,9 @@
     python -m tests.faults --list                       print the places and run nothing
 
 A fault is a small mistake: a comparison that is off by one, a forgotten condition, call, lock or raise, a deadline of a
-hundred times the length. Each is put into a clone of HEAD. Of the unit tier only the test files run that call the
-function with the fault; a run without a fault, with `callers` as a plugin of pytest, finds them. A fault is noticed
+hundred times the length. Each is put into a clone of HEAD. Of the tiers unit and integration only the test files run
+that call the function with the fault, or the whole tier if none does; a run without a fault, with `callers` as a plugin
+of pytest, finds them. A fault is noticed
 where a test fails, and fails again. Places keep their order when other code changes.
 """
 
@@ -43,13 +44,15 @@ class Copy:
 
     def look(self, tiers: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
         """Run everything without a fault: the tests that fail anyway, and the test files by function that they call."""
-        calls = self._folder / "calls.json"
-        failing = []
+        path = self._folder / "calls.json"
+        failing, calls = [], {}
         for tier in tiers:
-            plugin = ["-p", callers.__name__] if tier == "unit" else []
-            environ = {callers.CALLS_FILE: str(calls)}
+            plugin = [] if tier == "e2e" else ["-p", callers.__name__]
+            environ = {callers.CALLS_FILE: str(path)}
             failing += _FAILED.findall(self._pytest(tier, [*plugin, *self._whole(tier)], environ)[1])
-        return failing, json.loads(calls.read_text()) if calls.exists() else {}
+            if plugin:
+                calls |= {f"{tier} {name}": files for name, files in json.loads(path.read_text()).items()}
+        return failing, calls
 
     def noticed(self, fault: Fault, tiers: Sequence[str]) -> str:
         """Return the test that fails with the fault, and fails again; empty where none does."""
@@ -62,13 +65,13 @@ class Copy:
             path.write_bytes(source)
 
     def _tests(self, tier: str, fault: Fault) -> list[str]:
-        """Select the tests that can fail: of the unit tier, the files that call the function, or one of the module."""
-        if tier != "unit":
-            return self._whole(tier)
+        """Select the tests that can fail: the files that call the function, or one of the module, in their process."""
+        key = f"{tier} {fault.path}:"
         if fault.function:
-            return self._calls.get(f"{fault.path}:{fault.function}", [])
-        of_module = [files for name, files in self._calls.items() if name.startswith(f"{fault.path}:")]
-        return sorted(set().union(*of_module)) or self._whole(tier)
+            found = self._calls.get(f"{key}{fault.function}", [])
+        else:
+            found = sorted({file for name, files in self._calls.items() if name.startswith(key) for file in files})
+        return found if found or tier == "unit" else self._whole(tier)
 
     def _by(self, tier: str, tests: list[str]) -> str:
         left_out = list(self._failing)

@@ -68,7 +68,8 @@ def faults_of(path: str, source: bytes) -> Iterator[Fault]:
                 yield node, str(not flag)
             case ast.Constant(value=int() | float() as number):
                 # A constant of a module is a deadline or a limit.
-                yield node, f"({number} * 100)" if node.col_offset and returns == "module" else str(number + 1)
+                is_limit = number and node.col_offset and returns == "module"
+                yield node, f"({number} * 100)" if is_limit else str(number + 1)
             case ast.Call(func=ast.Name(id="min" | "max" as name)):
                 yield node, {"min": "max", "max": "min"}[name] + text(node)[3:]
             case ast.Return(value=None) | ast.Continue() | ast.Break() | ast.Raise() if is_conditional:
