@@ -45,7 +45,8 @@ class Copy:
     def look(self, tiers: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
         """Run everything without a fault: the tests that fail anyway, and the test files by function that they call."""
         path = self._folder / "calls.json"
-        failing, calls = [], {}
+        failing: list[str] = []
+        calls: dict[str, list[str]] = {}
         for tier in tiers:
             plugin = [] if tier == "e2e" else ["-p", callers.__name__]
             environ = {callers.CALLS_FILE: str(path)}
