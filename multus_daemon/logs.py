@@ -166,7 +166,7 @@ class QueueHandler(logging.Handler):
     """
 
     def __init__(self, sink: _Stderr | _RotatingFile, name: str) -> None:
-        """`name`: `stderr` or `file`."""
+        """`name`: of the destination in `dropped`, `stderr` or `file`."""
         super().__init__()
         self.name = name
         self.sink = sink

@@ -89,7 +89,7 @@ Answer = Callable[[Asked], Mapping[str, Any]]
 
 
 class AdminApi:
-    """The answers, by name."""
+    """The answers of `/admin`, by name."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Answers:
         try:
             containers = len(self._engine.records.store.containers(foreign=False))
         except OSError as error:
-            raise IoFailureError(f"records can't be listed: {error}") from error
+            raise IoFailureError(f"the records of containers can't be listed: {error}") from error
         return status.of(self._parts(), self._timelines, containers=containers, spooled=status.entries_in(self._spool))
 
     def _attachments(self, asked: Asked) -> Mapping[str, Any]:

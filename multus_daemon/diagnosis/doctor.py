@@ -121,7 +121,7 @@ def examine(node: Node) -> list[Finding]:
 
 
 def to_object(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the answer."""
+    """Return the JSON object of `doctor --json`."""
     keys = ("check", "severity", "subject", "evidence", "advice")
     objects = [{key: getattr(item, key) for key in keys} | {"fix": item.fix_is} for item in findings]
     return {"schema": "multusctl.doctor/v1", "findings": objects}

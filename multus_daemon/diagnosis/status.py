@@ -42,7 +42,7 @@ class Parts:
 
 
 def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled: int) -> dict[str, Any]:
-    """Build the answer."""
+    """Build the answer of `multusctl status`."""
     return {
         "schema": "multusctl.status/v1",
         "source": parts.source,

@@ -54,7 +54,7 @@ class PodNetns:
         self._opened.close()
 
     def at(self, path: str, leaving: Collection[str] = ()) -> PodNetns:
-        """Return the namespace at another path, or this one opened anew, for the same request."""
+        """Return another object for the same request: for the namespace at `path`, which may be this one."""
         return PodNetns(path, may_be_own=self.may_be_own, leaving=leaving)
 
     @contextlib.contextmanager

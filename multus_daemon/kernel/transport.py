@@ -211,7 +211,7 @@ class Socket:
         return self._sequence
 
     def _receive(self, sequence: int) -> tuple[list[bytes], bool]:
-        """Return the bodies up to the end of the answer, and whether the kernel calls them inconsistent."""
+        """Return the answer's messages without headers, and True if the kernel flags them as inconsistent."""
         bodies: list[bytes] = []
         interrupted = False
         for _, kind, flags, message in self._answers(sequence, sequence):

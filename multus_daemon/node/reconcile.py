@@ -40,7 +40,7 @@ class _Failure:
 
 
 class Reconcile:
-    """A root task."""
+    """A root task that deletes orphans, and detaches what a failed DEL has left."""
 
     def __init__(
         self, engine: Engine, events: Events, metrics: DeleteMetrics, *, seconds: float, tidy: Callable[[], None]

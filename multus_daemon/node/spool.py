@@ -45,7 +45,7 @@ class UndecodableEntryError(Exception):
 
 
 class Requests(Protocol):
-    """Serves the entries."""
+    """Serves the DELs that the shim has written to the spool."""
 
     def container_of(self, body: bytes) -> str:
         """Return the container of the DEL. Raises UndecodableEntryError."""
@@ -56,7 +56,7 @@ class Requests(Protocol):
 
 @dataclass(slots=True)
 class _Entry:
-    """State of a file."""
+    """A file of the spool, and the tries to serve it."""
 
     container: str = ""
     due: float = 0.0

@@ -35,7 +35,7 @@ def check(engine: Engine, request: CniRequest) -> None:
         record = engine.records.find(request.container_id, search=True)
         if record is None:
             raise UnknownContainerError(
-                f"container {request.container_id} has no networks here",
+                f"container {request.container_id} is not on record",
                 f"pod {request.args.namespace}/{request.args.name}: no ADD is on record",
             )
         if not record.complete:
@@ -136,7 +136,7 @@ def _is_ours(attachment: Attachment) -> bool:
 
 
 def _ask_plugins(engine: Engine, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
-    """Run CHECK of the plugins, unless their version has none. Raises CniError, but not for a missing CHECK."""
+    """Run CHECK of the plugins if the cniVersion has it. Raises CniError; a plugin without CHECK is no failure."""
     if not versions.allows(attachment.config.cni_version, "CHECK"):
         return
     try:

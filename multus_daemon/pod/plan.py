@@ -136,7 +136,7 @@ def _with_plugins(
 
 
 def _networks(request: CniRequest, inputs: Inputs, files: DeviceFiles) -> list[PlannedNetwork]:
-    """Return the networks to attach, in order; the cluster network first. Raises CniError with the cause first."""
+    """Return the networks to attach, in order; the cluster network first. Raises CniError."""
     planned: list[PlannedNetwork] = []
     dealt: set[tuple[str, str]] = set()
     room = REQUEST_MAX_BYTES

@@ -144,7 +144,7 @@ def side_by_side(items: Iterable[T], work: Callable[[T], None]) -> None:
 
 
 class _Group:
-    """The threads of one `in_order`."""
+    """The threads of one call of `in_order`."""
 
     def __init__(self) -> None:
         self.running: dict[futures.Future[None], tuple[int, Deadline]] = {}

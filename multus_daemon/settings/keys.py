@@ -172,7 +172,7 @@ class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
-    """The API server."""
+    """The connection to the API server."""
 
     kubeconfig: str = _key("kubeconfig", "")
     """A kubeconfig, as `--kubeconfig`. Empty: the service account of the daemon's own pod, whose token is read again as
@@ -270,7 +270,7 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Prometheus."""
+    """Metrics for Prometheus."""
 
     port: Port | None = _key("metricsPort", None)
     """TCP port of `/metrics`. None: nothing listens. At most 16 connections at once, 10 s each."""

@@ -286,7 +286,7 @@ TABLE: tuple[Difference, ...] = (
     _refusal(
         CHECKED,
         3,
-        r"container c0ffee\d+ has no networks here$",
+        r"container c0ffee\d+ is not on record$",
         "CHECK of a container whose ADD failed; upstream's CHECK never fails once there is a cluster network",
     ),
     Difference(

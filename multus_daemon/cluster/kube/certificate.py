@@ -298,7 +298,7 @@ class CertificateManager:
             pem = (await self._request(pending)).rstrip() + b"\n" + pending.pem
             held = self._schedule(_read_validity(pem, self.node), pending.posted)
             if self._passed(held.renew):
-                raise CertificateError("the certificate of an earlier request is already due for renewal")
+                raise CertificateError("the certificate was issued so late that it is due for renewal already")
         except CertificateError:
             # This request can't succeed any more.
             self._pending = None

@@ -203,4 +203,4 @@ def _as_port_errors(what: str, informer: Informer[T], missing: type[LookupError]
         behind = "" if informer.synced.is_set() else f"; {informer.problem}"
         raise StoreUnavailableError(f"{what}: the API server can't be asked: {error}{behind}") from error
     except objects.DECODE_ERRORS as error:
-        raise StoreUnavailableError(f"{what}: the API server's answer is not such an object: {error}") from error
+        raise StoreUnavailableError(f"{what}: the API server's answer can't be decoded: {error}") from error

@@ -106,7 +106,7 @@ class _NoTools:
 
 
 def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", default_name: str = "") -> Network | None:
-    """Check the configuration `raw`, whose value is that of `subject`; None if it can't be parsed."""
+    """Check the configuration `raw`; `subject` holds its parsed value. Returns None if it is no configuration."""
     try:
         config = conf.parse(raw, default_name=default_name)
     except CniError as error:

@@ -135,7 +135,7 @@ def innermost(error: CniError) -> CniError:
 
 
 def guessed(value: Any, message: str, details: str = "", *, base: Path = ()) -> Path:
-    """Return the path below `base` that a message is about; `base` if it mentions no key and no value that exists.
+    """Return the key path below `base` that a message mentions, by key or by value; `base` if it mentions none.
 
     Readers mention the place in their own words: `ipam.subnet: …`, `invalid CIDR address: 10.1`.
     """

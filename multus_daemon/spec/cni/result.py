@@ -49,7 +49,7 @@ class IpConfig(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_ipv4(self) -> bool:
-        """The address family."""
+        """True for IPv4, False for IPv6."""
         return ":" not in self.address
 
 
@@ -71,7 +71,7 @@ class Route(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_ipv4(self) -> bool:
-        """The address family."""
+        """True for IPv4, False for IPv6."""
         return ":" not in self.dst
 
 

@@ -49,7 +49,7 @@ def status(cni_dir: Path, because: str) -> dict[str, Any]:
 
 
 def node(settings: Settings, answers: Callable[[], tuple[str, dict[str, str]]]) -> doctor.Node:
-    """Return this node for the doctor. `answers` returns why no daemon answers, and its closed gates."""
+    """Return this node for the doctor. `answers` returns why no daemon answers, and the closed readiness gates."""
     root = settings.paths.chroot_dir
     leases: list[Path] = []
     with contextlib.suppress(OSError):
