@@ -278,7 +278,7 @@ class Node:
         command = ["ip", "netns", "exec", Path(self.host).name, sys.executable, "-c", fetch]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
 
-    def wait_until(self, holds: Callable[[], bool], what: str, timeout: float = 20) -> None:
+    def wait_until(self, holds: Callable[[], bool], what: str, timeout: float = 60) -> None:
         """Wait for something that the daemon does by itself."""
         deadline = time.monotonic() + timeout
         while not holds():

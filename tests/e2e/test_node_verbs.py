@@ -198,7 +198,7 @@ def test_status_of_a_node_that_is_ready_and_of_one_that_is_not(make_node: Callab
     node.kill()
     answer = ask(node, "STATUS")
     assert (answer.code, answer.json["code"]) == (1, 50)
-    assert answer.seconds < 5
+    assert answer.seconds < 30
 
 
 @pytest.mark.conformance("server-5", "server-6")

@@ -28,7 +28,7 @@ PORT = 9091
 """Port of the metrics. Nodes can share it: each has its own network namespace."""
 PATIENCE = 20.0
 """Seconds for the answer to a pod that is refused; without the refusal it waits for itself."""
-AT_ONCE = 5.0
+AT_ONCE = 30.0
 """Seconds for an ordinary ADD beside other tests; it takes 0.05 s. `tests.soak.isolation` asks for less."""
 FROM_PLUGIN = "the request comes from a plugin that this daemon runs"
 

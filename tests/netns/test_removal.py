@@ -163,7 +163,7 @@ def test_a_refusal_is_heard_among_notices_about_other_links(netns: Any, monkeypa
     others = Aside(in_pod, netns.path, change)
     began = time.monotonic()
     in_pod(netns.path, work)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9
     others.result()
 
 
