@@ -111,7 +111,7 @@ def test_what_cilium_renames_is_put_back(cni: CniDirectory) -> None:
     cni.node.start()
     good = cni.ours.read_bytes()
     cni.ours.rename(cni.path / "00-multus.conf.cilium_bak")
-    cni.node.wait_until(cni.ours.exists, "00-multus.conf is put back", 5)
+    cni.node.wait_until(cni.ours.exists, "00-multus.conf is put back", 30)
     assert cni.ours.read_bytes() == good
     cni.node.wait_until(lambda: "multus_cni_config_restored_total 1.0" in cni.node.metrics(9091), "counted")
     cni.node.wait_for_log("event for the node: CNIConfigRestored")
@@ -125,7 +125,7 @@ def test_a_primary_that_comes_late(cni: CniDirectory) -> None:
     assert "87-podman-bridge.conflist: podman's default network" in cni.reasons()["primary"]
     assert not cni.ours.exists()
     cni.put()
-    cni.node.wait_until(cni.ours.exists, "the configuration is written", 5)
+    cni.node.wait_until(cni.ours.exists, "the configuration is written", 30)
     cni.node.wait_until(lambda: cni.node.get("/readyz")[0] == 200, "ready")
 
 
@@ -136,7 +136,7 @@ def test_a_broken_primary(cni: CniDirectory, content: bytes) -> None:
     cni.node.start()
     before = cni.identity()
     cni.put(content)
-    cni.node.wait_until(lambda: "can't be read" in cni.reasons().get("primary", ""), "the reason is told", 5)
+    cni.node.wait_until(lambda: "can't be read" in cni.reasons().get("primary", ""), "the reason is told", 30)
     assert cni.identity() == before
     netns = cni.node.add_netns()
     added, status = cni.call("ADD", netns), cni.node.cni("STATUS", "", "", "", stdin=versioned(cni))
@@ -144,7 +144,7 @@ def test_a_broken_primary(cni: CniDirectory, content: bytes) -> None:
     assert PRIMARY in added.stdout.decode()
     assert (status.code, status.json["code"]) == (1, 50)
     cni.put()
-    cni.node.wait_until(lambda: cni.node.get("/readyz")[0] == 200, "ready again", 5)
+    cni.node.wait_until(lambda: cni.node.get("/readyz")[0] == 200, "ready again", 30)
     assert cni.call("ADD", netns).code == 0
     assert cni.call("DEL", netns).code == 0
 
@@ -168,7 +168,7 @@ def test_while_the_readiness_indicator_is_gone_no_pod_is_attached(cni: CniDirect
     before = cni.identity()
 
     indicator.unlink()
-    cni.node.wait_until(lambda: list(cni.reasons()) == ["readiness-indicator"], "the gate is closed", 5)
+    cni.node.wait_until(lambda: list(cni.reasons()) == ["readiness-indicator"], "the gate is closed", 30)
     status = cni.node.cni("STATUS", "", "", "", stdin=versioned(cni))
     assert (status.code, status.json["code"]) == (1, 50)
     refused = cni.node.cni("ADD", "c2", cni.node.add_netns(), "hello", stdin=cni.ours.read_bytes())

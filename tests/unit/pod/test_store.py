@@ -290,7 +290,8 @@ def test_a_cache_that_may_lack_some_is_no_success(store, cni_dir, cache, damage,
         (cni_dir / "c0ffee").write_text(beside)
     for number, networks in entries:
         cache.write(entry(f"n{number}", f"net{number}", networks=networks))
-    with pytest.raises(CorruptRecordError, match=f"{own_path(cni_dir)} can't be read, and libcni's result cache may lack"):
+    problem = f"{own_path(cni_dir)} can't be read, and libcni's result cache may lack"
+    with pytest.raises(CorruptRecordError, match=problem):
         store.recover("c0ffee")
     # Where no record of ours is, that is all that there is to know.
     own_path(cni_dir).unlink()
