@@ -226,9 +226,8 @@ class Chain:
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
             except CniError as error:
                 failures.append(_placed(error, plugin, attachment, "DEL"))
-                may_be_left = may_be_left or not (
-                    plugin.type in _ONLY_INSIDE
-                    or self._has_done_nothing(attachment, position, invocation, error, progress or Progress())
+                may_be_left = may_be_left or not self._has_left_nothing(
+                    attachment, position, invocation, error, progress or Progress()
                 )
         if failures:
             failure = _joined(failures, "DEL")
@@ -239,43 +238,31 @@ class Chain:
 
     def forget(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """Remove the cached result of a network that is detached."""
-        config = attachment.config
         try:
-            self._cache.remove(config.name, sandbox.container_id, attachment.ifname)
+            self._cache.remove(attachment.config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
             # The network is detached; the file alone does no harm.
             log.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
 
-    def _has_done_nothing(
+    def _has_left_nothing(
         self, attachment: Attachment, position: int, invocation: Invocation, error: CniError, progress: Progress
     ) -> bool:
-        """Return True if an ADD by the plugin at `position`, whose DEL failed, can have left nothing but an interface.
+        """Return True if the plugin at `position`, whose DEL failed, can have left nothing but an interface.
 
-        Its ADD never ran; or it refuses the configuration, or failed with the same words, and holds nothing.
+        It works only inside, or its ADD never ran; or it refuses the configuration, or failed alike, and holds nothing.
         """
         plugin, failed_at = attachment.config.plugins[position], progress.failed_at
+        if plugin.type in _ONLY_INSIDE or (failed_at is not None and position > failed_at):
+            return True
         if attachment.result is not None:
             return False
-        if failed_at is not None and position > failed_at:
-            return True
-        has_failed_alike = position == failed_at and error.msg == progress.failure
-        as_added = replace(invocation, verb="ADD", prev_result=None)
+        failed_alike = position == failed_at and error.msg == progress.failure
+        asked = filter(None, (plugin.type, plugin.ipam_type))
         try:
-            return (has_failed_alike or self._runner.refuses(plugin.type, as_added)) and not any(
-                self._holds(name, invocation) for name in (plugin.type, plugin.ipam_type) if name
-            )
+            refuses = self._runner.refuses(plugin.type, replace(invocation, verb="ADD", prev_result=None))
+            return (failed_alike or refuses) and not any(self._runner.kept(name, invocation) for name in asked)
         except IoFailureError as problem:
             log.warning("%s stays on record: %s", attachment.name, problem)
-            return False
-
-    def _holds(self, plugin_type: str, invocation: Invocation) -> bool:
-        """Return True if the plugin may hold something on the node. Raises IoFailureError if it cannot be seen."""
-        try:
-            return bool(self._runner.kept(plugin_type, invocation))
-        except IoFailureError:
-            raise
-        except CniError:
-            # It cannot read its configuration, so no ADD came past it.
             return False
 
     def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:

@@ -79,7 +79,7 @@ class FakePluginRunner:
         self.waiting: set[str] = set()
         self.called: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         self.refused: dict[str, CniError] = {}
-        self.holds: dict[str, str | CniError] = {}
+        self.holds: dict[str, bool | CniError] = {}
         self.programs_of_multus: set[str] = set()
         self.paths: list[str] = []
         self.namespaces: list[PodNetns | None] = []
@@ -122,8 +122,8 @@ class FakePluginRunner:
     def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
         return plugin_type in self.refused
 
-    def kept(self, plugin_type: str, invocation: Invocation) -> str:
-        held = self.holds.get(plugin_type, "")
+    def kept(self, plugin_type: str, invocation: Invocation) -> bool:
+        held = self.holds.get(plugin_type, False)
         if isinstance(held, CniError):
             raise held
         return held

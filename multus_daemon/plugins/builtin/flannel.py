@@ -97,10 +97,9 @@ def delete(call: Call, netns: PodNetns) -> None:
         write_file(path, None)
 
 
-def kept(call: Call) -> str:
-    """Return the saved configuration's path, if it exists; see `BuiltinRunner.kept`. Without it DEL does nothing."""
-    path = _saved_at(call)
-    return str(path) if path.exists() else ""
+def kept(call: Call) -> bool:
+    """Report whether the saved configuration exists, without which DEL does nothing; see `BuiltinRunner.kept`."""
+    return _saved_at(call).exists()
 
 
 def check(call: Call, netns: PodNetns) -> None:

@@ -128,7 +128,7 @@ def test_del_of_a_network_that_never_was(node):
 
 
 def kept(node, data_dir="/data"):
-    """What a failing DEL of the container would leave."""
+    """Whether a failing DEL of the container would leave an address."""
     ipam = {"type": "host-local", "subnet": "10.0.0.0/24", "dataDir": data_dir}
     config = {"cniVersion": "1.0.0", "name": "net", "ipam": ipam}
     return node.runner.kept("host-local", Invocation("DEL", "c1", "/run/netns/x", "eth0", "", "/opt/cni/bin", config))
@@ -136,11 +136,12 @@ def kept(node, data_dir="/data"):
 
 def test_where_no_directory_can_be_no_address_is_kept(node):
     (node.root / "file").touch()
-    assert (kept(node), kept(node, "/file/x")) == ("", "")
+    assert not kept(node)
+    assert not kept(node, "/file/x")
     # As the kernel says it of a link in the root directory itself, which is not resolved before.
     node.directory.parent.mkdir()
     node.directory.symlink_to("net")
-    assert kept(node) == ""
+    assert not kept(node)
     for path in ("/data\0", "/" + "d" * 256, 5):
         with pytest.raises(CniError, match="^host-local: dataDir|^dataDir"):
             kept(node, path)
@@ -148,7 +149,7 @@ def test_where_no_directory_can_be_no_address_is_kept(node):
 
 def test_a_directory_that_cannot_be_read_says_nothing_of_what_is_kept(node, monkeypatch):
     node.call("ADD")
-    assert kept(node) == f"addresses in {node.directory}: 10.0.0.2"
+    assert kept(node)
     monkeypatch.setattr(os, "listdir", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(IoFailureError, match="can't be read: Input/output error"):
         kept(node)
